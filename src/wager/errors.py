@@ -1,0 +1,66 @@
+"""The error tree: every error a user can cause is one sentence that names the cause, and a hint.
+
+Knows nothing of the engine. The CLI prints `message` and `hint` and exits with 1; a server maps `status`.
+"""
+
+from __future__ import annotations
+
+
+class WagerError(Exception):
+    """Base of everything wager raises on purpose.
+
+    `message` is one sentence that names the offending thing; `hint` says what to do about it;
+    `status` is the HTTP status a server answers with.
+    """
+
+    status = 500
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class UsageError(WagerError):
+    """An option, parameter or configuration key that is unknown, misspelt or out of range."""
+
+    status = 400
+
+
+class RequestError(WagerError):
+    """A request that cannot be served as asked (too long, empty, unknown token id)."""
+
+    status = 400
+
+
+class ModelError(WagerError):
+    """A model that cannot be loaded: unknown architecture, missing or misshapen tensor, damaged file."""
+
+    status = 400
+
+
+class TokenizerError(ModelError):
+    """A tokenizer or chat template that is absent, damaged, or unlike the one it must equal."""
+
+
+class DownloadError(WagerError):
+    """A model that could not be fetched, or whose bytes are not the expected ones."""
+
+    status = 502
+
+
+class MemoryPlanError(WagerError):
+    """Weights, cache, workspace and drafter do not fit; the message carries the figures."""
+
+    status = 507
+
+
+class NumericsError(WagerError):
+    """The model produced logits that are not numbers; the request ends here rather than in noise."""
+
+
+class CacheIntegrityError(WagerError):
+    """The page accounting contradicts itself: a defect in wager, never the user's mistake."""

@@ -1,0 +1,40 @@
+"""The only clock: wraps the stages of a step from outside and turns them into a StepRecord.
+
+The step itself holds no timing line; the engine hands its stages to `Trace.timed` once, when it is built.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Clock = Callable[[], float]
+
+
+class Trace:
+    """Seconds by stage of the step under way. `clock` gives seconds and may be a fake one in tests."""
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.clock = clock
+        self._seconds: dict[str, float] = {}
+
+    def timed(self, stage: str, function: Callable[P, R]) -> Callable[P, R]:
+        """`function`, with its wall seconds added to `stage`."""
+
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            begin = self.clock()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._seconds[stage] = self._seconds.get(stage, 0.0) + self.clock() - begin
+
+        return run
+
+    def take(self) -> Mapping[str, float]:
+        """Seconds since the last call, by stage."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds

@@ -1,0 +1,313 @@
+"""The nouns: frozen values that cross the walls between rooms.
+
+Knows no tensors of the model, no scheduler, no drafter. A *sequence* is one choice of one request: a request
+with n = 3 becomes three sequences, and everything below the engine is keyed by the sequence's id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.errors import RequestError, UsageError
+
+VerifyRule = Literal["match", "rejection", "block"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+GREEDY_TEMPERATURE = 1e-4
+"""Temperatures at or below this are greedy by definition (verification rules, section 1.6)."""
+
+
+def _require(ok: bool, name: str, value: object, rule: str) -> None:
+    if not ok:
+        raise UsageError(f"{name} = {value!r} is out of range.", f"{name} must be {rule}.")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled. Defaults are greedy decoding of 256 tokens.
+
+    `top_k` 0 and `top_p` 1.0 are off. `logit_bias` maps token id to an addend of its logit. `logprobs` is the
+    number of most likely alternatives reported per token (None: none). `n` is the number of choices.
+    `repetition_penalty` sees prompt and output, `presence_penalty` and `frequency_penalty` the output alone.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float):
+                _require(math.isfinite(value), f.name, value, "a finite number")
+        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        _require(self.temperature >= 0, "temperature", self.temperature, "zero or more")
+        _require(self.top_k >= 0, "top_k", self.top_k, "zero (off) or more")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
+        _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "above 0")
+        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "between -2 and 2")
+        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "between -2 and 2")
+        _require(self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "between 0 and 2^64 - 1")
+        _require(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "between 0 and 20")
+        _require(1 <= self.n <= 64, "n", self.n, "between 1 and 64")
+        _require(all(self.stop), "stop", self.stop, "strings that are not empty")
+        for token, bias in self.logit_bias.items():
+            _require(math.isfinite(bias), f"logit_bias[{token}]", bias, "a finite number")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= GREEDY_TEMPERATURE
+
+    @property
+    def plain(self) -> bool:
+        """No processor touches the logits except the temperature: argmax(z / T + g) over the whole vocabulary."""
+        return (
+            self.repetition_penalty == 1
+            and self.presence_penalty == 0
+            and self.frequency_penalty == 0
+            and not self.logit_bias
+            and (self.greedy or (self.top_k == 0 and self.top_p == 1 and self.min_p == 0))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt in token ids and how to answer it."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams = SamplingParams()
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise RequestError(f"Request {self.id!r} has an empty prompt.", "Give at least one token.")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of one sequence in a step: known tokens whose keys and values are not cached yet.
+
+    A prompt chunk, a single token and a token followed by guesses are the same thing with another number of rows.
+    `start` is the absolute position of the first row. `live` says that the last row is the last known token, so that
+    its logits yield the next one; only then may guesses follow, at most `room` of them (pages, length, row budget).
+    """
+
+    sequence: str
+    start: int
+    tokens: tuple[int, ...]
+    live: bool
+    room: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a drafter is asked for one sequence: up to `depth` guesses after position `position - 1`.
+
+    `position` is the absolute position of the first guess, that is, the number of known tokens. Noise for a guess at
+    position i is `gumbel(seed, i, ids, choice)`; q is shaped by `params` exactly as the target's p is. `law` asks for
+    the whole q rows (the distribution-exact rules need them).
+    """
+
+    sequence: str
+    position: int
+    depth: int
+    params: SamplingParams
+    seed: int
+    choice: int = 0
+    law: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses of one sequence: tokens and parents; a chain is the tree whose parent is always the previous node.
+
+    `parents[i]` is the node before node i, -1 for the root (the last known token); parents precede their children.
+    `scores` are survival estimates in [0, 1] per node. `law` holds the distribution q each node was drawn from,
+    float64 [nodes, vocabulary]; None means the guesses are deterministic (q is a point mass).
+    """
+
+    sequence: str
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    drafter: str = ""
+    law: NDArray[np.float64] | None = None
+
+    @classmethod
+    def chain(cls, sequence: str, tokens: Sequence[int], *, drafter: str, scores: Sequence[float] = ()) -> Draft:
+        return cls(sequence, tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(scores), drafter)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(-1, len(self.tokens) - 1))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node: 1 for a child of the root."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`."""
+        steps = []
+        while node >= 0:
+            steps.append(node)
+            node = self.parents[node]
+        return tuple(reversed(steps))
+
+    def cut(self, size: int) -> Draft:
+        """The first `size` nodes (parents precede children, so what is left is a tree)."""
+        if size >= len(self):
+            return self
+        law = None if self.law is None else self.law[:size]
+        return Draft(self.sequence, self.tokens[:size], self.parents[:size], self.scores[:size], self.drafter, law)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many guesses each sequence may make this step; absent or zero is plain decoding."""
+
+    depths: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One ragged pass, packed: every row of every span with its guesses. All arrays int32.
+
+    Rows of a sequence are contiguous. `parents` holds the batch row that precedes a row on its path (-1 for the first
+    row of its span: what precedes it is cached). A row at depth d of a tree sits at position start + d but is cached
+    at its own slot; for a chain the two agree. `heads` lists the rows whose logits are wanted.
+    """
+
+    tokens: NDArray[np.int32]  # [rows]
+    positions: NDArray[np.int32]  # [rows]
+    parents: NDArray[np.int32]  # [rows]
+    slots: NDArray[np.int32]  # [rows] page * PAGE + offset
+    owners: NDArray[np.int32]  # [rows] index of the sequence
+    starts: NDArray[np.int32]  # [sequences] first row of the sequence
+    bases: NDArray[np.int32]  # [sequences] position of its first row
+    tables: NDArray[np.int32]  # [sequences, pages] page of each PAGE positions, padded with 0
+    heads: NDArray[np.int32]  # [heads]
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification made of one sequence's rows.
+
+    `accepted` are the draft's nodes on the accepted path, in order; `tokens` the emitted tokens: their ids and then the
+    bonus (or corrected) token. `heads[i]` is the logits row that emitted tokens[i]: 0 is the root's, 1 + node others.
+    """
+
+    sequence: str
+    accepted: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        return (0, *(1 + node for node in self.accepted))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of an emitted token under the target's unprocessed distribution, and its best rivals."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What one sequence cost. Seconds are wall time: `prefill_s` from admission to its first token, `decode_s` from
+    there to its last. `rounds` counts target passes that emitted tokens for it, so tokens / rounds is the mean
+    acceptance length (bonus token included). `seed` replays the text."""
+
+    prompt_tokens: int
+    tokens: int
+    seed: int
+    prefix_hit_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    drafter: str = "none"
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """News of one sequence after a step: new tokens, their text, who guessed each ("" is the target itself).
+
+    The last event of a sequence has `finish` set and carries its stats; with finish "error", `error` says why.
+    """
+
+    request: str
+    choice: int
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    origins: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    error: str = ""
+    stats: Stats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished choice of one request."""
+
+    request: str
+    choice: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish: FinishReason
+    stats: Stats
+    origins: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What a step did and what it cost. Seconds by stage: schedule, draft, pack, forward, accept, commit."""
+
+    rows: int
+    sequences: int
+    guesses: int
+    accepted: int
+    emitted: int
+    seconds: Mapping[str, float]
+    contexts: tuple[int, ...] = ()
