@@ -1,0 +1,170 @@
+"""What every set of kernels offers: a tape of ops, recorded once over fixed buffers and replayed for any rows.
+
+A tape is to a CPU what a captured graph is to a GPU: the decoder describes its pass once, in the ops below, and a step
+only fills the integer inputs and replays. Every op computes a row with one reduction order, whatever rows lie beside
+it; that is what makes verification bit-equal to plain decoding. Knows no model, no scheduler, no drafter.
+
+Shapes: R rows of the step, C sequences, H head rows (those whose logits are wanted), d head_dim.
+Types: `act` is the kernels' activation type (bfloat16 natively); residual stream, q/k/v before rotation and logits are
+float32. Keys and values are rounded to the cache's type *before* their first use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from wager.types import Batch
+
+PAGE = 16
+"""Tokens per cache page; also the granule of prefix reuse."""
+
+KEY_BLOCK = 64
+"""Keys that share one running maximum in attention; boundaries lie at absolute positions."""
+
+Rows = Literal["rows", "heads"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Integer buffers a tape reads, int32, allocated once. See types.Batch for their meaning."""
+
+    tokens: Tensor  # [max_rows]
+    positions: Tensor  # [max_rows]
+    parents: Tensor  # [max_rows]
+    slots: Tensor  # [max_rows]
+    owners: Tensor  # [max_rows]
+    heads: Tensor  # [max_rows]
+    starts: Tensor  # [max_sequences]
+    bases: Tensor  # [max_sequences]
+    tables: Tensor  # [max_sequences, max_pages]
+
+    @classmethod
+    def allocate(cls, *, max_rows: int, max_sequences: int, max_pages: int) -> Inputs:
+        def row() -> Tensor:
+            return torch.zeros(max_rows, dtype=torch.int32)
+
+        def sequence() -> Tensor:
+            return torch.zeros(max_sequences, dtype=torch.int32)
+
+        tables = torch.zeros(max_sequences, max_pages, dtype=torch.int32)
+        return cls(row(), row(), row(), row(), row(), row(), sequence(), sequence(), tables)
+
+    def fill(self, batch: Batch) -> None:
+        """Copy a packed batch into the buffers."""
+        rows, sequences = batch.rows, len(batch.starts)
+        for name in ("tokens", "positions", "parents", "slots", "owners"):
+            getattr(self, name).numpy()[:rows] = getattr(batch, name)
+        self.heads.numpy()[: len(batch.heads)] = batch.heads
+        self.starts.numpy()[:sequences] = batch.starts
+        self.bases.numpy()[:sequences] = batch.bases
+        self.tables.numpy()[:sequences, : batch.tables.shape[1]] = batch.tables
+
+
+class Cache(Protocol):
+    """Keys and values of all layers in pages of PAGE tokens. A slot is page * PAGE + offset."""
+
+    pages: int
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy slots source[i] -> target[i] (int32, i ascending) in every layer: an accepted tree path closes ranks."""
+
+    def read(self, slot: int) -> Tensor:
+        """Keys and values of one slot, [layers, 2, kv_heads, head_dim], for tests."""
+
+    def clear(self, page: int) -> None:
+        """Zero one page (after numbers that were not numbers)."""
+
+
+class Tape(Protocol):
+    """Ops over fixed buffers. `out` buffers have room for max_rows; only the rows of the step are written.
+
+    `of` names the row set an op runs over: all rows of the step, or the head rows chosen by `select`.
+    """
+
+    inputs: Inputs
+
+    def embed(self, table: Tensor, out: Tensor) -> None:
+        """out f32 [R, hidden] = table[inputs.tokens]; table is act [vocab, hidden]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: Rows = "rows") -> None:
+        """out act = x / sqrt(mean(x^2) + eps) * weight; x f32 [*, n], weight f32 [n]."""
+
+    def linear(self, x: Tensor, weight: Any, out: Tensor, *, add: bool = False, of: Rows = "rows") -> None:
+        """out f32 [*, N] = x W^T (+ bias), or out += when `add`; x act [*, K]; weight from `Kernels.pack`."""
+
+    def gated(self, x: Tensor, weight: Any, out: Tensor) -> None:
+        """out act [R, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
+
+    def rotary(
+        self, qkv: Tensor, table: Tensor, norms: tuple[Tensor, Tensor, float] | None, cache: Cache, layer: int, q: Tensor
+    ) -> None:
+        """Per-head q/k RMS norm (q weight, k weight, eps) if given, rotation, and the write of k, v to the cache.
+
+        qkv f32 [R, (heads + 2 kv_heads) * d]; table f32 [positions, d] = cos | sin of each angle, [d/2] each;
+        rotation is half-split (dimension i pairs with i + d/2). q act [R, heads * d].
+        """
+
+    def attention(self, q: Tensor, cache: Cache, layer: int, *, window: int | None, out: Tensor) -> None:
+        """out act [R, heads * d]: each row attends to its own path: cached positions below its span's base, then its
+        ancestors in the batch, then itself; scale 1/sqrt(d). `window` w keeps positions > p - w. Keys are taken in
+        path order in blocks of KEY_BLOCK whose boundaries are absolute positions."""
+
+    def select(self, x: Tensor, out: Tensor) -> None:
+        """out f32 [H, n] = x[inputs.heads]."""
+
+    def argmax(self, logits: Tensor, out: Tensor) -> None:
+        """out int32 [H]: the lowest id of the largest logit; -1 if any logit of the row is not finite."""
+
+    def run(self, *, rows: int, sequences: int, heads: int) -> None:
+        """Replay with the present contents of `inputs`."""
+
+
+class Kernels(Protocol):
+    """A backend: how weights are packed, caches laid out, tapes recorded."""
+
+    name: str
+    reason: str
+    act: torch.dtype
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        """weight [N, K] (any float type) in the backend's layout, with its bias [N]."""
+
+    def pack_gated(self, gate: Tensor, up: Tensor, *, bias: tuple[Tensor, Tensor] | None = None) -> Any:
+        """gate and up [N, K] in one layout, so that their product needs no round trip through memory. `bias` is the
+        gate's and the up projection's, [N] each."""
+
+    def cache(self, *, layers: int, pages: int, kv_heads: int, head_dim: int) -> Cache: ...
+
+    def tape(self, *, max_rows: int, max_sequences: int, max_pages: int, heads: int, kv_heads: int, head_dim: int) -> Tape: ...
+
+    def sample(
+        self, logits: Tensor, rows: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, choices: Tensor
+    ) -> Tensor:
+        """argmax(z / T + g) over the whole vocabulary for the given rows of logits [H, V]; see kernels/noise.py.
+
+        rows, positions, choices int32 [n]; temperatures float64 [n]; seeds int64 [n] (bit pattern of the unsigned
+        seed); returns int32 [n], -1 for a row with a logit that is not finite. Ties go to the lowest id."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a pass of a target gives: views into its buffers, valid until the next pass."""
+
+    logits: Tensor  # float32 [H, vocabulary]
+    best: Tensor  # int32 [H]: the greedy token of each head row, -1 where logits are not finite
+
+
+class Target(Protocol):
+    """Anything the engine can verify against: the decoder, or a public toy with a closed-form distribution."""
+
+    vocab: int
+    max_rows: int
+    max_sequences: int
+    cache: Cache
+
+    def forward(self, batch: Batch) -> Output:
+        """One ragged pass; writes the rows' keys and values at their slots."""

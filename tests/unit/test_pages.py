@@ -1,0 +1,317 @@
+"""Page accounting: a stateful model of what every page holds, and the edges one by one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from wager.errors import CacheIntegrityError, UsageError
+from wager.kernels.base import PAGE
+from wager.kv import PageTable
+
+TOTAL = 12
+
+
+class PagesMachine(RuleBasedStateMachine):
+    """Random use of a small table, with a copy of what every cell of the cache would hold.
+
+    Sequences draw tokens from a tiny alphabet, so that prefixes are often equal. `cells[page][offset]` is written as an
+    engine would write it: at positions that are reserved and not attached. Reading a sequence back must always give its
+    own tokens; that is the one property paging exists for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = PageTable(TOTAL, prefix_cache=self.prefix_cache)
+        self.cells = [[-1] * PAGE for _ in range(TOTAL)]
+        self.tokens: dict[str, list[int]] = {}  # computed tokens, from position 0
+        self.committed: dict[str, int] = {}
+        self.serial = 0
+
+    prefix_cache = True
+
+    def _fresh(self) -> str:
+        self.serial += 1
+        return f"s{self.serial}"
+
+    def _write(self, name: str, start: int, tokens: list[int]) -> None:
+        pages = self.table.pages(name)
+        for position, token in enumerate(tokens, start):
+            self.cells[pages[position // PAGE]][position % PAGE] = token
+
+    def _pick(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.tokens)))
+
+    @rule(data=st.data(), blocks=st.lists(st.integers(0, 1), max_size=5), tail=st.integers(1, PAGE))
+    def start(self, data: st.DataObject, blocks: list[int], tail: int) -> None:
+        name = self._fresh()
+        prompt = [block for block in blocks for _ in range(PAGE)] + [2] * tail
+        hit = self.table.match_prefix(name, prompt)
+        assert hit % PAGE == 0 and hit <= len(prompt) - 1
+        if not self.table.reserve(name, len(prompt)):
+            self.table.release(name)
+            return
+        self._write(name, hit, prompt[hit:])
+        self.tokens[name], self.committed[name] = prompt, hit
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), count=st.integers(1, 20), token=st.integers(0, 1))
+    def grow(self, data: st.DataObject, count: int, token: int) -> None:
+        name = self._pick(data)
+        length = len(self.tokens[name])
+        held = list(self.table.pages(name))
+        if not self.table.reserve(name, length + count):
+            assert list(self.table.pages(name)) == held
+            assert -(-(length + count) // PAGE) - len(held) > self.table.free
+            return
+        self._write(name, length, [token] * count)
+        self.tokens[name] += [token] * count
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        name = self._pick(data)
+        length = data.draw(st.integers(0, len(self.tokens[name])))
+        self.table.commit(name, self.tokens[name], length=length)
+        self.committed[name] = max(self.committed[name], length // PAGE * PAGE)
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        name = self._pick(data)
+        length = data.draw(st.integers(0, len(self.tokens[name])))
+        if length < self.committed[name] and length % PAGE:
+            with pytest.raises(CacheIntegrityError):
+                self.table.trim(name, length)
+            return
+        self.table.trim(name, length)
+        assert len(self.table.pages(name)) == -(-length // PAGE)
+        del self.tokens[name][length:]
+        self.committed[name] = min(self.committed[name], length)
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        source, name = self._pick(data), self._fresh()
+        length = data.draw(st.integers(0, len(self.tokens[source])))
+        if length // PAGE > self.committed[source] // PAGE:
+            with pytest.raises(CacheIntegrityError):
+                self.table.fork(source, name, length)
+            return
+        self.table.fork(source, name, length)
+        shared = length // PAGE * PAGE
+        self.table.commit(name, self.tokens[source], length=shared)
+        assert list(self.table.pages(name)) == list(self.table.pages(source))[: shared // PAGE]
+        self.tokens[name], self.committed[name] = self.tokens[source][:shared], shared
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name = self._pick(data)
+        self.table.release(name)
+        del self.tokens[name], self.committed[name]
+
+    @rule()
+    def forget(self) -> None:
+        self.table.forget()
+
+    @invariant()
+    def sound(self) -> None:
+        self.table.check({name: len(tokens) for name, tokens in self.tokens.items()})
+        held = {page for name in self.tokens for page in self.table.pages(name)}
+        assert self.table.free == TOTAL - len(held)
+
+    @invariant()
+    def reads_back(self) -> None:
+        for name, tokens in self.tokens.items():
+            pages = self.table.pages(name)
+            assert [self.cells[pages[i // PAGE]][i % PAGE] for i in range(len(tokens))] == tokens
+
+
+class UncachedPagesMachine(PagesMachine):
+    prefix_cache = False
+
+
+_SETTINGS = settings(max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+TestPages = PagesMachine.TestCase
+TestPages.settings = _SETTINGS
+TestUncachedPages = UncachedPagesMachine.TestCase
+TestUncachedPages.settings = _SETTINGS
+
+
+def _cached(table: PageTable, name: str, tokens: list[int]) -> None:
+    table.match_prefix(name, tokens)
+    assert table.reserve(name, len(tokens))
+    table.commit(name, tokens)
+
+
+def test_a_released_prefix_is_attached_again_and_the_last_token_is_left_to_compute() -> None:
+    table = PageTable(8, prefix_cache=True)
+    tokens = list(range(3 * PAGE))
+    _cached(table, "a", tokens)
+    pages = list(table.pages("a"))
+    table.release("a")
+    assert table.free == 8
+    assert table.match_prefix("b", tokens) == 2 * PAGE
+    assert list(table.pages("b")) == pages[:2]
+    assert table.match_prefix("c", [*tokens, 7]) == 3 * PAGE
+    assert table.match_prefix("d", [99, *tokens]) == 0
+
+
+def test_without_prefix_cache_nothing_is_attached() -> None:
+    table = PageTable(8, prefix_cache=False)
+    _cached(table, "a", list(range(2 * PAGE)))
+    assert table.match_prefix("b", list(range(2 * PAGE + 1))) == 0
+
+
+def test_the_same_page_after_another_prefix_is_another_page() -> None:
+    table = PageTable(8, prefix_cache=True)
+    _cached(table, "a", [1] * PAGE + [5] * PAGE)
+    _cached(table, "b", [2] * PAGE + [6] * PAGE)
+    assert table.match_prefix("c", [2] * PAGE + [5] * PAGE + [0]) == PAGE
+    assert table.pages("c")[0] == table.pages("b")[0]
+
+
+def test_a_copy_computed_at_the_same_time_is_given_back() -> None:
+    table = PageTable(4, prefix_cache=True)
+    tokens = [3] * PAGE
+    for name in ("a", "b"):
+        assert table.match_prefix(name, [*tokens, 1]) == 0
+        assert table.reserve(name, PAGE + 1)
+    assert table.free == 0
+    table.commit("a", tokens)
+    table.commit("b", tokens)
+    assert table.pages("a")[0] == table.pages("b")[0]
+    assert table.free == 1
+    table.release("a")
+    table.check({"b": PAGE + 1})
+    assert table.free == 2
+
+
+def test_eviction_takes_the_least_recently_released_and_children_before_parents() -> None:
+    table = PageTable(4, prefix_cache=True)
+    old, new = [1] * (2 * PAGE), [2] * (2 * PAGE)
+    _cached(table, "old", old)
+    _cached(table, "new", new)
+    table.release("old")
+    table.release("new")
+    assert table.reserve("x", PAGE)
+    assert table.match_prefix("y", [*old, 0]) == PAGE  # its second page is gone, its first is not
+    assert table.match_prefix("z", [*new, 0]) == 2 * PAGE
+    table.check()
+
+
+def test_reserve_is_all_or_nothing() -> None:
+    table = PageTable(3, prefix_cache=True)
+    assert table.reserve("a", PAGE + 1)
+    assert not table.reserve("b", PAGE + 1)
+    assert list(table.pages("b")) == [] and table.free == 1
+    assert table.reserve("b", PAGE)
+    assert table.reserve("a", PAGE)  # never shrinks
+    assert len(table.pages("a")) == 2
+    assert table.total == 3
+
+
+def test_a_page_that_is_not_committed_is_never_shared() -> None:
+    table = PageTable(6, prefix_cache=True)
+    assert table.reserve("a", 2 * PAGE)
+    table.commit("a", [1] * (2 * PAGE - 1))
+    table.fork("a", "b", PAGE + 5)
+    assert len(table.pages("b")) == 1
+    with pytest.raises(CacheIntegrityError, match="1 committed pages; 2"):
+        table.fork("a", "c", 2 * PAGE)
+    table.release("a")
+    assert table.match_prefix("d", [1] * (3 * PAGE)) == PAGE
+
+
+def test_trim_refuses_to_reopen_a_committed_page_but_gives_whole_ones_back() -> None:
+    table = PageTable(6, prefix_cache=True)
+    tokens = [1] * (2 * PAGE)
+    _cached(table, "a", tokens)
+    table.fork("a", "b", 2 * PAGE)
+    with pytest.raises(CacheIntegrityError, match="32 are committed"):
+        table.trim("a", PAGE + 3)
+    table.trim("a", PAGE)
+    table.check({"a": PAGE, "b": 2 * PAGE})
+    assert len(table.pages("b")) == 2
+    table.trim("nobody", 3)
+
+
+def test_forget_empties_the_cache_of_idle_pages_only() -> None:
+    table = PageTable(6, prefix_cache=True)
+    _cached(table, "a", [1] * PAGE)
+    _cached(table, "b", [2] * PAGE)
+    table.release("a")
+    table.forget()
+    assert table.match_prefix("c", [1] * PAGE + [0]) == 0
+    assert table.match_prefix("d", [2] * PAGE + [0]) == PAGE
+
+
+def test_misuse_is_named() -> None:
+    table = PageTable(4, prefix_cache=True)
+    assert table.reserve("a", 1)
+    with pytest.raises(CacheIntegrityError, match="'a' already holds pages"):
+        table.match_prefix("a", [1, 2])
+    with pytest.raises(CacheIntegrityError, match="'a' already holds pages"):
+        table.fork("b", "a", 1)
+    with pytest.raises(CacheIntegrityError, match="commits 2 pages but holds 1"):
+        table.commit("a", [0] * (2 * PAGE))
+    with pytest.raises(UsageError, match="0 pages"):
+        PageTable(0, prefix_cache=True)
+    table.release("nobody")
+
+
+def _damaged(name: str) -> PageTable:
+    table = PageTable(6, prefix_cache=True)
+    _cached(table, "a", [1] * (2 * PAGE))
+    _cached(table, "b", [2] * (2 * PAGE))
+    table.release("b")
+    holding = table._sequences["a"]
+    page = holding.pages[0]
+    damages = {
+        "freed though held": lambda: table._free.append(page),
+        "lost": lambda: table._free.pop(),
+        "miscounted": lambda: table._holders.__setitem__(page, 2),
+        "shared while open": lambda: (table.fork("a", "c", PAGE), setattr(holding, "full", 0)),
+        "unregistered parent": lambda: (table._trie.pop(table._keys[page]), table._keys.__setitem__(page, None)),
+        "wrong eviction order": lambda: table._idle.move_to_end(next(iter(table._idle))),
+        "held twice": lambda: holding.pages.append(page),
+        "committed but not held": lambda: setattr(holding, "full", 3),
+        "stray key": lambda: table._trie.__setitem__((-1, (9,)), page),
+    }
+    table.check({"a": 2 * PAGE})
+    damages[name]()
+    return table
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "freed though held",
+        "lost",
+        "miscounted",
+        "shared while open",
+        "unregistered parent",
+        "wrong eviction order",
+        "held twice",
+        "committed but not held",
+        "stray key",
+    ],
+)
+def test_check_finds_every_kind_of_damage(damage: str) -> None:
+    with pytest.raises(CacheIntegrityError, match="defect in wager"):
+        _damaged(damage).check()
+
+
+def test_check_compares_with_the_sequences_that_should_exist() -> None:
+    table = PageTable(6, prefix_cache=True)
+    assert table.reserve("a", PAGE)
+    with pytest.raises(CacheIntegrityError, match="'a'"):
+        table.check({})
+    with pytest.raises(CacheIntegrityError, match="'b'"):
+        table.check({"a": PAGE, "b": 1})
+    with pytest.raises(CacheIntegrityError, match="too few pages"):
+        table.check({"a": PAGE + 1})
+    table.check({"a": PAGE})
