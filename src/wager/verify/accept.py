@@ -1,0 +1,176 @@
+"""The acceptance rules: from a draft and the target's rows to the tokens that are emitted. Pure functions.
+
+`match` compares guesses with the target's own tokens; `rejection` and `block` weigh the target's law p against the law
+q a guess was drawn from, with coins from a `Chance`. Rows: index 0 belongs to the root (the last known token), 1 + i to
+node i. Only rows on the way are read, so a sequence that computes its rows on demand saves the others.
+
+What a row of `Draft.law` means: law[i] is the law node i was drawn from *given that its earlier siblings were drawn
+first*. Independent siblings repeat one row; siblings drawn without replacement hold the row without the earlier ones,
+renormalised (`distribution.without_replacement`); no law at all means deterministic guesses, each a point mass.
+Siblings are tried in node order, which must be the order they were drawn in; the rules never renormalise q themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.errors import UsageError
+from wager.kernels import noise
+from wager.types import Draft, Verdict
+
+Row = NDArray[np.float64]
+Rows = Sequence[Row] | NDArray[np.float64]
+
+
+class Chance(Protocol):
+    """Where coins come from: the field in production, an exploration of every outcome in tests."""
+
+    def flip(self, probability: float) -> bool:
+        """True with the given probability (0 is never, 1 is always)."""
+
+    def draw(self, weights: Row) -> int:
+        """An index with probability proportional to its weight, [V]; never one of weight 0."""
+
+
+class FieldChance:
+    """Coins of one round, computed from (seed, position of the first guess, choice) and a running index.
+
+    A round starts behind at least one token more than the round before it, so no number is used twice.
+    """
+
+    def __init__(self, seed: int, position: int, choice: int = 0) -> None:
+        self._key = (seed, position, choice)
+        self._flips = 0
+        self._draws = 0
+
+    def flip(self, probability: float) -> bool:
+        seed, position, choice = self._key
+        coin = noise.uniform(seed, position, choice=choice, domain=noise.ACCEPT, index=self._flips)
+        self._flips += 1
+        return coin < probability
+
+    def draw(self, weights: Row) -> int:
+        seed, position, choice = self._key
+        coin = noise.uniform(seed, position, choice=choice, domain=noise.RESIDUAL, index=self._draws)
+        self._draws += 1
+        mass = weights.cumsum()
+        return int(np.searchsorted(mass, coin * mass[-1], side="right"))
+
+
+def match(draft: Draft, targets: Sequence[int]) -> Verdict:
+    """Follow the guesses that are the target's own tokens; the first that has no equal guess ends the round.
+
+    `targets[0]` is the target's token after the root, `targets[1 + i]` after node i. Drafter-invariant speculative
+    decoding (Daliri, Musco, Suresh 2024, arXiv 2408.07978): the text does not depend on the draft.
+    """
+    nodes: dict[tuple[int, int], int] = {}
+    for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True)):
+        nodes.setdefault(edge, node)
+    here = -1
+    accepted: list[int] = []
+    tokens: list[int] = []
+    while True:
+        token = int(targets[1 + here])
+        tokens.append(token)
+        child = nodes.get((here, token))
+        if child is None:
+            return Verdict(draft.sequence, tuple(accepted), tuple(tokens))
+        accepted.append(child)
+        here = child
+
+
+def rejection(draft: Draft, p: Rows, *, chance: Chance) -> Verdict:
+    """Recursive rejection on a chain or tree: the emitted tokens follow p exactly.
+
+    On a chain of sampled guesses this is the token rule (Leviathan et al. 2211.17192, Chen et al. 2302.01318); on trees
+    SpecInfer's (2305.09781), Sequoia's (2402.12374) or that of deterministic candidates, as the laws say. At a node:
+    try child x with min(1, p(x) / q(x)), else p becomes norm([p - q]+); when no child is left, emit from p.
+    `p` float64 [1 + nodes, V]. A guess its own law rules out (or outside the vocabulary) counts as not proposed.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(draft.parents):
+        children.setdefault(parent, []).append(node)
+    here = -1
+    accepted: list[int] = []
+    while True:
+        residual = p[1 + here]
+        for node in children.get(here, ()):
+            ratio = _ratio(residual, draft, node)
+            if ratio is None:
+                continue
+            if chance.flip(min(1.0, ratio)):
+                here = node
+                accepted.append(node)
+                break
+            residual = _normalised(_excess(residual, draft, node), otherwise=residual)
+        else:
+            return _verdict(draft, accepted, chance.draw(residual))
+
+
+def block(draft: Draft, p: Rows, *, chance: Chance) -> Verdict:
+    """Block verification of a chain (Sun et al. 2024, arXiv 2403.10444): the longest prefix that passes is kept.
+
+    pi_i = min(1, pi_{i-1} p_i(x_i) / q_i(x_i)); prefix i passes with h_i = R_i / (R_i + 1 - pi_i), where R_i =
+    sum [pi_i p_{i+1} - q_{i+1}]+ and h_k = pi_k; the next token follows norm([pi p - q]+), or p after the whole chain.
+    Never accepts less than `rejection`, equal to it for deterministic guesses. `p` float64 [1 + nodes, V].
+    Needs guesses whose private noise is fresh in every round: a later guess sways whether an earlier one is kept. A
+    guess its own law rules out (or outside the vocabulary) ends the chain before it.
+    Raises UsageError for a draft that is not a chain.
+    """
+    if not draft.is_chain:
+        raise UsageError("The block rule verifies chains, and this draft is a tree.", "Use verify = 'rejection'.")
+    keep = [1.0]  # pi_0 .. pi_k
+    for node in range(len(draft)):
+        ratio = _ratio(p[node], draft, node)
+        if ratio is None:
+            draft = draft.cut(node)
+            break
+        keep.append(min(1.0, keep[-1] * ratio))
+    for size in range(len(draft), -1, -1):  # the coins are independent: the first success from the end is the longest
+        if size == len(draft):
+            excess, passes = p[size], keep[size]
+        else:
+            excess = _excess(keep[size] * p[size], draft, size)
+            weight = float(excess.sum())
+            shortfall = weight + 1.0 - keep[size]
+            passes = weight / shortfall if shortfall > 0 else float(shortfall == 0)  # no coin for a law that is NaN
+        if size == 0 or chance.flip(passes):
+            break
+    return _verdict(draft, list(range(size)), chance.draw(_normalised(excess, otherwise=p[size])))
+
+
+def _verdict(draft: Draft, accepted: list[int], last: int) -> Verdict:
+    tokens = (*(draft.tokens[node] for node in accepted), last)
+    return Verdict(draft.sequence, tuple(accepted), tokens)
+
+
+def _ratio(p: Row, draft: Draft, node: int) -> float | None:
+    """p(x) / q(x) of a guess; None if q cannot have drawn it, an event without mass."""
+    token = draft.tokens[node]
+    if not 0 <= token < len(p):
+        return None
+    if draft.law is None:
+        return float(p[token])
+    q = float(draft.law[node, token])
+    return float(p[token]) / q if q > 0 else None
+
+
+def _excess(p: Row, draft: Draft, node: int) -> Row:
+    """[p - q]+ with the law of `node`."""
+    if draft.law is not None:
+        over: Row = np.maximum(p - draft.law[node], 0.0)
+        return over
+    left = p.copy()
+    if 0 <= draft.tokens[node] < len(p):
+        left[draft.tokens[node]] = max(0.0, left[draft.tokens[node]] - 1.0)
+    return left
+
+
+def _normalised(weights: Row, *, otherwise: Row) -> Row:
+    """weights / sum; where nothing is left, rejection had no probability and the law stays (section 2.1)."""
+    total = float(weights.sum())
+    return weights / total if total > 0 else otherwise

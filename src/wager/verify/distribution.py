@@ -1,0 +1,285 @@
+"""From a row of logits and a request's parameters to its processed distribution, and to tokens drawn from it.
+
+Order of the processors, the one of vLLM and the OpenAI API: repetition penalty (prompt and output), frequency and
+presence penalties (output), logit bias, temperature, top-k, top-p, min-p. Everything is float64 from float32 logits in
+one fixed order (value descending, id ascending), so that a row has one result wherever it is computed.
+A drafter shapes its own logits with the same function; that is what makes q comparable with p.
+Knows no batch, no draft and no coin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.errors import NumericsError, UsageError
+from wager.kernels import noise
+from wager.types import SamplingParams, TokenLogprob
+
+_NUCLEUS_GUESSES = (2.0**-6, 2.0**-11)
+"""Shares of the mass outside the nucleus that single ids are compared with, to find it among few candidates."""
+
+
+class _Ledger:
+    """Distinct ids of a sequence and how often each was put out; grows by doubling."""
+
+    __slots__ = ("counts", "ids", "index", "size")
+
+    def __init__(self, prompt: Iterable[int]) -> None:
+        unique = dict.fromkeys(prompt)
+        self.index = {token: slot for slot, token in enumerate(unique)}
+        self.size = len(unique)
+        self.ids = np.zeros(self.size + 64, np.int64)
+        self.ids[: self.size] = list(unique)
+        self.counts = np.zeros(self.size + 64, np.int64)
+
+    def add(self, token: int) -> None:
+        slot = self.index.get(token)
+        if slot is None:
+            slot = self.index[token] = self.size
+            if slot == len(self.ids):
+                self.ids = np.concatenate((self.ids, np.zeros_like(self.ids)))
+                self.counts = np.concatenate((self.counts, np.zeros_like(self.counts)))
+            self.ids[slot] = token
+            self.size += 1
+        self.counts[slot] += 1
+
+
+class History:
+    """The tokens a position's penalties look at.
+
+    The engine keeps one per sequence and appends what is committed; `extended` gives the history of a guess further
+    down a path. A view shares its base and is good until the base is appended to.
+    """
+
+    __slots__ = ("_ledger", "_path")
+
+    def __init__(self, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> None:
+        self._ledger = _Ledger(prompt)
+        self._path: tuple[int, ...] = ()
+        self.append(output)
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Tokens that are now part of the output."""
+        if self._path:
+            raise UsageError("A view of a history cannot be appended to.", "Append to the history it was taken from.")
+        for token in tokens:
+            self._ledger.add(token)
+
+    def extended(self, path: Sequence[int]) -> History:
+        """The history after the further tokens of `path`; copies nothing but the path."""
+        view = object.__new__(History)
+        view._ledger = self._ledger
+        view._path = self._path + tuple(path)
+        return view
+
+    def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Distinct ids of prompt and output, and how often each is in the output; both int64 [m], not to be written."""
+        ledger = self._ledger
+        ids, counts = ledger.ids[: ledger.size], ledger.counts[: ledger.size]
+        if not self._path:
+            return ids, counts
+        counts = counts.copy()
+        fresh: dict[int, int] = {}
+        for token in self._path:
+            slot = ledger.index.get(token)
+            if slot is None:
+                fresh[token] = fresh.get(token, 0) + 1
+            else:
+                counts[slot] += 1
+        return (
+            np.concatenate((ids, np.array(list(fresh), np.int64))),
+            np.concatenate((counts, np.array(list(fresh.values()), np.int64))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """One processed row: `scores` (z / T, or z when greedy; float64 [m]) of the surviving `ids` (ascending; None: all).
+
+    `private` in the methods below is the depth of a guess drawn from the drafter's private noise (rejection, block);
+    0 is the shared field of `match`.
+    """
+
+    ids: NDArray[np.int64] | None
+    scores: NDArray[np.float64]
+    greedy: bool = False
+
+    def _noisy(self, seed: int, position: int, choice: int, private: int) -> NDArray[np.float64]:
+        if self.greedy or len(self.scores) == 1:
+            return self.scores
+        domain = noise.DRAFT if private else noise.FIELD
+        field = noise.gumbel(
+            seed, position, self.ids, choice=choice, vocab=len(self.scores), domain=domain, depth=private
+        )
+        field += self.scores
+        return field
+
+    def _id(self, index: int) -> int:
+        return index if self.ids is None else int(self.ids[index])
+
+    def choose(self, seed: int, position: int, choice: int = 0, *, private: int = 0) -> int:
+        """The token at `position`: argmax(score + g), a draw from the row's law; ties go to the lowest id."""
+        return self._id(int(self._noisy(seed, position, choice, private).argmax()))
+
+    def top(
+        self, count: int, seed: int, position: int, choice: int = 0, *, private: int = 0
+    ) -> list[tuple[int, float]]:
+        """The `count` best ids by score + g, best first: Gumbel top-b, a draw without replacement from the law.
+
+        With each comes its margin: for the first its lead over the second, for the others their (negative) gap to the
+        first (verification rules, section 1.5). Alone in the row, the first has an infinite margin.
+        """
+        values = self._noisy(seed, position, choice, private)
+        best = _largest(values, min(max(count, 2), len(values)))
+        best = best[np.argsort(-values[best], kind="stable")]
+        ranked = values[best]
+        lead = float(ranked[0] - ranked[1]) if len(ranked) > 1 else float("inf")
+        margins = [lead, *(float(value - ranked[0]) for value in ranked[1:])]
+        return [(self._id(int(i)), margin) for i, margin in zip(best, margins, strict=True)][:count]
+
+    def probabilities(self, vocab: int) -> NDArray[np.float64]:
+        """The row's exact law over the whole vocabulary, float64 [vocab]; a point mass when greedy."""
+        law = np.zeros(vocab)
+        if self.greedy:
+            law[self._id(int(self.scores.argmax()))] = 1.0
+            return law
+        weights = np.exp(self.scores - self.scores.max())
+        law[slice(len(weights)) if self.ids is None else self.ids] = weights / weights.sum()
+        return law
+
+
+def shape(logits: NDArray[np.float32], params: SamplingParams, history: History | None = None) -> Shaped:
+    """The processed distribution of one row of logits, float32 [V]. A logit of -inf bans its id.
+
+    `history` is what the penalties look at; without penalties it is not read. Raises NumericsError if a logit is NaN
+    or +inf, or if nothing is left to choose from.
+    """
+    z = logits.astype(np.float64)
+    _penalise(z, params, history)
+    best = z.max()  # NaN wins every comparison in numpy's max
+    if not np.isfinite(best):
+        raise _not_a_number(z)
+    ids: NDArray[np.int64] | None = None
+    if z.min() == -np.inf:
+        ids = np.flatnonzero(z > -np.inf)
+        z = z[ids]
+    if params.greedy:
+        return Shaped(ids, z, greedy=True)
+    z /= params.temperature
+    for kept in (_top_k, _top_p, _min_p):
+        keep = kept(z, params)
+        if keep is not None:
+            ids, z = (keep if ids is None else ids[keep]), z[keep]
+    return Shaped(ids, z)
+
+
+def without_replacement(law: NDArray[np.float64], tokens: Sequence[int]) -> NDArray[np.float64]:
+    """The laws siblings were drawn from when `tokens` come from `law` [V] one after the other, none twice: [n, V].
+
+    Row j is `law` without tokens[:j], renormalised: what `Draft.law` must hold for Gumbel top-b children (Kool et al.
+    2019, arXiv 1903.06059). Raises UsageError if the law had run out before a token was drawn.
+    """
+    rows = np.empty((len(tokens), len(law)))
+    left = law.copy()
+    for row, token in zip(rows, tokens, strict=True):
+        total = left.sum()
+        if not (total > 0 and left[token] > 0):
+            raise UsageError(f"Token {token} cannot be drawn: its law has nothing left for it.")
+        np.divide(left, total, out=row)
+        left[token] = 0.0
+    return rows
+
+
+def token_logprob(logits: NDArray[np.float32], token: int, top: int = 0) -> TokenLogprob:
+    """log p(token) under the unprocessed softmax of a row, float32 [V], with the `top` likeliest ids, best first."""
+    z = logits.astype(np.float64)
+    best = z.max()
+    if not np.isfinite(best):
+        raise _not_a_number(z)
+    z -= best
+    normaliser = np.log(np.exp(z).sum())
+    ids = _largest(z, min(top, len(z))) if top else np.zeros(0, np.int64)
+    ids = ids[np.argsort(-z[ids], kind="stable")]
+    rivals = tuple((int(i), float(z[i] - normaliser)) for i in ids)
+    return TokenLogprob(token, float(z[token] - normaliser), rivals)
+
+
+def _penalise(z: NDArray[np.float64], params: SamplingParams, history: History | None) -> None:
+    repetition, frequency, presence = (
+        params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+    )
+    if history is not None and (repetition != 1 or frequency != 0 or presence != 0):
+        ids, counts = history.counts()
+        values = z[ids]
+        if repetition != 1:
+            values = np.where(values > 0, values / repetition, values * repetition)
+        values -= frequency * counts
+        values -= presence * (counts > 0)
+        z[ids] = values
+    if params.logit_bias:
+        ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
+        z[ids] += np.fromiter(params.logit_bias.values(), np.float64, len(ids))
+
+
+def _not_a_number(z: NDArray[np.float64]) -> NumericsError:
+    nans, infinite = int(np.isnan(z).sum()), int(np.isposinf(z).sum())
+    if nans or infinite:
+        what = f"A row of logits is not a number: {nans} NaN and {infinite} infinite among {len(z)}."
+        return NumericsError(what, "The weights are damaged, or the sampling parameters overflow.")
+    return NumericsError("A row of logits bans every token.", "Nothing is left to choose from: relax the bans.")
+
+
+def _largest(x: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Indices, ascending, of the `count` largest entries of x; of equals the lowest index first."""
+    if count >= len(x):
+        return np.arange(len(x))
+    return _cut(x, count, np.partition(x, len(x) - count)[len(x) - count])
+
+
+def _cut(x: NDArray[np.float64], count: int, threshold: np.float64) -> NDArray[np.int64]:
+    """Indices of the `count` largest, given the smallest value among them."""
+    keep = np.flatnonzero(x >= threshold)
+    surplus = len(keep) - count
+    if surplus > 0:
+        ties = np.flatnonzero(x[keep] == threshold)
+        keep = np.delete(keep, ties[len(ties) - surplus :])
+    return keep
+
+
+def _top_k(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] | None:
+    return _largest(x, params.top_k) if 0 < params.top_k < len(x) else None
+
+
+def _top_p(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] | None:
+    """The smallest leading set whose probability reaches top_p.
+
+    Every id above a threshold is a leading set too: if one threshold's set weighs enough, the nucleus is inside it, and
+    only that set is sorted.
+    """
+    if params.top_p >= 1 or len(x) == 1:
+        return None
+    best = x.max()
+    weights = np.exp(x - best)
+    total = weights.sum()
+    wanted = params.top_p * total
+    candidates = x
+    for share in _NUCLEUS_GUESSES:
+        some = weights >= share * (1 - params.top_p) * total
+        if weights[some].sum() >= wanted:
+            candidates = x[some]
+            break
+    ranked = -np.sort(-candidates)
+    mass = np.exp(ranked - best).cumsum()
+    count = min(int(np.searchsorted(mass, wanted)) + 1, len(ranked))
+    return _cut(x, count, ranked[count - 1])
+
+
+def _min_p(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] | None:
+    """Ids at least min_p times as likely as the likeliest."""
+    if params.min_p <= 0:
+        return None
+    return np.flatnonzero(x >= x.max() + np.log(params.min_p))

@@ -1,0 +1,265 @@
+"""Texts through the production engine under a law that is known, counted and compared.
+
+The toy target's law depends on the last token alone, so every window of three tokens is a draw from known laws, and
+so are the tokens at each depth of a round, told apart by whether they were guessed. WAGER_LAW_TOKENS sets how many
+tokens a sample holds (default: a second's worth; about 2,400,000 are needed to see a total variation of .01).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy import stats
+
+from wager.draft.model import DraftModel
+from wager.kernels.base import Output
+from wager.testing import ToyLaw, ToyTarget
+from wager.testing.engines import toy_engine
+from wager.types import Ask, Draft, Event, Request, SamplingParams
+from wager.verify.distribution import Shaped, shape, without_replacement
+
+V = 8
+LENGTH = 61  # one token that depends on the prompt, then twenty windows of three
+TOKENS = int(os.environ.get("WAGER_LAW_TOKENS", "9000"))
+
+TARGET = ToyLaw(vocab=V, order=1, sharpness=4.0, memory=0.0)
+GUESSER = ToyLaw(vocab=V, order=1, sharpness=4.0, memory=0.0, drift=0.7, salt=5)
+
+WARM = SamplingParams(max_tokens=LENGTH, temperature=1.0)
+CUT = SamplingParams(max_tokens=LENGTH, temperature=1.3, top_p=0.85)
+COOL = SamplingParams(max_tokens=LENGTH, temperature=0.6, min_p=0.02)
+BIASED = SamplingParams(max_tokens=LENGTH, temperature=1.0, top_k=6, top_p=0.97, logit_bias={2: 1.5, 5: -1.0})
+
+
+def transition(law: ToyLaw, params: SamplingParams) -> np.ndarray:
+    """[V, V]: the law after each last token, processed by the definition rather than by production."""
+    rows = []
+    for last in range(V):
+        z = law([last]).astype(np.float64)
+        for token, bias in params.logit_bias.items():
+            z[token] += bias
+        p = np.exp((z - z.max()) / params.temperature)
+        p[np.argsort(-p, kind="stable")[params.top_k or V :]] = 0
+        p /= p.sum()
+        order = np.argsort(-p, kind="stable")
+        p[order[int((p[order].cumsum() < params.top_p).sum()) + 1 :]] = 0
+        p[p < params.min_p * p.max()] = 0
+        rows.append(p / p.sum())
+    return np.array(rows)
+
+
+# --- drafters -----------------------------------------------------------------------------------------------
+
+
+class LawDrafter:
+    """Draws guesses from GUESSER's law with private noise and says which law it drew them from."""
+
+    name = "law"
+    default_depth = 3
+    needs_law = True
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        self.widths = widths
+        self.last: dict[str, int] = {}
+
+    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        self.last[sequence] = tokens[-1]
+
+    def accept(self, sequence: str, tokens: Sequence[int]) -> None:
+        self.last[sequence] = tokens[-1]
+
+    def observe(self, output: Output) -> None:
+        pass
+
+    def end(self, sequence: str) -> None:
+        self.last.pop(sequence, None)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._draft(ask) for ask in asks]
+
+    def _draft(self, ask: Ask) -> Draft:
+        assert ask.law
+        tokens: list[int] = []
+        parents: list[int] = []
+        laws: list[np.ndarray] = []
+        level = [(-1, self.last[ask.sequence])]
+        for depth, width in enumerate(self.widths[: ask.depth], start=1):
+            grown = []
+            for parent, last in level:
+                row = shape(GUESSER([last]), ask.params)
+                children = self.draw(row, width, ask, depth)
+                grown += [(len(tokens) + i, token) for i, token in enumerate(children)]
+                tokens += children
+                parents += [parent] * len(children)
+                laws += list(without_replacement(row.probabilities(V), children))
+            level = grown
+        return Draft(ask.sequence, tuple(tokens), tuple(parents), drafter=self.name, law=np.array(laws))
+
+    def draw(self, row: Shaped, width: int, ask: Ask, depth: int) -> list[int]:
+        at = (ask.seed, ask.position + depth - 1, ask.choice)
+        if width == 1:
+            return [row.choose(*at, private=depth)]
+        return [token for token, _ in row.top(width, *at, private=depth)]
+
+
+class FixedDrafter(LawDrafter):
+    """The likeliest tokens of GUESSER's law: deterministic guesses, no law."""
+
+    name = "fixed"
+    needs_law = False
+
+    def _draft(self, ask: Ask) -> Draft:
+        draft = super()._draft(ask)
+        return Draft(ask.sequence, draft.tokens, draft.parents, drafter=self.name)
+
+    def draw(self, row: Shaped, width: int, ask: Ask, depth: int) -> list[int]:
+        return np.argsort(-row.probabilities(V), kind="stable")[: min(width, len(row.scores))].tolist()
+
+
+class ModelDrafter(DraftModel):
+    """The production draft model around GUESSER."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__(ToyTarget(GUESSER, pages=400, max_rows=400, max_sequences=48))
+        self.widths = widths
+
+
+# --- running and counting -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Sample:
+    """Texts, each led by its prompt's last token, and their rounds.
+
+    A round lists, for each depth that was reached and had guesses, (token before, emitted token, was it a guess).
+    Rounds so near the end that the draft was cut short are left out, by where they begin, not by what came of them.
+    """
+
+    texts: list[list[int]] = field(default_factory=list)
+    rounds: list[list[list[tuple[int, int, bool]]]] = field(default_factory=list)
+    accepted: int = 0
+    preemptions: int = 0
+
+
+ROOMY = dict(pages=400, max_rows=800, max_sequences=48)
+TIGHT = dict(pages=16, max_rows=40, max_sequences=6)
+
+
+def sample(drafter, params: SamplingParams, *, rule: str, base: int, rooms=ROOMY, tokens: int = TOKENS) -> Sample:
+    """Texts of requests that run side by side; TIGHT makes sequences preempt each other and find cached prefixes."""
+    engine = toy_engine(TARGET, drafter=drafter, depth=_nodes(drafter.widths), rule=rule, **rooms)
+    events: dict[str, list[Event]] = {}
+    prefix = (0,) * 20 if rooms is TIGHT else ()
+    requests = [
+        Request(f"r{i}", (*prefix, i % V), replace(params, seed=base * 1_000_003 + i))
+        for i in range(max(1, tokens // LENGTH))
+    ]
+    done = engine.generate(requests, on_event=lambda event: events.setdefault(event.request, []).append(event))
+    got = Sample()
+    for request, completion in zip(requests, done, strict=True):
+        got.texts.append([request.prompt[-1], *completion.token_ids])
+        got.rounds.append(_rounds(events[request.id], request.prompt[-1], drafter.widths))
+        got.accepted += completion.stats.accepted
+        got.preemptions += completion.stats.preemptions
+    return got
+
+
+def _nodes(widths: tuple[int, ...]) -> int:
+    return int(np.cumprod(widths).sum())
+
+
+def _rounds(events: Sequence[Event], last: int, widths: tuple[int, ...]) -> list[list[tuple[int, int, bool]]]:
+    rounds, told, depth = [], 0, len(widths)
+    for event in events:
+        before = [last, *event.tokens]
+        guessed = [origin != "" for origin in event.origins]
+        if event.tokens and told + _nodes(widths) < LENGTH:
+            rounds.append([*zip(before[:depth], event.tokens, guessed, strict=False)])
+        told += len(event.tokens)
+        last = before[-1]
+    return rounds
+
+
+def g_test(seen: np.ndarray, law: np.ndarray) -> float:
+    """p-value of counts [contexts, cells] against laws [contexts, cells]; cells expected below 5 are pooled."""
+    if seen[law == 0].sum() > 0:
+        return 0.0  # an outcome its law forbids
+    expected = law * seen.sum(axis=1, keepdims=True)
+    statistic, freedom = 0.0, 0
+    for counts, wanted in zip(seen, expected, strict=True):
+        order = np.argsort(-wanted)
+        first = max(1, int((wanted >= 5).sum()))
+        cuts = [*range(first), *([first] if wanted[order[first:]].sum() >= 5 else [])]
+        n, w = (np.add.reduceat(x[order], cuts) for x in (counts, wanted))
+        if w.sum() > 0:
+            statistic += 2 * float(np.sum(n * np.log(np.where(n > 0, n, 1) / np.where(n > 0, w, 1))))
+            freedom += len(w) - 1
+    return float(stats.chi2.sf(statistic, freedom))
+
+
+def windows(got: Sample, params: SamplingParams) -> float:
+    """Three tokens in a row, given the one before: 8 x 512 cells."""
+    p = transition(TARGET, params)
+    law = (p[:, :, None, None] * p[None, :, :, None] * p[None, None, :, :]).reshape(V, V**3)
+    seen = np.zeros((V, V, V, V))
+    for text in got.texts:
+        for at in range(1, len(text) - 3, 3):
+            seen[tuple(text[at : at + 4])] += 1
+    return g_test(seen.reshape(V, V**3), law)
+
+
+def outcomes(got: Sample, depth: int, joint: np.ndarray) -> float:
+    """Tokens emitted at `depth` of a round, told apart by whether they were guessed: [V, 2 V] against `joint`."""
+    seen = np.zeros((V, 2 * V))
+    for rounds in got.rounds:
+        for reached in rounds:
+            if len(reached) > depth:
+                last, token, guessed = reached[depth]
+                seen[last, token + V * guessed] += 1
+    return g_test(seen, joint)
+
+
+def joint_of_draws(p: np.ndarray, q: np.ndarray, width: int) -> np.ndarray:
+    """[2 V]: law of (emitted token, not guessed | guessed) at a node whose children are drawn without replacement."""
+    if width == 0 or q.sum() == 0:
+        return np.concatenate((p, 0 * p))
+    q = q / q.sum()
+    law = np.concatenate((0 * p, np.minimum(p, q)))
+    over = np.maximum(p - q, 0)
+    for x in np.flatnonzero(q > p):
+        law += (q[x] - p[x]) * joint_of_draws(over / over.sum(), np.where(np.arange(V) == x, 0, q), width - 1)
+    return law
+
+
+def joint_of_fixed(p: np.ndarray, q: np.ndarray, width: int) -> np.ndarray:
+    """As above, for the likeliest tokens of q as guesses: taken with p(x)."""
+    guessed = np.zeros(V, bool)
+    guessed[np.argsort(-q, kind="stable")[: min(width, int((q > 0).sum()))]] = True
+    return np.concatenate((np.where(guessed, 0, p), np.where(guessed, p, 0)))
+
+
+def joints(kind: type, params: SamplingParams, width: int) -> np.ndarray:
+    """[V, 2 V]: the joint law at a node of `width` children, after each last token."""
+    joint = joint_of_fixed if kind is FixedDrafter else joint_of_draws
+    laws = zip(transition(TARGET, params), transition(GUESSER, params), strict=True)
+    return np.array([joint(p, q, width) for p, q in laws])
+
+
+def rounds_apart(got: Sample) -> float:
+    """Whether the round before began with a rejection says nothing about how this one begins, given the last token."""
+    table = np.zeros((V, 2, 2 * V))
+    for rounds in got.rounds:
+        for before, now in zip(rounds, rounds[1:], strict=False):
+            last, token, guessed = now[0]
+            table[last, int(before[0][2]), token + V * guessed] += 1
+    statistic, freedom = 0.0, 0
+    for pair in table:
+        pair = pair[:, pair.sum(axis=0) >= 10]
+        if pair.shape[1] > 1 and (pair.sum(axis=1) >= 20).all():
+            result = stats.chi2_contingency(pair, lambda_="log-likelihood")
+            statistic, freedom = statistic + result.statistic, freedom + result.dof
+    assert freedom > 10
+    return float(stats.chi2.sf(statistic, freedom))

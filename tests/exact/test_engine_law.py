@@ -1,0 +1,117 @@
+"""The law of whole texts through the production engine, under the distribution-exact rules.
+
+Enumeration proves the formulas; this proves the wiring: streams, indices, pages, processors, rounds that follow rounds
+(verification rules, section 6). G-tests at level 1e-4; a failure is tried once more with other seeds. The mutants at
+the end must be noticed with the same counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from counting import (
+    BIASED,
+    COOL,
+    CUT,
+    GUESSER,
+    ROOMY,
+    TIGHT,
+    TOKENS,
+    WARM,
+    FixedDrafter,
+    LawDrafter,
+    ModelDrafter,
+    joints,
+    outcomes,
+    rounds_apart,
+    sample,
+    transition,
+    windows,
+)
+
+from wager.engine import runner
+from wager.kernels.noise import DRAFT, gumbel
+from wager.types import Ask, Draft
+from wager.verify.accept import FieldChance
+
+LEVEL = 1e-4
+
+CASES = [
+    ("rejection", ModelDrafter, (1, 1, 1), WARM),
+    ("rejection", ModelDrafter, (1, 1), BIASED),
+    ("rejection", LawDrafter, (2, 2), CUT),
+    ("rejection", LawDrafter, (3, 1), COOL),
+    ("rejection", FixedDrafter, (1, 1, 1), CUT),
+    ("rejection", FixedDrafter, (3, 1), WARM),
+    ("block", ModelDrafter, (1, 1, 1), WARM),
+    ("block", LawDrafter, (1, 1, 1, 1), CUT),
+    ("block", LawDrafter, (1,), COOL),
+    ("block", FixedDrafter, (1, 1, 1), WARM),
+]
+
+
+def worst(rule, kind, widths, params, *, base: int, rooms=ROOMY) -> float:
+    """The smallest p-value of all tests of one cell, for as many tests as there are (Bonferroni)."""
+    got = sample(kind(widths), params, rule=rule, base=base, rooms=rooms)
+    assert got.accepted > 0.2 * TOKENS
+    assert (got.preemptions > 10) == (rooms is TIGHT)
+    found = [windows(got, params)]
+    if rooms is ROOMY:  # tight rooms cut drafts short, now here, now there
+        found.append(rounds_apart(got))
+    if rooms is ROOMY and (rule == "rejection" or len(widths) == 1):  # block looks further than a depth
+        found += [outcomes(got, depth, joints(kind, params, width)) for depth, width in enumerate(widths)]
+    return min(1.0, min(found) * len(found))
+
+
+@pytest.mark.parametrize(("rule", "kind", "widths", "params"), CASES)
+def test_texts_follow_the_targets_law(rule, kind, widths, params):
+    assert any(worst(rule, kind, widths, params, base=base) > LEVEL for base in (1, 2))
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_texts_follow_the_targets_law_under_preemption(rule):
+    assert any(worst(rule, ModelDrafter, (1, 1, 1), WARM, base=base, rooms=TIGHT) > LEVEL for base in (1, 2))
+
+
+def noticed(rule, kind, widths, params) -> bool:
+    return worst(rule, kind, widths, params, base=1) < LEVEL
+
+
+def test_a_shared_stream_is_noticed(monkeypatch):
+    """The residual drawn with the noise that the guess was drawn with: the defect the rejected branch hides."""
+
+    class OneStream(FieldChance):
+        def draw(self, weights):
+            seed, position, choice = self._key
+            ids = np.flatnonzero(weights)
+            noise = gumbel(seed, position, ids, choice=choice, domain=DRAFT, depth=1)
+            return int(ids[(np.log(weights[ids]) + noise).argmax()])
+
+    monkeypatch.setattr(runner.accept, "FieldChance", OneStream)
+    assert noticed("rejection", LawDrafter, (1, 1, 1), WARM)
+
+
+def test_a_reused_coin_is_noticed(monkeypatch):
+    class OneCoin(FieldChance):
+        def flip(self, probability):
+            self._flips = 0
+            return super().flip(probability)
+
+    monkeypatch.setattr(runner.accept, "FieldChance", OneCoin)
+    assert noticed("rejection", LawDrafter, (1, 1, 1), WARM)
+
+
+def test_an_unprocessed_law_is_noticed():
+    class Unprocessed(LawDrafter):
+        """Draws with the request's temperature and top-p, and reports the law without them."""
+
+        def _draft(self, ask: Ask) -> Draft:
+            draft = super()._draft(ask)
+            lasts = [self.last[ask.sequence] if up < 0 else draft.tokens[up] for up in draft.parents]
+            raw = transition(GUESSER, replace(ask.params, temperature=1.0, top_p=1.0))
+            return replace(draft, law=raw[lasts])
+
+    assert noticed("rejection", Unprocessed, (1, 1, 1), CUT)
+

@@ -1,0 +1,129 @@
+"""Statistics of the noise field: uniform, and independent across ids, positions, seeds, choices and domains.
+
+All numbers are fixed by the field, so a threshold far out (p < 1e-6) is met for ever or never.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from wager.kernels import noise
+from wager.types import SamplingParams
+from wager.verify.accept import FieldChance
+from wager.verify.distribution import shape
+
+FAR = 1e-6
+CELLS = 16
+
+
+def cells(g: np.ndarray) -> np.ndarray:
+    """Gumbel numbers -> the equally likely sixteenth of (0, 1) they fall in."""
+    return np.minimum((np.exp(-np.exp(-g)) * CELLS).astype(int), CELLS - 1)
+
+
+def field(*, seed: int = 3, position: int = 0, choice: int = 0, domain: int = 0, depth: int = 0) -> np.ndarray:
+    return noise.gumbel(seed, position, vocab=20000, choice=choice, domain=domain, depth=depth)
+
+
+@pytest.mark.parametrize("at", [{}, {"seed": 2**63 + 1}, {"position": 1}, {"position": 10**6}, {"choice": 5}])
+def test_numbers_of_a_row_are_gumbel(at):
+    g = field(**at)
+    assert stats.chisquare(np.bincount(cells(g), minlength=CELLS)).pvalue > FAR
+    assert stats.kstest(g, "gumbel_r").pvalue > FAR
+
+
+def test_numbers_of_one_id_over_positions_are_gumbel():
+    """The direction a text runs in: one id, many positions and seeds."""
+    g = np.array([noise.gumbel(i % 5, i // 5, np.array([4321]))[0] for i in range(3000)])
+    assert stats.kstest(g, "gumbel_r").pvalue > FAR
+
+
+NEIGHBOURS = [
+    ({}, {"position": 1}),
+    ({"position": 7}, {"position": 8}),
+    ({}, {"seed": 4}),
+    ({}, {"seed": 3 + 2**32}),
+    ({}, {"choice": 1}),
+    ({}, {"domain": 1}),
+    ({}, {"domain": 2}),
+    ({}, {"domain": 3, "depth": 1}),
+    ({"domain": 3, "depth": 1}, {"domain": 3, "depth": 2}),
+    ({"domain": 3, "depth": 2, "position": 9}, {"domain": 3, "depth": 1, "position": 9}),
+    ({"position": 1}, {"choice": 1}),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), NEIGHBOURS)
+def test_rows_that_differ_anywhere_are_independent(one, other):
+    table = np.zeros((CELLS, CELLS))
+    np.add.at(table, (cells(field(**one)), cells(field(**other))), 1)
+    assert stats.chi2_contingency(table).pvalue > FAR
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 64])
+def test_ids_of_a_row_are_independent(lag):
+    c = cells(field())
+    table = np.zeros((CELLS, CELLS))
+    np.add.at(table, (c[:-lag], c[lag:]), 1)
+    assert stats.chi2_contingency(table).pvalue > FAR
+
+
+def test_coins_are_uniform_and_independent_of_each_other():
+    """Acceptance coins over positions, and coin i against coin i + 1 and against the residual draw of the round."""
+    coins = np.array([
+        [noise.uniform(9, position, index=0), noise.uniform(9, position, index=1),
+         noise.uniform(9, position, domain=noise.RESIDUAL)]
+        for position in range(6000)
+    ])
+    assert all(stats.kstest(column, "uniform").pvalue > FAR for column in coins.T)
+    for a, b in itertools.combinations(range(3), 2):
+        table = np.histogram2d(coins[:, a], coins[:, b], bins=8, range=((0, 1), (0, 1)))[0]
+        assert stats.chi2_contingency(table).pvalue > FAR
+    table = np.histogram2d(coins[:-1, 0], coins[1:, 0], bins=8, range=((0, 1), (0, 1)))[0]
+    assert stats.chi2_contingency(table).pvalue > FAR
+
+
+def test_field_chance_flips_and_draws_with_the_given_probabilities():
+    weights = np.array([0, 3.0, 0, 1.0, 0])
+    flips = draws = 0
+    for position in range(4000):
+        chance = FieldChance(17, position, 2)
+        flips += chance.flip(0.3)
+        drawn = chance.draw(weights)
+        assert drawn in (1, 3)
+        draws += drawn == 1
+        assert chance.flip(1.0) and not chance.flip(0.0)
+    assert stats.binomtest(flips, 4000, 0.3).pvalue > FAR
+    assert stats.binomtest(draws, 4000, 0.75).pvalue > FAR
+
+
+def test_two_coins_of_a_round_differ_and_rounds_can_be_replayed():
+    one, again = FieldChance(1, 5), FieldChance(1, 5)
+    coins = [tuple(chance.draw(np.ones(10**6)) for _ in range(3)) for chance in (one, again)]
+    assert coins[0] == coins[1]
+    assert len(set(coins[0])) == 3
+    assert FieldChance(1, 6).draw(np.ones(10**6)) != coins[0][0]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.7), SamplingParams(temperature=1.3, top_p=0.8)])
+def test_the_plain_sampler_draws_three_tokens_by_their_law(params):
+    """Context-dependent laws, 3-token sequences over seeds, against exact enumeration (section 6, `match`)."""
+    vocab, count = 4, 6000
+    table = np.random.default_rng(2).normal(0, 1.5, (1 + vocab, vocab)).astype(np.float32)
+    rows = [shape(z, params) for z in table]
+    laws = np.array([row.probabilities(vocab) for row in rows])
+    expected = laws[0][:, None, None] * laws[1:][:, :, None] * laws[1:][None, :, :] * count
+    seen = np.zeros((vocab,) * 3)
+    for seed in range(count):
+        a = rows[0].choose(seed, 100)
+        b = rows[1 + a].choose(seed, 101)
+        seen[a, b, rows[1 + b].choose(seed, 102)] += 1
+    assert seen[expected == 0].sum() == 0
+    big = expected >= 5
+    observed, wanted = np.append(seen[big], seen[~big].sum()), np.append(expected[big], expected[~big].sum())
+    kept = wanted > 0
+    assert stats.chisquare(observed[kept], wanted[kept]).pvalue > FAR

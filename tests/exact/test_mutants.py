@@ -1,0 +1,274 @@
+"""Rules broken on purpose: the enumeration must notice each of them (TV > 1e-3), or it proves nothing.
+
+Verification rules, section 5.5 and the shared-stream mutants of section 6.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import worlds
+from worlds import World, deviation, emitted
+
+from wager.types import Draft, SamplingParams
+from wager.verify import accept
+from wager.verify.accept import FieldChance, block, rejection
+from wager.verify.distribution import shape
+
+NOTICED = 1e-3
+BOTH = pytest.mark.parametrize("rule", [rejection, block])
+SEEDS = range(5)
+
+
+def worst(rule, *, drafts=None, rows=None, vocab: int = 3, depth: int = 2) -> float:
+    """The largest TV over a few worlds."""
+    found = []
+    for seed in SEEDS:
+        world = World(vocab, seed)
+        chosen = (drafts or (lambda w: worlds.chains(w, depth)))(world)
+        out, _ = emitted(world, rule, chosen, None if rows is None else lambda d, w=world: rows(w, d))
+        found.append(deviation(world, out, depth + 1))
+    assert np.isfinite(found).all()
+    return max(found)
+
+
+@BOTH
+def test_the_rules_themselves_pass(rule):
+    assert worst(rule) < 1e-12
+
+
+@BOTH
+def test_inverted_ratio(rule, monkeypatch):
+    right = accept._ratio
+    monkeypatch.setattr(accept, "_ratio", lambda p, draft, node: 1 / right(p, draft, node))
+    assert worst(rule) > NOTICED
+
+
+@BOTH
+def test_residual_with_the_law_of_the_next_row(rule, monkeypatch):
+    right = accept._excess
+    monkeypatch.setattr(accept, "_excess", lambda p, draft, node: right(p, draft, min(node + 1, len(draft) - 1)))
+    assert worst(rule) > NOTICED
+
+
+@BOTH
+@pytest.mark.parametrize("residual", [lambda p, q: np.abs(p - q), lambda p, q: p], ids=["absolute", "whole"])
+def test_residual_that_is_not_clipped(rule, residual, monkeypatch):
+    monkeypatch.setattr(accept, "_excess", lambda p, draft, node: residual(p, draft.law[node]))
+    assert worst(rule) > NOTICED
+
+
+@BOTH
+def test_unprocessed_law(rule):
+    """Guesses drawn at the request's temperature, judged with the law before it."""
+
+    def sharpened(world):
+        for _, draft in worlds.chains(world, 2):
+            laws = draft.law**2 / (draft.law**2).sum(axis=1, keepdims=True)
+            yield float(np.prod(laws[range(2), draft.tokens])), draft
+
+    assert worst(rule, drafts=sharpened) > NOTICED
+
+
+@BOTH
+@pytest.mark.parametrize("shift", [-1, 1], ids=["row before", "row after"])
+def test_rows_off_by_one(rule, shift):
+    """Shift -1 takes the bonus token from the last guess's own row; +1 resamples behind the rejected token."""
+
+    def shifted(world, draft):
+        return world.rows(draft)[np.clip(np.arange(1 + len(draft)) + shift, 0, len(draft))]
+
+    assert worst(rule, rows=shifted) > NOTICED
+
+
+@BOTH
+def test_bonus_token_from_the_wrong_row(rule):
+    def wrong_bonus(world, draft):
+        rows = world.rows(draft)
+        rows[-1] = rows[-2]
+        return rows
+
+    assert worst(rule, rows=wrong_bonus) > NOTICED
+
+
+@BOTH
+def test_admission_that_reads_the_guess(rule):
+    """A guess is verified only if its own q is high: an anticipating policy (section 4)."""
+
+    def admitted(world):
+        for mass, draft in worlds.chains(world, 2):
+            unsure = [node for node in range(2) if draft.law[node, draft.tokens[node]] < 0.5]
+            yield mass, draft.cut(unsure[0]) if unsure else draft
+
+    assert worst(rule, drafts=admitted) > NOTICED
+
+
+@BOTH
+def test_admission_that_stops_after_the_unsure_guess_is_safe(rule):
+    """The counterpart: the unsure guess itself is still verified."""
+
+    def admitted(world):
+        for mass, draft in worlds.chains(world, 2):
+            unsure = [node for node in range(2) if draft.law[node, draft.tokens[node]] < 0.5]
+            yield mass, draft.cut(unsure[0] + 1) if unsure else draft
+
+    assert worst(rule, drafts=admitted) < 1e-12
+
+
+def _siblings(change):
+    def mutated(world):
+        for mass, draft in worlds.trees(world, (2, 1), worlds.distinct):
+            yield mass, replace(draft, law=change(world, draft))
+
+    return mutated
+
+
+def _not_renormalised(world, draft):
+    law = draft.law.copy()
+    law[1] = np.where(draft.law[1] > 0, world.q(()), 0)
+    return law
+
+
+def _first_law_for_all(world, draft):
+    law = draft.law.copy()
+    law[1] = law[0]
+    return law
+
+
+@pytest.mark.parametrize("change", [_not_renormalised, _first_law_for_all])
+def test_siblings_whose_law_is_not_that_of_their_draw(change):
+    assert worst(rejection, drafts=_siblings(change)) > NOTICED
+    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.law)) < 1e-12
+
+
+def test_siblings_judged_by_the_first_residual(monkeypatch):
+    monkeypatch.setattr(accept, "_normalised", lambda weights, *, otherwise: otherwise)
+    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.law)) > NOTICED
+
+
+def test_residual_that_is_not_normalised(monkeypatch):
+    monkeypatch.setattr(accept, "_normalised", lambda weights, *, otherwise: weights if weights.any() else otherwise)
+    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.law)) > NOTICED
+
+
+def test_siblings_tried_in_another_order_than_drawn():
+    def reordered(world):
+        for mass, draft in worlds.trees(world, (2,), worlds.distinct):
+            yield mass, replace(draft, tokens=draft.tokens[::-1], law=draft.law[::-1])
+
+    assert worst(rejection, drafts=reordered, depth=1) > NOTICED
+
+
+def test_block_that_stops_at_the_first_failure():
+    """The coins of `block` are not a chain of conditions: the longest success counts."""
+
+    class FirstFailure:
+        """Answers the rule's coins, asked from the longest prefix down, as if asked upwards with a stop."""
+
+        def __init__(self, chance, passes):
+            self.draw = chance.draw
+            reached = 0
+            while reached < len(passes) and chance.flip(passes[reached]):
+                reached += 1
+            self.answers = [size == reached for size in range(len(passes), 0, -1)]
+
+        def flip(self, probability):
+            return self.answers.pop(0)
+
+    class Listening:
+        def __init__(self):
+            self.passes = []
+
+        def flip(self, probability):
+            self.passes.insert(0, probability)
+            return False
+
+        def draw(self, weights):
+            return 0
+
+    def mutant(draft, p, *, chance):
+        ear = Listening()
+        block(draft, p, chance=ear)
+        return block(draft, p, chance=FirstFailure(chance, ear.passes))
+
+    assert worst(mutant) > NOTICED
+
+
+def second_token(rule, *, stale: bool) -> float:
+    """TV of the second token over two rounds of two guesses, context-free p and q, against p.
+
+    Guesses are drawn by position; `stale` draws a position that is guessed again in the second round with the noise of
+    the first, so that (the law being the same) the same token comes out.
+    """
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    law = np.zeros(3)
+    rows = np.tile(p, (3, 1))
+    for pair in itertools.product(range(3), repeat=2):
+        draft = Draft("s", pair, (-1, 0), law=np.tile(q, (2, 1)))
+        for mass, verdict in worlds.explore(lambda chance, d=draft: rule(d, rows, chance=chance)):
+            mass *= q[pair[0]] * q[pair[1]]
+            if len(verdict.tokens) > 1:
+                law[verdict.tokens[1]] += mass
+                continue
+            for third, first in itertools.product(range(3), [pair[1]] if stale else range(3)):
+                weight = mass * q[third] * (1 if stale else q[first])
+                again = Draft("s", (first, third), (-1, 0), law=np.tile(q, (2, 1)))
+                for share, then in worlds.explore(lambda chance, d=again: rule(d, rows, chance=chance)):
+                    law[then.tokens[0]] += weight * share
+    assert law.sum() == pytest.approx(1)
+    return 0.5 * float(np.abs(law - p).sum())
+
+
+def test_private_noise_must_be_fresh_in_every_round_for_block():
+    """Why private draws carry the guess's depth: under `block` a later guess sways whether an earlier one is kept."""
+    assert second_token(block, stale=False) < 1e-12
+    assert second_token(rejection, stale=True) < 1e-12
+    assert second_token(block, stale=True) > NOTICED
+
+
+class OneStream(FieldChance):
+    """The mutant of section 6: the residual is drawn with the very noise the guess was drawn with."""
+
+    def draw(self, weights):
+        seed, position, choice = self._key
+        with np.errstate(divide="ignore"):
+            row = shape(np.log(weights).astype(np.float32), SamplingParams(temperature=1.0))
+        return row.choose(seed, position, choice, private=1)
+
+
+class OneCoin(FieldChance):
+    """The mutant of section 6: every coin of a round is the same number."""
+
+    def flip(self, probability):
+        self._flips = 0
+        return super().flip(probability)
+
+
+def through_the_field(chance_type, p: list[float], q: list[float], *, depth: int, count: int = 3000) -> float:
+    """Chi-square of the token at `depth` (where the round got that far), against its law p, over many positions."""
+    rows, laws = np.tile(p, (1 + depth, 1)), np.tile(q, (depth, 1))
+    shaped = shape(np.log(q).astype(np.float32), SamplingParams(temperature=1.0))
+    seen = np.zeros(len(p))
+    for position in range(count):
+        guesses = tuple(shaped.choose(3, position + i, private=1 + i) for i in range(depth))
+        draft = Draft("s", guesses, tuple(range(-1, depth - 1)), law=laws)
+        tokens = rejection(draft, rows, chance=chance_type(3, position)).tokens
+        if len(tokens) >= depth:
+            seen[tokens[depth - 1]] += 1
+    expected = np.array(p) * seen.sum()
+    return float(((seen - expected) ** 2 / expected).sum())
+
+
+def test_shared_noise_is_noticed_through_the_field():
+    p, q = [0.62, 0.3, 0.05, 0.03], [0.41, 0.01, 0.28, 0.3]
+    assert through_the_field(FieldChance, p, q, depth=1) < 28  # 3 degrees of freedom: p > 4e-6
+    assert through_the_field(OneStream, p, q, depth=1) > 60
+
+
+def test_a_reused_coin_is_noticed_through_the_field():
+    p, q = [0.5, 0.4, 0.1], [0.8, 0.1, 0.1]
+    assert through_the_field(FieldChance, p, q, depth=2) < 25  # 2 degrees of freedom: p > 4e-6
+    assert through_the_field(OneCoin, p, q, depth=2) > 60

@@ -1,0 +1,171 @@
+"""Every outcome of a round under rejection and block, pushed through the production rules: the law is the target's.
+
+Verification rules, section 5. What differs from a coin thrown is only that each coin splits the mass.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import worlds
+from worlds import KINDS, World, deviation, emitted
+
+from wager.errors import UsageError
+from wager.types import Draft
+from wager.verify.accept import block, match, rejection
+from wager.verify.distribution import without_replacement
+
+EXACT = 1e-12
+SEEDS = range(4)
+
+
+def law_error(world: World, rule, drafts, depth: int) -> float:
+    out, _ = emitted(world, rule, drafts)
+    assert sum(out.values()) == pytest.approx(1, abs=EXACT)
+    return deviation(world, out, depth + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", [rejection, block])
+@pytest.mark.parametrize(("vocab", "depth"), [(3, 0), (3, 1), (3, 3), (4, 2)])
+def test_sampled_chains_keep_the_law(rule, kind, vocab, depth):
+    for seed in SEEDS:
+        world = World(vocab, seed, kind)
+        assert law_error(world, rule, worlds.chains(world, depth), depth) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", [rejection, block])
+def test_deterministic_chains_keep_the_law(rule, kind):
+    for seed in SEEDS:
+        world = World(4, seed, kind)
+        assert law_error(world, rule, worlds.fixed_chain(world, 3), 3) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("siblings", [worlds.independent, worlds.distinct, worlds.continued, worlds.mixed])
+@pytest.mark.parametrize(("vocab", "widths"), [(3, (2, 2)), (3, (3,)), (3, (3, 1)), (4, (2, 1))])
+def test_trees_keep_the_law(siblings, kind, vocab, widths):
+    world = World(vocab, 11, kind)
+    assert law_error(world, rejection, worlds.trees(world, widths, siblings), len(widths)) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("widths", [(2, 2), (3, 2, 1), (4, 3)])
+def test_deterministic_trees_keep_the_law(kind, widths):
+    for seed in SEEDS:
+        world = World(4, seed, kind)
+        assert law_error(world, rejection, worlds.fixed_tree(world, widths), len(widths)) < EXACT
+
+
+@pytest.mark.parametrize(("rule", "mean"), [(rejection, 10 / 9), (block, 11 / 9)])
+def test_golden_means(rule, mean):
+    """The toy of Sun et al.: p = (1/3, 2/3), q = (2/3, 1/3), two guesses."""
+    world = World(2, 0)
+    world.p = lambda context: np.array([1, 2]) / 3
+    world.q = lambda context: np.array([2, 1]) / 3
+    _, accepted = emitted(world, rule, worlds.chains(world, 2))
+    assert accepted == pytest.approx(mean, abs=EXACT)
+
+
+def test_block_accepts_at_least_as_much_as_rejection():
+    gains = []
+    for seed in range(12):
+        world = World(3, seed)
+        token, whole = (emitted(world, rule, worlds.chains(world, 3))[1] for rule in (rejection, block))
+        gains.append(whole - token)
+    assert min(gains) >= -EXACT
+    assert max(gains) > 0.05
+
+
+@pytest.mark.parametrize("drafts", [lambda w: worlds.chains(w, 1), lambda w: worlds.fixed_chain(w, 3)])
+def test_block_is_rejection_for_one_guess_and_for_deterministic_guesses(drafts):
+    for seed in SEEDS:
+        world = World(4, seed)
+        token, whole = (emitted(world, rule, drafts(world))[0] for rule in (rejection, block))
+        assert token.keys() == whole.keys()
+        assert all(token[key] == pytest.approx(whole[key], abs=EXACT) for key in token)
+
+
+@pytest.mark.parametrize("rule", [rejection, block])
+def test_the_acceptance_of_one_guess_is_the_overlap(rule):
+    world = World(4, 5)
+    _, accepted = emitted(world, rule, worlds.chains(world, 1))
+    assert accepted == pytest.approx(np.minimum(world.p(()), world.q(())).sum(), abs=EXACT)
+
+
+@pytest.mark.parametrize("rule", [rejection, block])
+def test_a_greedy_target_is_followed_exactly(rule):
+    """p a point mass: the rules are `match`, whatever the drafter draws."""
+    world = World(3, 2, "point_p")
+    for mass, draft in worlds.chains(world, 3):
+        p = world.rows(draft)
+        outcomes = list(worlds.explore(lambda chance, draft=draft, p=p: rule(draft, p, chance=chance)))
+        possible = {verdict for weight, verdict in outcomes if weight > 0}
+        assert possible == {match(draft, p.argmax(axis=1).tolist())}
+        assert mass > 0
+
+
+def test_identical_laws_accept_everything():
+    world = World(3, 4, "same")
+    for rule in (rejection, block):
+        _, accepted = emitted(world, rule, worlds.chains(world, 3))
+        assert accepted == pytest.approx(3, abs=EXACT)
+
+
+def test_block_refuses_a_tree():
+    tree = Draft("s", (0, 1), (-1, -1))
+    with pytest.raises(UsageError, match="tree"):
+        block(tree, np.full((3, 4), 0.25), chance=worlds.Exploring([]))
+
+
+@pytest.mark.parametrize("rule", [rejection, block])
+@pytest.mark.parametrize("token", [4, 400, -1])
+@pytest.mark.parametrize("lawful", [True, False])
+def test_guesses_outside_the_vocabulary_never_move_the_law(rule, token, lawful):
+    world = World(4, 6)
+    law = np.tile(world.q(()), (1, 1)) if lawful else None
+    drafts = iter([(1.0, Draft("s", (token,), (-1,), law=law))])
+    rows = lambda draft: np.array([world.p(()), world.p(())])  # noqa: E731
+    out, accepted = emitted(world, rule, drafts, rows)
+    assert accepted == 0
+    assert deviation(world, out, 1) < EXACT
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_a_law_that_is_no_number_yields_tokens_all_the_same(broken):
+    """A drafter gone mad may bias its own round under `rejection`, but never ends a request or leaves the support."""
+    world = World(4, 7, "zeros_p")
+    draft = Draft("s", (1, 2), (-1, 0), law=np.array([[0.5, 0.5, broken, 0.0], [broken, 0.5, 0.5, 0.0]]))
+    for rule in (rejection, block):
+        outcomes = list(worlds.explore(lambda chance, rule=rule: rule(draft, world.rows(draft), chance=chance)))
+        assert sum(mass for mass, _ in outcomes) == pytest.approx(1)
+        assert all(world.truth(len(v.tokens))[v.tokens] > 0 for mass, v in outcomes if mass > 0)
+
+
+def test_only_rows_on_the_way_are_read():
+    world = World(4, 8)
+    draft = Draft("s", (0, 1, 2), (-1, -1, 0))
+
+    class Lazy:
+        def __init__(self):
+            self.read = []
+
+        def __getitem__(self, row):
+            self.read.append(row)
+            return world.rows(draft)[row]
+
+    lazy = Lazy()
+    chance = worlds.Exploring([0, 1])  # refuse node 0, take node 1
+    assert rejection(draft, lazy, chance=chance).accepted == (1,)
+    assert lazy.read == [0, 2]
+
+
+def test_without_replacement_is_the_law_of_the_next_draw():
+    q = np.array([0.5, 0.3, 0.2, 0.0])
+    rows = without_replacement(q, [1, 0, 2])
+    assert rows == pytest.approx(np.array([[0.5, 0.3, 0.2, 0], [5 / 7, 0, 2 / 7, 0], [0, 0, 1, 0]]))
+    with pytest.raises(UsageError, match="Token 3"):
+        without_replacement(q, [0, 3])
+    with pytest.raises(UsageError, match="Token 1"):
+        without_replacement(q, [1, 1])

@@ -1,0 +1,252 @@
+"""The processed distribution against a slow definition in plain Python; histories, draws, bans."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wager.errors import NumericsError, UsageError
+from wager.kernels import noise
+from wager.types import SamplingParams
+from wager.verify.distribution import History, Shaped, shape, token_logprob
+
+HOT = SamplingParams(temperature=1.0)
+
+
+def penalised(logits, params: SamplingParams, prompt, output) -> list[float]:
+    """Penalties and bias as the APIs document them, one token at a time."""
+    z = [float(x) for x in logits]
+    for token in range(len(z)):
+        if token in prompt or token in output:
+            z[token] = z[token] / params.repetition_penalty if z[token] > 0 else z[token] * params.repetition_penalty
+        z[token] -= params.frequency_penalty * output.count(token)
+        z[token] -= params.presence_penalty * (token in output)
+        z[token] += params.logit_bias.get(token, 0.0)
+    return z
+
+
+def survivors(scores: list[float], params: SamplingParams) -> tuple[list[int], bool]:
+    """Ids left by top-k, top-p, min-p, and whether the nucleus ends so near its limit that rounding decides."""
+    ranked = sorted((i for i, x in enumerate(scores) if x > -math.inf), key=lambda i: (-scores[i], i))
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    weights = [math.exp(scores[i] - scores[ranked[0]]) for i in ranked]
+    total, count, close = math.fsum(weights), len(ranked), False
+    if params.top_p < 1:
+        masses = [math.fsum(weights[: n + 1]) / total for n in range(len(ranked))]
+        count = next((n + 1 for n, mass in enumerate(masses) if mass >= params.top_p), count)
+        close = any(abs(mass - params.top_p) < 1e-9 for mass in masses)
+    ranked = [i for i, weight in zip(ranked[:count], weights, strict=False) if weight >= params.min_p * weights[0]]
+    return sorted(ranked), close
+
+
+tenths = st.integers(-60, 60).map(lambda n: n / 10)
+
+
+@st.composite
+def cases(draw):
+    vocab = draw(st.integers(2, 24))
+    token = st.integers(0, vocab - 1)
+    logits = draw(st.lists(tenths | st.just(-math.inf), min_size=vocab, max_size=vocab).filter(lambda z: max(z) > -99))
+    params = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7])),
+        top_k=draw(st.integers(0, vocab + 2)),
+        top_p=draw(st.sampled_from([1.0, 0.95, 0.61, 0.2, 1e-6])),
+        min_p=draw(st.sampled_from([0.0, 0.013, 0.37, 1.0])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.7])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.4, -0.3])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.25])),
+        logit_bias=draw(st.dictionaries(token, tenths, max_size=3)),
+    )
+    words = st.lists(token, max_size=12)
+    return np.array(logits, np.float32), params, draw(words), draw(words), draw(words)
+
+
+@settings(max_examples=400, deadline=None)
+@given(cases())
+def test_shape_is_the_definition(case):
+    logits, params, prompt, output, path = case
+    history = History(prompt, output).extended(path[:3]).extended(path[3:])
+    shaped = shape(logits, params, history)
+    z = penalised(logits, params, prompt, output + path)
+    ids = np.arange(len(z)) if shaped.ids is None else shaped.ids
+    if params.greedy:
+        assert shaped.greedy
+        best = max(range(len(z)), key=lambda i: (z[i], -i))
+        assert shaped.choose(1, 2) == best
+        assert shaped.probabilities(len(z)).tolist() == np.eye(len(z))[best].tolist()
+        return
+    scores = [x / params.temperature for x in z]
+    expected, close = survivors(scores, params)
+    if not close:
+        assert ids.tolist() == expected
+    assert shaped.scores == pytest.approx([scores[i] for i in ids], rel=1e-12, abs=1e-12)
+    weights = np.zeros(len(z))
+    weights[ids] = np.exp(shaped.scores - shaped.scores.max())
+    assert shaped.probabilities(len(z)) == pytest.approx(weights / weights.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 0.999, 1 - 1e-12])
+@pytest.mark.parametrize("top_k", [0, 40])
+def test_the_nucleus_of_a_large_vocabulary(spread, top_p, top_k):
+    """Flat and peaked rows take different ways to the nucleus; all end at the smallest leading set that reaches it."""
+    z = np.random.default_rng(4).normal(0, spread, 20000).astype(np.float32)
+    shaped = shape(z, SamplingParams(temperature=0.8, top_p=top_p, top_k=top_k))
+    order = np.lexsort((np.arange(len(z)), -z.astype(np.float64)))[: top_k or None]
+    weights = np.exp((z[order].astype(np.float64) - z.max()) / 0.8)
+    masses = weights.cumsum() / weights.sum()
+    count = len(shaped.scores)
+    assert shaped.ids.tolist() == sorted(order[:count].tolist())
+    assert masses[count - 1] >= top_p - 1e-9
+    assert count == 1 or masses[count - 2] < top_p + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("params", "left"),
+    [(dict(top_k=3), [0, 1, 4]), (dict(top_p=0.8), [0, 1, 2, 3, 4]), (dict(top_p=0.8, top_k=4), [0, 1, 4])],
+)
+def test_of_equals_the_lowest_ids_survive(params, left):
+    """Weights e, e^2, e, e, e^2, e: of the equal ones those with low ids stay."""
+    z = np.array([1, 2, 1, 1, 2, 1], np.float32)
+    assert shape(z, SamplingParams(temperature=1.0, **params)).ids.tolist() == left
+
+
+def test_order_is_penalties_bias_temperature_then_truncation():
+    """Bias lifts an id into the top-k; the temperature acts before the nucleus is taken; min-p comes last."""
+    z = np.array([3, 2, 1, 0], np.float32)
+    lifted = shape(z, SamplingParams(temperature=2.0, top_k=2, logit_bias={3: 5.0}))
+    assert lifted.ids.tolist() == [0, 3]
+    assert lifted.scores.tolist() == [1.5, 2.5]
+    cold, hot = (shape(z, SamplingParams(temperature=t, top_p=0.8)) for t in (0.5, 2.0))
+    assert (cold.ids.tolist(), hot.ids.tolist()) == ([0], [0, 1, 2])
+    # top-k 2 leaves shares .73 and .27, so the nucleus of .7 is one id; over all ids it would be two.
+    assert shape(z, SamplingParams(temperature=1.0, top_k=2, top_p=0.7)).ids.tolist() == [0]
+    assert shape(z, SamplingParams(temperature=1.0, top_p=0.7)).ids.tolist() == [0, 1]
+    # With min-p first the nucleus would be taken of {0, 1} and end at 0.
+    assert shape(z, SamplingParams(temperature=1.0, top_p=0.7, min_p=0.2)).ids.tolist() == [0, 1]
+
+
+def test_penalties_by_hand():
+    """Prompt {0, 1}, output {1, 1, 2}: repetition sees all three, presence and frequency the output."""
+    z = np.array([2.0, -1.0, 1.0, 0.5], np.float32)
+    params = SamplingParams(temperature=1.0, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
+    got = shape(z, params, History([0, 1], [1, 1, 2])).scores
+    assert got.tolist() == [1.0, -2.0 - 0.5 - 0.5, 0.5 - 0.5 - 0.25, 0.5]
+
+
+def test_greedy_obeys_penalties_and_bias_and_ignores_truncation():
+    z = np.array([2.0, 1.9, 0.0], np.float32)
+    assert shape(z, SamplingParams(top_k=1, top_p=0.1, min_p=1.0)).ids is None
+    assert shape(z, SamplingParams(presence_penalty=0.5), History([], [0])).choose(0, 0) == 1
+    assert shape(z, SamplingParams(temperature=1e-4, logit_bias={2: 9.0})).choose(0, 0) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 300), max_size=200), st.lists(st.integers(0, 300), max_size=200), st.integers(0, 5))
+def test_history_counts(prompt, output, pieces):
+    """Appended bit by bit and extended, a history counts as one made at once; views leave the base alone."""
+    history = History(prompt)
+    for i in range(pieces):
+        history.extended([1, 2, 299]).counts()
+        history.append(output[i * 20 : (i + 1) * 20])
+    known, path = output[: pieces * 20], output[pieces * 20 :]
+    for got, words in ((history, known), (history.extended(path), known + path)):
+        ids, counts = got.counts()
+        assert len(set(ids.tolist())) == len(ids)
+        expected = {token: words.count(token) for token in {*prompt, *words}}
+        assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == expected
+
+
+def test_a_view_of_a_history_cannot_be_appended_to():
+    with pytest.raises(UsageError, match="view"):
+        History([1]).extended([2]).append([3])
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), HOT, SamplingParams(temperature=1.0, top_k=2, top_p=0.5)])
+@pytest.mark.parametrize(("bad", "what"), [(math.nan, "1 NaN"), (math.inf, "1 infinite")])
+def test_logits_that_are_no_numbers_fail_loudly(params, bad, what):
+    with pytest.raises(NumericsError, match=what):
+        shape(np.array([0, bad, -np.inf, 1], np.float32), params)
+    with pytest.raises(NumericsError, match=what):
+        token_logprob(np.array([0, bad, 1], np.float32), 0)
+
+
+def test_a_row_that_bans_everything_fails_loudly():
+    with pytest.raises(NumericsError, match="bans every token"):
+        shape(np.full(3, -np.inf, np.float32), HOT)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), HOT, SamplingParams(temperature=1.0, top_k=3, min_p=0.01)])
+def test_banned_ids_are_never_chosen(params):
+    z = np.array([-np.inf, 1, -np.inf, 1.5], np.float32)
+    shaped = shape(z, params)
+    assert shaped.ids.tolist() == [1, 3]
+    assert {shaped.choose(1, position) for position in range(60)} <= {1, 3}
+    assert shaped.probabilities(4)[[0, 2]].tolist() == [0, 0]
+    assert [token for token, _ in shaped.top(4, 1, 2)] in ([1, 3], [3, 1])
+
+
+def test_choose_is_argmax_of_score_plus_field():
+    z = np.random.default_rng(0).normal(0, 2, 97).astype(np.float32)
+    whole, cut = shape(z, HOT), shape(z, SamplingParams(temperature=1.0, top_k=20))
+    for position in range(40):
+        values = z.astype(np.float64) + noise.gumbel(5, position, vocab=97, choice=3)
+        assert whole.choose(5, position, 3) == noise.argmax_gumbel(z, 1.0, 5, position, 3) == values.argmax()
+        assert cut.choose(5, position, 3) == max(cut.ids.tolist(), key=lambda i, v=values: v[i])
+        private = z.astype(np.float64) + noise.gumbel(5, position, vocab=97, domain=noise.DRAFT, depth=2)
+        assert whole.choose(5, position, private=2) == private.argmax()
+
+
+def test_ties_go_to_the_lowest_id_whatever_the_noise_cannot_decide():
+    assert Shaped(np.array([3, 8, 9]), np.array([1.0, 2.0, 2.0]), greedy=True).choose(1, 2) == 8
+    assert [token for token, _ in Shaped(None, np.zeros(5), greedy=True).top(3, 1, 2)] == [0, 1, 2]
+
+
+def test_top_ranks_with_margins():
+    z = np.random.default_rng(7).normal(0, 2, 60).astype(np.float32)
+    for params in (SamplingParams(), HOT, SamplingParams(temperature=0.7, top_k=9)):
+        shaped = shape(z, params)
+        for position in range(10):
+            ranked = shaped.top(4, 3, position)
+            best, second = ranked[0], ranked[1]
+            assert best[0] == shaped.choose(3, position)
+            assert best[1] == pytest.approx(-second[1])
+            assert best[1] >= 0 >= second[1] >= ranked[2][1] >= ranked[3][1]
+            assert shaped.top(1, 3, position) == ranked[:1]
+
+
+def test_top_of_a_short_row():
+    alone = shape(np.array([0, 5, 1], np.float32), SamplingParams(temperature=1.0, top_k=1))
+    assert alone.top(3, 1, 2) == [(1, math.inf)]
+    assert len(shape(np.zeros(3, np.float32), HOT).top(8, 1, 2)) == 3
+
+
+def test_token_logprob_is_the_raw_softmax():
+    z = np.array([1.0, 3.0, 3.0, -2.0], np.float32)
+    expected = z.astype(np.float64) - math.log(sum(math.exp(x) for x in z))
+    got = token_logprob(z, 0, 3)
+    assert got.token == 0
+    assert got.logprob == pytest.approx(expected[0], rel=1e-12)
+    assert [token for token, _ in got.top] == [1, 2, 0]
+    assert [value for _, value in got.top] == pytest.approx(expected[[1, 2, 0]].tolist(), rel=1e-12)
+    assert token_logprob(z, 3).top == ()
+    assert len(token_logprob(z, 3, 20).top) == 4
+
+
+def test_a_result_is_a_function_of_its_row_alone():
+    """Bit-equal wherever the row lies in memory: alone, inside a batch, in a strided view."""
+    rng = np.random.default_rng(5)
+    batch = rng.normal(0, 3, (7, 4099)).astype(np.float32)
+    params = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
+    history = History(range(50))
+    for row in range(7):
+        alone, inside = shape(batch[row].copy(), params, history), shape(batch[row], params, history)
+        strided = shape(np.asfortranarray(batch)[row], params, history)
+        for other in (inside, strided):
+            assert (alone.ids == other.ids).all()
+            assert (alone.scores == other.scores).all()
