@@ -23,7 +23,7 @@ from wager.verify.distribution import Shaped, shape, without_replacement
 
 V = 8
 LENGTH = 61  # one token that depends on the prompt, then twenty windows of three
-TOKENS = int(os.environ.get("WAGER_LAW_TOKENS", "9000"))
+TOKENS = int(os.environ.get("WAGER_LAW_TOKENS", "6000"))
 
 TARGET = ToyLaw(vocab=V, order=1, sharpness=4.0, memory=0.0)
 GUESSER = ToyLaw(vocab=V, order=1, sharpness=4.0, memory=0.0, drift=0.7, salt=5)

@@ -114,4 +114,3 @@ def test_an_unprocessed_law_is_noticed():
             return replace(draft, law=raw[lasts])
 
     assert noticed("rejection", Unprocessed, (1, 1, 1), CUT)
-

@@ -74,11 +74,16 @@ def test_ids_of_a_row_are_independent(lag):
 
 def test_coins_are_uniform_and_independent_of_each_other():
     """Acceptance coins over positions, and coin i against coin i + 1 and against the residual draw of the round."""
-    coins = np.array([
-        [noise.uniform(9, position, index=0), noise.uniform(9, position, index=1),
-         noise.uniform(9, position, domain=noise.RESIDUAL)]
-        for position in range(6000)
-    ])
+    coins = np.array(
+        [
+            [
+                noise.uniform(9, position, index=0),
+                noise.uniform(9, position, index=1),
+                noise.uniform(9, position, domain=noise.RESIDUAL),
+            ]
+            for position in range(6000)
+        ]
+    )
     assert all(stats.kstest(column, "uniform").pvalue > FAR for column in coins.T)
     for a, b in itertools.combinations(range(3), 2):
         table = np.histogram2d(coins[:, a], coins[:, b], bins=8, range=((0, 1), (0, 1)))[0]

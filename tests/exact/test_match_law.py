@@ -74,7 +74,7 @@ def test_chains_keep_the_law_and_accept_as_the_closed_form_says(kind, vocab, dep
 def test_deterministic_trees_keep_the_law_and_accept_the_sum_of_p(kind, widths):
     """Targets at the nodes are independent draws of p; guesses without noise are a fixed tree."""
     world = World(3, 3, kind)
-    (_, draft), = worlds.fixed_tree(world, widths)
+    ((_, draft),) = worlds.fixed_tree(world, widths)
     p = world.rows(draft)
     out: dict[tuple[int, ...], float] = {}
     first = 0.0

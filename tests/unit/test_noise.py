@@ -109,7 +109,8 @@ def test_private_depths_and_choices_do_not_meet():
     """choice + depth * 256: choices stay below 64, so no (choice, depth) pair shares a number."""
     draws = {
         noise.gumbel(1, 9, np.array([0]), choice=choice, domain=noise.DRAFT, depth=depth)[0]
-        for choice in range(64) for depth in range(1, 6)
+        for choice in range(64)
+        for depth in range(1, 6)
     }
     assert len(draws) == 64 * 5
 

@@ -100,7 +100,13 @@ class Tape(Protocol):
         """out act [R, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
 
     def rotary(
-        self, qkv: Tensor, table: Tensor, norms: tuple[Tensor, Tensor, float] | None, cache: Cache, layer: int, q: Tensor
+        self,
+        qkv: Tensor,
+        table: Tensor,
+        norms: tuple[Tensor, Tensor, float] | None,
+        cache: Cache,
+        layer: int,
+        q: Tensor,
     ) -> None:
         """Per-head q/k RMS norm (q weight, k weight, eps) if given, rotation, and the write of k, v to the cache.
 
@@ -139,7 +145,9 @@ class Kernels(Protocol):
 
     def cache(self, *, layers: int, pages: int, kv_heads: int, head_dim: int) -> Cache: ...
 
-    def tape(self, *, max_rows: int, max_sequences: int, max_pages: int, heads: int, kv_heads: int, head_dim: int) -> Tape: ...
+    def tape(
+        self, *, max_rows: int, max_sequences: int, max_pages: int, heads: int, kv_heads: int, head_dim: int
+    ) -> Tape: ...
 
     def sample(
         self, logits: Tensor, rows: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, choices: Tensor

@@ -80,7 +80,7 @@ class PageTable:
         sequence holds pages already.
         """
         if self.pages(sequence):
-            raise CacheIntegrityError(f"Sequence {sequence!r} already holds pages.", "Match the prefix before reserving.")
+            raise CacheIntegrityError(f"Sequence {sequence!r} already holds pages.", "Match before reserving.")
         holding = self._sequences[sequence] = _Holding()
         before = _ROOT
         for start in range(0, len(tokens) - PAGE, PAGE):
@@ -110,7 +110,7 @@ class PageTable:
     def trim(self, sequence: str, length: int) -> None:
         """Give back the pages beyond `length` positions.
 
-        Raises CacheIntegrityError if `length` lies inside a committed page: it may be shared, so it cannot be rewritten.
+        Raises CacheIntegrityError if `length` lies inside a committed page: it may be shared, so it stays as it is.
         """
         holding = self._sequences.get(sequence)
         if holding is None:
@@ -136,7 +136,7 @@ class PageTable:
             return
         if full > len(holding.pages):
             raise CacheIntegrityError(
-                f"Sequence {sequence!r} commits {full} pages but holds {len(holding.pages)}.", "Reserve before computing."
+                f"Sequence {sequence!r} commits {full} pages but holds {len(holding.pages)}.", "Reserve them first."
             )
         if self._prefix_cache:
             for index in range(holding.full, full):
@@ -264,4 +264,6 @@ def _pages_for(length: int) -> int:
 
 def _require(ok: bool, message: str) -> None:
     if not ok:
-        raise CacheIntegrityError(message, "This is a defect in wager; please report it with the command that led here.")
+        raise CacheIntegrityError(
+            message, "This is a defect in wager: please report it, with the command that led here."
+        )

@@ -19,7 +19,7 @@ from wager.errors import NumericsError, UsageError
 from wager.kernels import noise
 from wager.types import SamplingParams, TokenLogprob
 
-_NUCLEUS_GUESSES = (2.0**-6, 2.0**-11)
+_NUCLEUS_GUESSES = (2.0**-6, 2.0**-10, 2.0**-14)
 """Shares of the mass outside the nucleus that single ids are compared with, to find it among few candidates."""
 
 
@@ -209,9 +209,7 @@ def token_logprob(logits: NDArray[np.float32], token: int, top: int = 0) -> Toke
 
 
 def _penalise(z: NDArray[np.float64], params: SamplingParams, history: History | None) -> None:
-    repetition, frequency, presence = (
-        params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-    )
+    repetition, frequency, presence = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     if history is not None and (repetition != 1 or frequency != 0 or presence != 0):
         ids, counts = history.counts()
         values = z[ids]
