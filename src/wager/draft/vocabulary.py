@@ -1,0 +1,35 @@
+"""Do two tokenizers mean the same token by the same id? Drafting with another model's ids rests on it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from wager.errors import TokenizerError
+
+
+class Vocabulary(Protocol):
+    """What the comparison needs of a tokenizer."""
+
+    vocab_size: int
+
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it."""
+
+
+def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
+    """Raise TokenizerError unless every id of the target is the same token in the draft model's vocabulary.
+
+    The error names the first id that differs and both tokens, or the two sizes.
+    """
+    for token_id in range(min(target.vocab_size, draft.vocab_size)):
+        ours, theirs = target.token(token_id), draft.token(token_id)
+        if ours != theirs:
+            raise TokenizerError(
+                f"The draft model's vocabulary differs: id {token_id} is {theirs!r} there and {ours!r} in the target.",
+                "A draft model must share the target's tokenizer; drafting by n-grams (--drafter ngram) always works.",
+            )
+    if target.vocab_size != draft.vocab_size:
+        raise TokenizerError(
+            f"The draft model's vocabulary has {draft.vocab_size} tokens, the target's {target.vocab_size}.",
+            "A draft model must share the target's tokenizer; drafting by n-grams (--drafter ngram) always works.",
+        )

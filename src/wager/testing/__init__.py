@@ -1,0 +1,37 @@
+"""Public toys: a target with a closed-form law, drafters with known skill, a clock that obeys.
+
+Nothing here is used to serve a request; it ships so that anyone can test an engine, a drafter or a policy against a
+target whose every answer is known.
+"""
+
+from wager.testing.broken import DyingDrafter, OutsideVocabularyDrafter, OverlongDrafter, SilentDrafter, TwinDrafter
+from wager.testing.clock import FakeClock
+from wager.testing.drafters import (
+    AdversaryDrafter,
+    OracleDrafter,
+    RandomTreeDrafter,
+    ReferenceSeer,
+    Seer,
+    SetAcceptanceDrafter,
+    ToySeer,
+)
+from wager.testing.toy import ToyCache, ToyLaw, ToyTarget
+
+__all__ = [
+    "AdversaryDrafter",
+    "DyingDrafter",
+    "FakeClock",
+    "OracleDrafter",
+    "OutsideVocabularyDrafter",
+    "OverlongDrafter",
+    "RandomTreeDrafter",
+    "ReferenceSeer",
+    "Seer",
+    "SetAcceptanceDrafter",
+    "SilentDrafter",
+    "ToyCache",
+    "ToyLaw",
+    "ToySeer",
+    "ToyTarget",
+    "TwinDrafter",
+]

@@ -1,0 +1,66 @@
+"""Drafters that misbehave: a text must survive each of them unchanged."""
+
+from __future__ import annotations
+
+from wager.testing.drafters import _Remembering
+from wager.types import Ask, Draft
+
+
+class OutsideVocabularyDrafter(_Remembering):
+    """Guesses ids no vocabulary has: too large, and negative."""
+
+    name = "outside"
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__()
+        self._vocab = vocab
+
+    def _draft(self, ask: Ask) -> Draft:
+        ids = (self._vocab, -1, self._vocab + 12345, -(2**31))
+        return Draft.chain(ask.sequence, [ids[d % len(ids)] for d in range(ask.depth)], drafter=self.name)
+
+
+class OverlongDrafter(_Remembering):
+    """Guesses far more than it was asked for."""
+
+    name = "overlong"
+
+    def _draft(self, ask: Ask) -> Draft:
+        known = self.known[ask.sequence]
+        return Draft.chain(
+            ask.sequence, (known * (2 + 4 * ask.depth // len(known)))[: 4 * ask.depth + 3], drafter=self.name
+        )
+
+
+class SilentDrafter(_Remembering):
+    """Declines every ask."""
+
+    name = "silent"
+
+
+class TwinDrafter(_Remembering):
+    """Guesses the same token in every child of the root."""
+
+    name = "twins"
+    branches = True
+
+    def _draft(self, ask: Ask) -> Draft:
+        token = self.known[ask.sequence][-1]
+        return Draft(ask.sequence, (token,) * ask.depth, (-1,) * ask.depth, (1.0,) * ask.depth, self.name)
+
+
+class DyingDrafter(_Remembering):
+    """Works for a while, then raises from `propose` for ever."""
+
+    name = "dying"
+
+    def __init__(self, lives: int = 3) -> None:
+        super().__init__()
+        self._lives = lives
+
+    def _draft(self, ask: Ask) -> Draft:
+        self._lives -= 1
+        if self._lives < 0:
+            raise RuntimeError("the drafter died")
+        known = self.known[ask.sequence]
+        return Draft.chain(ask.sequence, known[-ask.depth :], drafter=self.name)

@@ -1,0 +1,48 @@
+"""A whole engine around a toy target: the production path without a model's weights."""
+
+from __future__ import annotations
+
+from wager.draft.base import Drafter
+from wager.economics.policy import FixedDepth
+from wager.engine.core import Engine
+from wager.engine.drafting import Drafting
+from wager.engine.runner import Runner
+from wager.engine.scheduler import Scheduler
+from wager.kv.pages import PageTable
+from wager.testing.toy import ToyLaw, ToyTarget
+from wager.trace import Trace
+from wager.types import VerifyRule
+
+
+def toy_engine(
+    law: ToyLaw,
+    *,
+    drafter: Drafter | None = None,
+    depth: int = 4,
+    rule: VerifyRule = "match",
+    pages: int = 64,
+    max_rows: int = 64,
+    max_sequences: int = 8,
+    max_context: int = 512,
+    prefix_cache: bool = True,
+    trace: Trace | None = None,
+) -> Engine:
+    """An engine that decodes `law`; `pages` small makes preemption common, `max_rows` small chunks prompts."""
+    trace = trace or Trace()
+    target = ToyTarget(law, pages=pages, max_rows=max_rows, max_sequences=max_sequences)
+    scheduler = Scheduler(
+        PageTable(pages, prefix_cache=prefix_cache),
+        max_rows=max_rows,
+        max_sequences=max_sequences,
+        max_context=max_context,
+        guesses=depth if drafter else 0,
+        clock=trace.clock,
+    )
+    return Engine(
+        Runner(target, rule=rule),
+        scheduler,
+        policy=FixedDepth(depth),
+        drafting=Drafting(drafter, vocab=law.vocab),
+        eos=() if law.eos is None else (law.eos,),
+        trace=trace,
+    )

@@ -1,0 +1,295 @@
+"""The draft model: whatever is asked, skipped, accepted or refused, its guesses are those of its own closed form."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from wager.draft.model import DraftModel, check_same_vocabulary
+from wager.errors import NumericsError, TokenizerError
+from wager.kernels.base import PAGE, Output
+from wager.kernels.noise import argmax_gumbel
+from wager.testing import ToyLaw, ToySeer, ToyTarget
+from wager.types import Ask, Batch, Draft, SamplingParams
+from wager.verify.distribution import History, shape
+
+VOCAB = 32
+LAW = ToyLaw(vocab=VOCAB)
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=8, top_p=0.9),
+    SamplingParams(repetition_penalty=1.4, presence_penalty=0.5),
+    SamplingParams(temperature=1.1, frequency_penalty=0.8, min_p=0.02, logit_bias={3: 2.0}),
+]
+
+
+def _prompt(length: int, *, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def _seen(ask: Ask, known: Sequence[int], prompt: int) -> tuple[int, ...]:
+    """What the draft model's law says, computed without a cache."""
+    return tuple(ToySeer(LAW).see(ask, known, prompt))
+
+
+class _Text:
+    """One sequence as an engine would keep it."""
+
+    def __init__(self, name: str, params: SamplingParams, *, length: int, seed: int) -> None:
+        self.name, self.params, self.prompt, self.seed = name, params, length, seed
+        self.known = _prompt(length, seed=seed)
+        self.choice = seed % 3
+
+    def ask(self, depth: int, *, law: bool = False) -> Ask:
+        return Ask(self.name, len(self.known), depth, self.params, self.seed, self.choice, law)
+
+    def accept(self, drafter: DraftModel, tokens: Sequence[int]) -> None:
+        self.known += tokens
+        drafter.accept(self.name, tokens)
+
+
+@pytest.mark.parametrize("pages", [200, 14])
+@pytest.mark.parametrize("max_rows", [64, 5])
+def test_guesses_are_its_own_law_through_any_history(pages: int, max_rows: int) -> None:
+    rng = random.Random(pages + max_rows)
+    target = ToyTarget(LAW, pages=pages, max_rows=max_rows, max_sequences=3)
+    drafter = DraftModel(target)
+    texts: list[_Text] = []
+    declined = guessed = 0
+    for step in range(150):
+        if len(texts) < 5 and rng.random() < 0.4:
+            seed = step if rng.random() < 0.5 else 1  # half of them share a prompt
+            texts.append(_Text(f"s{step}", rng.choice(PARAMS), length=rng.choice((1, 17, 40)), seed=seed))
+            drafter.begin(texts[-1].name, texts[-1].known, texts[-1].params)
+        chosen = [text for text in texts if rng.random() < 0.7]
+        asks = [text.ask(rng.randint(0, 5)) for text in chosen]
+        drafts = drafter.propose(asks)
+        assert [draft.sequence for draft in drafts] == [ask.sequence for ask in asks]
+        for text, ask, draft in zip(chosen, asks, drafts, strict=True):
+            if len(draft) == 0:
+                declined += ask.depth > 0
+                continue
+            guessed += len(draft)
+            assert draft.tokens == _seen(ask, text.known, text.prompt) and len(draft.scores) == ask.depth
+        for text in texts:  # some guesses come true, then something else is said; those not asked go on as well
+            draft = next((d for d in drafts if d.sequence == text.name), Draft(""))
+            right = rng.randint(0, len(draft))
+            half = rng.randint(0, right)
+            text.accept(drafter, draft.tokens[:half])
+            text.accept(drafter, draft.tokens[half:right])
+            if rng.random() < 0.8:
+                text.accept(drafter, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 2))])
+            drafter.table.check()
+        for text in [text for text in texts if len(text.known) > 70 or rng.random() < 0.03]:
+            drafter.end(text.name)
+            texts.remove(text)
+    assert guessed > 300 and (declined > 10) == (pages == 14)
+    for text in texts:
+        drafter.end(text.name)
+    drafter.table.check({})
+    assert drafter.table.free == pages
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_under_a_law_it_draws_privately_and_says_from_what(params: SamplingParams) -> None:
+    drafter = DraftModel(ToyTarget(LAW))
+    text = _Text("s", params, length=20, seed=5)
+    drafter.begin("s", text.known, params)
+    text.accept(drafter, [3, 3])
+    ask = text.ask(3, law=True)
+    (draft,) = drafter.propose([ask])
+    if params.plain and params.greedy:
+        assert draft.law is None and draft.tokens == _seen(ask, text.known, text.prompt)
+        return
+    history = History(text.known[:20], text.known[20:])
+    path: list[int] = []
+    assert draft.law is not None and draft.law.shape == (3, VOCAB)
+    for depth, (token, row) in enumerate(zip(draft.tokens, draft.law, strict=True), 1):
+        shaped = shape(LAW([*text.known, *path]), params, history.extended(path))
+        assert np.array_equal(row, shaped.probabilities(VOCAB))
+        assert token == shaped.choose(text.seed, ask.position + depth - 1, text.choice, private=depth)
+        path.append(token)
+    assert drafter.needs_law
+
+
+class _Counting(ToyTarget):
+    """Records the rows of every pass."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(LAW, **options)
+        self.widths: list[int] = []
+
+    def forward(self, batch: Batch) -> Output:
+        self.widths.append(batch.rows)
+        return super().forward(batch)
+
+
+def test_k_guesses_cost_k_passes_and_full_acceptance_owes_two_tokens() -> None:
+    target = _Counting()
+    drafter = DraftModel(target)
+    texts = [_Text(name, PARAMS[0], length=10, seed=7) for name in ("a", "b")]
+    for text in texts:
+        drafter.begin(text.name, text.known, text.params)
+    drafts = drafter.propose([text.ask(3) for text in texts])
+    assert target.widths == [20, 2, 2]
+    texts[0].accept(drafter, [*drafts[0].tokens, 9])  # all right: the last guess was never fed
+    texts[1].accept(drafter, [(drafts[1].tokens[0] + 1) % VOCAB])  # all wrong
+    target.widths.clear()
+    drafts = drafter.propose([text.ask(2) for text in texts])
+    assert target.widths == [3, 2]
+    texts[0].accept(drafter, [drafts[0].tokens[0], (drafts[0].tokens[1] + 1) % VOCAB])
+    target.widths.clear()
+    drafter.propose([texts[0].ask(1)])
+    assert target.widths == [1]
+
+
+def test_a_truth_that_overtakes_a_cut_draft_is_recognised() -> None:
+    target = _Counting()
+    drafter = DraftModel(target)
+    text = _Text("s", PARAMS[0], length=30, seed=3)
+    drafter.begin("s", text.known, text.params)
+    (draft,) = drafter.propose([text.ask(4)])
+    text.accept(drafter, draft.tokens[:1])
+    text.accept(drafter, draft.tokens[1:3])  # the engine verified fewer guesses than were made; its own token agreed
+    target.widths.clear()
+    ask = text.ask(3)
+    assert drafter.propose([ask])[0].tokens == _seen(ask, text.known, text.prompt)
+    assert sum(target.widths) <= 4
+    assert drafter.propose([ask])[0].tokens == _seen(ask, text.known, text.prompt)  # asked twice, nothing accepted
+
+
+def test_pages_of_refuted_guesses_are_given_back_and_the_last_token_stays_open() -> None:
+    drafter = DraftModel(ToyTarget(LAW, pages=8))
+    text = _Text("s", PARAMS[0], length=PAGE - 3, seed=3)
+    drafter.begin("s", text.known, text.params)
+    (draft,) = drafter.propose([text.ask(PAGE)])
+    assert drafter.table.free == 6
+    text.accept(drafter, draft.tokens[:3])  # known up to the page's end; the rows behind may still turn out true
+    assert drafter.table.free == 6
+    assert drafter.table.match_prefix("probe", [*text.known, 0]) == 0
+    text.accept(drafter, [(draft.tokens[3] + 1) % VOCAB])
+    assert drafter.table.free == 7
+
+
+def test_equal_prompts_are_computed_once() -> None:
+    target = _Counting()
+    drafter = DraftModel(target)
+    for name in ("a", "b"):
+        text = _Text(name, PARAMS[0], length=3 * PAGE + 1, seed=2)
+        drafter.begin(name, text.known, text.params)
+        drafter.propose([text.ask(1)])
+        text.accept(drafter, [1])
+    assert target.widths == [3 * PAGE + 1, 1]
+
+
+def test_it_declines_beyond_its_context_and_its_cache() -> None:
+    drafter = DraftModel(ToyTarget(LAW, pages=2), max_context=24)
+    text = _Text("s", PARAMS[0], length=20, seed=2)
+    drafter.begin("s", text.known, text.params)
+    assert len(drafter.propose([text.ask(9)])[0]) == 5  # the last guess is never fed: 20 + 4 positions
+    text.accept(drafter, [1] * 5)
+    assert len(drafter.propose([text.ask(3)])[0]) == 0
+    other = _Text("t", PARAMS[0], length=10, seed=3)
+    drafter.begin("t", other.known, other.params)
+    assert len(drafter.propose([other.ask(3)])[0]) == 0
+    drafter.end("s")
+    assert len(drafter.propose([other.ask(3)])[0]) == 3
+
+
+def test_beginning_again_starts_afresh() -> None:
+    drafter = DraftModel(ToyTarget(LAW, pages=8))
+    for seed in (1, 2, 3):
+        text = _Text("s", PARAMS[1], length=60, seed=seed)
+        drafter.begin("s", text.known, text.params)
+        ask = text.ask(3)
+        assert drafter.propose([ask])[0].tokens == _seen(ask, text.known, text.prompt)
+    drafter.end("s")
+    drafter.end("s")
+    drafter.table.check({})
+
+
+def test_scores_follow_what_comes_true() -> None:
+    drafter = DraftModel(ToyTarget(LAW))
+    text = _Text("s", PARAMS[0], length=5, seed=1)
+    drafter.begin("s", text.known, text.params)
+    for _ in range(60):  # depth 1 is always right, depth 2 never
+        (draft,) = drafter.propose([text.ask(3)])
+        text.accept(drafter, [draft.tokens[0], (draft.tokens[1] + 1) % VOCAB])
+    scores = drafter.propose([text.ask(3)])[0].scores
+    assert scores[0] > 0.93 and scores[1] < 0.15 and scores[2] < scores[1]
+
+
+class _Kernels:
+    """Samples as native kernels do, and counts."""
+
+    calls = 0
+
+    def sample(self, logits: Tensor, rows: Tensor, temps: Tensor, seeds: Tensor, at: Tensor, choices: Tensor) -> Tensor:
+        self.calls += 1
+        unsigned = seeds.numpy().view(np.uint64)
+        tokens = [
+            argmax_gumbel(logits[row].numpy(), float(temps[i]), int(unsigned[i]), int(at[i]), int(choices[i]))
+            for i, row in enumerate(rows.tolist())
+        ]
+        return torch.tensor(tokens, dtype=torch.int32)
+
+
+def test_native_sampling_serves_exactly_the_plainly_sampled() -> None:
+    kernels = _Kernels()
+    drafter = DraftModel(ToyTarget(LAW), kernels=kernels)  # type: ignore[arg-type]
+    texts = [_Text(f"s{i}", params, length=9, seed=2**63 + i) for i, params in enumerate(PARAMS)]
+    for text in texts:
+        drafter.begin(text.name, text.known, text.params)
+    asks = [text.ask(3) for text in texts]
+    for text, ask, draft in zip(texts, asks, drafter.propose(asks), strict=True):
+        assert draft.tokens == _seen(ask, text.known, text.prompt)
+    assert kernels.calls == 3
+
+
+@pytest.mark.parametrize(("own", "verified"), [(40, VOCAB), (20, VOCAB)])
+def test_ids_and_laws_have_the_verified_models_width(own: int, verified: int) -> None:
+    drafter = DraftModel(ToyTarget(ToyLaw(vocab=own)), vocab=verified, kernels=_Kernels() if own > verified else None)  # type: ignore[arg-type]
+    for seed in range(12):
+        text = _Text(f"s{seed}", SamplingParams(temperature=0.0 if seed % 2 else 1.5), length=4, seed=seed)
+        drafter.begin(text.name, [1, 2, 3, 4], text.params)
+        (draft,) = drafter.propose([text.ask(4)])
+        assert all(token < min(own, verified) for token in draft.tokens)
+        (draft,) = drafter.propose([text.ask(2, law=True)])
+        assert draft.law is None or draft.law.shape == (2, verified)
+
+
+class _Damaged(ToyTarget):
+    def forward(self, batch: Batch) -> Output:
+        output = super().forward(batch)
+        return Output(output.logits * float("nan"), torch.full_like(output.best, -1))
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_logits_that_are_not_numbers_are_an_error(params: SamplingParams) -> None:
+    drafter = DraftModel(_Damaged(LAW))
+    drafter.begin("s", [1, 2], params)
+    with pytest.raises(NumericsError):
+        drafter.propose([Ask("s", 2, 2, params, 0)])
+
+
+class _Words:
+    def __init__(self, *words: str) -> None:
+        self.vocab_size = len(words)
+        self._words = words
+
+    def token(self, token_id: int) -> str:
+        return self._words[token_id]
+
+
+def test_vocabularies_must_agree() -> None:
+    check_same_vocabulary(_Words("a", "b"), _Words("a", "b"))
+    with pytest.raises(TokenizerError, match=r"id 1 is 'x' there and 'b'"):
+        check_same_vocabulary(_Words("a", "b", "c"), _Words("a", "x"))
+    with pytest.raises(TokenizerError, match=r"has 3 tokens, the target's 2"):
+        check_same_vocabulary(_Words("a", "b"), _Words("a", "b", "c"))

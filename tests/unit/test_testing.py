@@ -1,0 +1,286 @@
+"""The toys: the target reads its own cache back, the drafters are as skilled as they claim."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from wager.errors import CacheIntegrityError
+from wager.kernels.base import PAGE
+from wager.testing import (
+    AdversaryDrafter,
+    DyingDrafter,
+    FakeClock,
+    OracleDrafter,
+    OutsideVocabularyDrafter,
+    OverlongDrafter,
+    RandomTreeDrafter,
+    ReferenceSeer,
+    SetAcceptanceDrafter,
+    SilentDrafter,
+    ToyLaw,
+    ToySeer,
+    ToyTarget,
+    TwinDrafter,
+)
+from wager.types import Ask, Batch, Draft, SamplingParams, Span
+from wager.verify.pack import pack
+
+LAW = ToyLaw(vocab=32)
+PROMPT = tuple(np.random.default_rng(3).integers(0, 32, 40).tolist())
+PAGES = {"a": [5, 2, 9, 4], "b": [7, 0, 3, 1]}
+
+
+def _span(name: str, tokens: tuple[int, ...], start: int, *, live: bool = True) -> Span:
+    return Span(name, start, tokens[start:], live, 8)
+
+
+def _prefilled(law: ToyLaw = LAW) -> ToyTarget:
+    target = ToyTarget(law, pages=10)
+    target.forward(pack([_span("a", PROMPT[:-1], 0, live=False)], {}, PAGES))
+    return target
+
+
+def _same(logits: torch.Tensor, context: tuple[int, ...]) -> bool:
+    return bool(np.array_equal(logits.numpy(), LAW(context)))
+
+
+def test_logits_follow_the_closed_form_whatever_the_chunks() -> None:
+    whole = ToyTarget(LAW, pages=10).forward(pack([_span("a", PROMPT, 0)], {}, PAGES))
+    assert _same(whole.logits[0], PROMPT)
+    assert int(whole.best[0]) == int(LAW(PROMPT).argmax())
+    target = ToyTarget(LAW, pages=10)
+    for start, end in ((0, 7), (7, 16), (16, 39)):
+        target.forward(pack([_span("a", PROMPT[:end], start, live=False)], {}, PAGES))
+    both = [_span("b", PROMPT[:9], 0), _span("a", PROMPT, 39)]
+    output = target.forward(pack(both, {}, PAGES))
+    assert _same(output.logits[0], PROMPT[:9]) and _same(output.logits[1], PROMPT)
+
+
+@pytest.mark.parametrize("context", [(), (4,), (4, 1)])
+def test_a_context_shorter_than_the_order_has_a_law(context: tuple[int, ...]) -> None:
+    law = ToyLaw(vocab=8, order=3)
+    assert law(context).shape == (8,)
+    if context:
+        output = ToyTarget(law, pages=10).forward(pack([_span("a", context, 0)], {}, PAGES))
+        assert np.array_equal(output.logits[0].numpy(), law(context))
+
+
+def test_tree_rows_see_their_own_path_and_an_accepted_path_must_be_moved() -> None:
+    target = _prefilled()
+    draft = Draft("a", (3, 8, 5, 6), (-1, -1, 1, 2))
+    output = target.forward(pack([_span("a", PROMPT, 39)], {"a": draft}, PAGES))
+    for head, path in enumerate([(), (3,), (8,), (8, 5), (8, 5, 6)]):
+        assert _same(output.logits[head], PROMPT + path)
+    known = (*PROMPT, 8, 5, 6, 1)
+    follow = pack([_span("a", known, 43)], {}, PAGES)
+    assert not _same(target.forward(follow).logits[0], known)
+    slots = [PAGES["a"][at // PAGE] * PAGE + at % PAGE for at in range(40, 44)]
+    target.forward(pack([_span("a", PROMPT, 39)], {"a": draft}, PAGES))  # undo what the wrong step wrote
+    target.cache.move(torch.tensor(slots[1:], dtype=torch.int32), torch.tensor(slots[:3], dtype=torch.int32))
+    assert _same(target.forward(follow).logits[0], known)
+    assert target.cache.read(slots[0]).flatten().tolist() == [8.0, 40.0]
+
+
+def _mistakes() -> dict[str, Batch]:
+    good = pack([_span("a", (*PROMPT, 4, 9), 39)], {}, PAGES)
+    tables = good.tables.copy()
+    tables[0, 0], tables[0, 1] = tables[0, 1], tables[0, 0]
+    stale = good.tables.copy()
+    stale[0, 1] = 8
+    shifted = good.slots.copy()
+    shifted[0] += 5
+    return {
+        "swapped pages": replace(good, tables=tables),
+        "stale page": replace(good, tables=stale),
+        "wrong slot": replace(good, slots=shifted),
+        "wrong position": replace(good, positions=good.positions + np.int32(1)),
+        "wrong parent": replace(good, parents=np.array([-1, 0, 0], np.int32)),
+        "wrong base": replace(good, bases=good.bases - np.int32(1)),
+    }
+
+
+@pytest.mark.parametrize("mistake", list(_mistakes()))
+def test_every_paging_mistake_moves_the_logits(mistake: str) -> None:
+    known = (*PROMPT, 4, 9)
+    assert _same(_prefilled().forward(pack([_span("a", known, 39)], {}, PAGES)).logits[0], known)
+    batch = _mistakes()[mistake]
+    target = _prefilled()
+    now = _same(target.forward(batch).logits[0], known)
+    later = _same(target.forward(pack([_span("a", (*known, 7), 42)], {}, PAGES)).logits[0], (*known, 7))
+    assert not (now and later)  # a wrong slot shows in the step after
+
+
+def test_a_cleared_page_and_a_reused_buffer_show() -> None:
+    target = _prefilled()
+    batch = pack([_span("a", PROMPT, 39)], {}, PAGES)
+    kept = target.forward(batch).logits
+    assert _same(kept[0], PROMPT)
+    target.cache.clear(PAGES["a"][0])
+    target.forward(batch)
+    assert not _same(kept[0], PROMPT)
+
+
+def test_a_batch_no_target_could_run_is_refused() -> None:
+    target = ToyTarget(LAW, pages=10, max_rows=4)
+    with pytest.raises(CacheIntegrityError, match="40 rows"):
+        target.forward(pack([_span("a", PROMPT, 0)], {}, PAGES))
+    batch = pack([_span("a", PROMPT[:3], 0)], {}, PAGES)
+    with pytest.raises(CacheIntegrityError):
+        target.forward(replace(batch, slots=np.array([3, 3, 4], np.int32)))
+    with pytest.raises(CacheIntegrityError):
+        target.forward(replace(batch, parents=np.array([1, -1, 0], np.int32)))
+
+
+def test_options_of_the_law() -> None:
+    context = (1, 2, 3)
+    short = ToyLaw(vocab=16, order=2, memory=0.0)
+    assert np.array_equal(short(context), short((9, 9, 2, 3)))
+    assert not np.array_equal(LAW(context), LAW((9, 2, 3)))
+    eos = ToyLaw(vocab=16, eos=5, eos_bias=50.0)
+    assert int(eos(context).argmax()) == 5
+    sharp, flat = ToyLaw(vocab=16, sharpness=20.0), ToyLaw(vocab=16, sharpness=2.0)
+    assert np.ptp(sharp(context)) > np.ptp(flat(context))
+    contexts = [(a, b) for a in range(16) for b in range(16)]
+    near = ToyLaw(vocab=16, drift=0.5, salt=1)
+    agree = np.mean([near(c).argmax() == ToyLaw(vocab=16)(c).argmax() for c in contexts])
+    assert 0.3 < agree < 0.95
+
+
+# ---- drafters -------------------------------------------------------------------------------------------------------
+
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.8, top_k=6, repetition_penalty=1.3, frequency_penalty=0.5),
+]
+
+
+def _said(params: SamplingParams, count: int, *, seed: int = 11) -> list[int]:
+    """The target's text by the shortest route: law, shape, choose."""
+    from wager.verify.distribution import History, shape
+
+    output: list[int] = []
+    for _ in range(count):
+        shaped = shape(LAW((*PROMPT, *output)), params, History(PROMPT, output))
+        output.append(shaped.choose(seed, len(PROMPT) + len(output), 0))
+    return output
+
+
+def _ask(params: SamplingParams, *, known: int = 0, depth: int = 5) -> Ask:
+    return Ask("a", len(PROMPT) + known, depth, params, 11)
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_the_oracle_is_always_right_and_the_adversary_never(params: SamplingParams) -> None:
+    said = _said(params, 12)
+    oracle, adversary = OracleDrafter(ToySeer(LAW)), AdversaryDrafter(32, seer=ToySeer(LAW))
+    for drafter in (oracle, adversary):
+        drafter.begin("a", PROMPT, params)
+        drafter.accept("a", said[:4])
+    (right,) = oracle.propose([_ask(params, known=4)])
+    assert list(right.tokens) == said[4:9] and right.is_chain and right.scores == (1.0,) * 5
+    (wrong,) = adversary.propose([_ask(params, known=4)])
+    assert len(wrong) == 5 and all(guess != truth for guess, truth in zip(wrong.tokens, said[4:9], strict=True))
+
+
+def test_the_adversary_is_wrong_even_where_there_is_little_choice() -> None:
+    law = ToyLaw(vocab=3)
+    adversary, seer = AdversaryDrafter(3, seer=ToySeer(law)), ToySeer(law)
+    for seed in range(30):
+        prompt = [seed % 3, 1, 2]
+        adversary.begin("a", prompt, PARAMS[1])
+        ask = Ask("a", 3, 6, PARAMS[1], seed)
+        right = seer.see(ask, prompt, 3)
+        assert all(a != b for a, b in zip(adversary.propose([ask])[0].tokens, right, strict=True))
+
+
+def test_drafters_forget_a_sequence_that_ended() -> None:
+    oracle = OracleDrafter(ToySeer(LAW))
+    oracle.begin("a", PROMPT, PARAMS[0])
+    oracle.end("a")
+    oracle.end("a")
+    with pytest.raises(KeyError):
+        oracle.propose([_ask(PARAMS[0])])
+
+
+def test_a_reference_text_makes_an_oracle_of_any_model() -> None:
+    text = [*PROMPT, 9, 8, 7, 6]
+    oracle = OracleDrafter(ReferenceSeer({"a": text}))
+    oracle.begin("a", PROMPT, PARAMS[0])
+    oracle.accept("a", [9])
+    assert oracle.propose([_ask(PARAMS[0], known=1)])[0].tokens == (8, 7, 6)
+
+
+def test_the_set_rates_are_met() -> None:
+    drafter = SetAcceptanceDrafter(32, (0.8, 0.5), seer=ToySeer(LAW))
+    survived = Counter[int]()
+    rounds = 400
+    for index in range(rounds):
+        name = f"r{index}"
+        drafter.begin(name, PROMPT, PARAMS[1])
+        ask = Ask(name, len(PROMPT), 3, PARAMS[1], 11)
+        (draft,) = drafter.propose([ask])
+        for depth, (guess, truth) in enumerate(zip(draft.tokens, _SAID, strict=True)):
+            if guess != truth:
+                break
+            survived[depth] += 1
+    expected = (0.8, 0.4, 0.2)
+    assert draft.scores == pytest.approx(expected)
+    for depth, rate in enumerate(expected):
+        assert survived[depth] / rounds == pytest.approx(rate, abs=4 * (rate * (1 - rate) / rounds) ** 0.5)
+
+
+_SAID = _said(PARAMS[1], 3)
+
+
+def test_random_trees_are_sound_varied_and_partly_right() -> None:
+    with_seer, without = RandomTreeDrafter(32, seer=ToySeer(LAW)), RandomTreeDrafter(32)
+    shapes, reached = set(), Counter[int]()
+    for drafter in (with_seer, without):
+        for index in range(150):
+            name = f"r{index}"
+            drafter.begin(name, PROMPT, PARAMS[1])
+            (draft,) = drafter.propose([Ask(name, len(PROMPT), 7, PARAMS[1], 11)])
+            assert len(draft) <= 7 and len(draft) == len(draft.parents) == len(draft.scores)
+            assert all(-1 <= parent < node for node, parent in enumerate(draft.parents))
+            assert all(0 <= token < 32 for token in draft.tokens)
+            children = list(zip(draft.parents, draft.tokens, strict=True))
+            assert len(set(children)) == len(children)
+            shapes.add(draft.parents)
+            if drafter is with_seer:
+                for node in range(len(draft)):
+                    path = [draft.tokens[step] for step in draft.path(node)]
+                    if len(path) <= 3 and path == _SAID[: len(path)]:
+                        reached[len(path)] += 1
+    assert len(shapes) > 60
+    assert any(parents != tuple(range(-1, len(parents) - 1)) for parents in shapes)
+    assert reached[1] > 60 and reached[3] > 5
+
+
+def test_misbehaviour_is_as_advertised() -> None:
+    params = PARAMS[0]
+    drafters = [OutsideVocabularyDrafter(32), OverlongDrafter(), SilentDrafter(), TwinDrafter(), DyingDrafter(1)]
+    drafts = []
+    for drafter in drafters:
+        drafter.begin("a", PROMPT, params)
+        drafts += drafter.propose([_ask(params)])
+    outside, overlong, silent, twins, _ = drafts
+    assert all(not 0 <= token < 32 for token in outside.tokens) and len(outside) == 5
+    assert len(overlong) > 5 and len(silent) == 0
+    assert twins.parents == (-1,) * 5 and len(set(twins.tokens)) == 1
+    with pytest.raises(RuntimeError, match="died"):
+        drafters[-1].propose([_ask(params)])
+    short = OverlongDrafter()
+    short.begin("a", (1,), params)
+    assert len(short.propose([_ask(params)])[0]) > 5
+
+
+def test_the_clock_moves_when_told() -> None:
+    clock = FakeClock(2.0)
+    clock.advance(0.5)
+    assert clock() == 2.5
