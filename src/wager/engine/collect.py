@@ -1,0 +1,56 @@
+"""Events to completions: gathers what a request's choices said until each has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wager.errors import WagerError
+from wager.types import Completion, Event, Request, TokenLogprob
+
+
+@dataclass(slots=True)
+class _Parts:
+    tokens: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class Collector:
+    """Completions in the order their requests were expected; a request's choices follow each other."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[str, int], _Parts] = {}
+        self._done: dict[tuple[str, int], Completion] = {}
+
+    def expect(self, request: Request) -> None:
+        for choice in range(request.params.n):
+            self._parts[request.id, choice] = _Parts()
+
+    def take(self, event: Event) -> None:
+        """Add an event; those of requests nobody expects are passed over."""
+        parts = self._parts.get((event.request, event.choice))
+        if parts is None:
+            return
+        parts.tokens += event.tokens
+        parts.text.append(event.text)
+        parts.origins += event.origins
+        parts.logprobs += event.logprobs
+        if event.finish and event.stats:
+            self._done[event.request, event.choice] = Completion(
+                event.request,
+                event.choice,
+                tuple(parts.tokens),
+                "".join(parts.text),
+                event.finish,
+                event.stats,
+                tuple(parts.origins),
+                tuple(parts.logprobs),
+                event.error,
+            )
+
+    def completions(self) -> list[Completion]:
+        missing = [key for key in self._parts if key not in self._done]
+        if missing:
+            raise WagerError(f"Request {missing[0][0]!r} never ended.", "This is a defect in wager; please report it.")
+        return [self._done[key] for key in self._parts]

@@ -1,0 +1,239 @@
+"""Who runs in a step, with how many rows, and what becomes of the result: the only writer of sequences and pages.
+
+A step serves running sequences first (oldest first), then prompt chunks, then new arrivals, within `max_rows`. When
+pages run out, guesses go first, then the youngest sequence is preempted: its pages are given back and its tokens,
+which are kept, are computed again later. Knows no tensors, drafters or distributions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from wager.engine.sequence import Ruling, Sequence
+from wager.errors import RequestError
+from wager.kernels.base import PAGE
+from wager.kv.pages import PageTable
+from wager.types import Event, FinishReason, Span
+
+Move = Callable[[str, int, tuple[int, ...]], None]
+"""(sequence, position of the first guess, accepted nodes): bring an accepted tree path to its own positions."""
+
+
+class Scheduler:
+    """Continuous batching over a page table.
+
+    `guesses` bounds the rows of guesses a span may have; `clock` gives seconds for the sequences' bills.
+    """
+
+    def __init__(
+        self,
+        table: PageTable,
+        *,
+        max_rows: int,
+        max_sequences: int,
+        max_context: int,
+        guesses: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.table = table
+        self.max_rows = max_rows
+        self.max_sequences = min(max_sequences, max_rows)
+        self.max_context = max_context
+        self.guesses = guesses
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._clock = clock
+        self._sequences: dict[str, Sequence] = {}
+
+    # ---- arrivals and departures -------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; refused if it could never fit, even alone."""
+        need = min(sequence.prompt_tokens + sequence.params.max_tokens, self.max_context)
+        if sequence.prompt_tokens >= self.max_context:
+            raise RequestError(
+                f"Request {sequence.request.id!r} has {sequence.prompt_tokens} prompt tokens; the context holds "
+                f"{self.max_context}, at least one of them for the answer.",
+                "Shorten the prompt, or raise --max-context if the model allows it.",
+            )
+        if -(-need // PAGE) > self.table.total:
+            raise RequestError(
+                f"Request {sequence.request.id!r} may grow to {need} tokens; "
+                f"the cache holds {self.table.total * PAGE}.",
+                "Lower max_tokens, shorten the prompt, or give the cache more memory (--memory).",
+            )
+        self._sequences[sequence.id] = sequence
+        self.waiting.append(sequence)
+
+    @property
+    def sequences(self) -> Mapping[str, Sequence]:
+        """Everyone who waits or runs, by sequence id."""
+        return self._sequences
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def check(self) -> None:
+        """Integrity: every page accounted for, every running sequence covered by its pages."""
+        self.table.check({sequence.id: sequence.cached for sequence in self.running})
+
+    def finish(self, sequence: Sequence) -> None:
+        """Forget a sequence and give its pages back."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self.table.release(sequence.id)
+        del self._sequences[sequence.id]
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's pages; it keeps its tokens and comes first among those that wait."""
+        self.running.remove(sequence)
+        self.table.release(sequence.id)
+        sequence.cached = 0
+        sequence.bill.preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    # ---- before the pass ----------------------------------------------------------------------------------------
+
+    def next(self) -> list[Span]:
+        """Spans of the next step, their pages reserved (room for guesses included)."""
+        spans: dict[str, Span] = {}
+        left = self.max_rows
+        decoding = [s for s in self.running if s.pending == 1]
+        room = self._room(len(decoding))
+        settled = True
+        for sequence in decoding + [s for s in self.running if s.pending > 1]:
+            if left and sequence in self.running:
+                settled &= self._schedule(sequence, left, room, spans)
+                left = self.max_rows - _rows(spans)
+        while settled and left and self.waiting and len(self.running) < self.max_sequences:
+            if not self._admit(self.waiting[0]):
+                break
+            self._schedule(self.running[-1], left, room, spans)
+            left = self.max_rows - _rows(spans)
+        return list(spans.values())
+
+    def _room(self, decoding: int) -> int:
+        """Rows of guesses per sequence that the row budget leaves when all of `decoding` sequences take them."""
+        return min(self.guesses, max(0, self.max_rows // max(1, decoding) - 1))
+
+    def _schedule(self, sequence: Sequence, left: int, room: int, spans: dict[str, Span]) -> bool:
+        """Reserve and add the span of one running sequence within `left` rows; False if pages were short."""
+        rows = min(sequence.pending, left)
+        live = rows == sequence.pending
+        room = min(room, left - rows, self._growth(sequence)) if live else 0
+        end = sequence.cached + rows
+        settled = self.table.reserve(sequence.id, end + room)
+        if not settled:
+            room = 0
+            if not self._reserve_or_preempt(sequence, end, spans):
+                return False
+        tokens = tuple(sequence.tokens[sequence.cached : end])
+        spans[sequence.id] = Span(sequence.id, sequence.cached, tokens, live, room)
+        return settled
+
+    def _growth(self, sequence: Sequence) -> int:
+        """Guesses that can still be of use: the bonus token follows the last one."""
+        left = min(sequence.params.max_tokens - sequence.output_tokens, self.max_context - len(sequence.tokens))
+        return max(0, left - 1)
+
+    def _reserve_or_preempt(self, sequence: Sequence, length: int, spans: dict[str, Span]) -> bool:
+        """Pages for `length` positions, taken from the youngest sequences if need be; False if it fell itself."""
+        while not self.table.reserve(sequence.id, length):
+            youngest = self.running[-1]
+            self.preempt(youngest)
+            spans.pop(youngest.id, None)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Move the first waiting sequence to the running ones, if pages for all its known tokens can be had."""
+        leader = self._sequences.get(sequence.request.id)
+        shares = sequence.choice > 0 and leader is not None and leader in self.running
+        if shares and leader is not None and leader.cached < leader.prompt_tokens:
+            return False  # the first choice computes the prompt for all
+        if -(-(len(sequence.tokens) + 1) // PAGE) > self.table.free:
+            return False
+        self.waiting.popleft()
+        self.running.append(sequence)
+        if shares and leader is not None and sequence.cached == 0:
+            self.table.fork(leader.id, sequence.id, sequence.prompt_tokens - 1)
+            sequence.cached = (sequence.prompt_tokens - 1) // PAGE * PAGE
+        else:
+            sequence.cached = self.table.match_prefix(sequence.id, sequence.tokens)
+        if sequence.bill.admitted < 0:
+            sequence.bill.admitted = self._clock()
+            sequence.bill.prefix_hit_tokens = sequence.cached
+        return True
+
+    # ---- after the pass -----------------------------------------------------------------------------------------
+
+    def commit(self, spans: Seq[Span], rulings: Mapping[str, Ruling], move: Move) -> list[Event]:
+        """Write the step's result: append, move accepted paths, register full pages, trim, finish."""
+        now = self._clock()
+        events = []
+        for span in spans:
+            sequence = self._sequences[span.sequence]
+            sequence.cached = span.start + len(span.tokens)
+            ruling = rulings.get(span.sequence)
+            if ruling is None:
+                self._keep(sequence)
+            else:
+                events.append(self._apply(sequence, ruling, now, move))
+        return events
+
+    def _apply(self, sequence: Sequence, ruling: Ruling, now: float, move: Move) -> Event:
+        if ruling.error:
+            return self.end(sequence, "error", error=ruling.error)
+        first_guess = len(sequence.tokens)
+        text, finish = "", None
+        for token in ruling.tokens:
+            piece, finish = sequence.append(token, max_context=self.max_context)
+            text += piece
+            if finish:
+                break
+        count = len(sequence.tokens) - first_guess
+        kept = ruling.accepted[:count]
+        move(sequence.id, first_guess, kept)
+        sequence.cached += len(kept)
+        self._keep(sequence)
+        self._charge(sequence, ruling, len(kept), now)
+        news = Event(
+            sequence.request.id,
+            sequence.choice,
+            ruling.tokens[:count],
+            text,
+            ruling.origins[:count],
+            ruling.logprobs[:count],
+        )
+        return self.end(sequence, finish, news=news) if finish else news
+
+    @staticmethod
+    def _charge(sequence: Sequence, ruling: Ruling, accepted: int, now: float) -> None:
+        bill = sequence.bill
+        bill.first = now if bill.first < 0 else bill.first
+        bill.last = now
+        bill.rounds += 1
+        bill.drafted += ruling.drafted
+        bill.accepted += accepted
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Register pages that are now full and true, and give back those that only guesses needed."""
+        self.table.commit(sequence.id, sequence.tokens, length=sequence.cached)
+        self.table.trim(sequence.id, sequence.cached)
+
+    def end(self, sequence: Sequence, finish: FinishReason, *, error: str = "", news: Event | None = None) -> Event:
+        """Finish a sequence; its last event, which carries `news` of the step if there is any."""
+        self.finish(sequence)
+        news = news or Event(sequence.request.id, sequence.choice)
+        return replace(news, finish=finish, error=error, stats=sequence.stats())
+
+
+def _rows(spans: Mapping[str, Span]) -> int:
+    return sum(len(span.tokens) + span.room for span in spans.values())

@@ -1,0 +1,125 @@
+"""One choice of one request while it runs: its tokens, what is cached of them, its text and its bill.
+
+Mutable, and written by the scheduler alone. Knows no pages, no tensors and no other sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from wager.engine.text import TextStream
+from wager.types import FinishReason, Request, SamplingParams, Stats, TokenLogprob
+from wager.verify.distribution import History
+
+
+def sequence_id(request: str, choice: int) -> str:
+    """Choice 0 carries the request's own id; the others add their number."""
+    return request if choice == 0 else f"{request}#{choice}"
+
+
+@dataclass(slots=True)
+class Bill:
+    """Running counts behind `Stats`; times are clock readings in seconds, negative while unset."""
+
+    admitted: float = -1.0
+    first: float = -1.0
+    last: float = -1.0
+    prefix_hit_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+
+
+class Sequence:
+    """State of one choice. `cached` counts the leading tokens whose keys and values are in the cache."""
+
+    def __init__(
+        self,
+        request: Request,
+        choice: int,
+        *,
+        seed: int,
+        text: TextStream | None,
+        eos: Collection[int],
+        drafter: str,
+    ) -> None:
+        self.id = sequence_id(request.id, choice)
+        self.request = request
+        self.choice = choice
+        self.seed = seed
+        self.tokens = list(request.prompt)
+        self.cached = 0
+        self.drafter = drafter
+        self.history = History(request.prompt, ())
+        self.bill = Bill()
+        self._text = text
+        self._ends = frozenset(request.params.stop_token_ids) | (
+            frozenset() if request.params.ignore_eos else frozenset(eos)
+        )
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def pending(self) -> int:
+        """Known tokens that are not cached yet; at least one while the sequence lives."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    def append(self, token: int, *, max_context: int) -> tuple[str, FinishReason | None]:
+        """Add one emitted token; its text (which may lag behind) and whether it ends the sequence."""
+        self.tokens.append(token)
+        self.history.append((token,))
+        if token in self._ends:
+            return self._flush(), "stop"
+        text = self._text.push(token) if self._text else ""
+        if self._text and self._text.stopped:
+            return text, "stop"
+        if self.output_tokens >= self.params.max_tokens or len(self.tokens) >= max_context:
+            return text + self._flush(), "length"
+        return text, None
+
+    def _flush(self) -> str:
+        return self._text.flush() if self._text else ""
+
+    def stats(self) -> Stats:
+        bill = self.bill
+        begun = bill.first >= 0
+        return Stats(
+            prompt_tokens=self.prompt_tokens,
+            tokens=self.output_tokens,
+            seed=self.seed,
+            prefix_hit_tokens=bill.prefix_hit_tokens,
+            prefill_s=bill.first - bill.admitted if begun else 0.0,
+            decode_s=bill.last - bill.first if begun else 0.0,
+            rounds=bill.rounds,
+            drafted=bill.drafted,
+            accepted=bill.accepted,
+            preemptions=bill.preemptions,
+            drafter=self.drafter,
+        )
+
+
+@dataclass(slots=True)
+class Ruling:
+    """What a pass said of one live span: the tokens to emit and what is reported with them.
+
+    `accepted` are the draft's nodes whose keys and values are now true; `error` ends the sequence.
+    """
+
+    tokens: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    origins: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = field(default=())
+    drafted: int = 0
+    error: str = ""

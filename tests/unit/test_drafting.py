@@ -1,0 +1,81 @@
+"""What a drafter may get wrong without anyone noticing but the clock."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from wager.engine.drafting import Drafting
+from wager.testing import SilentDrafter
+from wager.types import Ask, Draft, SamplingParams
+
+VOCAB = 10
+
+
+class Saying(SilentDrafter):
+    """Proposes exactly these drafts."""
+
+    def __init__(self, *drafts: Draft, needs_law: bool = False) -> None:
+        super().__init__()
+        self.needs_law = needs_law
+        self._drafts = list(drafts)
+
+    def propose(self, asks: object) -> list[Draft]:
+        return self._drafts
+
+
+def propose(*drafts: Draft, room: int = 8, law: bool = False, needs_law: bool = False) -> dict[str, Draft]:
+    drafting = Drafting(Saying(*drafts, needs_law=needs_law), vocab=VOCAB)
+    return drafting.propose([Ask("s", 5, 8, SamplingParams(), 0, law=law)], {"s": room})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "kept"),
+    [
+        ((1, 2, 3), (-1, 0, 1), 3),
+        ((1, 2, 10), (-1, 0, 1), 2),  # an id beyond the vocabulary
+        ((1, -2, 3), (-1, 0, 1), 1),
+        ((1, 2, 3), (-1, 0, 2), 2),  # a node that is its own parent
+        ((1, 2, 3), (-1, -2, 1), 1),
+        ((1, 2), (-1, 0, 1), 2),  # more parents than tokens
+        ((1, 2, 3), (-1, 0), 2),
+    ],
+)
+def test_a_draft_is_cut_where_it_stops_being_a_tree(
+    tokens: tuple[int, ...], parents: tuple[int, ...], kept: int
+) -> None:
+    draft = propose(Draft("s", tokens, parents))["s"]
+    assert (draft.tokens, draft.parents) == (tokens[:kept], parents[:kept])
+
+
+def test_a_draft_keeps_to_its_room_and_its_ask() -> None:
+    assert propose(Draft("s", (1, 2, 3), (-1, 0, 1)), room=2)["s"].tokens == (1, 2)
+    assert propose(Draft("s", (1,), (-1,)), room=0) == {}
+    assert propose(Draft("unknown", (1,), (-1,))) == {}
+    assert propose(Draft("s")) == {}
+
+
+def test_draws_without_their_law_are_dropped_when_the_rule_needs_it() -> None:
+    bare = Draft("s", (1, 2), (-1, 0))
+    assert propose(bare, law=True, needs_law=True) == {}
+    assert len(propose(bare, law=True)["s"]) == 2  # point masses need none
+    good = Draft("s", (1, 2), (-1, 0), law=np.full((2, VOCAB), 0.1))
+    assert propose(good, law=True, needs_law=True, room=1)["s"].law.shape == (1, VOCAB)
+    narrow = Draft("s", (1, 2), (-1, 0), law=np.full((2, VOCAB - 1), 0.1))
+    assert propose(narrow, law=True, needs_law=True) == {}
+
+
+def test_a_failing_drafter_is_switched_off_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(SilentDrafter):
+        name = "failing"
+
+        def propose(self, asks: object) -> list[Draft]:
+            raise ValueError("no idea")
+
+    drafting = Drafting(Failing(), vocab=VOCAB)
+    with caplog.at_level(logging.WARNING, logger="wager"):
+        assert drafting.propose([Ask("s", 5, 8, SamplingParams(), 0)], {"s": 8}) == {}
+    assert drafting.name == "none"
+    assert "'failing'" in caplog.text and "no idea" in caplog.text

@@ -1,0 +1,232 @@
+"""The engine's promise on a target whose every answer is known: the text depends on prompt, params and seed alone."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from wager.draft.base import Drafter
+from wager.draft.ngram import NgramDrafter
+from wager.errors import RequestError, UsageError
+from wager.testing import (
+    AdversaryDrafter,
+    DyingDrafter,
+    OracleDrafter,
+    OutsideVocabularyDrafter,
+    OverlongDrafter,
+    RandomTreeDrafter,
+    SetAcceptanceDrafter,
+    SilentDrafter,
+    ToyLaw,
+    ToySeer,
+    TwinDrafter,
+)
+from wager.testing.engines import toy_engine
+from wager.types import Completion, Request, SamplingParams
+from wager.verify.distribution import History, shape
+
+LAW = ToyLaw(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
+
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=40, seed=1),
+    "sampled": SamplingParams(max_tokens=40, temperature=0.8, seed=2),
+    "truncated": SamplingParams(max_tokens=40, temperature=1.3, top_k=20, top_p=0.9, min_p=0.02, seed=3),
+    "penalised": SamplingParams(
+        max_tokens=40,
+        temperature=0.7,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.4,
+        logit_bias={5: 2.0, 7: -100.0},
+        seed=4,
+    ),
+    "penalised-greedy": SamplingParams(max_tokens=40, repetition_penalty=1.5, frequency_penalty=1.0, seed=5),
+    "endless": SamplingParams(max_tokens=60, temperature=1.0, ignore_eos=True, seed=6),
+}
+
+DRAFTERS = {
+    "ngram": lambda: NgramDrafter(),
+    "oracle": lambda: OracleDrafter(ToySeer(LAW)),
+    "adversary": lambda: AdversaryDrafter(LAW.vocab, seer=ToySeer(LAW)),
+    "blind-adversary": lambda: AdversaryDrafter(LAW.vocab),
+    "random-tree": lambda: RandomTreeDrafter(LAW.vocab, seer=ToySeer(LAW)),
+    "set": lambda: SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], seer=ToySeer(LAW)),
+    "outside": lambda: OutsideVocabularyDrafter(LAW.vocab),
+    "overlong": lambda: OverlongDrafter(),
+    "silent": lambda: SilentDrafter(),
+    "twins": lambda: TwinDrafter(),
+    "dying": lambda: DyingDrafter(lives=20),
+}
+
+SETTINGS = {
+    "roomy": {"pages": 256, "max_rows": 128},
+    "narrow": {"pages": 24, "max_rows": 9, "max_sequences": 3},
+    "no-prefix-cache": {"pages": 24, "max_rows": 16, "prefix_cache": False},
+}
+
+
+def requests() -> list[Request]:
+    shared = tuple(range(10, 42))
+    prompts = [(1, 2, 3), shared + (5,), shared + (6, 7), tuple(itertools.islice(itertools.cycle((9, 8, 7)), 50))]
+    return [
+        Request(f"{name}-{i}", prompt, replace(params, seed=(params.seed or 0) + 100 * i))
+        for name, params in PARAMS.items()
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def plain(request: Request, choice: int = 0) -> tuple[int, ...]:
+    """The text straight from the closed form: no engine, no cache."""
+    params, out = request.params, []
+    while len(out) < params.max_tokens and len(request.prompt) + len(out) < 512:
+        shaped = shape(LAW([*request.prompt, *out]), params, History(request.prompt, out))
+        out.append(shaped.choose(params.seed or 0, len(request.prompt) + len(out), choice))
+        if out[-1] == LAW.eos and not params.ignore_eos:
+            break
+    return tuple(out)
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, tuple[int, ...]]:
+    return {request.id: plain(request) for request in requests()}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
+def test_text_depends_on_prompt_params_and_seed_alone(drafter: str, setting: str, texts: dict) -> None:
+    maker = DRAFTERS.get(drafter)
+    engine = toy_engine(LAW, drafter=maker() if maker else None, depth=5, **SETTINGS[setting])
+    for completion in engine.generate(requests()):
+        assert completion.token_ids == texts[completion.request], (drafter, setting, completion.request)
+    assert engine.scheduler.table.free == engine.scheduler.table.total
+
+
+def test_forced_preemption_and_prefix_hits_change_nothing(texts: dict) -> None:
+    engine = toy_engine(LAW, drafter=RandomTreeDrafter(LAW.vocab, seer=ToySeer(LAW)), depth=6, pages=256)
+    preempted = hits = 0
+    for _ in range(2):  # the second round finds its prompts in the prefix cache
+        steps = itertools.count()
+
+        def shake(_event: object, steps: itertools.count = steps) -> None:
+            if next(steps) % 23 == 0:
+                engine.preempt_all()
+
+        for completion in engine.generate(requests(), concurrency=5, on_event=shake):
+            assert completion.token_ids == texts[completion.request]
+            preempted += completion.stats.preemptions
+            hits += completion.stats.prefix_hit_tokens
+    assert preempted > 20
+    assert hits > 32 * 6
+
+
+def test_choices_share_the_prompt_and_differ_in_noise() -> None:
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=9, n=3, ignore_eos=True)
+    request = Request("r", tuple(range(4, 44)), params)
+    engine = toy_engine(LAW, drafter=NgramDrafter(), depth=4)
+    done = engine.generate([request])
+    assert [c.choice for c in done] == [0, 1, 2]
+    assert [c.token_ids for c in done] == [plain(request, choice) for choice in range(3)]
+    assert [c.stats.prefix_hit_tokens for c in done] == [0, 32, 32]
+    assert len({c.token_ids for c in done}) == 3
+
+
+def test_an_oracle_is_accepted_whole_and_an_adversary_never() -> None:
+    params = SamplingParams(max_tokens=41, temperature=0.9, seed=3, ignore_eos=True)
+    oracle = toy_engine(LAW, drafter=OracleDrafter(ToySeer(LAW)), depth=4)
+    (best,) = oracle.generate([Request("a", (1, 2, 3), params)])
+    assert best.stats.accepted == best.stats.drafted > 0
+    assert best.stats.rounds == 9  # five tokens a round
+    assert best.origins.count("oracle") == best.stats.accepted
+    adversary = toy_engine(LAW, drafter=AdversaryDrafter(LAW.vocab, seer=ToySeer(LAW)), depth=4)
+    (worst,) = adversary.generate([Request("a", (1, 2, 3), params)])
+    assert worst.stats.accepted == 0 < worst.stats.drafted
+    assert worst.stats.rounds == len(worst.token_ids)
+    assert best.token_ids == worst.token_ids
+
+
+def test_logprobs_are_the_targets_own_with_guesses_or_without() -> None:
+    params = SamplingParams(max_tokens=24, temperature=1.0, top_k=5, seed=8, logprobs=3, ignore_eos=True)
+    request = Request("r", (4, 5, 6), params)
+
+    def run(drafter: Drafter | None) -> Completion:
+        return toy_engine(LAW, drafter=drafter, depth=4).generate([request])[0]
+
+    bare, guessed = run(None), run(RandomTreeDrafter(LAW.vocab, seer=ToySeer(LAW)))
+    assert guessed.stats.accepted > 0
+    assert bare.logprobs == guessed.logprobs
+    assert [entry.token for entry in bare.logprobs] == list(bare.token_ids)
+    assert all(len(entry.top) == 3 for entry in bare.logprobs)
+
+
+def test_stop_token_ids_end_the_text_inside_a_round() -> None:
+    request = Request("r", (1, 2, 3), SamplingParams(max_tokens=40, temperature=0.9, seed=3, ignore_eos=True))
+    whole = plain(request)
+    stop = whole[7]
+    first = whole.index(stop)
+    engine = toy_engine(LAW, drafter=OracleDrafter(ToySeer(LAW)), depth=6)
+    (done,) = engine.generate([replace(request, params=replace(request.params, stop_token_ids=(stop,)))])
+    assert done.token_ids == whole[: first + 1]
+    assert done.finish == "stop"
+
+
+def test_abort_ends_every_choice_and_frees_the_pages() -> None:
+    engine = toy_engine(LAW, drafter=NgramDrafter())
+    engine.add(Request("r", (1, 2, 3), SamplingParams(max_tokens=400, n=2, ignore_eos=True)))
+    for _ in range(5):
+        engine.step()
+    assert engine.abort("r")
+    assert not engine.abort("r")
+    events = engine.step()
+    assert [(e.choice, e.finish) for e in events] == [(0, "abort"), (1, "abort")]
+    assert not engine.busy
+    engine.check()
+    assert engine.scheduler.table.free == engine.scheduler.table.total
+
+
+def test_requests_that_cannot_be_served_are_refused_by_name() -> None:
+    engine = toy_engine(LAW, pages=8, max_context=512)
+    for request, words in [
+        (Request("long", tuple([1] * 512)), "512 prompt tokens"),
+        (Request("big", (1,), SamplingParams(max_tokens=400)), "401 tokens"),
+        (Request("alien", (1, 99)), "token 99"),
+        (Request("bias", (1,), SamplingParams(logit_bias={99: 1.0})), "token 99"),
+        (Request("a#b", (1,)), "'#'"),
+        (Request("stop", (1,), SamplingParams(stop=("x",))), "tokenizer"),
+    ]:
+        with pytest.raises(RequestError, match=words):
+            engine.add(request)
+    assert not engine.busy
+    engine.add(Request("twice", (1,), SamplingParams(max_tokens=3)))
+    with pytest.raises(RequestError, match="in use"):
+        engine.add(Request("twice", (1,), SamplingParams(max_tokens=3)))
+    with pytest.raises(UsageError, match="temperature"):
+        SamplingParams(temperature=-1)
+    with pytest.raises(RequestError, match="empty prompt"):
+        Request("empty", ())
+
+
+class BrokenLaw(ToyLaw):
+    """Not a number after token 7, which the law itself never says."""
+
+    def logits(self, tails, digests):  # type: ignore[no-untyped-def]
+        z = super().logits(tails, digests)
+        z[tails[:, 0] == 7] = float("nan")
+        return z
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=5),
+        SamplingParams(max_tokens=5, temperature=0.8, seed=1),
+        SamplingParams(max_tokens=5, temperature=0.8, seed=1, top_p=0.9),
+    ],
+)
+def test_numbers_that_are_not_end_their_request_and_no_other(params: SamplingParams) -> None:
+    engine = toy_engine(BrokenLaw(vocab=48, eos=7, eos_bias=-1000), drafter=NgramDrafter())
+    good, bad = engine.generate([Request("good", (1, 2, 3), params), Request("bad", (1, 2, 7), params)])
+    assert bad.finish == "error" and "not a number" in bad.error and bad.token_ids == ()
+    assert good.finish == "length" and len(good.token_ids) == 5
+    assert (engine.runner.target.cache.tokens < 48).all()
