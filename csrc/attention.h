@@ -1,0 +1,56 @@
+// Paged attention over every row's own path, with online softmax over blocks of 64 keys at absolute positions, and the
+// results of segments of 256 keys folded together in order. Work is handed out by (tile, kv head); where those are fewer
+// than the threads could share evenly, by segment too. The folds are the same, so who did what does not show.
+#pragma once
+
+#include "attention_tile.h"
+
+namespace wager::WAGER_NS {
+
+// All segments of a tile and kv head, one after the other.
+inline void attend(Work& work, float scale) {
+    const int n = work.rows * work.group;
+    work.whole.clear(n, work.d);
+    for (int segment = work.first_segment(); segment < work.end_segment(); ++segment) {
+        work.segment(segment, scale);
+        work.whole.fold(work.now, n, work.d);
+    }
+    work.finish();
+}
+
+// One segment; whoever completes the last one of its tile and kv head folds them.
+inline void attend_segment(Work& work, const AttentionPlan& plan, int item, int segment, float scale) {
+    const int first = work.first_segment(), end = work.end_segment(), n = work.rows * work.group;
+    if (segment < first || segment >= end) return;
+    const State mine = work.now;
+    const auto part_of = [&](int s) {
+        return State(plan.parts + (static_cast<size_t>(item) * plan.segments + s) * state_floats(work.group, work.d), work.group,
+                     work.d);
+    };
+    work.now = part_of(segment);
+    work.segment(segment, scale);
+    work.now = mine;
+    if (plan.done[item].fetch_add(1, std::memory_order_acq_rel) + 1 != end - first) return;
+    plan.done[item].store(0, std::memory_order_relaxed);  // for the next layer; a barrier lies between
+    work.whole.clear(n, work.d);
+    for (int s = first; s < end; ++s) work.whole.fold(part_of(s), n, work.d);
+    work.finish();
+}
+
+inline void attention(const Attention& op, const Step& step, int thread) {
+    Work work(op, step, step.scratch + step.scratch_bytes * thread);
+    const int kv_heads = op.cache.kv_heads, items = step.plan.tiles * kv_heads;
+    const float scale = kLog2e / sqrtf(static_cast<float>(work.d));
+    const bool split = step.plan.segments > 0;
+    const int total = split ? items * step.plan.segments : items;
+    for (;;) {
+        const int next = op.next->fetch_add(1, std::memory_order_relaxed);
+        if (next >= total) return;
+        const int item = split ? next % items : items - 1 - next;  // long rows first
+        work.begin(item / kv_heads, item % kv_heads);
+        if (split) attend_segment(work, step.plan, item, next / items, scale);
+        else attend(work, scale);
+    }
+}
+
+}  // namespace wager::WAGER_NS

@@ -1,0 +1,152 @@
+// The one file that knows Python: addresses of tensors come in as integers, checked for type and shape by kernels/cpu.py.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "memory.h"
+#include "ops.h"
+#include "pack.h"
+#include "pool.h"
+#include "sampling.h"
+#include "tape.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using wager::Block, wager::CacheView, wager::Pool, wager::Tape;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+wager::Of rows_of(bool heads) { return heads ? wager::Of::heads : wager::Of::rows; }
+
+struct Isa {
+    const wager::Table* table;
+};
+
+const wager::Table* find_table(const std::string& name) {
+    if (name == "avx512") return wager::table_avx512();
+    if (name == "avx2") return wager::table_avx2();
+    if (name == "portable") return wager::table_portable();
+    return nullptr;
+}
+
+void sample(Pool& pool, const Isa& isa, Address logits, int vocab, Address rows, Address temperatures, Address seeds,
+            Address positions, Address choices, int n, double greedy, Address out) {
+    std::vector<wager::Draw> draws(n);
+    for (int i = 0; i < n; ++i) {
+        draws[i] = {at<const float>(logits) + static_cast<size_t>(at<const int32_t>(rows)[i]) * vocab,
+                    vocab,
+                    at<const double>(temperatures)[i],
+                    at<const uint64_t>(seeds)[i],
+                    at<const uint32_t>(positions)[i],
+                    at<const uint32_t>(choices)[i]};
+    }
+    nb::gil_scoped_release release;
+    wager::sample_rows(pool, *isa.table, draws, greedy, at<int32_t>(out));
+}
+
+// Reads a block once with all threads; what it returns is only there so that the reads must happen.
+double sweep(Pool& pool, const Isa& isa, const Block& block) {
+    nb::gil_scoped_release release;
+    std::vector<float> sums(pool.threads());
+    const int64_t n = static_cast<int64_t>(block.size() / 4);
+    pool.run([&](int thread) {
+        sums[thread] = isa.table->sweep(reinterpret_cast<const float*>(block.data()), wager::part(n, thread, pool.threads()),
+                                        wager::part(n, thread + 1, pool.threads()));
+    });
+    double total = 0;
+    for (const float value : sums) total += value;
+    return total;
+}
+
+void bind_tape(nb::module_& m) {
+    nb::class_<Tape>(m, "Tape")
+        .def("__init__",
+             [](Tape* self, std::shared_ptr<Pool> pool, const Isa& isa, nb::tuple inputs, int max_rows,
+                int max_sequences, int max_pages, int heads, int kv_heads, int head_dim) {
+                 const auto in = [&](int i) { return at<const int32_t>(nb::cast<Address>(inputs[i])); };
+                 const wager::Inputs all{in(0), in(1), in(2), in(3), in(4), in(5), in(6), in(7), in(8),
+                                         max_rows, max_sequences, max_pages};
+                 new (self) Tape(std::move(pool), isa.table, all, heads, kv_heads, head_dim);
+             })
+        .def("embed", [](Tape& t, Address table, int vocab, int hidden, Address out) {
+            t.record(wager::Embed{at<const uint16_t>(table), at<float>(out), vocab, hidden});
+        })
+        .def("rms_norm", [](Tape& t, Address x, Address weight, int n, float eps, Address out, bool heads) {
+            t.record(wager::RmsNorm{at<const float>(x), at<const float>(weight), at<uint16_t>(out), n, eps, rows_of(heads)});
+        })
+        .def("linear", [](Tape& t, Address x, Address weight, Address bias, int n, int k, int panels, bool gated, bool add,
+                          Address out, bool heads) {
+            t.record(wager::Linear{at<const uint16_t>(x), at<const uint16_t>(weight), at<const float>(bias), at<void>(out), n, k,
+                                   panels, gated, add, rows_of(heads), nullptr, 0, 0});
+        })
+        .def("rotary", [](Tape& t, Address qkv, Address table, int positions, Address q_norm, Address k_norm, float eps,
+                          const CacheView& cache, int layer, int heads, Address q) {
+            t.record(wager::Rotary{at<const float>(qkv), at<const float>(table), at<const float>(q_norm),
+                                   at<const float>(k_norm), eps, cache, layer, heads, positions, at<uint16_t>(q)});
+        })
+        .def("attention", [](Tape& t, Address q, const CacheView& cache, int layer, int heads, int window, Address out) {
+            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, at<uint16_t>(out), nullptr});
+        })
+        .def("select", [](Tape& t, Address x, Address out, int n) {
+            t.record(wager::Select{at<const float>(x), at<float>(out), n});
+        })
+        .def("argmax", [](Tape& t, Address logits, Address out, int n) {
+            t.record(wager::Argmax{at<const float>(logits), at<int32_t>(out), n});
+        })
+        .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>(), "rows"_a, "sequences"_a, "heads"_a);
+}
+
+void bind_cache(nb::module_& m) {
+    nb::class_<CacheView>(m, "CacheView")
+        .def("__init__", [](CacheView* self, const Block& keys, const Block& values, int layers, int pages, int kv_heads, int d) {
+            const size_t bytes = size_t{2} * layers * pages * kv_heads * wager::kPage * d;
+            if (keys.size() < bytes || values.size() < bytes) throw std::invalid_argument("the cache's memory is too small");
+            new (self) CacheView{reinterpret_cast<uint16_t*>(keys.data()), reinterpret_cast<uint16_t*>(values.data()), layers,
+                                 pages, kv_heads, d};
+        }, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def("move", [](const CacheView& cache, Pool& pool, Address source, Address target, int n) {
+            nb::gil_scoped_release release;
+            wager::move_slots(pool, cache, at<const int32_t>(source), at<const int32_t>(target), n);
+        })
+        .def("read", [](const CacheView& cache, int slot, Address out) { wager::read_slot(cache, slot, at<uint16_t>(out)); })
+        .def("clear", [](const CacheView& cache, int page) { wager::clear_page(cache, page); });
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // kernels kept in a module's globals outlive the interpreter, and may
+    nb::class_<Block>(m, "Block")
+        .def(nb::init<size_t>(), "bytes"_a)
+        .def_prop_ro("address", [](const Block& b) { return reinterpret_cast<Address>(b.data()); })
+        .def_prop_ro("nbytes", &Block::size);
+    nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+    nb::class_<Isa>(m, "Isa")
+        .def("__init__", [](Isa* self, const std::string& name) {
+            const wager::Table* table = find_table(name);
+            if (table == nullptr) throw std::invalid_argument(name);
+            new (self) Isa{table};
+        })
+        .def_prop_ro("name", [](const Isa& isa) { return std::string(isa.table->name); })
+        .def_static("has", [](const std::string& name) { return find_table(name) != nullptr; });
+    m.def("pack", [](Pool& pool, Address weight, int n, int k, const Block& to) {
+        nb::gil_scoped_release release;
+        wager::pack_linear(pool, at<const uint16_t>(weight), n, k, reinterpret_cast<uint16_t*>(to.data()));
+    });
+    m.def("pack_gated", [](Pool& pool, Address gate, Address up, int n, int k, const Block& to) {
+        nb::gil_scoped_release release;
+        wager::pack_gated(pool, at<const uint16_t>(gate), at<const uint16_t>(up), n, k, reinterpret_cast<uint16_t*>(to.data()));
+    });
+    m.def("sample", &sample);
+    m.def("sweep", &sweep);
+    bind_cache(m);
+    bind_tape(m);
+}

@@ -1,0 +1,28 @@
+// 2^x and the sigmoid-weighted unit on sixteen lanes, shared by softmax and the gated layer.
+#pragma once
+
+namespace wager::WAGER_NS {
+
+// 2^x to about 1e-7 relative; 2^0 is exactly 1; zero below 2^-126; NaN stays NaN. Taylor series on [-1/2, 1/2].
+WAGER_INLINE F exp2(F x) {
+    const F bias = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    x = min(splat(127.0f), max(splat(-127.0f), x));
+    const F biased = add(x, bias);
+    const F f = sub(x, sub(biased, bias));
+    F p = splat(1.5252734e-5f);
+    p = fma(p, f, splat(1.5403530e-4f));
+    p = fma(p, f, splat(1.3333558e-3f));
+    p = fma(p, f, splat(9.6181291e-3f));
+    p = fma(p, f, splat(5.5504109e-2f));
+    p = fma(p, f, splat(2.4022651e-1f));
+    p = fma(p, f, splat(6.9314718e-1f));
+    p = fma(p, f, splat(1.0f));
+    return times_power(p, biased);
+}
+
+constexpr float kLog2e = 1.44269504f;
+
+// x / (1 + exp(-x))
+WAGER_INLINE F silu(F x) { return div(x, add(splat(1.0f), exp2(mul(x, splat(-kLog2e))))); }
+
+}  // namespace wager::WAGER_NS

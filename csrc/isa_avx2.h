@@ -1,0 +1,156 @@
+// Sixteen float lanes in two AVX2 registers; bf16 widened by shift and mask, products by FMA.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define WAGER_INLINE inline __attribute__((always_inline))
+
+namespace wager::WAGER_NS {
+
+constexpr int kTileRows = 4, kTileCols = 1;
+constexpr int kQkRows = 4;
+constexpr int kPvRows = 4, kPvCols = 1;
+
+struct F {
+    __m256 a, b;
+};
+struct Pair {
+    __m256i a, b;
+};
+struct U {
+    __m256i a, b;
+};
+
+WAGER_INLINE F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+WAGER_INLINE F splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+WAGER_INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+WAGER_INLINE void store(float* p, F x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+WAGER_INLINE F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+WAGER_INLINE F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+WAGER_INLINE F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+WAGER_INLINE F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+WAGER_INLINE F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+WAGER_INLINE F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+WAGER_INLINE F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+
+WAGER_INLINE F keep(F x, F other, int lo, int hi) {
+    const __m256i lanes = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), eight = _mm256_set1_epi32(8);
+    const __m256i above = _mm256_set1_epi32(lo - 1), below = _mm256_set1_epi32(hi);
+    const __m256i upper = _mm256_add_epi32(lanes, eight);
+    const __m256i ma = _mm256_and_si256(_mm256_cmpgt_epi32(lanes, above), _mm256_cmpgt_epi32(below, lanes));
+    const __m256i mb = _mm256_and_si256(_mm256_cmpgt_epi32(upper, above), _mm256_cmpgt_epi32(below, upper));
+    return {_mm256_blendv_ps(other.a, x.a, _mm256_castsi256_ps(ma)),
+            _mm256_blendv_ps(other.b, x.b, _mm256_castsi256_ps(mb))};
+}
+
+WAGER_INLINE __m256 power(__m256 biased) {
+    const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(biased), _mm256_set1_epi32(0x4B400000 - 127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
+}
+WAGER_INLINE F times_power(F x, F biased) {
+    return {_mm256_mul_ps(x.a, power(biased.a)), _mm256_mul_ps(x.b, power(biased.b))};
+}
+
+WAGER_INLINE float sum(F x) {
+    const __m256 b = _mm256_add_ps(x.a, x.b);
+    const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_shuffle_ps(d, d, 1)));
+}
+WAGER_INLINE float peak_of(F x) {
+    const __m256 b = _mm256_max_ps(x.a, x.b);
+    const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_shuffle_ps(d, d, 1)));
+}
+
+WAGER_INLINE Pair load_pairs(const uint16_t* p) {
+    const __m256i* q = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+WAGER_INLINE Pair splat_pair(const uint16_t* p) {
+    int32_t bits;
+    std::memcpy(&bits, p, 4);
+    return {_mm256_set1_epi32(bits), _mm256_set1_epi32(bits)};
+}
+WAGER_INLINE __m256 first(__m256i pair) { return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)); }
+WAGER_INLINE __m256 second(__m256i pair) {
+    return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+}
+WAGER_INLINE __m256 dot_half(__m256 acc, __m256i x, __m256i y) {
+    return _mm256_fmadd_ps(second(x), second(y), _mm256_fmadd_ps(first(x), first(y), acc));
+}
+WAGER_INLINE F dot(F acc, Pair x, Pair y) { return {dot_half(acc.a, x.a, y.a), dot_half(acc.b, x.b, y.b)}; }
+WAGER_INLINE F widen(const uint16_t* p) {
+    const __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)));
+    return {first(a), first(b)};
+}
+WAGER_INLINE __m256i round_bf16(__m256 x) {  // to nearest even; NaN stays NaN
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    const __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256 is_nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    const __m256 chosen = _mm256_blendv_ps(_mm256_castsi256_ps(up), _mm256_castsi256_ps(nan), is_nan);
+    return _mm256_srli_epi32(_mm256_castps_si256(chosen), 16);
+}
+WAGER_INLINE void narrow(uint16_t* p, F x) {
+    const __m256i packed = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xD8));
+}
+WAGER_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+WAGER_INLINE uint32_t bits_of(__m256 a, __m256 b) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(a)) | static_cast<uint32_t>(_mm256_movemask_ps(b)) << 8;
+}
+WAGER_INLINE uint32_t not_finite(F x) {  // x - x is zero for numbers alone
+    const __m256 zero = _mm256_setzero_ps();
+    return bits_of(_mm256_cmp_ps(_mm256_sub_ps(x.a, x.a), zero, _CMP_NEQ_UQ),
+                   _mm256_cmp_ps(_mm256_sub_ps(x.b, x.b), zero, _CMP_NEQ_UQ));
+}
+WAGER_INLINE uint32_t at_most(F x, F y) {
+    return bits_of(_mm256_cmp_ps(x.a, y.a, _CMP_LE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LE_OQ));
+}
+WAGER_INLINE __m256 picked(__m256 lo, __m256 hi, bool odd) {
+    const __m256 mixed = odd ? _mm256_shuffle_ps(lo, hi, 0xDD) : _mm256_shuffle_ps(lo, hi, 0x88);
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xD8));
+}
+WAGER_INLINE void split(const float* p, F& even, F& odd) {
+    const __m256 a = _mm256_loadu_ps(p), b = _mm256_loadu_ps(p + 8);
+    const __m256 c = _mm256_loadu_ps(p + 16), d = _mm256_loadu_ps(p + 24);
+    even = {picked(a, b, false), picked(c, d, false)};
+    odd = {picked(a, b, true), picked(c, d, true)};
+}
+
+WAGER_INLINE U splat_u(uint32_t x) {
+    const __m256i v = _mm256_set1_epi32(static_cast<int>(x));
+    return {v, v};
+}
+WAGER_INLINE U count_from(uint32_t x) {
+    const __m256i lanes = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+    return {_mm256_add_epi32(lanes, _mm256_set1_epi32(static_cast<int>(x))),
+            _mm256_add_epi32(lanes, _mm256_set1_epi32(static_cast<int>(x + 8)))};
+}
+WAGER_INLINE U exor(U x, U y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+WAGER_INLINE void multiply_half(__m256i x, __m256i m, __m256i& high, __m256i& low) {
+    const __m256i even = _mm256_mul_epu32(x, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
+    low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+    high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+}
+WAGER_INLINE void multiply(U x, uint32_t factor, U& high, U& low) {
+    const __m256i m = _mm256_set1_epi64x(factor);
+    multiply_half(x.a, m, high.a, low.a);
+    multiply_half(x.b, m, high.b, low.b);
+}
+WAGER_INLINE F upper_bits(U x) {
+    return {_mm256_cvtepi32_ps(_mm256_srli_epi32(x.a, 8)), _mm256_cvtepi32_ps(_mm256_srli_epi32(x.b, 8))};
+}
+
+}  // namespace wager::WAGER_NS

@@ -1,0 +1,105 @@
+// Sixteen float lanes in one AVX-512 register; products of bf16 pairs by vdpbf16ps.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define WAGER_INLINE inline __attribute__((always_inline))
+
+namespace wager::WAGER_NS {
+
+constexpr int kTileRows = 14, kTileCols = 2;  // linear: rows x 16 outputs held in registers
+constexpr int kQkRows = 12;                   // attention: row-heads against one key page
+constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
+
+struct F {
+    __m512 v;
+};
+struct Pair {  // per lane two bf16
+    __m512i v;
+};
+struct U {
+    __m512i v;
+};
+
+WAGER_INLINE F zero() { return {_mm512_setzero_ps()}; }
+WAGER_INLINE F splat(float x) { return {_mm512_set1_ps(x)}; }
+WAGER_INLINE F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+WAGER_INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
+WAGER_INLINE F add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+WAGER_INLINE F sub(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+WAGER_INLINE F mul(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+WAGER_INLINE F div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+WAGER_INLINE F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+WAGER_INLINE F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where either is NaN
+WAGER_INLINE F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+
+// a in lanes [lo, hi), other elsewhere.
+WAGER_INLINE F keep(F a, F other, int lo, int hi) {
+    const uint32_t below_hi = hi >= 16 ? 0xFFFFu : hi <= 0 ? 0u : (1u << hi) - 1u;
+    const uint32_t below_lo = lo >= 16 ? 0xFFFFu : lo <= 0 ? 0u : (1u << lo) - 1u;
+    return {_mm512_mask_blend_ps(static_cast<__mmask16>(below_hi & ~below_lo), other.v, a.v)};
+}
+
+// x * 2^n where `biased` is n + 1.5 * 2^23; n from -127 (zero) to 127.
+WAGER_INLINE F times_power(F x, F biased) {
+    const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(biased.v), _mm512_set1_epi32(0x4B400000 - 127));
+    return {_mm512_mul_ps(x.v, _mm512_castsi512_ps(_mm512_slli_epi32(n, 23)))};
+}
+
+WAGER_INLINE float sum(F a) {
+    const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_shuffle_ps(d, d, 1)));
+}
+WAGER_INLINE float peak_of(F a) {
+    const __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_shuffle_ps(d, d, 1)));
+}
+
+WAGER_INLINE Pair load_pairs(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
+WAGER_INLINE Pair splat_pair(const uint16_t* p) {
+    int32_t bits;
+    std::memcpy(&bits, p, 4);
+    return {_mm512_set1_epi32(bits)};
+}
+WAGER_INLINE F dot(F acc, Pair a, Pair b) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)}; }
+WAGER_INLINE F widen(const uint16_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+WAGER_INLINE void narrow(uint16_t* p, F a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+}
+WAGER_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+// Lanes that hold no number, as bits.
+WAGER_INLINE uint32_t not_finite(F a) { return _mm512_fpclass_ps_mask(a.v, 0x01 | 0x08 | 0x10 | 0x80); }
+WAGER_INLINE uint32_t at_most(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ); }
+WAGER_INLINE void split(const float* p, F& even, F& odd) {
+    const __m512 a = _mm512_loadu_ps(p), b = _mm512_loadu_ps(p + 16);
+    const __m512i index = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    even = {_mm512_permutex2var_ps(a, index, b)};
+    odd = {_mm512_permutex2var_ps(a, _mm512_add_epi32(index, _mm512_set1_epi32(1)), b)};
+}
+
+WAGER_INLINE U splat_u(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+WAGER_INLINE U count_from(uint32_t x) {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return {_mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(x)))};
+}
+WAGER_INLINE U exor(U a, U b) { return {_mm512_xor_si512(a.v, b.v)}; }
+WAGER_INLINE void multiply(U a, uint32_t factor, U& high, U& low) {
+    const __m512i m = _mm512_set1_epi64(factor);
+    const __m512i even = _mm512_mul_epu32(a.v, m), odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), m);
+    low = {_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32))};
+    high = {_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd)};
+}
+WAGER_INLINE F upper_bits(U a) { return {_mm512_cvtepi32_ps(_mm512_srli_epi32(a.v, 8))}; }  // a / 2^8, floored
+
+}  // namespace wager::WAGER_NS

@@ -1,0 +1,180 @@
+// Sixteen float lanes in four 128-bit vectors of the compiler's own vector type: any machine GCC or Clang knows.
+// Little-endian: the first bf16 of a pair is its lower half.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define WAGER_INLINE inline __attribute__((always_inline))
+
+namespace wager::WAGER_NS {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "pairs of bf16 are read as little-endian words");
+
+constexpr int kTileRows = 2, kTileCols = 1;
+constexpr int kQkRows = 2;
+constexpr int kPvRows = 2, kPvCols = 1;
+
+typedef float F4 __attribute__((vector_size(16)));
+typedef uint32_t U4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+
+struct F {
+    F4 v[4];
+};
+struct Pair {
+    U4 v[4];
+};
+struct U {
+    U4 v[4];
+};
+
+#define WAGER_EACH _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i)
+
+WAGER_INLINE F splat(float x) {
+    F r;
+    WAGER_EACH r.v[i] = F4{x, x, x, x};
+    return r;
+}
+WAGER_INLINE F zero() { return splat(0.0f); }
+WAGER_INLINE F load(const float* p) {
+    F r;
+    WAGER_EACH std::memcpy(&r.v[i], p + 4 * i, 16);
+    return r;
+}
+WAGER_INLINE void store(float* p, F a) { WAGER_EACH std::memcpy(p + 4 * i, &a.v[i], 16); }
+WAGER_INLINE F add(F a, F b) {
+    WAGER_EACH a.v[i] = a.v[i] + b.v[i];
+    return a;
+}
+WAGER_INLINE F sub(F a, F b) {
+    WAGER_EACH a.v[i] = a.v[i] - b.v[i];
+    return a;
+}
+WAGER_INLINE F mul(F a, F b) {
+    WAGER_EACH a.v[i] = a.v[i] * b.v[i];
+    return a;
+}
+WAGER_INLINE F div(F a, F b) {
+    WAGER_EACH a.v[i] = a.v[i] / b.v[i];
+    return a;
+}
+WAGER_INLINE F fma(F a, F b, F c) { return add(mul(a, b), c); }
+WAGER_INLINE F4 choose(I4 mask, F4 a, F4 b) { return (F4)(((I4)a & mask) | ((I4)b & ~mask)); }
+WAGER_INLINE F max(F a, F b) {  // b where either is NaN
+    WAGER_EACH a.v[i] = choose(a.v[i] > b.v[i], a.v[i], b.v[i]);
+    return a;
+}
+WAGER_INLINE F min(F a, F b) {
+    WAGER_EACH a.v[i] = choose(a.v[i] < b.v[i], a.v[i], b.v[i]);
+    return a;
+}
+
+WAGER_INLINE F keep(F a, F other, int lo, int hi) {
+    WAGER_EACH {
+        const I4 lanes = I4{0, 1, 2, 3} + 4 * i;
+        a.v[i] = choose((lanes >= lo) & (lanes < hi), a.v[i], other.v[i]);
+    }
+    return a;
+}
+
+WAGER_INLINE F times_power(F x, F biased) {
+    WAGER_EACH x.v[i] = x.v[i] * (F4)(((U4)biased.v[i] - (0x4B400000u - 127u)) << 23);
+    return x;
+}
+
+WAGER_INLINE float sum(F a) {
+    const F4 b = (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]);
+    return (b[0] + b[2]) + (b[1] + b[3]);
+}
+WAGER_INLINE float peak_of(F a) {
+    float best = a.v[0][0];
+    WAGER_EACH for (int j = 0; j < 4; ++j) best = a.v[i][j] > best ? a.v[i][j] : best;
+    return best;
+}
+
+WAGER_INLINE Pair load_pairs(const uint16_t* p) {
+    Pair r;
+    WAGER_EACH std::memcpy(&r.v[i], p + 8 * i, 16);
+    return r;
+}
+WAGER_INLINE Pair splat_pair(const uint16_t* p) {
+    uint32_t bits;
+    std::memcpy(&bits, p, 4);
+    Pair r;
+    WAGER_EACH r.v[i] = U4{bits, bits, bits, bits};
+    return r;
+}
+WAGER_INLINE F4 first(U4 pair) { return (F4)(pair << 16); }
+WAGER_INLINE F4 second(U4 pair) { return (F4)(pair & 0xFFFF0000u); }
+WAGER_INLINE F dot(F acc, Pair a, Pair b) {
+    WAGER_EACH acc.v[i] = (acc.v[i] + first(a.v[i]) * first(b.v[i])) + second(a.v[i]) * second(b.v[i]);
+    return acc;
+}
+WAGER_INLINE F widen(const uint16_t* p) {
+    F r;
+    WAGER_EACH r.v[i] = first(U4{p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]});
+    return r;
+}
+WAGER_INLINE void narrow(uint16_t* p, F a) {  // to nearest even; NaN stays NaN
+    WAGER_EACH for (int j = 0; j < 4; ++j) {
+        const uint32_t bits = ((U4)a.v[i])[j];
+        const bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+        p[4 * i + j] = static_cast<uint16_t>((nan ? bits | 0x400000u : bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+    }
+}
+WAGER_INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+WAGER_INLINE uint32_t bits_of(const I4* masks) {
+    uint32_t bits = 0;
+    WAGER_EACH for (int j = 0; j < 4; ++j) bits |= static_cast<uint32_t>(masks[i][j] & 1) << (4 * i + j);
+    return bits;
+}
+WAGER_INLINE uint32_t not_finite(F a) {
+    I4 masks[4];
+    WAGER_EACH masks[i] = ((U4)a.v[i] & 0x7F800000u) == 0x7F800000u;
+    return bits_of(masks);
+}
+WAGER_INLINE uint32_t at_most(F a, F b) {
+    I4 masks[4];
+    WAGER_EACH masks[i] = a.v[i] <= b.v[i];
+    return bits_of(masks);
+}
+WAGER_INLINE void split(const float* p, F& even, F& odd) {
+    WAGER_EACH {
+        const float* q = p + 8 * i;
+        even.v[i] = F4{q[0], q[2], q[4], q[6]};
+        odd.v[i] = F4{q[1], q[3], q[5], q[7]};
+    }
+}
+
+WAGER_INLINE U splat_u(uint32_t x) {
+    U r;
+    WAGER_EACH r.v[i] = U4{x, x, x, x};
+    return r;
+}
+WAGER_INLINE U count_from(uint32_t x) {
+    U r;
+    WAGER_EACH r.v[i] = U4{0, 1, 2, 3} + (x + 4u * static_cast<uint32_t>(i));
+    return r;
+}
+WAGER_INLINE U exor(U a, U b) {
+    WAGER_EACH a.v[i] = a.v[i] ^ b.v[i];
+    return a;
+}
+WAGER_INLINE void multiply(U a, uint32_t factor, U& high, U& low) {
+    WAGER_EACH for (int j = 0; j < 4; ++j) {
+        const uint64_t product = static_cast<uint64_t>(a.v[i][j]) * factor;
+        high.v[i][j] = static_cast<uint32_t>(product >> 32);
+        low.v[i][j] = static_cast<uint32_t>(product);
+    }
+}
+WAGER_INLINE F upper_bits(U a) {
+    F r;
+    WAGER_EACH r.v[i] = __builtin_convertvector((I4)(a.v[i] >> 8), F4);
+    return r;
+}
+
+#undef WAGER_EACH
+
+}  // namespace wager::WAGER_NS

@@ -1,0 +1,91 @@
+// Zeroed memory for weights and caches, in huge pages where the system grants them: weights are streamed once per pass
+// and would otherwise spend their time in the TLB. Small blocks share a chunk, for a matrix alone is often smaller than a
+// huge page. Knows nothing of what it holds.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace wager {
+
+// One mapping, given back when the last block in it goes. Never reused in part, so what is handed out is still zero.
+class Chunk {
+  public:
+    explicit Chunk(size_t bytes) : size_(bytes) {
+#if defined(__linux__)
+        mapped_ = size_ + kHuge;
+        base_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base_ == MAP_FAILED) throw std::bad_alloc();
+        const uintptr_t start = reinterpret_cast<uintptr_t>(base_);
+        data_ = reinterpret_cast<uint8_t*>((start + kHuge - 1) / kHuge * kHuge);
+        madvise(data_, size_, MADV_HUGEPAGE);
+#else
+        base_ = std::calloc(1, size_ + kLine);
+        if (base_ == nullptr) throw std::bad_alloc();
+        const uintptr_t start = reinterpret_cast<uintptr_t>(base_);
+        data_ = reinterpret_cast<uint8_t*>((start + kLine - 1) / kLine * kLine);
+#endif
+    }
+    ~Chunk() {
+#if defined(__linux__)
+        munmap(base_, mapped_);
+#else
+        std::free(base_);
+#endif
+    }
+    Chunk(const Chunk&) = delete;
+    Chunk& operator=(const Chunk&) = delete;
+
+    static constexpr size_t kHuge = size_t{2} << 20, kLine = 64;
+
+    size_t size() const { return size_; }
+    size_t used = 0;
+    uint8_t* data() const { return data_; }
+
+  private:
+    size_t size_;
+    size_t mapped_ = 0;
+    void* base_ = nullptr;
+    uint8_t* data_ = nullptr;
+};
+
+class Block {
+  public:
+    explicit Block(size_t bytes) : size_(bytes) {
+        const size_t room = (bytes + kGrain - 1) / kGrain * kGrain + (bytes == 0 ? kGrain : 0);
+        if (room > kShared / 4) {
+            chunk_ = std::make_shared<Chunk>(room);
+            data_ = chunk_->data();
+            return;
+        }
+        static std::mutex mutex;
+        static std::weak_ptr<Chunk> current;
+        std::lock_guard<std::mutex> lock(mutex);
+        chunk_ = current.lock();
+        if (!chunk_ || chunk_->used + room > chunk_->size()) current = chunk_ = std::make_shared<Chunk>(kShared);
+        data_ = chunk_->data() + chunk_->used;
+        chunk_->used += room;
+    }
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+
+    uint8_t* data() const { return data_; }
+    size_t size() const { return size_; }
+
+  private:
+    static constexpr size_t kShared = size_t{64} << 20, kGrain = 4096;
+    size_t size_;
+    std::shared_ptr<Chunk> chunk_;
+    uint8_t* data_ = nullptr;
+};
+
+}  // namespace wager

@@ -1,0 +1,93 @@
+// Weights in panels of 32 outputs, [panel][k / 2][32][2], padded with zero outputs; and the cache's slow paths (copying a
+// slot, reading one). Plain loops: none of it is on the way of a token.
+#pragma once
+
+#include <cstring>
+
+#include "ops.h"
+#include "pool.h"
+
+namespace wager {
+
+// Output `lane` of `panel` takes row source(panel, lane) of a [n, k] matrix, or zeros where it is null.
+template <class Source>
+void pack_panels(Pool& pool, uint16_t* to, int panels, int k, Source source) {
+    pool.run([&](int thread) {
+        const int first = static_cast<int>(part(panels, thread, pool.threads()));
+        const int last = static_cast<int>(part(panels, thread + 1, pool.threads()));
+        for (int panel = first; panel < last; ++panel) {
+            uint16_t* out = to + static_cast<size_t>(panel) * k * kPanel;
+            for (int lane = 0; lane < kPanel; ++lane) {
+                const uint16_t* from = source(panel, lane);
+                if (from == nullptr) continue;  // memory comes zeroed
+                for (int i = 0; i < k; i += 2) std::memcpy(out + static_cast<size_t>(i) * kPanel + 2 * lane, from + i, 4);
+            }
+        }
+    });
+}
+
+inline void pack_linear(Pool& pool, const uint16_t* weight, int n, int k, uint16_t* to) {
+    pack_panels(pool, to, (n + kPanel - 1) / kPanel, k, [=](int panel, int lane) {
+        const int row = panel * kPanel + lane;
+        return row < n ? weight + static_cast<size_t>(row) * k : nullptr;
+    });
+}
+
+// A panel is 16 outputs of the gate, then the same 16 of the other half.
+inline void pack_gated(Pool& pool, const uint16_t* gate, const uint16_t* up, int n, int k, uint16_t* to) {
+    pack_panels(pool, to, (n + 15) / 16, k, [=](int panel, int lane) {
+        const int row = panel * 16 + lane % 16;
+        return row < n ? (lane < 16 ? gate : up) + static_cast<size_t>(row) * k : nullptr;
+    });
+}
+
+struct Slot {
+    uint16_t *key, *value;  // key pairs 2 * kPage apart, values 2 apart
+};
+
+inline Slot slot_of(const CacheView& cache, int layer, int head, int slot) {
+    const int d = cache.head_dim, at = slot % kPage;
+    const size_t page = cache.offset(layer, slot / kPage, head);
+    return {cache.keys + page + at * 2, cache.values + page + at / 2 * (2 * d) + at % 2};
+}
+
+// Copies slots source[i] -> target[i], i ascending, in all layers.
+inline void move_slots(Pool& pool, const CacheView& cache, const int32_t* source, const int32_t* target, int n) {
+    const int parts = cache.layers * cache.kv_heads, d = cache.head_dim;
+    pool.run([&](int thread) {
+        const int first = static_cast<int>(part(parts, thread, pool.threads()));
+        const int last = static_cast<int>(part(parts, thread + 1, pool.threads()));
+        for (int item = first; item < last; ++item) {
+            for (int i = 0; i < n; ++i) {
+                const Slot from = slot_of(cache, item / cache.kv_heads, item % cache.kv_heads, source[i]);
+                const Slot to = slot_of(cache, item / cache.kv_heads, item % cache.kv_heads, target[i]);
+                for (int j = 0; j < d / 2; ++j) std::memcpy(to.key + j * 2 * kPage, from.key + j * 2 * kPage, 4);
+                for (int j = 0; j < d; ++j) to.value[2 * j] = from.value[2 * j];
+            }
+        }
+    });
+}
+
+// One slot as [layers][2][kv_heads][d].
+inline void read_slot(const CacheView& cache, int slot, uint16_t* out) {
+    const int d = cache.head_dim;
+    for (int layer = 0; layer < cache.layers; ++layer) {
+        for (int head = 0; head < cache.kv_heads; ++head) {
+            const Slot from = slot_of(cache, layer, head, slot);
+            uint16_t* key = out + ((static_cast<size_t>(layer) * 2) * cache.kv_heads + head) * d;
+            uint16_t* value = key + static_cast<size_t>(cache.kv_heads) * d;
+            for (int j = 0; j < d / 2; ++j) std::memcpy(key + 2 * j, from.key + j * 2 * kPage, 4);
+            for (int j = 0; j < d; ++j) value[j] = from.value[2 * j];
+        }
+    }
+}
+
+inline void clear_page(const CacheView& cache, int page) {
+    const size_t bytes = static_cast<size_t>(cache.kv_heads) * kPage * cache.head_dim * 2;
+    for (int layer = 0; layer < cache.layers; ++layer) {
+        std::memset(cache.keys + cache.offset(layer, page, 0), 0, bytes);
+        std::memset(cache.values + cache.offset(layer, page, 0), 0, bytes);
+    }
+}
+
+}  // namespace wager

@@ -1,0 +1,162 @@
+// A pool of persistent threads that run one function together, and the barrier between the ops inside it.
+//
+// The caller is thread 0. Workers spin briefly for the next region, then sleep, so an idle engine costs nothing; at a
+// barrier threads spin, then yield, because other processes may share the cores. Floating-point modes are set alike in
+// every thread for the length of a region: a flush-to-zero bit set by another library must not change a row.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
+
+namespace wager {
+
+inline void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+class FloatModes {
+  public:
+#if defined(__x86_64__)
+    FloatModes() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+    ~FloatModes() { _mm_setcsr(saved_); }
+
+  private:
+    unsigned saved_;
+#endif
+};
+
+class Pool {
+  public:
+    using Work = std::function<void(int)>;
+
+    explicit Pool(int threads) : threads_(threads < 1 ? 1 : threads) { start(); }
+    ~Pool() {
+        if (process_ != process()) return;
+        {
+            std::lock_guard<std::mutex> lock(crew_->mutex);
+            crew_->stop = true;
+            crew_->generation.fetch_add(1, std::memory_order_release);
+        }
+        crew_->wake.notify_all();
+        for (auto& worker : crew_->workers) worker.join();
+        delete crew_;
+    }
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int threads() const { return threads_; }
+
+    // Runs work(0..threads-1) together and returns when all are done. One region at a time.
+    void run(const Work& work) {
+        if (process_ != process()) start();
+        Crew& crew = *crew_;
+        std::lock_guard<std::mutex> region(crew.region);
+        FloatModes modes;
+        if (threads_ > 1) {
+            crew.work = &work;
+            crew.pending.store(threads_ - 1, std::memory_order_relaxed);
+            {
+                std::lock_guard<std::mutex> lock(crew.mutex);
+                crew.generation.fetch_add(1, std::memory_order_release);
+            }
+            if (crew.sleepers.load(std::memory_order_seq_cst) > 0) crew.wake.notify_all();
+        }
+        work(0);
+        for (int spins = 0; crew.pending.load(std::memory_order_acquire) != 0; ++spins) wait(spins);
+    }
+
+    // Called by every thread of a region; returns when all have arrived.
+    void barrier() {
+        if (threads_ == 1) return;
+        Crew& crew = *crew_;
+        const unsigned phase = crew.phase.load(std::memory_order_relaxed);
+        if (crew.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+            crew.arrived.store(0, std::memory_order_relaxed);
+            crew.phase.store(phase + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; crew.phase.load(std::memory_order_acquire) == phase; ++spins) wait(spins);
+    }
+
+  private:
+    // About 15 us: longer than a barrier among running threads, far shorter than a time slice. Idle workers then yield
+    // for some 200 us more before they sleep, because the next step is often near and waking a thread costs 50 us.
+    static constexpr int kSpins = 400, kYields = 400;
+
+    // Everything the threads share. A forked child has no workers and locks in an unknown state, so it makes a new crew
+    // and leaves the old one behind.
+    struct Crew {
+        std::mutex region, mutex;
+        std::condition_variable wake;
+        std::vector<std::thread> workers;
+        const Work* work = nullptr;
+        bool stop = false;
+        alignas(64) std::atomic<unsigned> generation{0};
+        alignas(64) std::atomic<int> pending{0};
+        alignas(64) std::atomic<int> arrived{0};
+        alignas(64) std::atomic<unsigned> phase{0};
+        alignas(64) std::atomic<int> sleepers{0};
+    };
+
+    static void wait(int spins) {
+        if (spins < kSpins) relax();
+        else std::this_thread::yield();
+    }
+
+    static long process() {
+#if defined(__unix__) || defined(__APPLE__)
+        return static_cast<long>(getpid());
+#else
+        return 0;
+#endif
+    }
+
+    void start() {
+        process_ = process();
+        crew_ = new Crew();
+        for (int i = 1; i < threads_; ++i) crew_->workers.emplace_back([crew = crew_, i] { serve(*crew, i); });
+    }
+
+    static void serve(Crew& crew, int index) {
+        for (unsigned seen = 0;;) {
+            for (int spins = 0; crew.generation.load(std::memory_order_acquire) == seen; ++spins) {
+                if (spins < kSpins + kYields) {
+                    wait(spins);
+                    continue;
+                }
+                std::unique_lock<std::mutex> lock(crew.mutex);
+                crew.sleepers.fetch_add(1, std::memory_order_seq_cst);
+                crew.wake.wait(lock, [&] { return crew.generation.load(std::memory_order_acquire) != seen; });
+                crew.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+            }
+            seen = crew.generation.load(std::memory_order_acquire);
+            if (crew.stop) return;
+            {
+                FloatModes modes;
+                (*crew.work)(index);
+            }
+            crew.pending.fetch_sub(1, std::memory_order_acq_rel);
+        }
+    }
+
+    const int threads_;
+    long process_ = -1;
+    Crew* crew_ = nullptr;
+};
+
+}  // namespace wager

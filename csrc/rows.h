@@ -1,0 +1,164 @@
+// Ops that work on one row at a time: embedding, RMS norm, rotation with the write of keys and values, choice of rows and
+// the largest logit. Rows (or heads of rows) are shared out among threads; none reads another row.
+#pragma once
+
+#include <cmath>
+
+namespace wager::WAGER_NS {
+
+inline void embed(const Embed& op, const Step& step, int thread) {
+    const int first = static_cast<int>(part(step.rows, thread, step.threads));
+    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    for (int row = first; row < last; ++row) {
+        const uint16_t* from = op.table + static_cast<size_t>(step.in.tokens[row]) * op.hidden;
+        float* to = op.out + static_cast<size_t>(row) * op.hidden;
+        int i = 0;
+        for (; i + 16 <= op.hidden; i += 16) store(to + i, widen(from + i));
+        for (; i < op.hidden; ++i) {
+            const uint32_t bits = static_cast<uint32_t>(from[i]) << 16;
+            std::memcpy(to + i, &bits, 4);
+        }
+    }
+}
+
+// Sum of squares with one reduction tree: four lane-wise accumulators, then the lanes.
+inline float sum_of_squares(const float* x, int n) {
+    F acc[4] = {zero(), zero(), zero(), zero()};
+    int i = 0;
+    for (; i + 64 <= n; i += 64) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            const F v = load(x + i + 16 * j);
+            acc[j] = fma(v, v, acc[j]);
+        }
+    }
+    for (; i < n; i += 16) {
+        const F v = load_part(x + i, n - i);
+        acc[0] = fma(v, v, acc[0]);
+    }
+    return sum(add(add(acc[0], acc[1]), add(acc[2], acc[3])));
+}
+
+inline void rms_norm(const RmsNorm& op, const Step& step, int thread) {
+    const int rows = step.count(op.of);
+    const int first = static_cast<int>(part(rows, thread, step.threads));
+    const int last = static_cast<int>(part(rows, thread + 1, step.threads));
+    for (int row = first; row < last; ++row) {
+        const float* x = op.x + static_cast<size_t>(row) * op.n;
+        uint16_t* out = op.out + static_cast<size_t>(row) * op.n;
+        const F scale = splat(1.0f / sqrtf(sum_of_squares(x, op.n) / static_cast<float>(op.n) + op.eps));
+        for (int i = 0; i < op.n; i += 16) {
+            const int n = op.n - i;
+            narrow_part(out + i, mul(mul(load_part(x + i, n), scale), load_part(op.weight + i, n)), n);
+        }
+    }
+}
+
+// One head: x f32 [d] to out [d], normed if `weight`, then rotated (dimension i with i + d/2). d <= kMaxHeadDim.
+constexpr int kMaxHeadDim = 512;
+
+inline void rotate(const float* x, const float* weight, float eps, const float* table, int d, uint16_t* out) {
+    alignas(64) float in[kMaxHeadDim], turned[kMaxHeadDim];
+    const int half = d / 2;
+    if (weight) {
+        const F scale = splat(1.0f / sqrtf(sum_of_squares(x, d) / static_cast<float>(d) + eps));
+        for (int i = 0; i < d; i += 16) store(in + i, mul(mul(load(x + i), scale), load(weight + i)));
+        x = in;
+    }
+    const float *cosine = table, *sine = table + half;
+    for (int i = 0; i < half; ++i) {
+        turned[i] = x[i] * cosine[i] - x[i + half] * sine[i];
+        turned[i + half] = x[i + half] * cosine[i] + x[i] * sine[i];
+    }
+    for (int i = 0; i < d; i += 16) narrow(out + i, load(turned + i));
+}
+
+inline void write_key(const CacheView& cache, int layer, int head, int slot, const uint16_t* key) {
+    uint16_t* to = cache.keys + cache.offset(layer, slot / kPage, head) + slot % kPage * 2;
+    for (int i = 0; i < cache.head_dim; i += 2) std::memcpy(to + static_cast<size_t>(i) * kPage, key + i, 4);
+}
+
+inline void write_value(const CacheView& cache, int layer, int head, int slot, const uint16_t* value) {
+    const int key = slot % kPage, d = cache.head_dim;
+    uint16_t* to = cache.values + cache.offset(layer, slot / kPage, head) + key / 2 * (2 * d) + key % 2;
+    for (int i = 0; i < d; ++i) to[2 * i] = value[i];
+}
+
+inline void rotary(const Rotary& op, const Step& step, int thread) {
+    const CacheView& cache = op.cache;
+    const int d = cache.head_dim, all = op.heads + 2 * cache.kv_heads;
+    const int64_t items = static_cast<int64_t>(step.rows) * all;
+    const int64_t first = part(items, thread, step.threads), last = part(items, thread + 1, step.threads);
+    uint16_t buffer[kMaxHeadDim];
+    for (int64_t item = first; item < last; ++item) {
+        const int row = static_cast<int>(item / all), head = static_cast<int>(item % all);
+        const float* x = op.qkv + item * d;
+        const float* table = op.table + static_cast<size_t>(step.in.positions[row]) * d;
+        const int slot = step.in.slots[row];
+        if (head < op.heads) {
+            rotate(x, op.q_norm, op.eps, table, d, op.q + (static_cast<size_t>(row) * op.heads + head) * d);
+        } else if (head < op.heads + cache.kv_heads) {
+            rotate(x, op.k_norm, op.eps, table, d, buffer);
+            write_key(cache, op.layer, head - op.heads, slot, buffer);
+        } else {
+            for (int i = 0; i < d; i += 16) narrow(buffer + i, load(x + i));
+            write_value(cache, op.layer, head - op.heads - cache.kv_heads, slot, buffer);
+        }
+    }
+}
+
+inline void select(const Select& op, const Step& step, int thread) {
+    const int first = static_cast<int>(part(step.head_rows, thread, step.threads));
+    const int last = static_cast<int>(part(step.head_rows, thread + 1, step.threads));
+    for (int head = first; head < last; ++head) {
+        const float* from = op.x + static_cast<size_t>(step.in.heads[head]) * op.n;
+        std::memcpy(op.out + static_cast<size_t>(head) * op.n, from, static_cast<size_t>(op.n) * sizeof(float));
+    }
+}
+
+// The largest logit among ids [first, last) and its lowest id.
+inline Peak peak(const float* logits, int first, int last) {
+    const F low = splat(-__builtin_inff());
+    F best = low;
+    uint32_t odd = 0;
+    int i = first;
+    for (; i + 16 <= last; i += 16) {
+        const F v = load(logits + i);
+        odd |= not_finite(v);
+        best = max(best, v);
+    }
+    if (i < last) {
+        alignas(64) float rest[16] = {};
+        for (int j = i; j < last; ++j) rest[j - i] = logits[j];
+        odd |= not_finite(load(rest));
+        best = max(best, keep(load(rest), low, 0, last - i));
+    }
+    const float value = peak_of(best);
+    if (odd) return {value, -1};
+    for (i = first; i + 16 <= last && !at_most(splat(value), load(logits + i)); i += 16) {}
+    while (i < last && logits[i] < value) ++i;
+    return {value, i};
+}
+
+inline void argmax(const Argmax& op, const Step& step, int thread) {
+    const int first = static_cast<int>(part(step.head_rows, thread, step.threads));
+    const int last = static_cast<int>(part(step.head_rows, thread + 1, step.threads));
+    for (int head = first; head < last; ++head)
+        op.out[head] = peak(op.logits + static_cast<size_t>(head) * op.n, 0, op.n).id;
+}
+
+// Reads data[first, last) once and sums it: how fast memory can be read. Whole steps of 64 only.
+inline float sweep(const float* data, int64_t first, int64_t last) {
+    F acc[4] = {zero(), zero(), zero(), zero()};
+    for (int64_t i = first; i + 64 <= last; i += 64) {
+        fetch(data + i + 2048);
+        fetch(data + i + 2048 + 16);
+        fetch(data + i + 2048 + 32);
+        fetch(data + i + 2048 + 48);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) acc[j] = add(acc[j], load(data + i + 16 * j));
+    }
+    return sum(add(add(acc[0], acc[1]), add(acc[2], acc[3])));
+}
+
+}  // namespace wager::WAGER_NS

@@ -1,0 +1,53 @@
+// argmax over ids of z / T + g, g the Gumbel field: a race of exponentials. With E = -log1p(-u) an id can only win if
+// u <= E <= exp(z / T - best), so sixteen lanes of float arithmetic discard nearly every id on the upper bits of u, and
+// the few that remain are scored in double, exactly as the definition says. The token is that of the float64 definition.
+#pragma once
+
+namespace wager::WAGER_NS {
+
+struct Race {
+    const Draw& draw;
+    Peak top;
+    Winner best;
+    float bound;  // exp(top / T - best score), with slack for float rounding
+
+    void enter(int id) {
+        if (id == best.id) return;
+        const double score = static_cast<double>(draw.logits[id]) / draw.temperature + gumbel(draw, id);
+        if (score > best.score || (score == best.score && id < best.id)) {
+            best = {score, id};
+            tighten();
+        }
+    }
+    void tighten() {
+        const double lead = static_cast<double>(top.value) / draw.temperature - best.score;
+        bound = static_cast<float>(::exp(lead) * 1.001);
+    }
+};
+
+// `top` is the largest logit of the whole row; the best of ids [first, last) or, if it scores higher, top's own.
+inline Winner draw(const Draw& draw, Peak top, int first, int last) {
+    Race race{draw, top, {0.0, top.id}, 0.0f};
+    race.best.score = static_cast<double>(top.value) / draw.temperature + gumbel(draw, top.id);
+    race.tighten();
+    const F peak_value = splat(top.value), unit = splat(0x1p-24f);
+    const F slope = splat(static_cast<float>(1.4426950408889634 / draw.temperature));
+    int id = first;
+    for (; id + 32 <= last; id += 32) {
+        F even, odd;
+        split(draw.logits + id, even, odd);
+        U even_words, odd_words;
+        philox_uppers(draw, static_cast<uint32_t>(id) / 2, even_words, odd_words);
+        const F bound = splat(race.bound);
+        even = mul(exp2(mul(sub(even, peak_value), slope)), bound);
+        odd = mul(exp2(mul(sub(odd, peak_value), slope)), bound);
+        uint32_t hits = at_most(mul(upper_bits(even_words), unit), even);
+        for (; hits; hits &= hits - 1) race.enter(id + 2 * __builtin_ctz(hits));
+        hits = at_most(mul(upper_bits(odd_words), unit), odd);
+        for (; hits; hits &= hits - 1) race.enter(id + 2 * __builtin_ctz(hits) + 1);
+    }
+    for (; id < last; ++id) race.enter(id);
+    return race.best;
+}
+
+}  // namespace wager::WAGER_NS

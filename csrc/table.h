@@ -1,0 +1,21 @@
+// Gathers the kernels of the instruction set named WAGER_NS into its table. Included last by each kernels_*.cpp, which is
+// compiled with flags of its own; everything in it lives in namespace WAGER_NS so that no function compiled for one
+// machine can stand in for another's.
+#pragma once
+
+#include "ops.h"
+// (the isa_*.h header comes before)
+#include "tile.h"
+#include "exp.h"
+#include "linear.h"
+#include "rows.h"
+#include "attention.h"
+#include "philox.h"
+#include "sample.h"
+
+namespace wager::WAGER_NS {
+
+inline constexpr Table kTable = {WAGER_NAME, embed,  rms_norm, linear, rotary, attention,
+                                 select,     argmax, peak,     draw,   sweep};
+
+}  // namespace wager::WAGER_NS

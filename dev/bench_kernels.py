@@ -1,0 +1,192 @@
+"""Speed of the native kernels on this machine: memory, linear layers, tape overhead, attention, sampling.
+
+Measurements are interleaved and repeated, and the minimum and median are shown, because others may share the machine.
+On a busy machine --realtime gives the true cost (root; keep it short: nothing else runs meanwhile).
+Usage: PYTHONPATH=src python dev/bench_kernels.py [--isa avx512] [--threads 2] [--rounds 15] [--only NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from wager.kernels import _native, physical_cores
+from wager.kernels.cpu import CpuKernels
+
+HIDDEN, FFN, QKV, VOCAB, LAYERS = 576, 1536, 960, 49152, 30
+HEADS, KV_HEADS, D = 9, 3, 64
+ROWS = (1, 2, 4, 8, 12, 16, 32, 64, 128, 512)
+REALTIME = False
+WEIGHTS = LAYERS * (QKV * HIDDEN + HIDDEN * HIDDEN + 3 * FFN * HIDDEN) + VOCAB * HIDDEN
+
+
+def times(tasks: Sequence[Callable[[], object]], rounds: int) -> list[tuple[float, float]]:
+    """(minimum, median) seconds of each task, taken in turns."""
+    taken: list[list[float]] = [[] for _ in tasks]
+    for task in tasks:
+        task()
+    if REALTIME:
+        _schedule(os.SCHED_FIFO)
+    for _ in range(rounds):
+        for task, log in zip(tasks, taken, strict=True):
+            start = time.perf_counter()
+            task()
+            log.append(time.perf_counter() - start)
+    if REALTIME:
+        _schedule(os.SCHED_OTHER)
+    return [(min(log), statistics.median(log)) for log in taken]
+
+
+def _schedule(policy: int) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setscheduler(int(thread), policy, os.sched_param(1 if policy == os.SCHED_FIFO else 0))
+
+
+class Linears:
+    """Every matrix of SmolLM2-135M in order, over random weights, as one tape."""
+
+    def __init__(self, kernels: CpuKernels, max_rows: int) -> None:
+        self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_pages=64, heads=1, kv_heads=1, head_dim=16)
+        self.out = torch.zeros(max_rows, VOCAB)
+        make = {"dtype": torch.bfloat16}
+        hidden, mixed, act = (torch.randn(max_rows, n).to(**make) for n in (HIDDEN, HIDDEN, FFN))
+        qkv, residual = torch.zeros(max_rows, QKV), torch.zeros(max_rows, HIDDEN)
+        for _ in range(LAYERS):
+            self.tape.linear(hidden, kernels.pack(torch.randn(QKV, HIDDEN) * 0.02), qkv)
+            self.tape.linear(mixed, kernels.pack(torch.randn(HIDDEN, HIDDEN) * 0.02), residual, add=True)
+            gate, up = torch.randn(FFN, HIDDEN) * 0.02, torch.randn(FFN, HIDDEN) * 0.02
+            self.tape.gated(hidden, kernels.pack_gated(gate, up), act)
+            self.tape.linear(act, kernels.pack(torch.randn(HIDDEN, FFN) * 0.02), residual, add=True)
+        self.tape.linear(hidden, kernels.pack(torch.randn(VOCAB, HIDDEN) * 0.02), self.out)
+        rows = torch.arange(max_rows, dtype=torch.int32)
+        self.tape.inputs.positions.copy_(rows)
+        self.tape.inputs.slots.copy_(rows)
+        self.tape.inputs.parents.copy_(rows - 1)
+
+    def run(self, rows: int) -> None:
+        self.tape.run(rows=rows, sequences=1, heads=0)
+
+
+class TorchLinears:
+    """The same matrices through torch's bfloat16 F.linear."""
+
+    def __init__(self) -> None:
+        shapes = [(QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, FFN)] * LAYERS + [(VOCAB, HIDDEN)]
+        self.weights = [torch.randn(n, k).bfloat16() for n, k in shapes]
+        self.inputs = {k: torch.randn(max(ROWS), k).bfloat16() for k in (HIDDEN, FFN)}
+
+    @torch.inference_mode()
+    def run(self, rows: int) -> None:
+        for weight in self.weights:
+            torch.nn.functional.linear(self.inputs[weight.shape[1]][:rows], weight)
+
+
+def memory(kernels: CpuKernels, rounds: int) -> None:
+    block = _native.Block(WEIGHTS * 2)
+    _touch(kernels, block)
+    low, mid = times([lambda: _native.sweep(kernels.pool, kernels.isa, block)], rounds)[0]
+    speed, usual = WEIGHTS * 2 / low / 1e9, WEIGHTS * 2 / mid / 1e9
+    print(f"memory: {WEIGHTS * 2 / 1e6:.0f} MB read in {low * 1e3:.2f} ms = {speed:.1f} GB/s (median {usual:.1f})")
+
+
+def _touch(kernels: CpuKernels, block: _native.Block) -> None:
+    k = 1 << 12
+    n = block.nbytes // (2 * k) // 32 * 32
+    ones = torch.ones(n, k, dtype=torch.bfloat16)
+    _native.pack(kernels.pool, ones.data_ptr(), n, k, block)
+
+
+def linears(kernels: CpuKernels, rounds: int, against_torch: bool) -> None:
+    ours = Linears(kernels, max(ROWS))
+    theirs = TorchLinears() if against_torch else None
+    base = 0.0
+    for rows in ROWS:
+        tasks: list[Callable[[], object]] = [lambda n=rows: ours.run(n)]  # type: ignore[misc]
+        if theirs is not None:
+            tasks.append(lambda n=rows: theirs.run(n))  # type: ignore[misc]
+        taken = times(tasks, rounds if rows <= 64 else max(3, rounds // 4))
+        low, mid = taken[0]
+        base = base or low
+        line = f"linear pass, {rows:4d} rows: {low * 1e3:8.2f} ms (median {mid * 1e3:8.2f}) {low / base:6.2f}x "
+        line += f"{2 * WEIGHTS * rows / low / 1e9:7.1f} GFLOP/s"
+        if theirs is not None:
+            line += f"   torch {taken[1][0] * 1e3:8.2f} ms (median {taken[1][1] * 1e3:8.2f})"
+        print(line)
+
+
+def overhead(kernels: CpuKernels, rounds: int) -> None:
+    """240 ops on 16 numbers each: what a tape costs beside its arithmetic."""
+    tape = kernels.tape(max_rows=1, max_sequences=1, max_pages=1, heads=1, kv_heads=1, head_dim=16)
+    x, weight, out = torch.ones(1, 16), torch.ones(16), torch.zeros(1, 16, dtype=torch.bfloat16)
+    for _ in range(240):
+        tape.rms_norm(x, weight, 1e-5, out)
+    tape.inputs.parents[0] = -1
+    low, mid = times([lambda: tape.run(rows=1, sequences=1, heads=0)], rounds * 20)[0]
+    print(f"tape of 240 empty ops: {low * 1e6:.1f} us (median {mid * 1e6:.1f})")
+
+
+def attention(kernels: CpuKernels, rounds: int) -> None:
+    for rows, context in ((1, 1000), (1, 4000), (8, 1000), (32, 1000), (512, 0), (1000, 0)):
+        shape = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": D}
+        pages = (context + rows) // 16 + 1
+        tape = kernels.tape(max_rows=1024, max_sequences=1, max_pages=pages, **shape)
+        cache = kernels.cache(layers=LAYERS, pages=pages, kv_heads=KV_HEADS, head_dim=D)
+        q = torch.randn(1024, HEADS * D).bfloat16()
+        out = torch.zeros_like(q)
+        for layer in range(LAYERS):
+            tape.attention(q, cache, layer, window=None, out=out)
+        at = torch.arange(rows, dtype=torch.int32)
+        tape.inputs.positions[:rows] = at + context
+        tape.inputs.slots[:rows] = at + context
+        tape.inputs.parents[:rows] = at - 1
+        tape.inputs.bases[0] = context
+        tape.inputs.tables[0] = torch.arange(pages, dtype=torch.int32)
+        low, mid = times([lambda: tape.run(rows=rows, sequences=1, heads=0)], rounds)[0]  # noqa: B023
+        keys = sum(context + i + 1 for i in range(rows))
+        flops = 4 * keys * HEADS * D * LAYERS
+        line = f"attention x {LAYERS}, {rows:4d} rows after {context:4d}: {low * 1e3:7.2f} ms (median {mid * 1e3:7.2f})"
+        print(f"{line} {flops / low / 1e9:6.1f} GFLOP/s")
+
+
+def sampling(kernels: CpuKernels, rounds: int) -> None:
+    logits = torch.randn(8, VOCAB) * 3
+    for n in (1, 8):
+        rows, position = torch.arange(n, dtype=torch.int32), torch.arange(n, dtype=torch.int32)
+        heat, seeds = torch.full((n,), 1.0, dtype=torch.float64), torch.arange(n)
+        low, mid = times([lambda: kernels.sample(logits, rows, heat, seeds, position, rows * 0)], rounds * 4)[0]  # noqa: B023
+        print(f"sample, {n} rows of {VOCAB}: {low * 1e3:.3f} ms (median {mid * 1e3:.3f})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--isa", choices=("avx512", "avx2", "portable"))
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--torch", action="store_true", help="also time torch's bfloat16 F.linear")
+    parser.add_argument("--realtime", action="store_true", help="ahead of every other process while measuring")
+    parser.add_argument("--only", nargs="*", default=["memory", "linears", "overhead", "attention", "sampling"])
+    args = parser.parse_args()
+    global REALTIME
+    REALTIME = args.realtime
+    torch.set_num_threads(args.threads)
+    kernels = CpuKernels(isa=args.isa, threads=args.threads)
+    print(f"{kernels.name}, {args.threads} threads")
+    if "memory" in args.only:
+        memory(kernels, args.rounds)
+    if "linears" in args.only:
+        linears(kernels, args.rounds, args.torch)
+    if "overhead" in args.only:
+        overhead(kernels, args.rounds)
+    if "attention" in args.only:
+        attention(kernels, args.rounds)
+    if "sampling" in args.only:
+        sampling(kernels, args.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Numbers only: the sets of kernels and the choice among them.
+
+`select` prefers the C++ kernels where the extension was built and falls back to the plain-torch reference, saying why.
+Knows no models.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import cast
+
+from wager.errors import UsageError
+from wager.kernels.base import Kernels
+
+__all__ = ["physical_cores", "select"]
+
+
+def select(name: str, *, dtype: str = "bfloat16", threads: int | None = None) -> Kernels:
+    """The kernels called `name`: auto, native or reference. `threads` None: one per physical core this process has.
+
+    The environment variable WAGER_ISA (avx512, avx2, portable) forces an instruction set of the native kernels.
+    UsageError if `name` or `dtype` is unknown, or if native is asked for and cannot be had.
+    """
+    if name not in ("auto", "native", "reference"):
+        raise UsageError(f"kernels = {name!r} is not known.", "Choose one of: auto, native, reference.")
+    if dtype not in ("bfloat16", "float32"):
+        raise UsageError(f"dtype = {dtype!r} is not known.", "Choose one of: bfloat16, float32.")
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads = {threads} is out of range.", "threads must be at least 1.")
+    if name == "reference":
+        return _reference_kernels(dtype, "the reference kernels were asked for")
+    obstacle = _obstacle(dtype)
+    if obstacle is None:
+        return _native_kernels(threads)
+    if name == "native":
+        raise UsageError(f"The native kernels cannot be used: {obstacle}.", "Use --kernels auto or reference.")
+    return _reference_kernels(dtype, f"the native kernels cannot be used: {obstacle}")
+
+
+def physical_cores() -> int:
+    """Physical cores among the processors this process may run on; hyper-threads of a core count once."""
+    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores: set[str] = set()
+    for processor in processors:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:
+            cores.add(str(processor))
+    return max(1, len(cores))
+
+
+def _obstacle(dtype: str) -> str | None:
+    """Why the native kernels cannot serve here, or None."""
+    if dtype != "bfloat16":
+        return f"they compute in bfloat16, and dtype is {dtype}"
+    try:
+        importlib.import_module("wager.kernels._native")
+    except ImportError as error:
+        return f"the extension was not built for this Python ({error})"
+    return None
+
+
+def _native_kernels(threads: int | None) -> Kernels:
+    from wager.kernels.cpu import CpuKernels
+
+    forced = os.environ.get("WAGER_ISA")
+    if forced is not None:
+        reason = f"WAGER_ISA asks for {forced}"
+    else:
+        reason = "the extension is built and this is the best instruction set the machine has"
+    return cast(Kernels, CpuKernels(isa=forced, threads=threads or physical_cores(), reason=reason))
+
+
+def _reference_kernels(dtype: str, reason: str) -> Kernels:
+    from wager.kernels.reference import ReferenceKernels
+
+    return cast(Kernels, ReferenceKernels(dtype, reason=reason))

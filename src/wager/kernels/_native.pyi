@@ -1,0 +1,90 @@
+"""The C++ extension as Python sees it (csrc/bindings.cpp). Addresses are integers, checked by kernels/cpu.py."""
+
+class Block:
+    def __init__(self, bytes: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Pool:
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class Isa:
+    def __init__(self, name: str) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @staticmethod
+    def has(name: str) -> bool: ...
+
+class CacheView:
+    def __init__(self, keys: Block, values: Block, layers: int, pages: int, kv_heads: int, head_dim: int) -> None: ...
+    def move(self, pool: Pool, source: int, target: int, n: int) -> None: ...
+    def read(self, slot: int, out: int) -> None: ...
+    def clear(self, page: int) -> None: ...
+
+class Tape:
+    def __init__(
+        self,
+        pool: Pool,
+        isa: Isa,
+        inputs: tuple[int, ...],
+        max_rows: int,
+        max_sequences: int,
+        max_pages: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+    ) -> None: ...
+    def embed(self, table: int, vocab: int, hidden: int, out: int) -> None: ...
+    def rms_norm(self, x: int, weight: int, n: int, eps: float, out: int, heads: bool) -> None: ...
+    def linear(
+        self,
+        x: int,
+        weight: int,
+        bias: int,
+        n: int,
+        k: int,
+        panels: int,
+        gated: bool,
+        add: bool,
+        out: int,
+        heads: bool,
+    ) -> None: ...
+    def rotary(
+        self,
+        qkv: int,
+        table: int,
+        positions: int,
+        q_norm: int,
+        k_norm: int,
+        eps: float,
+        cache: CacheView,
+        layer: int,
+        heads: int,
+        q: int,
+    ) -> None: ...
+    def attention(self, q: int, cache: CacheView, layer: int, heads: int, window: int, out: int) -> None: ...
+    def select(self, x: int, out: int, n: int) -> None: ...
+    def argmax(self, logits: int, out: int, n: int) -> None: ...
+    def run(self, rows: int, sequences: int, heads: int) -> None: ...
+
+def pack(pool: Pool, weight: int, n: int, k: int, to: Block) -> None: ...
+def pack_gated(pool: Pool, gate: int, up: int, n: int, k: int, to: Block) -> None: ...
+def sample(
+    pool: Pool,
+    isa: Isa,
+    logits: int,
+    vocab: int,
+    rows: int,
+    temperatures: int,
+    seeds: int,
+    positions: int,
+    choices: int,
+    n: int,
+    greedy: float,
+    out: int,
+) -> None: ...
+def sweep(pool: Pool, isa: Isa, block: Block) -> float: ...

@@ -1,0 +1,77 @@
+"""Weights in the layout the C++ products read: panels of 32 outputs, [panel][inputs / 2][32][2], bf16.
+
+A panel of a gated pair is 16 outputs of the gate and the same 16 of the other half. Knows no tape and no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wager.errors import ModelError
+from wager.kernels import _native
+
+_PANEL = 32
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Weights in panels of 32 outputs, bf16, on huge pages. `n` outputs (of one half when gated), `k` inputs."""
+
+    block: Any
+    n: int
+    k: int
+    panels: int
+    gated: bool
+    bias: Tensor | None = None  # f32 [panels * 32], in the order of the panels
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.block.nbytes) + (0 if self.bias is None else self.bias.nbytes)
+
+
+def pack(pool: Any, weight: Tensor, bias: Tensor | None) -> Packed:
+    """weight [N, K] and bias [N] of any float type. ModelError if K is odd or shapes disagree."""
+    matrix = _matrix(weight)
+    n, k = matrix.shape
+    panels = -(-n // _PANEL)
+    block = _native.Block(panels * _PANEL * k * 2)
+    _native.pack(pool, matrix.data_ptr(), n, k, block)
+    return Packed(block, n, k, panels, False, None if bias is None else _padded(bias, n, panels * _PANEL))
+
+
+def pack_gated(pool: Any, gate: Tensor, up: Tensor, bias: tuple[Tensor, Tensor] | None) -> Packed:
+    """gate and up [N, K] and their biases [N], interleaved by panels. ModelError as in `pack`."""
+    first, second = _matrix(gate), _matrix(up)
+    if first.shape != second.shape:
+        raise ModelError(f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must have one shape.")
+    n, k = first.shape
+    panels = -(-n // 16)
+    block = _native.Block(panels * _PANEL * k * 2)
+    _native.pack_gated(pool, first.data_ptr(), second.data_ptr(), n, k, block)
+    if bias is None:
+        return Packed(block, n, k, panels, True)
+    halves = [_padded(half, n, panels * 16).view(panels, 16) for half in bias]
+    return Packed(block, n, k, panels, True, torch.cat(halves, dim=1).flatten().contiguous())
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """A weight as contiguous bf16 [N, K]; K must be even, because products take pairs of inputs."""
+    if weight.dim() != 2 or weight.shape[1] % 2 or not weight.numel():
+        raise ModelError(
+            f"A weight of shape {tuple(weight.shape)} cannot be packed: the native kernels need [N, K] with K even.",
+            "Use --kernels reference for this model.",
+        )
+    return weight.detach().to(torch.bfloat16).contiguous()
+
+
+def _padded(bias: Tensor, n: int, size: int) -> Tensor:
+    """A bias [n] in float32, padded with zeros to `size`."""
+    if bias.shape != (n,):
+        raise ModelError(f"A bias of shape {tuple(bias.shape)} does not fit {n} outputs.")
+    padded = torch.zeros(size)
+    padded[:n] = bias.detach().float()
+    return padded

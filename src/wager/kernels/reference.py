@@ -1,0 +1,233 @@
+"""The oracle: every op in plain torch, one row at a time, so that a row cannot know what lies beside it.
+
+Values are rounded to the activation type exactly where kernels/base.py says, everything between is float32. Each row
+is copied to a buffer of its own before it is used: a library call then sees the same shapes and the same alignment
+whatever the batch, in one thread whatever the machine, and its reduction order is a constant. Knows no model and no
+way to be fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wager.errors import CacheIntegrityError, UsageError
+from wager.kernels.base import PAGE, Inputs, Rows
+from wager.kernels.noise import argmax_gumbel
+from wager.kernels.threads import one_thread
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class ReferenceWeight:
+    """A matrix [N, K] in float32, already rounded to the activation type, and its bias [N] in float32."""
+
+    matrix: Tensor
+    bias: Tensor | None
+
+    def product(self, x: Tensor) -> Tensor:
+        """W x + b of one row x f32 [K] -> f32 [N]."""
+        y = torch.mv(self.matrix, x)
+        return y if self.bias is None else y + self.bias
+
+
+class ReferenceCache:
+    """Keys and values as two tensors [layers, slots, kv_heads, head_dim] of the activation type."""
+
+    def __init__(self, *, layers: int, pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        self.pages = pages
+        shape = (layers, pages * PAGE, kv_heads, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype)
+        self.values = torch.zeros(shape, dtype=dtype)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        for old, new in zip(source.tolist(), target.tolist(), strict=True):
+            self.keys[:, new] = self.keys[:, old]
+            self.values[:, new] = self.values[:, old]
+
+    def read(self, slot: int) -> Tensor:
+        return torch.stack([self.keys[:, slot], self.values[:, slot]], dim=1)
+
+    def clear(self, page: int) -> None:
+        self.keys[:, page * PAGE : (page + 1) * PAGE] = 0
+        self.values[:, page * PAGE : (page + 1) * PAGE] = 0
+
+
+class ReferenceTape:
+    """Records each op as a function of one row; `run` calls it for every row of its set, op after op."""
+
+    def __init__(self, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
+        self.inputs = inputs
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._ops: list[tuple[Rows, Callable[[int], None]]] = []
+        self._paths: list[Tensor] = []
+
+    def embed(self, table: Tensor, out: Tensor) -> None:
+        def op(row: int) -> None:
+            out[row] = table[int(self.inputs.tokens[row])]
+
+        self._ops.append(("rows", op))
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: Rows = "rows") -> None:
+        def op(row: int) -> None:
+            out[row] = _rms_norm(_row(x, row), weight, eps)
+
+        self._ops.append((of, op))
+
+    def linear(self, x: Tensor, weight: ReferenceWeight, out: Tensor, *, add: bool = False, of: Rows = "rows") -> None:
+        def op(row: int) -> None:
+            y = weight.product(_row(x, row))
+            out[row] = out[row] + y if add else y
+
+        self._ops.append((of, op))
+
+    def gated(self, x: Tensor, weight: tuple[ReferenceWeight, ReferenceWeight], out: Tensor) -> None:
+        gate, up = weight
+
+        def op(row: int) -> None:
+            value = _row(x, row)
+            out[row] = torch.nn.functional.silu(gate.product(value)) * up.product(value)
+
+        self._ops.append(("rows", op))
+
+    def rotary(
+        self,
+        qkv: Tensor,
+        table: Tensor,
+        norms: tuple[Tensor, Tensor, float] | None,
+        cache: ReferenceCache,
+        layer: int,
+        q: Tensor,
+    ) -> None:
+        sizes = [self._heads, self._kv_heads, self._kv_heads]
+
+        def op(row: int) -> None:
+            queries, keys, values = torch.split(_row(qkv, row).view(-1, self._head_dim), sizes)
+            if norms is not None:
+                queries = torch.stack([_rms_norm(head, norms[0], norms[2]) for head in queries])
+                keys = torch.stack([_rms_norm(head, norms[1], norms[2]) for head in keys])
+            angles = table[int(self.inputs.positions[row])]
+            slot = int(self.inputs.slots[row])
+            q[row] = _rotate(queries, angles).flatten()
+            cache.keys[layer, slot] = _rotate(keys, angles)
+            cache.values[layer, slot] = values
+
+        self._ops.append(("rows", op))
+
+    def attention(self, q: Tensor, cache: ReferenceCache, layer: int, *, window: int | None, out: Tensor) -> None:
+        scale = self._head_dim**-0.5
+
+        def op(row: int) -> None:
+            path = self._paths[row] if window is None else self._paths[row][-window:]
+            keys = cache.keys[layer].index_select(0, path).float()  # [n, kv_heads, d]
+            values = cache.values[layer].index_select(0, path).float()
+            queries = _row(q, row).view(self._kv_heads, -1, self._head_dim)
+            scores = torch.matmul(queries, keys.permute(1, 2, 0)) * scale  # [kv_heads, group, n]
+            mixed = torch.matmul(torch.softmax(scores, dim=-1), values.transpose(0, 1))
+            out[row] = mixed.flatten()
+
+        self._ops.append(("rows", op))
+
+    def select(self, x: Tensor, out: Tensor) -> None:
+        def op(head: int) -> None:
+            out[head] = x[int(self.inputs.heads[head])]
+
+        self._ops.append(("heads", op))
+
+    def argmax(self, logits: Tensor, out: Tensor) -> None:
+        def op(head: int) -> None:
+            out[head] = _argmax(logits[head])
+
+        self._ops.append(("heads", op))
+
+    def run(self, *, rows: int, sequences: int, heads: int) -> None:
+        counts = {"rows": rows, "heads": heads}
+        with one_thread():
+            self._paths = [self._path(row) for row in range(rows)]
+            for of, op in self._ops:
+                for row in range(counts[of]):
+                    op(row)
+
+    def _path(self, row: int) -> Tensor:
+        """Slots of the row's path: position i of the path is element i, the row itself is the last."""
+        inputs = self.inputs
+        position, owner = int(inputs.positions[row]), int(inputs.owners[row])
+        base = int(inputs.bases[owner])
+        below = torch.arange(base, dtype=torch.int64)
+        cached = inputs.tables[owner][below // PAGE].long() * PAGE + below % PAGE
+        steps: list[int] = []
+        while row >= 0 and len(steps) <= position:
+            steps.append(int(inputs.slots[row]))
+            row = int(inputs.parents[row])
+        if base + len(steps) != position + 1:
+            raise CacheIntegrityError(
+                f"The row at position {position} has a path of {base + len(steps)} positions, not of {position + 1}."
+            )
+        return torch.cat([cached, torch.tensor(steps[::-1], dtype=torch.int64)])
+
+
+class ReferenceKernels:
+    """Plain torch on the CPU, in bfloat16 (activations, weights and cache rounded) or float32 (nothing rounded)."""
+
+    name = "reference"
+    packed_itemsize = 4
+
+    def __init__(self, dtype: str = "bfloat16", *, reason: str = "the reference kernels were asked for") -> None:
+        if dtype not in DTYPES:
+            raise UsageError(f"dtype = {dtype!r} is not known.", f"Choose one of: {', '.join(DTYPES)}.")
+        self.act = DTYPES[dtype]
+        self.reason = reason
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> ReferenceWeight:
+        matrix = weight.to(self.act).float().contiguous()
+        return ReferenceWeight(matrix, None if bias is None else bias.float())
+
+    def pack_gated(
+        self, gate: Tensor, up: Tensor, *, bias: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[ReferenceWeight, ReferenceWeight]:
+        first, second = (None, None) if bias is None else bias
+        return self.pack(gate, first), self.pack(up, second)
+
+    def cache(self, *, layers: int, pages: int, kv_heads: int, head_dim: int) -> ReferenceCache:
+        return ReferenceCache(layers=layers, pages=pages, kv_heads=kv_heads, head_dim=head_dim, dtype=self.act)
+
+    def tape(
+        self, *, max_rows: int, max_sequences: int, max_pages: int, heads: int, kv_heads: int, head_dim: int
+    ) -> ReferenceTape:
+        inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_pages=max_pages)
+        return ReferenceTape(inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+
+    def sample(
+        self, logits: Tensor, rows: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, choices: Tensor
+    ) -> Tensor:
+        out = torch.full((len(rows),), -1, dtype=torch.int32)
+        for i, row in enumerate(rows.tolist()):
+            z = logits[row]
+            if bool(torch.isfinite(z).all()):
+                seed = int(seeds[i]) & (2**64 - 1)
+                out[i] = argmax_gumbel(z.numpy(), float(temperatures[i]), seed, int(positions[i]), int(choices[i]))
+        return out
+
+
+def _row(x: Tensor, row: int) -> Tensor:
+    """A fresh float32 copy of one row: its alignment never depends on where the row lies in the batch."""
+    return x[row].to(torch.float32, copy=True)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean() + eps) * weight
+
+
+def _rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """x [heads, d], angles [d] = cos | sin: the pair (i, i + d/2) turned by angle i."""
+    cos, sin = angles.chunk(2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _argmax(logits: Tensor) -> int:
+    return int(torch.argmax(logits)) if bool(torch.isfinite(logits).all()) else -1

@@ -1,0 +1,117 @@
+"""Small worlds for kernel tests: rows with known queries, keys and values, packed by hand into any page table.
+
+A `Path` is what plain decoding would see: one q/k/v row per position. Knows no model and no pack.py, so that a mistake
+there cannot hide one here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wager.kernels.base import PAGE, Kernels
+from wager.types import Batch
+
+
+def angles(positions: int, d: int) -> Tensor:
+    """A rotation table f32 [positions, d]: cos | sin."""
+    frequencies = 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+    phases = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
+    return torch.cat([phases.cos(), phases.sin()], dim=1).float().contiguous()
+
+
+@dataclass
+class Piece:
+    """Some rows of one sequence in one step: `rows` f32 [n, width]; parents are indices in the span, -1: cached."""
+
+    pages: Sequence[int]
+    base: int
+    rows: Tensor
+    parents: Sequence[int] = ()
+
+    def chain(self) -> list[int]:
+        return list(self.parents) or list(range(-1, len(self.rows) - 1))
+
+
+def batch_of(pieces: Sequence[Piece], max_pages: int, heads: Sequence[int] = ()) -> Batch:
+    """Pack pieces as types.Batch says; row i of a span is cached at the slot of position base + i."""
+    columns: dict[str, list[int]] = {name: [] for name in ("positions", "parents", "slots", "owners")}
+    starts, bases, tables = [], [], np.zeros((len(pieces), max_pages), np.int32)
+    for owner, piece in enumerate(pieces):
+        start, depth = len(columns["slots"]), []
+        for i, parent in enumerate(piece.chain()):
+            depth.append(0 if parent < 0 else depth[parent] + 1)
+            columns["positions"].append(piece.base + depth[i])
+            columns["parents"].append(-1 if parent < 0 else start + parent)
+            place = piece.base + i
+            columns["slots"].append(piece.pages[place // PAGE] * PAGE + place % PAGE)
+            columns["owners"].append(owner)
+        starts.append(start)
+        bases.append(piece.base)
+        tables[owner, : len(piece.pages)] = piece.pages
+    arrays = {name: np.asarray(values, np.int32) for name, values in columns.items()}
+    tokens = np.zeros(len(arrays["slots"]), np.int32)
+    return Batch(
+        tokens=tokens,
+        starts=np.asarray(starts, np.int32),
+        bases=np.asarray(bases, np.int32),
+        tables=tables,
+        heads=np.asarray(heads, np.int32),
+        **arrays,
+    )
+
+
+@dataclass
+class World:
+    """One layer's rotation and attention over a cache of its own."""
+
+    kernels: Kernels
+    heads: int = 6
+    kv_heads: int = 2
+    d: int = 32
+    pages: int = 64
+    max_rows: int = 256
+    max_pages: int = 48
+    window: int | None = None
+    norms: tuple[Tensor, Tensor, float] | None = None
+    layers: int = 1
+    cache: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.d}
+        self.cache = self.kernels.cache(layers=self.layers, pages=self.pages, kv_heads=self.kv_heads, head_dim=self.d)
+        self.tape = self.kernels.tape(max_rows=self.max_rows, max_sequences=16, max_pages=self.max_pages, **shape)
+        self.qkv = torch.zeros(self.max_rows, self.width)
+        self.q = torch.zeros(self.max_rows, self.heads * self.d, dtype=self.kernels.act)
+        self.out = torch.zeros_like(self.q)
+        table = angles(self.max_pages * PAGE, self.d)
+        layer = self.layers - 1
+        self.tape.rotary(self.qkv, table, self.norms, self.cache, layer, self.q)
+        self.tape.attention(self.q, self.cache, layer, window=self.window, out=self.out)
+
+    @property
+    def width(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.d
+
+    def rows(self, n: int, seed: int) -> Tensor:
+        """Queries, keys and values of n rows."""
+        return torch.randn(n, self.width, generator=torch.Generator().manual_seed(seed)) * 1.5
+
+    def step(self, *pieces: Piece) -> list[Tensor]:
+        """Attention's output of each piece's rows."""
+        batch = batch_of(pieces, self.max_pages)
+        self.tape.inputs.fill(batch)
+        self.qkv[: batch.rows] = torch.cat([piece.rows for piece in pieces])
+        self.tape.run(rows=batch.rows, sequences=len(pieces), heads=0)
+        return [part.clone() for part in self.out[: batch.rows].split([len(piece.rows) for piece in pieces])]
+
+
+def decode(world: World, rows: Tensor, pages: Sequence[int], *, chunk: int = 1, start: int = 0) -> Tensor:
+    """Outputs of a path fed `chunk` rows at a time."""
+    outs = [world.step(Piece(pages, at, rows[at : at + chunk]))[0] for at in range(start, len(rows), chunk)]
+    return torch.cat(outs)

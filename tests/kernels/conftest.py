@@ -1,0 +1,43 @@
+"""The native kernels on every instruction set this machine has, with two threads; skipped where nothing was built."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+ISAS = ("avx512", "avx2", "portable")
+_made: dict[tuple[str, int], object] = {}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_torch_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def native(isa: str, threads: int = 2) -> object:
+    """Kernels of one instruction set; made once, because each holds threads."""
+    _native = pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+    if not _native.Isa.has(isa):
+        pytest.skip(f"this machine or build has no {isa}")
+    from wager.kernels.cpu import CpuKernels
+
+    if (isa, threads) not in _made:
+        _made[isa, threads] = CpuKernels(isa=isa, threads=threads)
+    return _made[isa, threads]
+
+
+@pytest.fixture(params=ISAS)
+def kernels(request: pytest.FixtureRequest) -> object:
+    return native(request.param)
+
+
+@pytest.fixture(params=ISAS)
+def one_thread(request: pytest.FixtureRequest) -> object:
+    return native(request.param, threads=1)
+
+
+@pytest.fixture
+def oracle() -> object:
+    from wager.kernels.reference import ReferenceKernels
+
+    return ReferenceKernels("bfloat16")

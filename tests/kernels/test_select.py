@@ -1,0 +1,113 @@
+"""The choice of kernels: what was asked for, what can be had, and a sentence that says why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import wager
+from wager.errors import UsageError
+from wager.kernels import physical_cores, select
+
+
+@pytest.fixture
+def built():
+    return pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+
+
+@pytest.fixture
+def unbuilt(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wager.kernels._native", None)  # importing it now fails
+
+
+def test_unknown_names_are_errors():
+    with pytest.raises(UsageError, match="'natve'"):
+        select("natve")
+    with pytest.raises(UsageError, match="'float16'"):
+        select("auto", dtype="float16")
+    with pytest.raises(UsageError, match="threads = 0"):
+        select("auto", threads=0)
+
+
+def test_auto_takes_the_best_that_is_built(built, monkeypatch):
+    monkeypatch.delenv("WAGER_ISA", raising=False)
+    kernels = select("auto", threads=1)
+    best = next(isa for isa in ("avx512", "avx2", "portable") if built.Isa.has(isa))
+    assert kernels.name.startswith(f"native {best}") and "best" in kernels.reason
+    assert kernels.act is torch.bfloat16
+
+
+def test_environment_forces_an_instruction_set(built, monkeypatch):
+    monkeypatch.setenv("WAGER_ISA", "portable")
+    kernels = select("native", threads=1)
+    assert kernels.name == "native portable" and "WAGER_ISA" in kernels.reason
+    monkeypatch.setenv("WAGER_ISA", "avx1024")
+    with pytest.raises(UsageError, match="avx1024"):
+        select("auto")
+
+
+def test_an_instruction_set_the_machine_lacks_is_refused(built, monkeypatch):
+    class Bare:
+        @staticmethod
+        def has(name):
+            return name == "portable"
+
+    monkeypatch.setattr(built, "Isa", Bare)
+    monkeypatch.setenv("WAGER_ISA", "avx512")
+    with pytest.raises(UsageError, match="no avx512"):
+        select("native")
+
+
+def test_without_the_extension_the_reference_serves_and_says_so(unbuilt):
+    kernels = select("auto")
+    assert kernels.name == "reference" and "not built" in kernels.reason
+    with pytest.raises(UsageError, match="not built"):
+        select("native")
+
+
+def test_float32_is_the_references(built):
+    kernels = select("auto", dtype="float32")
+    assert kernels.name == "reference" and "float32" in kernels.reason and kernels.act is torch.float32
+    with pytest.raises(UsageError, match="float32"):
+        select("native", dtype="float32")
+
+
+def test_threads_are_physical_cores(built, monkeypatch):
+    monkeypatch.delenv("WAGER_ISA", raising=False)
+    assert physical_cores() >= 1
+    assert select("native").threads == physical_cores()
+    assert select("native", threads=3).threads == 3
+
+
+def test_a_forked_child_can_compute(built):
+    """Threads do not survive a fork: the child must start its own and not wait for its parent's."""
+    program = """
+        import os, torch
+        from wager.kernels.cpu import CpuKernels
+        kernels = CpuKernels(threads=3)
+        tape = kernels.tape(max_rows=4, max_sequences=1, max_pages=1, heads=1, kv_heads=1, head_dim=16)
+        x, out = torch.ones(4, 16, dtype=torch.bfloat16), torch.zeros(4, 320)
+        tape.linear(x, kernels.pack(torch.ones(320, 16)), out)
+        tape.inputs.parents[0] = -1
+        for place in ("parent", "child"):
+            out.zero_()
+            tape.run(rows=1, sequences=1, heads=0)
+            assert bool((out[0] == 16).all()), place
+            if place == "parent" and (child := os.fork()):
+                _, status = os.waitpid(child, 0)
+                raise SystemExit(os.waitstatus_to_exitcode(status))
+    """
+    if not hasattr(os, "fork"):
+        pytest.skip("no fork on this system")
+    source = str(Path(wager.__file__).parent.parent)
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    run = subprocess.run(
+        command, timeout=60, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source}
+    )
+    assert run.returncode == 0, run.stderr

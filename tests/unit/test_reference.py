@@ -1,0 +1,210 @@
+"""The oracle against textbook formulas, and the property everything rests on: a row never knows its neighbours."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from packing import batch, chain
+from torch import Tensor
+
+from wager.errors import CacheIntegrityError, UsageError
+from wager.kernels.base import PAGE
+from wager.kernels.reference import ReferenceCache, ReferenceKernels, ReferenceTape
+from wager.types import Batch
+
+HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, VOCAB, PAGES = 4, 2, 16, 40, 56, 97, 24
+DTYPES = ("float32", "bfloat16")
+
+
+class TinyModel:
+    """Two layers recorded on a tape by hand, with every op in it; small odd sizes so that alignment can go wrong."""
+
+    def __init__(self, dtype: str, *, window: int | None = None, norms: bool = True) -> None:
+        kernels = ReferenceKernels(dtype)
+        noise = torch.Generator().manual_seed(7)
+
+        def draw(*shape: int, scale: float = 0.3) -> Tensor:
+            return torch.randn(*shape, generator=noise) * scale
+
+        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.full((64, *shape), float("nan"), dtype=dtype)
+
+        self.cache: ReferenceCache = kernels.cache(layers=2, pages=PAGES, kv_heads=KV_HEADS, head_dim=DIM)
+        self.tape: ReferenceTape = kernels.tape(
+            max_rows=64, max_sequences=8, max_pages=PAGES, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM
+        )
+        angles = torch.outer(torch.arange(PAGES * PAGE), 100.0 ** (-torch.arange(DIM // 2) / (DIM // 2)))
+        table = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        x, act, picked = room(HIDDEN), room(HIDDEN, dtype=kernels.act), room(HIDDEN)
+        qkv = room((HEADS + 2 * KV_HEADS) * DIM)
+        q, mixed = room(HEADS * DIM, dtype=kernels.act), room(HEADS * DIM, dtype=kernels.act)
+        wide = room(WIDTH, dtype=kernels.act)
+        self.logits, self.best = room(VOCAB), torch.zeros(64, dtype=torch.int32)
+        tape = self.tape
+        tape.embed(draw(VOCAB, HIDDEN, scale=1).to(kernels.act), x)
+        for layer in range(2):
+            tape.rms_norm(x, 1 + draw(HIDDEN), 1e-5, act)
+            tape.linear(act, kernels.pack(draw(qkv.shape[1], HIDDEN), draw(qkv.shape[1])), qkv)
+            scales = (1 + draw(DIM), 1 + draw(DIM), 1e-6) if norms else None
+            tape.rotary(qkv, table, scales, self.cache, layer, q)
+            tape.attention(q, self.cache, layer, window=window, out=mixed)
+            tape.linear(mixed, kernels.pack(draw(HIDDEN, HEADS * DIM)), x, add=True)
+            tape.rms_norm(x, 1 + draw(HIDDEN), 1e-5, act)
+            tape.gated(act, kernels.pack_gated(draw(WIDTH, HIDDEN), draw(WIDTH, HIDDEN)), wide)
+            tape.linear(wide, kernels.pack(draw(HIDDEN, WIDTH)), x, add=True)
+        tape.select(x, picked)
+        tape.rms_norm(picked, 1 + draw(HIDDEN), 1e-5, act, of="heads")
+        tape.linear(act, kernels.pack(draw(VOCAB, HIDDEN)), self.logits, of="heads")
+        tape.argmax(self.logits, self.best)
+
+    def forward(self, packed: Batch) -> Tensor:
+        self.tape.inputs.fill(packed)
+        self.tape.run(rows=packed.rows, sequences=len(packed.starts), heads=len(packed.heads))
+        return self.logits[: len(packed.heads)].clone()
+
+
+TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, VOCAB, 45)]
+
+
+def one_by_one(model: TinyModel, tokens: Sequence[int], pages: Sequence[int]) -> Tensor:
+    return torch.cat([model.forward(batch([chain(i, [t], pages)], [0])) for i, t in enumerate(tokens)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("cuts", [(0,), (0, 1), (0, 16), (0, 13, 17, 40)])
+def test_chunked_prefill_is_bit_equal_to_decoding(dtype: str, window: int | None, cuts: tuple[int, ...]) -> None:
+    expected = one_by_one(TinyModel(dtype, window=window), TOKENS, [5, 2, 11])
+    model = TinyModel(dtype, window=window)
+    pages, parts = [1, 9, 4], []
+    for start, end in zip(cuts, (*cuts[1:], len(TOKENS)), strict=True):
+        parts.append(model.forward(batch([chain(start, TOKENS[start:end], pages)], range(end - start))))
+    assert torch.equal(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_do_not_know_their_neighbours(dtype: str) -> None:
+    rng = np.random.default_rng(11)
+    sequences = [[int(t) for t in rng.integers(0, VOCAB, n)] for n in (3, 17, 1, 29, 8)]
+    places = [[3 * i, 3 * i + 1] for i in range(5)]
+    alone = [one_by_one(TinyModel(dtype), tokens, [7, 3])[-1] for tokens in sequences]
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1], [3, 1]):
+        model = TinyModel(dtype)
+        for i in order:
+            if len(sequences[i]) > 1:
+                model.forward(batch([chain(0, sequences[i][:-1], places[i])], [0]))
+        spans = [chain(len(sequences[i]) - 1, sequences[i][-1:], places[i]) for i in order]
+        together = model.forward(batch(spans, range(len(order))))
+        for row, i in enumerate(order):
+            assert torch.equal(together[row], alone[i])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 5])
+def test_tree_is_bit_equal_to_its_chains_and_survives_the_move(dtype: str, window: int | None) -> None:
+    prompt, pages = TOKENS[:14], [6, 1, 8]
+    guesses, parents = [10, 11, 12, 13, 14, 15], [0, 0, 1, 2, 4, 4]  # row 0 is the last known token
+    model = TinyModel(dtype, window=window)
+    model.forward(batch([chain(0, prompt[:-1], pages)], [0]))
+    rows = (13, [prompt[-1], *guesses], [-1, *parents], pages)
+    tree = model.forward(batch([rows], range(7)))
+    for leaf in (3, 5, 6):
+        nodes, node = [], leaf
+        while node > 0:
+            nodes.append(node)
+            node = parents[node - 1]
+        nodes.reverse()
+        path = [guesses[n - 1] for n in nodes]
+        expected = one_by_one(TinyModel(dtype, window=window), prompt + path, [0, 1, 2])[-len(path) :]
+        assert torch.equal(tree[nodes], expected)
+    accepted = [2, 4, 6]
+    slots = [pages[(13 + i) // PAGE] * PAGE + (13 + i) % PAGE for i in range(7)]
+    model.cache.move(torch.tensor([slots[n] for n in accepted]), torch.tensor(slots[1:4]))
+    after = model.forward(batch([chain(17, [50], pages)], [0]))
+    path = prompt + [guesses[n - 1] for n in accepted]
+    expected = one_by_one(TinyModel(dtype, window=window), [*path, 50], [0, 1, 2])
+    assert torch.equal(after[0], expected[-1])
+
+
+def test_attention_matches_the_formula() -> None:
+    kernels = ReferenceKernels("float32")
+    cache = kernels.cache(layers=1, pages=PAGES, kv_heads=KV_HEADS, head_dim=DIM)
+    tape = kernels.tape(max_rows=64, max_sequences=1, max_pages=PAGES, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
+    generator = torch.Generator().manual_seed(1)
+    qkv = torch.randn(40, (HEADS + 2 * KV_HEADS) * DIM, generator=generator)
+    still = torch.cat([torch.ones(PAGES * PAGE, DIM // 2), torch.zeros(PAGES * PAGE, DIM // 2)], dim=1)
+    q, out = torch.zeros(64, HEADS * DIM), torch.zeros(64, HEADS * DIM)
+    tape.rotary(qkv, still, None, cache, 0, q)
+    tape.attention(q, cache, 0, window=12, out=out)
+    tape.inputs.fill(batch([chain(0, [0] * 40, [4, 2, 3])], [0]))
+    tape.run(rows=40, sequences=1, heads=0)
+    heads, keys, values = qkv.view(40, -1, DIM).double().split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    for head in range(HEADS):
+        scores = heads[:, head] @ keys[:, head // 2].T / math.sqrt(DIM)
+        hidden = torch.ones(40, 40).triu(1).bool() | torch.ones(40, 40).tril(-12).bool()
+        expected = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values[:, head // 2]
+        torch.testing.assert_close(out[:40].view(40, HEADS, DIM)[:, head].double(), expected, atol=1e-5, rtol=0)
+
+
+def test_rotation_turns_pairs_half_a_head_apart() -> None:
+    kernels = ReferenceKernels("float32")
+    cache = kernels.cache(layers=1, pages=1, kv_heads=1, head_dim=4)
+    tape = kernels.tape(max_rows=1, max_sequences=1, max_pages=PAGES, heads=1, kv_heads=1, head_dim=4)
+    angles = torch.tensor([[0.3, 0.5]])
+    table = torch.cat([angles.cos(), angles.sin()], dim=1)
+    qkv = torch.tensor([[1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]])
+    q = torch.zeros(1, 4)
+    tape.rotary(qkv, table, None, cache, 0, q)
+    tape.inputs.fill(batch([chain(0, [0], [0])], [0]))
+    tape.run(rows=1, sequences=1, heads=0)
+    turned = [complex(1, 3) * cmath.exp(0.3j), complex(2, 4) * cmath.exp(0.5j)]
+    expected = torch.tensor([turned[0].real, turned[1].real, turned[0].imag, turned[1].imag])
+    torch.testing.assert_close(q[0], expected)
+    torch.testing.assert_close(cache.read(0)[0, 1, 0], torch.tensor([9.0, 10, 11, 12]))
+
+
+def test_bfloat16_rounds_what_it_stores() -> None:
+    kernels = ReferenceKernels("bfloat16")
+    value = 1 + 2**-9
+    weight = kernels.pack(torch.tensor([[value]]))
+    assert weight.matrix.item() == 1
+    assert ReferenceKernels("float32").pack(torch.tensor([[value]])).matrix.item() == value
+    assert kernels.cache(layers=1, pages=1, kv_heads=1, head_dim=2).keys.dtype == torch.bfloat16
+
+
+def test_argmax_takes_the_lowest_id_and_reports_numbers_that_are_none() -> None:
+    kernels = ReferenceKernels("float32")
+    tape = kernels.tape(max_rows=4, max_sequences=1, max_pages=1, heads=1, kv_heads=1, head_dim=2)
+    logits = torch.tensor([[0.0, 5, 5, 1], [0, float("nan"), 1, 0], [float("inf"), 0, 0, 0], [-4, -3, -2, -2]])
+    best = torch.zeros(4, dtype=torch.int32)
+    tape.argmax(logits, best)
+    tape.run(rows=0, sequences=0, heads=4)
+    assert best.tolist() == [1, -1, -1, 2]
+
+
+def test_clear_zeroes_one_page_and_no_other() -> None:
+    cache = ReferenceKernels("float32").cache(layers=2, pages=3, kv_heads=1, head_dim=2)
+    cache.keys[:] = float("nan")
+    cache.values[:] = 1
+    cache.clear(1)
+    assert not cache.read(PAGE).any()
+    assert cache.read(2 * PAGE)[:, 1].eq(1).all()
+    assert cache.read(PAGE - 1)[:, 0].isnan().all()
+
+
+def test_a_path_that_contradicts_its_position_is_refused() -> None:
+    model = TinyModel("float32")
+    packed = batch([chain(0, TOKENS[:3], [0])], [0])
+    packed.positions[2] = 5
+    with pytest.raises(CacheIntegrityError, match="position 5"):
+        model.forward(packed)
+
+
+def test_unknown_dtype_is_named() -> None:
+    with pytest.raises(UsageError, match="float16"):
+        ReferenceKernels("float16")
