@@ -1,0 +1,75 @@
+"""Renders a model's chat template: Jinja in a sandbox, with what the templates on the hub rely on.
+
+Knows no tokens; special tokens are strings it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from wager.errors import TokenizerError
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what a model said, for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's own spelling)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    """The text that a template makes of messages. TokenizerError if it is damaged or refuses them."""
+    try:
+        return _compiled(source).render(messages=[dict(message) for message in messages], **variables)
+    except jinja2.TemplateSyntaxError as error:
+        raise TokenizerError(
+            f"The chat template is damaged: {error.message} (line {error.lineno}).", "Fetch the model again."
+        ) from error
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise TokenizerError(
+            f"The chat template refuses these messages: {error}.",
+            'A message is {"role": ROLE, "content": TEXT}; many templates want user and assistant to alternate.',
+        ) from error
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment.from_string(source)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

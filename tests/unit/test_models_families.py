@@ -1,0 +1,164 @@
+"""Logits of every family against transformers, from Hugging Face directories in small shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import SIZES, TOKENS, logits, oracle, oracle_logits, save
+
+from wager.errors import ModelError
+from wager.models.families import spec_from_config
+from wager.models.weights import open_weights
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 24, "rope_theta": 500.0}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1000.0}
+LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama wide heads": ("LlamaForCausalLM", {"head_dim": 20}),
+    "llama one kv head": ("LlamaForCausalLM", {"num_key_value_heads": 1}),
+    "llama3 rope": ("LlamaForCausalLM", {"rope_parameters": LLAMA3}),
+    "linear rope": ("LlamaForCausalLM", {"rope_parameters": LINEAR}),
+    "yarn rope": ("LlamaForCausalLM", {"rope_parameters": YARN}),
+    "yarn with everything": (
+        "Qwen2ForCausalLM",
+        {
+            "rope_parameters": {
+                **YARN,
+                "beta_fast": 16,
+                "beta_slow": 2,
+                "mscale": 1.2,
+                "mscale_all_dim": 0.7,
+                "truncate": False,
+            }
+        },
+    ),
+    "yarn wide heads": ("LlamaForCausalLM", {"rope_parameters": {**YARN, "beta_fast": 2}, "head_dim": 32}),
+    "yarn attention factor": ("LlamaForCausalLM", {"rope_parameters": {**YARN, "attention_factor": 1.3}}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
+    "mistral window": ("MistralForCausalLM", {"sliding_window": 7}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen2 windows": ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen2 layer types": (
+        "Qwen2ForCausalLM",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen2 window unused": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 0},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 12}),
+    "qwen3 biases, tied": ("Qwen3ForCausalLM", {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
+    architecture, config = CASES[case]
+    model = oracle(architecture, **config)
+    weights = open_weights(save(model, tmp_path))
+    expected = oracle_logits(model, TOKENS)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(logits(weights, TOKENS), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scaling", [LLAMA3, YARN, LINEAR, {"rope_type": "default", "rope_theta": 777.0}])
+def test_the_older_spelling_of_rope_is_the_same_model(scaling: dict[str, Any], tmp_path: Path) -> None:
+    model = oracle("LlamaForCausalLM", rope_parameters=dict(scaling))
+    old = {key: value for key, value in scaling.items() if key != "rope_theta"}
+    old["type"] = old.pop("rope_type")
+    save(model, tmp_path, rope_parameters=None, rope_scaling=old, rope_theta=scaling["rope_theta"])
+    torch.testing.assert_close(
+        logits(open_weights(tmp_path), TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_windows_without_layer_types(first: int, tmp_path: Path) -> None:
+    """As configurations were before layer_types: full attention in the first max_window_layers."""
+    window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": first}
+    model = oracle("Qwen2ForCausalLM", **window)
+    weights = open_weights(save(model, tmp_path, layer_types=None))
+    assert weights.spec.windows == (None,) * first + (5,) * (3 - first)
+    torch.testing.assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
+
+
+def test_every_switch_changes_the_logits() -> None:
+    """Guards the oracle: a case whose switch transformers ignored would prove nothing."""
+    plain = {"LlamaForCausalLM": {}, "MistralForCausalLM": {"sliding_window": None}, "Qwen2ForCausalLM": {},
+             "Qwen3ForCausalLM": {"head_dim": 8}}  # fmt: skip
+    base = {name: oracle_logits(oracle(name, **config), TOKENS) for name, config in plain.items()}
+    for case in ("llama3 rope", "linear rope", "yarn rope", "mistral window", "qwen2 windows", "qwen2 layer types"):
+        architecture, config = CASES[case]
+        assert (oracle_logits(oracle(architecture, **config), TOKENS) - base[architecture]).abs().max() > 0.1, case
+
+
+def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+    model = oracle("Qwen3ForCausalLM", head_dim=16)
+    weights = open_weights(save(model, tmp_path))
+    near = logits(weights, TOKENS, dtype="bfloat16")
+    exact = oracle_logits(model, TOKENS)
+    assert 0 < (near - exact).abs().mean() < 0.03 * exact.std()
+
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], **SIZES}
+
+
+def test_absent_keys_take_the_family_defaults() -> None:
+    for class_ in ("mistral", "qwen2", "qwen3"):
+        sizes = {k: SIZES[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+        spec = spec_from_config({"model_type": class_, **sizes, "num_attention_heads": 32, "hidden_size": 256})
+        assert spec.architecture == f"{class_.capitalize()}ForCausalLM"
+        assert spec.kv_heads == (8 if class_ == "mistral" else 32)
+        assert spec.head_dim == (128 if class_ == "qwen3" else 8)
+        assert spec.windows == ((4096,) * 3 if class_ == "mistral" else (None,) * 3)
+    spec = spec_from_config({key: value for key, value in CONFIG.items() if key != "num_key_value_heads"})
+    assert (spec.kv_heads, spec.head_dim, spec.norm_eps, spec.rope.theta, spec.tied) == (6, 8, 1e-6, 10000.0, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
+        ({"architectures": None, "model_type": "mamba"}, "mamba"),
+        ({"architectures": None}, "no architecture"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "surprise"}}, "surprise"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0}}, "low_freq_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "full_attention"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear_attention"),
+        ({"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"num_key_value_heads": 4}, "4 key-value heads"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"head_dim": 2**40}, "head_dim"),
+        ({"num_hidden_layers": 10**12}, "number of layers"),
+        ({"hidden_size": float("inf")}, "hidden_size"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    spec_from_config(CONFIG)
+    with pytest.raises(ModelError, match=named) as caught:
+        spec_from_config({**CONFIG, **change})
+    assert "\n" not in caught.value.message

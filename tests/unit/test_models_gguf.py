@@ -1,0 +1,279 @@
+"""GGUF files: the same logits as the model they were made from, at every quantisation, and damage named."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tiny_models import (
+    TOKENS,
+    add_metadata,
+    as_gguf,
+    gguf_metadata,
+    logits,
+    oracle,
+    oracle_logits,
+    permute,
+    save,
+    write_gguf,
+)
+
+from wager.errors import ModelError
+from wager.models.families import NAMES, source_name
+from wager.models.gguf_families import GGUF_NAMES
+from wager.models.gguf_file import GgufFile
+from wager.models.spec import ModelSpec
+from wager.models.weights import open_weights
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "head_dim": 64}
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+def make(
+    tmp_path: Path, name: str, *, kinds: dict[str, Kind] | None = None, **config: Any
+) -> tuple[Any, ModelSpec, Path]:
+    """A random model, its spec, and the GGUF file llama.cpp's converter would make of it."""
+    model = oracle(ARCHITECTURES[name], **config)
+    spec = open_weights(save(model, tmp_path / "hf")).spec
+    tensors = as_gguf(model, spec, kinds or {}, permuted=name == "llama")
+    return model, spec, write_gguf(tmp_path / "model.gguf", name, gguf_metadata(spec, name), tensors)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_agree_with_transformers(name: str, tied: bool, tmp_path: Path) -> None:
+    model, spec, path = make(tmp_path, name, tie_word_embeddings=tied)
+    weights = open_weights(path)
+    assert weights.spec.tied == tied
+    assert weights.spec.qkv_bias == spec.qkv_bias
+    torch.testing.assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
+
+
+def test_biases_of_a_permuted_model(tmp_path: Path) -> None:
+    model, _, path = make(tmp_path, "llama", attention_bias=True, mlp_bias=True)
+    assert open_weights(path).spec.output_bias
+    torch.testing.assert_close(logits(open_weights(path), TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
+
+
+def test_a_window_of_a_llama_file_holds_in_every_layer(tmp_path: Path) -> None:
+    model = oracle("MistralForCausalLM", sliding_window=7)
+    spec = open_weights(save(model, tmp_path / "hf")).spec
+    metadata = {**gguf_metadata(spec, "llama"), "attention.sliding_window": 7}
+    path = write_gguf(tmp_path / "m.gguf", "llama", metadata, as_gguf(model, spec, {}, permuted=True))
+    torch.testing.assert_close(logits(open_weights(path), TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
+    add = {**gguf_metadata(spec, "qwen2"), "attention.sliding_window": 7}
+    path = write_gguf(tmp_path / "q.gguf", "qwen2", add, as_gguf(model, spec, {}, permuted=False))
+    with pytest.raises(ModelError, match="sliding window of 7"):
+        open_weights(path)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 24, "rope_theta": 500.0},
+        {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1000.0},
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)  # fmt: skip
+def test_rope_scaling_in_a_file(scaling: dict[str, Any], tmp_path: Path) -> None:
+    model = oracle("LlamaForCausalLM", rope_parameters=dict(scaling))
+    spec = open_weights(save(model, tmp_path / "hf")).spec
+    metadata, tensors = gguf_metadata(spec, "llama"), as_gguf(model, spec, {}, permuted=True)
+    if scaling["rope_type"] == "llama3":
+        plain = 500.0 ** (-np.arange(0, spec.head_dim, 2) / spec.head_dim)
+        factors = plain / model.model.rotary_emb.inv_freq.numpy()
+        tensors["rope_freqs.weight"] = (factors.astype(np.float32), Kind.F32)
+    else:
+        metadata |= {"rope.scaling.type": scaling["rope_type"], "rope.scaling.factor": scaling["factor"]}
+        if "original_max_position_embeddings" in scaling:
+            metadata["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
+    path = write_gguf(tmp_path / "m.gguf", "llama", metadata, tensors)
+    torch.testing.assert_close(logits(open_weights(path), TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_quantised_files_compute_with_the_dequantised_weights(name: str, kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+    kinds = dict.fromkeys((*MATRICES, "embed"), Kind[kind])
+    model, spec, path = make(tmp_path, name, kinds=kinds, **sizes, tie_word_embeddings=True)
+    rounded_to(model, spec, kinds, permuted=name == "llama")
+    torch.testing.assert_close(logits(open_weights(path), TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
+
+
+def rounded_to(model: Any, spec: ModelSpec, kinds: dict[str, Kind], *, permuted: bool) -> None:
+    """Replace the model's weights by what their quantised form stands for, undoing the permutation by hand."""
+    state = model.state_dict()
+    for name, (values, kind) in as_gguf(model, spec, kinds, permuted=permuted).items():
+        rounded = gguf.quants.dequantize(gguf.quants.quantize(values.astype(np.float32), kind), kind)
+        canonical = next(n for n in spec.tensors() if source_name(GGUF_NAMES, n) == name)
+        if permuted and canonical.split(".")[-2] in ("q", "k"):
+            heads = spec.heads if ".q." in canonical else spec.kv_heads
+            order = permute(np.arange(len(rounded)), heads)
+            rounded = rounded[np.argsort(order)]
+        state[source_name(NAMES, canonical)].copy_(torch.from_numpy(np.array(rounded)))
+
+
+K_QUANTS = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
+"""Where each kind's 256-element block keeps its float16 scales; everything else may be any bits."""
+
+
+def blocks(kind: Kind, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """Random raw blocks of a K-quant for a matrix [rows, columns], with scales that keep the values small."""
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (shape[0], shape[1] // 256, size), dtype=np.uint8)
+    for at in K_QUANTS[kind]:
+        scales = rng.uniform(0.2, 1, raw.shape[:2]) * (2e-4 if kind in (Kind.Q6_K, Kind.Q5_K, Kind.Q4_K) else 2e-3)
+        raw[..., at : at + 2] = np.ascontiguousarray(scales.astype("<f2")).view(np.uint8).reshape(*raw.shape[:2], 2)
+    return raw.reshape(shape[0], -1)
+
+
+@pytest.mark.parametrize("kind", K_QUANTS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_k_quants(kind: Kind, name: str, tmp_path: Path) -> None:
+    model = oracle(ARCHITECTURES[name], **WIDE)
+    spec = open_weights(save(model, tmp_path / "hf")).spec
+    tensors, rng = as_gguf(model, spec, {}, permuted=name == "llama"), np.random.default_rng(2)
+    state = model.state_dict()
+    for canonical, shape in spec.tensors().items():
+        part = canonical.split(".")[-2]
+        if part not in MATRICES:
+            continue
+        raw = blocks(kind, (shape[0], shape[1]), rng)
+        tensors[source_name(GGUF_NAMES, canonical)] = (raw, kind)
+        values = gguf.quants.dequantize(raw, kind)
+        if name == "llama" and part in ("q", "k"):
+            heads = spec.heads if part == "q" else spec.kv_heads
+            values = values[np.argsort(permute(np.arange(len(values)), heads))]
+        state[source_name(NAMES, canonical)].copy_(torch.from_numpy(np.array(values)))
+    path = write_gguf(tmp_path / "k.gguf", name, gguf_metadata(spec, name), tensors)
+    expected = oracle_logits(model, TOKENS)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(logits(open_weights(path), TOKENS), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("arch", [gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.QWEN2, gguf.MODEL_ARCH.QWEN3])
+def test_tensor_names_are_those_of_the_gguf_library(arch: gguf.MODEL_ARCH) -> None:
+    library = gguf.get_tensor_name_map(arch, 2)
+    assert {part: library.get_name(name.format(1)) for part, name in NAMES.items() if "norm" not in part} == {
+        part: name.format(1) for part, name in GGUF_NAMES.items() if "norm" not in part
+    }
+    for part in ("norm", "attn_norm", "mlp_norm", *(("q_norm", "k_norm") if arch == gguf.MODEL_ARCH.QWEN3 else ())):
+        assert library.get_name(NAMES[part].format(1)) == GGUF_NAMES[part].format(1)
+
+
+def test_tensors_larger_than_a_chunk_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).normal(size=(37, 96)).astype(np.float32)
+    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
+    for kind in (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_1):
+        writer.add_tensor(kind.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    monkeypatch.setattr("wager.models.gguf_file._CHUNK", 500)
+    file = GgufFile(tmp_path / "t.gguf")
+    for kind in (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_1):
+        expected = gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind)
+        assert torch.equal(file.read(kind.name, torch.float32), torch.from_numpy(np.array(expected)))
+        half = torch.from_numpy(np.array(expected)).to(torch.bfloat16)
+        assert torch.equal(file.read(kind.name, torch.bfloat16), half)
+
+
+def test_metadata_of_every_type_is_read(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
+    expected: dict[str, Any] = {"a.text": "größer ▁", "a.flag": True, "a.count": 7, "a.ratio": 0.5,
+                                "a.words": ["x", "", "ü"], "a.numbers": [1, 2, 3]}  # fmt: skip
+    for key, value in expected.items():
+        add_metadata(writer, key, value)
+    writer.add_int64("a.deep", -(2**40))
+    writer.add_float64("a.exact", 0.1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    metadata = GgufFile(tmp_path / "t.gguf").metadata
+    assert {key: metadata[key] for key in expected} == expected
+    assert (metadata["a.deep"], metadata["a.exact"]) == (-(2**40), 0.1)
+
+
+def test_a_file_cut_anywhere_is_named(tmp_path: Path) -> None:
+    _, _, path = make(tmp_path, "llama")
+    whole = path.read_bytes()
+    for size in (4, 20, 60, 300, len(whole) // 3, len(whole) - 64):
+        cut = tmp_path / f"cut{size}.gguf"
+        cut.write_bytes(whole[:size])
+        with pytest.raises(ModelError, match=f"cut{size}.gguf is truncated") as caught:
+            open_weights(cut)
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [(b"", "cannot be read"), (b"PK\3\4 something else", "not a GGUF"), (b"GGUF\1\0\0\0" + bytes(16), "version 1")],
+)
+def test_what_is_no_gguf_is_named(content: bytes, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=named):
+        open_weights(path)
+
+
+def test_garbage_never_ends_in_a_traceback(tmp_path: Path) -> None:
+    """Random damage to a good file either leaves it readable or is a ModelError."""
+    _, _, path = make(tmp_path, "llama")
+    whole, rng = path.read_bytes(), np.random.default_rng(4)
+    refused = 0
+    for i in range(150):
+        damaged = bytearray(whole)
+        at = int(rng.integers(0, 2500))
+        damaged[at : at + 8] = struct.pack("<Q", int(rng.integers(0, 2**63))) if i % 2 else bytes([255] * 8)
+        (tmp_path / "d.gguf").write_bytes(damaged)
+        try:
+            open_weights(tmp_path / "d.gguf")
+        except ModelError:
+            refused += 1
+    assert refused > 75
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"attention.head_count": None}, "llama.attention.head_count"),
+        ({"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
+        ({"expert_count": 8}, "expert_count"),
+        ({"logit_scale": 0.5}, "logit_scale"),
+        ({"attention.value_length": 4}, "value_length"),
+        ({"rope.dimension_count": 4}, "rope.dimension_count"),
+        ({"rope.scaling.type": "longrope"}, "longrope"),
+        ({"attention.head_count_kv": [2, 1, 2]}, "differs from layer to layer"),
+        ({"split.count": 3}, "one of 3 parts"),
+        ({"feed_forward_length": 79}, r"blk.0.ffn_gate.weight .* \[80, 48\].* \[79, 48\]"),
+        ({"block_count": 4}, "lacks the tensor blk.3.attn_norm.weight"),
+        ({"block_count": 2}, "blk.2."),
+        ({"block_count": 2**32 - 1}, "number of layers"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    model = oracle("LlamaForCausalLM")
+    spec = open_weights(save(model, tmp_path / "hf")).spec
+    changed = {**gguf_metadata(spec, "llama"), **change}
+    metadata = {key: value for key, value in changed.items() if value is not None}
+    path = write_gguf(tmp_path / "m.gguf", "llama", metadata, as_gguf(model, spec, {}, permuted=True))
+    with pytest.raises(ModelError, match=named):
+        open_weights(path)
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "gemma3", {"block_count": 1}, {})
+    with pytest.raises(ModelError, match="gemma3"):
+        open_weights(path)

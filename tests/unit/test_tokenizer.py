@@ -1,0 +1,244 @@
+"""Token ids and texts against transformers and the tokenizers library, for GGUF metadata and tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from corpus import TEXTS, with_special
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizer_models import PRE, SPECIAL, copy, gguf_metadata, save, sentencepiece_metadata, train, write
+from tokenizers.processors import TemplateProcessing
+
+from wager.errors import ModelError, RequestError, TokenizerError
+from wager.models.tokenizer import IncrementalDecoder, Tokenizer
+from wager.models.tokenizer_files import scored_merges
+
+SAMPLES = (*TEXTS, *with_special(*SPECIAL))
+
+
+@pytest.fixture(scope="module", params=PRE)
+def pre(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def backend(pre: str) -> Any:
+    return train(pre)
+
+
+@pytest.fixture(scope="module")
+def from_gguf(backend: Any, pre: str, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write(tmp_path_factory.mktemp("gguf") / "t.gguf", gguf_metadata(backend, pre)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("folder"))
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("spm") / "t.gguf", sentencepiece_metadata())
+
+
+@pytest.mark.parametrize("text", SAMPLES, ids=range(len(SAMPLES)))
+def test_byte_level_ids_agree_with_the_models_own_tokenizer(backend: Any, from_gguf: Tokenizer, text: str) -> None:
+    expected = backend.encode(text)
+    assert from_gguf.encode(text) == expected.ids
+    assert [from_gguf.token(i) for i in expected.ids] == expected.tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_any_text_agrees_and_comes_back(backend: Any, from_gguf: Tokenizer, pre: str, text: str) -> None:
+    ids = from_gguf.encode(text)
+    assert ids == backend.encode(text).ids
+    if pre != "qwen2":  # it normalises
+        assert from_gguf.decode(ids) == text
+
+
+def test_a_directory_agrees_with_transformers(folder: Path) -> None:
+    ours, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    assert ours.vocab_size == len(theirs)
+    for text in SAMPLES:
+        ids = theirs(text).input_ids
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        assert ours.decode(ids, special=True) == theirs.decode(ids)
+
+
+def test_sentencepiece_agrees_with_transformers(spm: Path) -> None:
+    ours = Tokenizer.load(spm)
+    theirs = transformers.AutoTokenizer.from_pretrained(spm.parent, gguf_file=spm.name)
+    for text in (*TEXTS, *with_special("<s>", "</s>"), "call <tool> now"):
+        for special in (True, False):
+            ids = theirs(text, add_special_tokens=special).input_ids
+            assert ours.encode(text, special=special) == ids, text
+            assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+    assert ours.encode("Hello")[0] == 1
+    assert ours.eos_ids == (2,)
+
+
+def test_sentencepiece_merges_come_in_transformers_order() -> None:
+    generate_merges = pytest.importorskip("transformers.tokenization_utils_base").generate_merges
+    tokens = ["a", "b", "c", "ab", "bc", "abc", "ca", "cab", "abca", "bca", "caab", "aab", "aa"]
+    scores = [-float(i % 5) for i in range(len(tokens))]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    expected = generate_merges(vocabulary, dict(zip(tokens, scores, strict=True)))
+    assert scored_merges(tokens, scores) == expected
+
+
+def test_sentencepiece_reads_merges_from_where_they_are(spm: Path, tmp_path: Path) -> None:
+    """Without a prefix space, and with add_eos: what the file says is what happens."""
+    metadata = {**sentencepiece_metadata(), "tokenizer.ggml.add_space_prefix": False,
+                "tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.add_bos_token": False}  # fmt: skip
+    ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
+    plain = Tokenizer.load(spm)
+    assert ours.encode(" the fox") == [*plain.encode("the fox", special=False), 2]
+    assert ours.decode(ours.encode("  the fox")) == "  the fox"
+
+
+def test_llama3_files_add_bos_where_they_are_silent(tmp_path: Path) -> None:
+    metadata = gguf_metadata(train("llama-bpe"), "llama-bpe")
+    del metadata["tokenizer.ggml.add_bos_token"]
+    ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
+    assert ours.encode("hi") == [0, *ours.encode("hi", special=False)]
+    assert ours.decode(ours.encode("hi")) == "hi"
+
+
+def test_a_piece_that_is_a_token_needs_no_merges_in_llama3(tmp_path: Path) -> None:
+    metadata = gguf_metadata(train("llama-bpe"), "llama-bpe")
+    tokens = [*metadata["tokenizer.ggml.tokens"], "qzxqzx"]
+    changed = {**metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * len(tokens)}
+    ours = Tokenizer.load(write(tmp_path / "t.gguf", changed))
+    assert ours.encode("qzxqzx") == [len(tokens) - 1]
+
+
+def test_end_of_turn_ends_a_text_too(tmp_path: Path) -> None:
+    metadata = {**gguf_metadata(train("smollm"), "smollm"), "tokenizer.ggml.eot_token_id": 5,
+                "tokenizer.ggml.eom_token_id": 10**6}  # fmt: skip
+    assert Tokenizer.load(write(tmp_path / "t.gguf", metadata)).eos_ids == (1, 5)
+
+
+def test_user_defined_tokens_stay_whole_and_are_text(tmp_path: Path) -> None:
+    metadata = gguf_metadata(train("smollm"), "smollm")
+    tokens = [*metadata["tokenizer.ggml.tokens"], "<think ü>", "<|ctl ü|>"]
+    types = [*metadata["tokenizer.ggml.token_type"], 4, 3]
+    changed = {**metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    ours = Tokenizer.load(write(tmp_path / "t.gguf", changed))
+    ids = ours.encode("a<think ü>b<|ctl ü|>c")
+    assert ids[1] == len(tokens) - 2
+    assert ids[3] == len(tokens) - 1
+    assert ours.decode(ids) == "a<think ü>bc"
+    assert ours.decode(ids, special=True) == "a<think ü>b<|ctl ü|>c"
+
+
+@settings(max_examples=150, deadline=None)
+@given(ids=st.lists(st.integers(0, 720), max_size=30), special=st.booleans())
+def test_streamed_text_is_the_decoded_text(from_gguf: Tokenizer, backend: Any, ids: list[int], special: bool) -> None:
+    """Any ids: half characters, special tokens in the middle of one, ids beyond the vocabulary."""
+    stream = IncrementalDecoder(from_gguf, special=special)
+    pieces = [stream.push(i) for i in ids] + [stream.flush()]
+    text = from_gguf.decode(ids, special=special)
+    assert "".join(pieces) == text
+    assert text == backend.decode([i for i in ids if i < 700], skip_special_tokens=not special)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ids=st.lists(st.one_of(st.integers(0, 600), st.integers(3, 258)), max_size=20))
+def test_streamed_sentencepiece_text_is_the_decoded_text(spm: Path, ids: list[int]) -> None:
+    tokenizer = Tokenizer.load(spm)
+    stream = IncrementalDecoder(tokenizer)
+    assert "".join([stream.push(i) for i in ids]) + stream.flush() == tokenizer.decode(ids)
+
+
+def test_half_a_character_is_held_back(from_gguf: Tokenizer) -> None:
+    stream = IncrementalDecoder(from_gguf)
+    shown = [stream.push(i) for i in from_gguf.encode("\U0001f9ff")]
+    assert len(shown) > 1
+    assert shown == [""] * (len(shown) - 1) + ["\U0001f9ff"]
+    assert stream.flush() == ""
+    broken = IncrementalDecoder(from_gguf)
+    assert broken.push(from_gguf.encode("\U0001f9ff")[0]) == ""
+    assert broken.flush() == "\ufffd"
+
+
+def test_half_a_character_in_a_prompt_is_refused(from_gguf: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="half a character"):
+        from_gguf.encode("a\ud800b")
+
+
+def test_eos_comes_from_the_most_particular_file(folder: Path, tmp_path: Path) -> None:
+    copy(folder, tmp_path)
+    assert Tokenizer.load(tmp_path).eos_ids == (1,)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    assert Tokenizer.load(tmp_path).eos_ids == (7,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [8, 9]}')
+    assert Tokenizer.load(tmp_path).eos_ids == (8, 9)
+
+
+def test_bos_in_a_directory_follows_tokenizer_json_alone(folder: Path, tmp_path: Path) -> None:
+    """As in transformers: flags in tokenizer_config.json have no say, nor have stored truncation and padding."""
+    copy(folder, tmp_path, add_bos_token=True)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert Tokenizer.load(tmp_path).encode("Hello") == theirs("Hello").input_ids
+    backend = train("smollm")
+    backend.post_processor = TemplateProcessing(single="<|start|> $A", special_tokens=[("<|start|>", 0)])
+    backend.enable_truncation(3)
+    backend.enable_padding(length=50)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer.load(tmp_path)
+    ids = train("smollm").encode("Hello to everyone").ids
+    assert ours.encode("Hello to everyone") == [0, *ids]
+    assert ours.encode("Hello to everyone", special=False) == ids
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tokenizer.ggml.pre": "kimi-k2"}, "kimi-k2"),
+        ({"tokenizer.ggml.model": "bert"}, "bert"),
+        ({"tokenizer.ggml.model": "llama"}, "0 scores"),
+        ({"tokenizer.ggml.merges": ["x"]}, "merges"),
+        ({"tokenizer.ggml.tokens": None}, "not supported"),
+        ({"tokenizer.ggml.model": None}, "not supported"),
+    ],
+)
+def test_a_file_without_a_usable_tokenizer_is_named(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    changed = {**gguf_metadata(train("smollm"), "smollm"), **change}
+    if "llama" in change.values():
+        del changed["tokenizer.ggml.merges"]
+    path = write(tmp_path / "t.gguf", {key: value for key, value in changed.items() if value is not None})
+    with pytest.raises(TokenizerError, match=named):
+        Tokenizer.load(path)
+
+
+def test_a_directory_without_a_usable_tokenizer_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer.json is absent"):
+        Tokenizer.load(tmp_path)
+    for content in ("{", "{}", '{"model": {"type": "BPE"}}'):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(ModelError, match=r"tokenizer.json"):
+            Tokenizer.load(tmp_path)
+    copy(folder, tmp_path)
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+    description["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(TokenizerError, match="WordPiece"):
+        Tokenizer.load(tmp_path)
+
+
+def test_tokens_are_spelled_as_the_vocabulary_does(from_gguf: Tokenizer) -> None:
+    assert from_gguf.token(0) == "<|start|>"
+    assert from_gguf.token(10**6) == ""
+    assert from_gguf.token_bytes(10**6) == b""
+    assert from_gguf.is_special(0)
+    assert not from_gguf.is_special(2)
+    space = from_gguf.encode(" ")
+    assert from_gguf.token(space[0]) == "Ġ"
+    assert from_gguf.token_bytes(space[0]) == b" "

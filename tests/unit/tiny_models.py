@@ -1,0 +1,162 @@
+"""Small random models of every family, made with transformers, which is also the oracle of their logits.
+
+`spread` makes the weights large enough that a mistake anywhere shows in the logits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from packing import batch, chain
+
+from wager.kernels.reference import ReferenceKernels
+from wager.models.gguf_families import GGUF_NAMES
+from wager.models.spec import ModelSpec, Rope
+from wager.models.transformer import Decoder
+from wager.models.weights import NAMES, Weights, source_name
+
+torch.set_num_threads(1)
+
+SIZES = {
+    "vocab_size": 83,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+}
+TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 83, 60)]
+
+
+def spec(**changes: Any) -> ModelSpec:
+    """A small spec with whole-number sizes, for tests that need no oracle."""
+    values: dict[str, Any] = {
+        "architecture": "test", "vocab": 83, "hidden": 48, "layers": 2, "heads": 6, "kv_heads": 2, "head_dim": 16,
+        "width": 64, "context": 128, "norm_eps": 1e-5, "rope": Rope(10000.0), "windows": (None, None), "tied": True,
+    }  # fmt: skip
+    return ModelSpec(**{**values, **changes})
+
+
+def oracle(architecture: str, **config: Any) -> Any:
+    """A random transformers model of an architecture, in float32, eager attention."""
+    kind = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    torch.manual_seed(0)
+    model = getattr(transformers, architecture)(
+        kind(**{**SIZES, **config}, attn_implementation="eager", bos_token_id=None, eos_token_id=None)
+    )
+    return spread(model.eval())
+
+
+def spread(model: Any) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        scale = 1.0 if "embed" in name else (parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.3)
+        parameter.data = noise * scale + (1.0 if "norm" in name else 0.0)
+    return model
+
+
+def save(model: Any, path: Path, **changes: Any) -> Path:
+    """Save in small shards; `changes` edit config.json (None removes a key)."""
+    model.save_pretrained(path, max_shard_size="30KB")
+    edit(path / "config.json", **changes)
+    return path
+
+
+def edit(path: Path, **changes: Any) -> None:
+    values = json.loads(path.read_text())
+    values.update(changes)
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+def oracle_logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([list(tokens)])).logits[0].float()
+
+
+def logits(weights: Weights, tokens: Sequence[int], *, dtype: str = "float32", pages: int = 8) -> torch.Tensor:
+    """Our logits of every position, in one pass over a cache of its own."""
+    decoder = Decoder(
+        weights, ReferenceKernels(dtype), pages=pages, max_rows=len(tokens), max_sequences=1, max_pages=pages
+    )
+    packed = batch([chain(0, tokens, list(range(pages))[::-1])], range(len(tokens)))
+    return decoder.forward(packed).logits.clone()
+
+
+def permute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to query and key rows of llama models."""
+    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def gguf_metadata(model_spec: ModelSpec, architecture: str) -> dict[str, Any]:
+    return {
+        "context_length": model_spec.context,
+        "embedding_length": model_spec.hidden,
+        "block_count": model_spec.layers,
+        "feed_forward_length": model_spec.width,
+        "attention.head_count": model_spec.heads,
+        "attention.head_count_kv": model_spec.kv_heads,
+        "attention.key_length": model_spec.head_dim,
+        "attention.value_length": model_spec.head_dim,
+        "attention.layer_norm_rms_epsilon": model_spec.norm_eps,
+        "rope.dimension_count": model_spec.head_dim,
+        "rope.freq_base": model_spec.rope.theta,
+        "vocab_size": model_spec.vocab,
+    }
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]],
+) -> Path:
+    """A GGUF file. Tensors are float arrays, quantised here, or already raw bytes of their type."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in metadata.items():
+        key = name if name.startswith(("tokenizer.", "general.", "split.")) else f"{architecture}.{name}"
+        add_metadata(writer, key, value)
+    for name, (values, kind) in tensors.items():
+        raw = values if values.dtype == np.uint8 else gguf.quants.quantize(values.astype(np.float32), kind)
+        writer.add_tensor(name, raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def as_gguf(
+    model: Any, model_spec: ModelSpec, kinds: Mapping[str, gguf.GGMLQuantizationType], *, permuted: bool
+) -> dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]:
+    """A transformers model's tensors under llama.cpp's names and order; `kinds` by short name, F32 otherwise."""
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+    tensors = {}
+    for name in model_spec.tensors():
+        values, part = state[source_name(NAMES, name)], name.split(".")[-2]
+        if permuted and part in ("q", "k"):
+            values = permute(values, model_spec.heads if part == "q" else model_spec.kv_heads)
+        kind = kinds.get(part, gguf.GGMLQuantizationType.F32) if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        tensors[source_name(GGUF_NAMES, name)] = (values, kind)
+    return tensors
