@@ -1,0 +1,98 @@
+"""Runs the same requests through one or several engines, in turns, and keeps what each answer cost.
+
+Engines that are compared take turns prompt by prompt (or pass by pass when requests run together), and who begins
+alternates: whatever the machine does meanwhile, it does to all of them. Knows engines only as request in, completion
+out; knows no drafter and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Protocol
+
+from wager.errors import RequestError
+from wager.trace import Trace
+from wager.types import Completion, Event, Request
+
+Watch = Callable[[Event], None]
+
+
+class Generates(Protocol):
+    """What an engine has to be able to do to be measured."""
+
+    def generate(
+        self, requests: Sequence[Request], *, concurrency: int | None = None, on_event: Watch | None = None
+    ) -> list[Completion]: ...
+
+
+@dataclass(slots=True)
+class Record:
+    """What one engine made of the requests: per request its answers, one a pass, and per pass its wall seconds."""
+
+    answers: list[list[Completion]]
+    walls: list[float] = field(default_factory=list)
+
+    def answer(self, index: int) -> Completion:
+        """The first pass's answer to request `index`, billed with the median times of all passes."""
+        answers = self.answers[index]
+        stats = replace(
+            answers[0].stats,
+            prefill_s=median(a.stats.prefill_s for a in answers),
+            decode_s=median(a.stats.decode_s for a in answers),
+        )
+        return replace(answers[0], stats=stats)
+
+    @property
+    def wall_s(self) -> float:
+        return median(self.walls)
+
+
+def measure(
+    engines: Mapping[str, Generates],
+    requests: Sequence[Request],
+    *,
+    concurrency: int = 1,
+    repeats: int = 1,
+    on_event: Watch | None = None,
+    clock: Callable[[], float] | None = None,
+) -> dict[str, Record]:
+    """Answer all requests with every engine, `repeats` times, in turns; one record an engine.
+
+    One untimed short answer an engine comes first. Raises RequestError as soon as a request fails: a bench that lost a
+    row in silence would lie.
+    """
+    clock = clock or Trace().clock
+    turns = [[index] for index in range(len(requests))] if concurrency == 1 else [list(range(len(requests)))]
+    records = {name: Record([[] for _ in requests]) for name in engines}
+    for engine in engines.values():
+        _answer(engine, [_short(requests[0])], concurrency=1, on_event=None)
+    for repeat in range(repeats):
+        for record in records.values():
+            record.walls.append(0.0)
+        for number, turn in enumerate(turns):
+            order = list(engines)[:: 1 if (repeat + number) % 2 == 0 else -1]
+            for name in order:
+                begin = clock()
+                asked = [requests[index] for index in turn]
+                answers = _answer(engines[name], asked, concurrency=concurrency, on_event=on_event)
+                records[name].walls[-1] += clock() - begin
+                for index, answer in zip(turn, answers, strict=True):
+                    records[name].answers[index].append(answer)
+    return records
+
+
+def _short(request: Request) -> Request:
+    return replace(request, params=replace(request.params, max_tokens=min(8, request.params.max_tokens)))
+
+
+def _answer(
+    engine: Generates, requests: Sequence[Request], *, concurrency: int, on_event: Watch | None
+) -> list[Completion]:
+    answers = engine.generate(requests, concurrency=concurrency, on_event=on_event)
+    for answer in answers:
+        if answer.finish in ("error", "abort"):
+            cause = answer.error or answer.finish
+            raise RequestError(f"Prompt {answer.request!r} failed: {cause}", "Nothing was reported.")
+    return answers

@@ -1,0 +1,124 @@
+"""`wager bench`: how fast is it on a set of prompts, and with --compare how much faster than plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wager.bench.workload import Prompt
+from wager.cli import console, flags
+from wager.config import EngineConfig
+from wager.errors import UsageError
+from wager.types import Event, Request, SamplingParams
+
+FAST, PLAIN = "speculative", "plain"
+
+
+@click.command("bench")
+@flags.prompts_flags()
+@click.option("--compare", is_flag=True, help="Run plain decoding too, in turns, and report the speed-up.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Passes over the prompts; times are medians over the passes.")  # fmt: skip
+@flags.framing_flags
+@flags.engine_flags(prefix_cache=False)
+@flags.sampling_flags(max_tokens=128, seed=0)
+@flags.concurrency_flag
+@flags.json_flag
+def command(
+    *,
+    prompts: list[Prompt],
+    compare: bool,
+    repeat: int,
+    framing: flags.Framing,
+    config: EngineConfig,
+    params: SamplingParams,
+    concurrency: int,
+    json_path: Path | None,
+) -> None:
+    """Answer the prompts of FILE and report speed by task family.
+
+    FILE holds a JSON row a line, {"id", "category", "prompt"} or Spec-Bench's {"question_id", "category", "turns"}
+    (first turn). Without FILE a small set that comes with wager is used. The prefix cache is off unless asked for.
+    """
+    from wager.bench import measure, report
+    from wager.cli.loading import open_engine
+
+    console.check_writable(json_path)
+    if compare and config.drafter == "none":
+        raise UsageError("--compare has nothing to compare: --drafter is none already.", "Name a drafter.")
+    engine = open_engine(config)
+    engines = {FAST: engine}
+    if compare:
+        engines[PLAIN] = open_engine(replace(config, drafter="none"), like=engine)
+    requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
+    with console.meter("answers") as update:
+        records = measure.measure(
+            engines, requests, concurrency=concurrency, repeats=repeat,
+            on_event=count_answers(update, "Measuring", len(requests) * len(engines) * repeat),
+        )  # fmt: skip
+    rows = {name: report.rows(prompts, record) for name, record in records.items()}
+    walls = {name: record.wall_s for name, record in records.items()}
+    settings = {**asdict(config), **asdict(params), **asdict(framing), "concurrency": concurrency, "repeats": repeat}
+    kernels = {"name": engine.kernels.name, "reason": engine.kernels.reason}
+    result: dict[str, Any] = {
+        "card": report.card(model=config.model, kernels=kernels, settings=settings),
+        "rows": rows[FAST],
+        "summary": report.summary(rows[FAST], wall_s=walls[FAST]),
+    }
+    if compare:
+        ratios = report.compare(rows[PLAIN], rows[FAST], plain_wall_s=walls[PLAIN], wall_s=walls[FAST])
+        result["compare"] = {"plain": report.summary(rows[PLAIN], wall_s=walls[PLAIN]), **ratios}
+    if json_path:
+        console.write_json(result, json_path)
+    _show(result, to_stdout=str(json_path) != "-")
+
+
+def to_requests(
+    prompts: Sequence[Prompt], tokenizer: flags.Templated, *, framing: flags.Framing, params: SamplingParams
+) -> list[Request]:
+    """One request a prompt. Their ids are the prompts' own, made unlike the engine's numbering of choices."""
+    return [
+        Request(str(prompt.id).replace("#", "-"), framing.encode(tokenizer, prompt.text), params) for prompt in prompts
+    ]
+
+
+def count_answers(update: console.Update, what: str, total: int) -> Any:
+    """A watcher of events that counts finished answers."""
+    done = 0
+
+    def watch(event: Event) -> None:
+        nonlocal done
+        if event.finish:
+            done += 1
+            update(what, min(done, total), total)
+
+    return watch
+
+
+def _show(result: Mapping[str, Any], *, to_stdout: bool) -> None:
+    """The summary as a table: a line a family, then all."""
+    summary, compare = result["summary"], result.get("compare")
+    columns = ["tok/s", "prompts", "tokens", "decode", "e2e", "τ"]
+    if compare:
+        columns += ["decode ×", "median ×", "e2e ×", "slower", "differ"]
+    lines = [(family, rates) for family, rates in summary["per_category"].items()]
+    lines.append(("all", {"prompts": len(result["rows"]), **summary}))
+    table = []
+    for family, rates in lines:
+        row = [family, str(rates["prompts"]), str(rates["tokens"]), _figure(rates["decode_tok_s"], 1)]
+        row += [_figure(rates["e2e_tok_s"], 1), _figure(rates["mean_acceptance_length"], 2)]
+        if compare:
+            ratios = compare if family == "all" else compare["per_category"][family]
+            keys = ("decode_speedup", "median_decode_speedup", "e2e_speedup")
+            row += [_figure(ratios[key], 2) for key in keys] + [str(ratios["slower"]), str(ratios["differing"])]
+        table.append(row)
+    kernels = result["card"]["kernels"]["name"]
+    console.table(f"{result['card']['model']}, {kernels} kernels", columns, table, to_stdout=to_stdout)
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,128 @@
+"""What a person sees while work goes on (stderr), and how results are written (stdout or a file).
+
+Knows terminals; knows nothing of models. rich is imported where something is drawn, so that help stays fast.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wager.errors import UsageError
+
+Update = Callable[[str, int, int], None]
+"""(what is being done, done, in all): call it as often as you like."""
+
+
+_EVERY_S = 10.0
+
+
+def say(text: str = "") -> None:
+    """A line on stderr."""
+    click.echo(text, err=True)
+
+
+def write_json(value: Mapping[str, Any], path: Path) -> None:
+    """To a file, or to stdout where the path is `-`."""
+    text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error.strerror or "it failed") from error
+
+
+def check_writable(path: Path | None) -> None:
+    """Find out before the work, not after it."""
+    if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
+        raise _unwritable(path, "there is no such folder")
+
+
+def _unwritable(path: Path, cause: str) -> UsageError:
+    return UsageError(f"The results cannot be written to {path}: {cause}.", "Give another path to --json.")
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stdout: bool) -> None:
+    """A table whose first column is text and whose others are figures."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for index, column in enumerate(columns):
+        drawn.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*row)
+    stream = sys.stdout if to_stdout else sys.stderr
+    Console(file=stream, width=None if stream.isatty() else 160).print(drawn)
+
+
+@contextmanager
+def meter(unit: str) -> Iterator[Update]:
+    """Shows how far the work is: a bar on a terminal, a few lines elsewhere. `unit` may be `bytes`."""
+    if not sys.stderr.isatty():
+        yield _Lines(unit)
+        return
+    from rich import progress
+    from rich.console import Console
+
+    amount = progress.DownloadColumn() if unit == "bytes" else progress.MofNCompleteColumn()
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        amount,
+        progress.TimeElapsedColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=unit != "bytes") as bars:
+        tasks: dict[str, progress.TaskID] = {}
+
+        def update(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield update
+
+
+class _Lines:
+    """Progress for logs: how each piece of work begins and ends, and now and then a line between."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._shown: dict[str, float] = {}
+        self._ended: set[str] = set()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now, last = time.monotonic(), self._shown.get(what, -_EVERY_S)
+        if what in self._ended or (done < total and now - last < _EVERY_S):
+            return
+        self._shown[what] = now
+        if done >= total:
+            self._ended.add(what)
+        in_bytes = self._unit == "bytes"
+        say(
+            f"{what}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+            if in_bytes
+            else f"{what}: {done} of {total} {self._unit}"
+        )
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """A spinner with a changing text on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text) as status:
+        yield lambda news: status.update(news)

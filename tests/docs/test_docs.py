@@ -1,0 +1,128 @@
+"""The documents say what the program does: commands parse, the help is the page's, links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+import wager
+from wager.bench.machine import Machine
+from wager.cli import VERBS, cli, reference
+from wager.config import DEFAULT_MODEL
+from wager.draft import names
+from wager.models import hub
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def commands(text: str) -> list[str]:
+    """Every call of wager in code: in blocks, a line's last step; inline, what stands between backticks."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    steps = [step.strip() for block in blocks for line in block.splitlines() for step in line.split("&&")]
+    called = [step.removeprefix(".venv/bin/") for step in steps]
+    inline = re.findall(r"`(wager [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [call for call in [*called, *inline] if call.startswith("wager ")]
+
+
+def check(call: str) -> None:
+    """Parse a command line as the program would; raises click.UsageError."""
+    _, verb, *arguments = shlex.split(call)
+    top = click.Context(cli, **cli.context_settings)
+    found = cli.get_command(top, verb)
+    if found is None:
+        raise click.UsageError(f"no verb {verb}")
+    if "--help" not in arguments and verb != "VERB":
+        found.make_context(verb, arguments, parent=top)
+
+
+CALLS = [(page.name, call) for page in PAGES if page.name != "cli.md" for call in commands(page.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize(("page", "call"), CALLS)
+def test_commands_in_the_documents_parse(page: str, call: str) -> None:
+    check(call)
+
+
+def test_there_are_commands_to_check_and_bad_ones_are_found() -> None:
+    assert {shlex.split(call)[1] for _, call in CALLS} == set(VERBS)
+    for bad in ("wager fly", "wager run --dept 3", "wager bench --concurrency none", "wager run --drafter ngrm x"):
+        with pytest.raises(click.UsageError):
+            check(bad)
+
+
+def test_the_command_page_is_what_the_program_says() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert page == reference.render(), "run: python -m wager.cli.reference > docs/cli.md"
+
+
+def test_every_drafter_is_in_the_readme_or_only_for_proofs() -> None:
+    for name, does in names().items():
+        assert f"`{name.partition('[')[0]}`" in README or "proofs" in does, name
+
+
+def test_the_readme_says_how_large_the_default_model_is() -> None:
+    source = hub.KNOWN[DEFAULT_MODEL]
+    assert f"{DEFAULT_MODEL} ({source.wheel_bytes / 1e6:.0f} MB)" in README
+
+
+def test_set_up_and_tests_take_one_line_each() -> None:
+    lines = [block.strip() for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)]
+    assert ["\n" in line for line in lines] == [False, False]
+    assert '.venv/bin/wager run "' in lines[0]
+    assert lines[1].endswith(".venv/bin/pytest")
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    [line] = [line for line in README.splitlines() if line.endswith(".venv/bin/pytest")]
+    places = [next(i for i, text in enumerate(script) if text.startswith(step)) for step in line.split(" && ")]
+    assert places == sorted(places)
+    assert script[-1] == line.split(" && ")[-1], "the tests come last, so that their summary does"
+
+
+def test_constraints_pin_everything_exactly() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
+    assert "torch==2.13.0" in pins
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere_in_the_repository(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_readmes_python_uses_names_that_exist() -> None:
+    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    attributes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)]
+    used = [node.attr for node in attributes if ast.unparse(node.value) == "wager"]
+    assert used
+    assert [name for name in used if name not in wager.__all__] == []
+
+
+def test_the_bench_page_lists_the_fields_of_a_row() -> None:
+    page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    from wager.bench import report
+    from wager.bench.measure import Record
+    from wager.bench.workload import Prompt
+    from wager.types import Completion, Stats
+
+    stats = Stats(prompt_tokens=1, tokens=1, seed=0, rounds=1)
+    record = Record([[Completion("p", 0, (1,), "", "length", stats)]], [1.0])
+    rows = report.rows([Prompt("p", "qa", "?")], record)
+    listed = re.findall(r'"rows":\s+\[\{(.*?)\}\]', page, re.DOTALL)[0]
+    assert re.findall(r'"(\w+)"', listed) == list(rows[0])
+    summary = re.findall(r'"summary": \{(.*?)"per_category"', page, re.DOTALL)[0]
+    assert re.findall(r'"(\w+)"', summary) == [k for k in report.summary(rows, wall_s=1.0) if k != "per_category"]
+    card = report.card(model="", kernels={}, settings={})
+    assert all(f'"{key}"' in page for key in card)
+    assert isinstance(card["machine"], dict)
+    assert set(card["machine"]) == set(Machine.__dataclass_fields__)

@@ -1,0 +1,109 @@
+"""Which room may import which, and how to find out what a file imports. The table is the plan of the house."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "wager"
+
+_VALUES = {"types", "errors", "models.spec"}
+_NUMBERS = _VALUES | {"config", "trace", "kernels"}
+_ROOMS = _NUMBERS | {"models", "kv", "verify", "draft", "economics", "engine"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    # floor 0
+    "types": {"errors"},
+    "errors": set(),
+    "models.spec": {"errors"},
+    # floor 1
+    "config": _VALUES,
+    "trace": _VALUES,
+    "kernels": _VALUES,
+    "economics": _VALUES,
+    # floor 2: never each other
+    "models": _NUMBERS,
+    "kv": _NUMBERS,
+    "verify": _NUMBERS,
+    "bench": _NUMBERS | {"economics"},
+    # floor 3
+    "draft": {"models", "kv", "kernels", "verify"} | _VALUES,
+    # floor 4
+    "engine": _ROOMS - {"engine"},
+    "testing": _ROOMS,
+    # the composition root: names drafters made for proofs too, and no other engine file knows it
+    "engine.build": _ROOMS | {"testing"},
+    # above: the front door opens on everything but the command line, which sees everything
+    "": _ROOMS | {"engine.build", "testing"},
+    "cli": _ROOMS | {"", "engine.build", "bench", "testing"},
+}
+"""Room -> rooms it may import besides itself; "" is the front door, wager/__init__.py."""
+
+LATE = {"", "cli"}
+"""Rooms that import by names they look up, so that a short start stays short."""
+
+NO_TORCH = {"types", "errors", "models.spec", "config", "trace", "economics", "bench"}
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def module(path: Path) -> str:
+    """The file's name below wager: `kernels.base`, `kernels` for its __init__, "" for the front door."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(name: str) -> str:
+    """The room of a module, the most particular one the table knows."""
+    return name if name in MAY_IMPORT else name.split(".")[0]
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything imported anywhere: in functions and under TYPE_CHECKING too.
+
+    `from a import b` yields a.b, since b may be a module. A relative import yields a name that starts with a dot.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            name = node.args[0]
+            known = isinstance(name, ast.Constant) and isinstance(name.value, str)
+            yield node.lineno, str(name.value) if known else f"dynamic:{ast.unparse(name)}"
+
+
+def violations(name: str, tree: ast.AST) -> list[str]:
+    """What module `name` imports and may not, one line each."""
+    found = []
+    own = room(name)
+    for line, imported in imports(tree):
+        complaint = ""
+        if imported.startswith("dynamic:"):
+            complaint = "" if own in LATE else "imports by a name made up at run time"
+        elif imported.startswith("."):
+            complaint = "imports relatively"
+        elif imported.split(".")[0] == "torch":
+            complaint = "imports torch" if own in NO_TORCH else ""
+        elif imported.split(".")[0] == "wager":
+            other = room(_known(imported.partition(".")[2]))
+            complaint = "" if other == own or other in MAY_IMPORT[own] else f"imports {other or 'the front door'}"
+        if complaint:
+            found.append(f"wager.{name}, line {line}: {complaint} ({imported})")
+    return found
+
+
+def _known(name: str) -> str:
+    """The longest beginning of `name` that is a module of ours; "" is the front door."""
+    while name and not ((SOURCE / Path(*name.split("."))).with_suffix(".py").exists() or _is_package(name)):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _is_package(name: str) -> bool:
+    return (SOURCE / Path(*name.split("."))).is_dir()

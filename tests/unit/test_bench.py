@@ -1,0 +1,264 @@
+"""Workloads, measurements, reports and the comparison of texts, on toy engines whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wager.bench import measure, report, sameness, workload
+from wager.bench.machine import describe, versions
+from wager.bench.workload import OTHER, Prompt
+from wager.engine.core import Engine
+from wager.errors import RequestError, UsageError
+from wager.testing import AdversaryDrafter, RandomTreeDrafter, ToyLaw
+from wager.testing.engines import toy_engine
+from wager.types import Completion, Event, Request, SamplingParams, Stats
+
+ROW_KEYS = [
+    "id", "category", "prompt_tokens", "tokens", "token_ids", "text", "prefill_s", "decode_s", "rounds", "drafted",
+    "accepted", "drafter",
+]  # fmt: skip
+LAW = ToyLaw(vocab=17)
+
+
+# ---- workloads ----------------------------------------------------------------------------------------------------
+
+
+def write(tmp_path: Path, *rows: object) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+def test_both_row_formats(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        {"id": "a", "category": "rag", "prompt": "one"},
+        "",
+        {"question_id": 81, "category": "writing", "turns": ["two", "not this"]},
+    )
+    assert workload.read_prompts(path) == [Prompt("a", "rag", "one"), Prompt(81, OTHER, "two")]
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("{", "line 2: not JSON"),
+        ([1], "line 2: not an object"),
+        ({"id": 1, "category": "qa"}, "line 2: there is no prompt or turns"),
+        ({"id": 1, "prompt": "x"}, "line 2: there is no category"),
+        ({"category": "qa", "prompt": "x"}, "line 2: there is no id"),
+        ({"id": 1, "category": "qa", "prompt": 5}, "line 2: prompt = 5"),
+        ({"id": 1, "category": "qa", "turns": []}, "line 2: the prompt is empty"),
+        ({"id": 0, "category": "qa", "prompt": "x"}, "two prompts with the id 0"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, row: object, complaint: str) -> None:
+    path = write(tmp_path, {"id": 0, "category": "qa", "prompt": "x"}, row)
+    with pytest.raises(UsageError, match=complaint):
+        workload.read_prompts(path)
+
+
+def test_absent_and_empty_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        workload.read_prompts(tmp_path / "none.jsonl")
+    with pytest.raises(UsageError, match="no prompts"):
+        workload.read_prompts(write(tmp_path))
+
+
+def test_the_builtin_set_covers_every_family_equally() -> None:
+    counts = Counter(prompt.family for prompt in workload.builtin())
+    assert set(counts) == {*workload.FAMILIES, OTHER}
+    assert len(set(counts.values())) == 1
+
+
+def test_a_limit_is_spread_over_families_and_within_them() -> None:
+    prompts = [Prompt(f"{family}{i}", family, "x") for family in ("qa", "rag", OTHER) for i in range(8)]
+    chosen = workload.spread(prompts, 7)
+    assert Counter(p.family for p in chosen) == {"qa": 3, "rag": 2, OTHER: 2}
+    assert [p.id for p in chosen if p.family == "rag"] == ["rag0", "rag4"]
+    assert workload.spread(prompts, 99) == prompts == workload.spread(prompts, None)
+    lopsided = prompts[:1] + prompts[8:]
+    assert Counter(p.family for p in workload.spread(lopsided, 9)) == {"qa": 1, "rag": 4, OTHER: 4}
+
+
+# ---- measuring ----------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """Answers every request in the given seconds, and notes who was asked when."""
+
+    def __init__(self, name: str, seconds: list[float], journal: list[str]) -> None:
+        self.name, self.seconds, self.journal = name, seconds, journal
+
+    def generate(self, requests, *, concurrency=None, on_event=None):  # type: ignore[no-untyped-def]
+        self.journal.append(f"{self.name}:{','.join(r.id for r in requests)}")
+        answers = []
+        for request in requests:
+            took = self.seconds.pop(0)
+            stats = Stats(prompt_tokens=3, tokens=4, seed=0, prefill_s=0.5, decode_s=took, rounds=2, drafter=self.name)
+            answers.append(Completion(request.id, 0, (1, 2, 3, 4), "text", "length", stats))
+            if on_event:
+                on_event(Event(request.id, 0, finish="length", stats=stats))
+        return answers
+
+
+REQUESTS = [Request("p", (1, 2)), Request("q", (1, 2, 3))]
+
+
+def test_engines_take_turns_and_times_are_medians() -> None:
+    journal: list[str] = []
+    fast = Scripted("fast", [9.0, 1.0, 2.0, 5.0, 2.0, 3.0, 2.0], journal)
+    plain = Scripted("plain", [9.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0], journal)
+    ticks = iter(range(1000))
+    records = measure.measure({"fast": fast, "plain": plain}, REQUESTS, repeats=3, clock=lambda: float(next(ticks)))
+    assert journal[:2] == ["fast:p", "plain:p"]  # untimed
+    assert journal[2:6] == ["fast:p", "plain:p", "plain:q", "fast:q"]
+    assert journal[6:10] == ["plain:p", "fast:p", "fast:q", "plain:q"]
+    assert [records["fast"].answer(i).stats.decode_s for i in (0, 1)] == [3.0, 2.0]
+    assert records["fast"].walls == [2.0, 2.0, 2.0]
+    assert records["fast"].wall_s == 2.0
+
+
+def test_concurrent_requests_make_one_turn() -> None:
+    journal: list[str] = []
+    seen: list[Event] = []
+    measure.measure({"fast": Scripted("fast", [1.0] * 3, journal)}, REQUESTS, concurrency=2, on_event=seen.append)
+    assert journal == ["fast:p", "fast:p,q"]
+    assert len(seen) == 2
+
+
+def test_a_failed_request_ends_the_measurement() -> None:
+    class Failing(Scripted):
+        def generate(self, requests, *, concurrency=None, on_event=None):  # type: ignore[no-untyped-def]
+            [answer] = super().generate(requests)
+            return [replace(answer, finish="error", error="numbers that are none")]
+
+    with pytest.raises(RequestError, match="'p' failed: numbers that are none"):
+        measure.measure({"fast": Failing("fast", [1.0] * 9, [])}, REQUESTS)
+
+
+def test_rows_summary_and_comparison() -> None:
+    prompts = [Prompt("p", "qa", "?"), Prompt(7, OTHER, "!")]
+    fast = measure.measure({"f": Scripted("f", [9.0, 1.0, 4.0], [])}, REQUESTS)["f"]
+    plain = measure.measure({"p": Scripted("p", [9.0, 2.0, 2.0], [])}, REQUESTS)["p"]
+    rows, plain_rows = report.rows(prompts, fast), report.rows(prompts, plain)
+    assert [list(row) for row in rows] == [ROW_KEYS, ROW_KEYS]
+    assert [row["id"] for row in rows] == ["p", 7]
+    summary = report.summary(rows, wall_s=10.0)
+    assert summary["decode_tok_s"] == 8 / 5
+    assert summary["e2e_tok_s"] == 8 / 10
+    assert summary["mean_acceptance_length"] == 2
+    assert summary["per_category"]["qa"]["e2e_tok_s"] == 4 / 1.5
+    plain_rows[1]["token_ids"] = [1, 2, 3, 5]
+    ratios = report.compare(plain_rows, rows, plain_wall_s=30.0, wall_s=10.0)
+    assert (ratios["decode_speedup"], ratios["e2e_speedup"]) == (4 / 5, 3.0)
+    assert (ratios["median_decode_speedup"], ratios["slower"], ratios["differing"]) == (1.25, 1, 1)
+    assert ratios["per_category"]["qa"]["decode_speedup"] == 2
+    assert [row["same"] for row in ratios["rows"]] == [True, False]
+
+
+def test_an_answer_of_one_token_has_no_decoding_speed() -> None:
+    record = measure.measure({"f": Scripted("f", [0.0] * 3, [])}, REQUESTS)["f"]
+    rows = report.rows([Prompt("p", "qa", "?"), Prompt("q", "qa", "?")], record)
+    assert report.summary(rows, wall_s=1.0)["decode_tok_s"] is None
+    ratios = report.compare(rows, rows, plain_wall_s=1.0, wall_s=1.0)
+    assert ratios["median_decode_speedup"] is None
+
+
+def test_the_card_says_under_what_conditions() -> None:
+    card = report.card(model="m", kernels={"name": "k", "reason": "r"}, settings={"depth": 3})
+    assert list(card) == ["model", "kernels", "machine", "settings", "versions", "date"]
+    assert card["machine"]["hardware_threads"] >= 1
+    assert card["versions"]["torch"] == versions()["torch"]
+    json.dumps(card)
+
+
+def test_the_machine_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wager.bench.machine._read", lambda _path: "")
+    machine = describe()
+    assert (machine.cpu, machine.memory, machine.available, machine.features) == (None, None, None, ())
+    assert 1 <= machine.cores <= machine.hardware_threads
+
+
+# ---- sameness -----------------------------------------------------------------------------------------------------
+
+COMMON = tuple(range(1, 17)) * 2
+PARAMS = SamplingParams(max_tokens=24, temperature=0.9, seed=5)
+PROMPTS = [Request(f"r{i}", (*COMMON, i % 7, i), PARAMS) for i in range(8)]
+
+
+def plain_answers() -> dict[str, Completion]:
+    return sameness.answers(toy_engine(LAW, prefix_cache=False), PROMPTS, sameness.COLD)
+
+
+def engines() -> dict[str, Engine]:
+    return {
+        "none": toy_engine(LAW),
+        "adversary": toy_engine(LAW, drafter=AdversaryDrafter(LAW.vocab)),
+        "random-tree": toy_engine(LAW, drafter=RandomTreeDrafter(LAW.vocab)),
+    }
+
+
+@pytest.mark.parametrize("drafter", ["none", "adversary", "random-tree"])
+def test_hardships_really_happen_and_change_nothing(drafter: str) -> None:
+    plain, engine = plain_answers(), engines()[drafter]
+    outcomes = [
+        sameness.judge(plain, sameness.answers(engine, PROMPTS, c), mode="sampled", drafter=drafter, condition=c)
+        for c in sameness.hardships(8)
+    ]
+    engine.check()
+    assert [outcome.differing for outcome in outcomes] == [0, 0, 0]
+    assert [outcome.tokens for outcome in outcomes] == [24 * 8] * 3
+    assert outcomes[0].preemptions >= 8
+    assert outcomes[1].preemptions == outcomes[2].preemptions == 0
+    assert min(outcome.prefix_hit_tokens for outcome in outcomes[1:]) >= 8 * 32
+    assert all((outcome.drafted > 0) == (drafter != "none") for outcome in outcomes)
+
+
+def test_no_more_run_together_than_the_condition_says() -> None:
+    engine, most = toy_engine(LAW), 0
+
+    def watch(_event: Event) -> None:
+        nonlocal most
+        most = max(most, len(engine.scheduler.running) + len(engine.scheduler.waiting))
+
+    sameness.answers(engine, PROMPTS, sameness.Condition("three", 3), watch=watch)
+    assert most == 3
+
+
+def answer(*tokens: int, error: str = "") -> Completion:
+    stats = Stats(prompt_tokens=1, tokens=len(tokens), seed=0)
+    return Completion("r", 0, tokens, "", "error" if error else "length", stats, error=error)
+
+
+@pytest.mark.parametrize(
+    ("tried", "count", "place"),
+    [
+        (answer(1, 2, 3), 0, None),
+        (answer(1, 9, 3), 1, (1, 2, 9)),
+        (answer(1, 9, 8), 2, (1, 2, 9)),
+        (answer(1, 2), 1, (2, 3, None)),
+        (answer(1, 2, 3, 4), 1, (3, None, 4)),
+        (answer(1, 2, 3, error="broke"), 1, (3, None, None)),
+    ],
+)
+def test_differences_are_counted_and_placed(tried: Completion, count: int, place: tuple[object, ...] | None) -> None:
+    outcome = sameness.judge({"r": answer(1, 2, 3)}, {"r": tried}, mode="m", drafter="d", condition=sameness.COLD)
+    assert outcome.differing == count
+    first = outcome.first
+    assert (first and (first.position, first.plain, first.speculative)) == place
+    assert outcome.as_dict()["tokens"] == 3
+
+
+def test_another_law_is_found_out() -> None:
+    other = toy_engine(ToyLaw(vocab=17, order=3))
+    tried = sameness.answers(other, PROMPTS, sameness.COLD)
+    outcome = sameness.judge(plain_answers(), tried, mode="m", drafter="d", condition=sameness.COLD)
+    assert outcome.differing > 50
+    assert outcome.first is not None
+    assert outcome.first.prompt == "r0"

