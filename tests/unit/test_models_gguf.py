@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,15 @@ from tiny_models import (
     oracle_logits,
     permute,
     save,
+    spec,
     write_gguf,
 )
 
 from wager.errors import ModelError
 from wager.models.families import NAMES, source_name
-from wager.models.gguf_families import GGUF_NAMES
+from wager.models.gguf_families import GGUF_NAMES, spec_from_gguf
 from wager.models.gguf_file import GgufFile
-from wager.models.spec import ModelSpec
+from wager.models.spec import ModelSpec, Rope
 from wager.models.weights import open_weights
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -252,6 +254,8 @@ def test_garbage_never_ends_in_a_traceback(tmp_path: Path) -> None:
         ({"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
         ({"expert_count": 8}, "expert_count"),
         ({"logit_scale": 0.5}, "logit_scale"),
+        ({"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
+        ({"rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier"),
         ({"attention.value_length": 4}, "value_length"),
         ({"rope.dimension_count": 4}, "rope.dimension_count"),
         ({"rope.scaling.type": "longrope"}, "longrope"),
@@ -271,6 +275,16 @@ def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], named:
     path = write_gguf(tmp_path / "m.gguf", "llama", metadata, as_gguf(model, spec, {}, permuted=True))
     with pytest.raises(ModelError, match=named):
         open_weights(path)
+
+
+def test_attention_factors_of_a_file_multiply() -> None:
+    """llama.cpp scales by attn_factor whatever the scaling, and by YaRN's own magnitude besides."""
+    model_spec = spec()
+    metadata = {f"llama.{key}": value for key, value in gguf_metadata(model_spec, "llama").items()}
+    metadata |= {"general.architecture": "llama", "llama.rope.scaling.attn_factor": 1.5}
+    assert spec_from_gguf(metadata, {}).rope == Rope(10000.0, (), 1.5)
+    yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    assert spec_from_gguf(metadata | yarn, {}).rope.magnitude == pytest.approx(1.5 * (0.1 * math.log(4) + 1))
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:

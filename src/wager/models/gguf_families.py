@@ -67,6 +67,7 @@ _REFUSED = (
     "residual_scale",
     "embedding_scale",
     "use_parallel_residual",
+    "rope.scaling.yarn_log_multiplier",
 )
 """Keys that would change the computation in ways the decoder does not have; absent or zero is fine."""
 
@@ -168,6 +169,11 @@ def _rope(keys: _Keys, *, head_dim: int, context: int) -> Rope:
     values |= {ours: keys.get(f"rope.scaling.{theirs}") for theirs, ours in _RENAMED.items()}
     if kind == "none" and keys.get("rope.scale_linear"):
         values |= {"rope_type": "linear", "factor": keys.get("rope.scale_linear")}
+    if keys.get("rope.scaling.yarn_ext_factor") not in (None, 1):
+        raise ModelError(
+            f"rope.scaling.yarn_ext_factor = {keys.get('rope.scaling.yarn_ext_factor')} is not supported.",
+            "wager serves models that use YaRN whole (a factor of 1).",
+        )
     rope = read_rope(values, theta=keys.number("rope.freq_base", 10000.0), head_dim=head_dim, context=context)
     scale = keys.get("rope.scaling.attn_factor") or keys.get("rope.scaling.yarn_attn_factor")
     return rope if scale is None else Rope(rope.theta, rope.factors, rope.magnitude * float(scale))
