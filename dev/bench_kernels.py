@@ -102,21 +102,18 @@ def _touch(kernels: CpuKernels, block: _native.Block) -> None:
 
 
 def linears(kernels: CpuKernels, rounds: int, against_torch: bool) -> None:
+    """Ours, the row counts in turns; then torch's, apart: its idle threads spin for a while and would be in our way."""
     ours = Linears(kernels, max(ROWS))
-    theirs = TorchLinears() if against_torch else None
-    base = 0.0
-    for rows in ROWS:
-        tasks: list[Callable[[], object]] = [lambda n=rows: ours.run(n)]  # type: ignore[misc]
-        if theirs is not None:
-            tasks.append(lambda n=rows: theirs.run(n))  # type: ignore[misc]
-        taken = times(tasks, rounds if rows <= 64 else max(3, rounds // 4))
-        low, mid = taken[0]
-        base = base or low
-        line = f"linear pass, {rows:4d} rows: {low * 1e3:8.2f} ms (median {mid * 1e3:8.2f}) {low / base:6.2f}x "
-        line += f"{2 * WEIGHTS * rows / low / 1e9:7.1f} GFLOP/s"
-        if theirs is not None:
-            line += f"   torch {taken[1][0] * 1e3:8.2f} ms (median {taken[1][1] * 1e3:8.2f})"
-        print(line)
+    taken = times([lambda n=rows: ours.run(n) for rows in ROWS], rounds)  # type: ignore[misc]
+    for rows, (low, mid) in zip(ROWS, taken, strict=True):
+        line = f"linear pass, {rows:4d} rows: {low * 1e3:8.2f} ms (median {mid * 1e3:8.2f}) {mid / taken[0][1]:6.2f}x "
+        print(line + f"{2 * WEIGHTS * rows / mid / 1e9:7.1f} GFLOP/s")
+    if not against_torch:
+        return
+    theirs = TorchLinears()
+    taken = times([lambda n=rows: theirs.run(n) for rows in ROWS], rounds)  # type: ignore[misc]
+    for rows, (low, mid) in zip(ROWS, taken, strict=True):
+        print(f"torch F.linear, {rows:4d} rows: {low * 1e3:8.2f} ms (median {mid * 1e3:8.2f})")
 
 
 def overhead(kernels: CpuKernels, rounds: int) -> None:

@@ -1,12 +1,7 @@
-"""The real SmolLM2-135M-Instruct against transformers: logits, greedy text, token ids, chat.
-
-Looks for the GGUF in WAGER_TEST_MODEL, then in wager's own model cache; skipped, saying so, where it is in neither.
-"""
+"""The real SmolLM2-135M-Instruct against transformers: logits, greedy text, token ids, chat."""
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +18,6 @@ from tokenizers import pre_tokenizers
 
 from wager.kernels.base import Kernels
 from wager.kernels.reference import ReferenceKernels
-from wager.models import hub
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
@@ -31,17 +25,11 @@ from wager.models.weights import open_weights
 pytestmark = pytest.mark.real
 
 PROMPT = [{"role": "user", "content": "Name three rivers of Europe and the seas they flow into.\n\n1. The Rhine"}]
-LOADED_IN_S = 8.0
-"""Three seconds on an idle machine, with room for a busy one."""
 
 
 @pytest.fixture(scope="module")
-def path() -> Path:
-    given = os.environ.get("WAGER_TEST_MODEL")
-    found = Path(given) if given else hub.find("SmolLM2-135M-Instruct")
-    if found is None or not found.is_file():
-        pytest.skip("the SmolLM2 GGUF is not here: set WAGER_TEST_MODEL or run `wager pull`")
-    return found
+def path(smollm2: Path) -> Path:
+    return smollm2
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +131,8 @@ def test_greedy_text_in_float32(path: Path, oracle: Any, prompt: list[int]) -> N
     assert tokens == answer[0].tolist()
 
 
-def test_loading_is_quick_and_the_plan_is_true(path: Path) -> None:
-    start = time.perf_counter()
+def test_the_plan_of_what_it_takes_is_true(path: Path) -> None:
     ours = decoder(path, ReferenceKernels())
-    assert time.perf_counter() - start < LOADED_IN_S
     assert ours.spec.parameters == 134_515_008
     assert ours.weight_bytes == 4 * 134_479_872 + 2 * 28_311_552 + 4 * 35_136
 

@@ -1,0 +1,105 @@
+"""Same bytes on the real model, through the production path: every drafter, alone and in company, shaken and warm.
+
+The proof over many more prompts is `wager prove`; this is its core, small enough to run every time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import wager
+from wager.draft.base import Drafter
+from wager.draft.model import DraftModel
+from wager.draft.ngram import NgramDrafter
+from wager.engine.build import LoadedEngine
+from wager.models.transformer import Decoder
+from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceSeer
+from wager.types import Request, SamplingParams
+
+pytestmark = pytest.mark.real
+
+QUESTIONS = (
+    "Write the numbers from one to ten in words, then again in words.",
+    "Translate into German: The weather is fine today and we will go swimming.",
+    "Summarise: The cat sat on the mat. The dog saw the cat. The cat ran, and the dog ran after the cat, "
+    "and the mat was empty.",
+)
+
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=24),
+    "sampled": SamplingParams(max_tokens=24, temperature=0.8, seed=5),
+    "processed": SamplingParams(
+        max_tokens=24, temperature=0.9, top_p=0.9, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.3, seed=7
+    ),
+}
+
+Texts = dict[str, tuple[int, ...]]
+
+
+@pytest.fixture(scope="module")
+def plain(smollm2: Path) -> LoadedEngine:
+    config = wager.EngineConfig(model=str(smollm2), drafter="none", max_context=1024, cache_tokens=4096, max_rows=64)
+    return wager.load(replace(config, prefix_cache=False))
+
+
+@pytest.fixture(scope="module")
+def requests(plain: LoadedEngine) -> list[Request]:
+    def prompt(question: str) -> tuple[int, ...]:
+        text = plain.tokenizer.chat([{"role": "user", "content": question}])
+        return tuple(plain.tokenizer.encode(text, special=False))
+
+    return [
+        Request(f"{name}-{i}", prompt(question), params)
+        for name, params in PARAMS.items()
+        for i, question in enumerate(QUESTIONS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def texts(plain: LoadedEngine, requests: list[Request]) -> Texts:
+    return {c.request: c.token_ids for c in plain.generate(requests, concurrency=1)}
+
+
+def drafter(name: str, plain: LoadedEngine, requests: list[Request], texts: Texts) -> Drafter:
+    vocab, seer = plain.spec.vocab, ReferenceSeer({r.id: [*r.prompt, *texts[r.id]] for r in requests})
+    if name == "ngram":
+        return NgramDrafter()
+    if name == "adversary":
+        return AdversaryDrafter(vocab, seer=seer)
+    if name == "random-tree":
+        return RandomTreeDrafter(vocab, seer=seer)
+    twin = Decoder(
+        plain.target.opened.weights, plain.kernels, pages=256, max_rows=64, max_sequences=8, max_pages=64
+    )  # the target as its own draft model: right every time, if the noise and the processors are shared
+    return DraftModel(twin, vocab=vocab, max_context=1024, kernels=plain.kernels)
+
+
+@pytest.mark.parametrize("name", ["ngram", "model", "adversary", "random-tree"])
+def test_speculation_changes_no_token(name: str, plain: LoadedEngine, requests: list[Request], texts: Texts) -> None:
+    guesser = drafter(name, plain, requests, texts)
+    engine = wager.load(wager.EngineConfig(depth=6), target=plain.target, drafter=guesser)
+    steps = itertools.count()
+
+    def shake(_event: object) -> None:
+        if next(steps) % 15 == 14:
+            engine.preempt_all()
+
+    alone = engine.generate(requests, concurrency=1)
+    company = engine.generate(requests, concurrency=8, on_event=shake)
+    for done in (alone, company):
+        assert {c.request: c.token_ids for c in done} == texts
+    assert sum(c.stats.preemptions for c in company) > 0
+    assert sum(c.stats.prefix_hit_tokens for c in company) > 0
+    accepted, drafted = (sum(getattr(c.stats, what) for c in alone) for what in ("accepted", "drafted"))
+    assert drafted > 0
+    assert {"adversary": accepted == 0, "model": accepted == drafted}.get(name, accepted > 0)
+
+
+def test_a_prompt_may_be_cut_into_chunks_of_any_size(smollm2: Path, requests: list[Request], texts: Texts) -> None:
+    small = wager.EngineConfig(model=str(smollm2), drafter="ngram", max_context=512, cache_tokens=2048, max_rows=7)
+    engine = wager.load(small)
+    assert {c.request: c.token_ids for c in engine.generate(requests, concurrency=3)} == texts
