@@ -96,7 +96,8 @@ def test_speculation_changes_no_token(name: str, plain: LoadedEngine, requests: 
     assert sum(c.stats.prefix_hit_tokens for c in company) > 0
     accepted, drafted = (sum(getattr(c.stats, what) for c in alone) for what in ("accepted", "drafted"))
     assert drafted > 0
-    assert {"adversary": accepted == 0, "model": accepted == drafted}.get(name, accepted > 0)
+    lost = 6 * len(requests)  # guesses beyond the end of a text may be right and count for nothing
+    assert {"adversary": accepted == 0, "model": accepted >= drafted - lost}.get(name, accepted > 0)
 
 
 def test_a_prompt_may_be_cut_into_chunks_of_any_size(smollm2: Path, requests: list[Request], texts: Texts) -> None:

@@ -20,6 +20,8 @@ def open_engine(
 
     `like` lends its target, so that weights load once; `drafter` is used in place of the configuration's.
     """
+    import torch
+
     import wager
     from wager.models import hub
 
@@ -28,5 +30,6 @@ def open_engine(
     with console.meter("bytes") as update:
         for model in models if like is None else models[1:]:
             hub.resolve(model, update)
+    torch.set_num_threads(1)  # its idle workers would spin on the cores that the native kernels use
     with console.working(f"Loading {config.model}") as report:
         return wager.load(config, report=report, target=like.target if like else None, drafter=drafter)

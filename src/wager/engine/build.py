@@ -158,8 +158,8 @@ def load(
     config = config or EngineConfig()
     say = report or (lambda _: None)
     name, argument = ("none", None) if drafter else parse(AUTO if config.drafter == "auto" else config.drafter)
-    kernels = target.kernels if target else select(config.kernels, dtype=config.dtype, threads=config.threads)
     opened = target.opened if target else _open(config, config.model)
+    kernels = target.kernels if target else _kernels(config, opened)
     draft = _open_draft(config, opened, argument) if name == "model" else None
     plan = _plan(config, kernels, opened, draft, lent=target)
     if target is None:
@@ -174,6 +174,11 @@ def load(
             "Use --verify rejection or match.",
         )
     return _assemble(config, target, drafter, plan)
+
+
+def _kernels(config: EngineConfig, opened: Opened) -> Kernels:
+    head_dim = opened.spec.head_dim
+    return select(config.kernels, dtype=config.dtype, threads=config.threads, head_dim=head_dim)
 
 
 def _open(config: EngineConfig, model: str) -> Opened:

@@ -25,6 +25,9 @@ PAGE = 16
 KEY_BLOCK = 64
 """Keys that share one running maximum in attention; boundaries lie at absolute positions."""
 
+MAX_HEAD_DIM = 512
+"""Largest head the native kernels serve; theirs are multiples of 16."""
+
 Rows = Literal["rows", "heads"]
 
 

@@ -14,14 +14,12 @@ from torch import Tensor
 
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
-from wager.kernels.base import PAGE, Inputs, Rows
+from wager.kernels.base import MAX_HEAD_DIM, PAGE, Inputs, Rows
 from wager.kernels.packed import Packed, pack, pack_gated
 from wager.types import GREEDY_TEMPERATURE
 
 ISAS = ("avx512", "avx2", "portable")
 """Instruction sets, best first: AVX-512 with BF16 dot products, AVX2 with FMA, and whatever the compiler targets."""
-
-_MAX_HEAD_DIM = 512
 
 
 class CpuCache:
@@ -258,8 +256,8 @@ class CpuKernels:
 
 
 def _check_head_dim(head_dim: int) -> None:
-    if head_dim % 16 or not 16 <= head_dim <= _MAX_HEAD_DIM:
+    if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
         raise ModelError(
-            f"head_dim {head_dim} is not a multiple of 16 up to {_MAX_HEAD_DIM}, which the native kernels need.",
+            f"head_dim {head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the native kernels need.",
             "Use --kernels reference for this model.",
         )

@@ -1,0 +1,112 @@
+"""From a configuration to an engine: what is refused, what falls back, what is shared. Small random models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_models import oracle, save
+from tokenizer_models import train
+
+import wager
+from wager.engine import memory
+from wager.errors import MemoryPlanError, TokenizerError, UsageError
+from wager.types import Request, SamplingParams
+
+PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
+
+
+def model(path: Path, *, pre: str = "gpt-2", head_dim: int = 16) -> str:
+    """A whole random model directory with a real tokenizer."""
+    tokenizer = train(pre)
+    save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=head_dim), path)
+    tokenizer.save(str(path / "tokenizer.json"))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def config(directory: str) -> wager.EngineConfig:
+    return wager.EngineConfig(model=directory, max_rows=32, max_sequences=4, drafter="none")
+
+
+def test_a_model_and_its_draft_model_share_a_plan_and_a_text(config: wager.EngineConfig, directory: str) -> None:
+    plain = wager.load(config)
+    drafted = wager.load(replace(config, drafter=f"model:{directory}", depth=3))
+    assert drafted.plan_memory.drafter > 0 == plain.plan_memory.drafter
+    assert drafted.plan_memory.total <= drafted.plan_memory.budget
+    request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
+    (one,), (two,) = plain.generate([request]), drafted.generate([request])
+    assert one.token_ids == two.token_ids
+    assert two.stats.accepted == two.stats.drafted > 0  # it drafts for itself
+    assert one.text == two.text == plain.tokenizer.decode(list(one.token_ids))
+
+
+def test_stop_strings_and_text(config: wager.EngineConfig) -> None:
+    engine = wager.load(replace(config, drafter="ngram"))
+    request = Request("r", tuple(engine.tokenizer.encode("one two three")), replace(PARAMS, max_tokens=30))
+    (whole,) = engine.generate([request])
+    stop = whole.text[5:8]
+    (cut,) = engine.generate([replace(request, params=replace(request.params, stop=(stop,)))])
+    assert cut.finish == "stop"
+    assert cut.text == whole.text[: whole.text.find(stop)]
+
+
+def test_a_vocabulary_that_differs_is_refused_by_its_first_token(config: wager.EngineConfig, tmp_path: Path) -> None:
+    other = model(tmp_path, pre="llama-bpe")
+    with pytest.raises(TokenizerError, match=r"id \d+ is '.*' there and '.*' in the target"):
+        wager.load(replace(config, drafter=f"model:{other}"))
+
+
+def test_what_does_not_fit_is_refused_with_figures(config: wager.EngineConfig) -> None:
+    with pytest.raises(MemoryPlanError, match=r"weights .* \+ workspace .* \+ drafter .* \+ cache of 96 tokens"):
+        wager.load(replace(config, memory=10_000))
+    with pytest.raises(UsageError, match="97 is more than the model's 96"):
+        wager.load(replace(config, max_context=97))
+
+
+def test_more_memory_makes_a_larger_cache(config: wager.EngineConfig) -> None:
+    small, large = (wager.load(replace(config, memory=size << 20)).plan_memory for size in (8, 16))
+    assert small.cache_tokens < large.cache_tokens
+    assert small.total <= 8 << 20
+    given = wager.load(replace(config, cache_tokens=100)).plan_memory
+    assert given.cache_tokens == 112  # whole pages
+
+
+def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:
+    with pytest.raises(UsageError, match="'random-tree' makes trees"):
+        wager.load(replace(config, drafter="random-tree", verify="block"))
+
+
+def test_a_head_the_native_kernels_do_not_serve_falls_back_and_says_why(tmp_path: Path) -> None:
+    odd = wager.EngineConfig(model=model(tmp_path, head_dim=8), drafter="none")
+    engine = wager.load(odd)
+    assert "reference" in engine.kernels.name
+    assert engine.kernels.reason
+    with pytest.raises(UsageError, match="cannot be used"):
+        wager.load(replace(odd, kernels="native"))
+
+
+def test_engines_that_share_a_model_take_turns(config: wager.EngineConfig) -> None:
+    first = wager.load(config)
+    second = wager.load(replace(config, drafter="ngram"), target=first.target)
+    prompt = tuple(first.tokenizer.encode("one two three four five six seven eight nine ten eleven twelve " * 2))
+    request = Request("r", prompt, PARAMS)
+    texts = [engine.generate([request])[0].token_ids for engine in (first, second, first, second)]
+    assert len(set(texts)) == 1
+    first.add(Request("busy", prompt, PARAMS))
+    with pytest.raises(UsageError, match="Another engine"):
+        second.add(request)
+
+
+def test_plans_are_plain_arithmetic() -> None:
+    plan = memory.plan(
+        budget=10_000, weights=1000, workspace=500, drafter=0, token_bytes=10, max_context=100, full=True
+    )
+    assert (plan.cache_tokens, plan.cache, plan.pages) == (848, 8480, 53)
+    assert memory.available() > 2**20
