@@ -81,7 +81,8 @@ def drafter(name: str, plain: LoadedEngine, requests: list[Request], texts: Text
 @pytest.mark.parametrize("name", ["ngram", "model", "adversary", "random-tree"])
 def test_speculation_changes_no_token(name: str, plain: LoadedEngine, requests: list[Request], texts: Texts) -> None:
     guesser = drafter(name, plain, requests, texts)
-    engine = wager.load(wager.EngineConfig(depth=6), target=plain.target, drafter=guesser)
+    config = replace(plain.target.config, depth=6, prefix_cache=True)
+    engine = wager.load(config, target=plain.target, drafter=guesser)
     steps = itertools.count()
 
     def shake(_event: object) -> None:

@@ -13,7 +13,7 @@ import torch
 
 import wager
 from wager.errors import UsageError
-from wager.kernels import physical_cores, select
+from wager.kernels import _quota, physical_cores, select
 
 
 @pytest.fixture
@@ -111,3 +111,14 @@ def test_a_forked_child_can_compute(built):
         command, timeout=60, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source}
     )
     assert run.returncode == 0, run.stderr
+
+
+def test_a_containers_quota_bounds_the_threads(tmp_path: Path) -> None:
+    limit = tmp_path / "cpu.max"
+    limit.write_text("250000 100000\n")
+    assert _quota(limit) == 2
+    limit.write_text("50000 100000\n")
+    assert _quota(limit) == 1
+    limit.write_text("max 100000\n")
+    assert _quota(limit) == (os.cpu_count() or 1)
+    assert _quota(tmp_path / "absent") == (os.cpu_count() or 1)

@@ -26,9 +26,11 @@ class Saying(SilentDrafter):
         return self._drafts
 
 
-def propose(*drafts: Draft, room: int = 8, law: bool = False, needs_law: bool = False) -> dict[str, Draft]:
+def propose(
+    *drafts: Draft, room: int = 8, law: bool = False, needs_law: bool = False, temperature: float = 1.0
+) -> dict[str, Draft]:
     drafting = Drafting(Saying(*drafts, needs_law=needs_law), vocab=VOCAB)
-    return drafting.propose([Ask("s", 5, 8, SamplingParams(), 0, law=law)], {"s": room})
+    return drafting.propose([Ask("s", 5, 8, SamplingParams(temperature=temperature), 0, law=law)], {"s": room})
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,7 @@ def test_draws_without_their_law_are_dropped_when_the_rule_needs_it() -> None:
     bare = Draft("s", (1, 2), (-1, 0))
     assert propose(bare, law=True, needs_law=True) == {}
     assert len(propose(bare, law=True)["s"]) == 2  # point masses need none
+    assert len(propose(bare, law=True, needs_law=True, temperature=0.0)["s"]) == 2  # nor do greedy guesses
     good = Draft("s", (1, 2), (-1, 0), law=np.full((2, VOCAB), 0.1))
     assert propose(good, law=True, needs_law=True, room=1)["s"].law.shape == (1, VOCAB)
     narrow = Draft("s", (1, 2), (-1, 0), law=np.full((2, VOCAB - 1), 0.1))

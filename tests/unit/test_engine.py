@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from wager.draft.base import Drafter
+from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
+from wager.engine.drafting import Drafting
 from wager.errors import RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
@@ -21,10 +23,11 @@ from wager.testing import (
     SilentDrafter,
     ToyLaw,
     ToySeer,
+    ToyTarget,
     TwinDrafter,
 )
 from wager.testing.engines import toy_engine
-from wager.types import Completion, Request, SamplingParams
+from wager.types import Completion, Request, SamplingParams, VerifyRule
 from wager.verify.distribution import History, shape
 
 LAW = ToyLaw(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
@@ -230,3 +233,77 @@ def test_numbers_that_are_not_end_their_request_and_no_other(params: SamplingPar
     assert bad.finish == "error" and "not a number" in bad.error and bad.token_ids == ()
     assert good.finish == "length" and len(good.token_ids) == 5
     assert (engine.runner.target.cache.tokens < 48).all()
+
+
+class FragileLaw(ToyLaw):
+    """Not a number after token 7, wherever it comes from."""
+
+    def logits(self, tails, digests):  # type: ignore[no-untyped-def]
+        z = super().logits(tails, digests)
+        z[tails[:, 0] == 7] = float("nan")
+        return z
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_that_fails_beyond_the_end_of_a_text_hurts_nobody(rule: VerifyRule, temperature: float) -> None:
+    law = FragileLaw(vocab=48, order=1, sharpness=4.0)
+    params = SamplingParams(max_tokens=200, temperature=temperature, seed=4, logit_bias={7: 3.0})
+
+    def run(drafter: Drafter | None, **changes: object) -> Completion:
+        engine = toy_engine(law, drafter=drafter, depth=6, rule=rule)
+        return engine.generate([Request("r", (1, 2, 3), replace(params, **changes))])[0]
+
+    bare = run(None)
+    assert bare.finish == "error" and bare.token_ids[-1] == 7
+    if rule == "match" or temperature == 0:  # under the other rules sampled texts differ by right
+        guessed = run(OracleDrafter(ToySeer(law)))
+        assert (guessed.finish, guessed.token_ids) == ("error", bare.token_ids)
+        stopped = run(OracleDrafter(ToySeer(law)), stop_token_ids=(7,))
+        assert (stopped.finish, stopped.token_ids) == ("stop", bare.token_ids)
+    else:
+        assert run(OracleDrafter(ToySeer(law)), stop_token_ids=(7,)).finish == "stop"
+
+
+def test_a_failed_request_leaves_the_pages_of_its_twin_alone() -> None:
+    law = FragileLaw(vocab=48, order=1, sharpness=4.0)
+    prompt = tuple(i % 40 + 8 for i in range(47))
+    params = SamplingParams(max_tokens=30, temperature=0.9, seed=11)
+    (alone,) = toy_engine(law).generate([Request("twin", prompt, params)])
+    for last in range(2):  # whoever commits the common pages first
+        engine = toy_engine(law, pages=64)
+        both = [Request("twin", prompt, params), Request("failing", (*prompt, 7), params)]
+        done = engine.generate(both[:: 1 if last else -1])
+        texts = {c.request: c for c in done}
+        assert texts["failing"].finish == "error"
+        assert texts["twin"].token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_every_rule_verifies_what_a_draft_model_guesses(rule: VerifyRule, temperature: float) -> None:
+    twin = ToyTarget(LAW, pages=64)
+    engine = toy_engine(LAW, drafter=DraftModel(twin), depth=4, rule=rule)
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
+    (done,) = engine.generate([Request("r", (1, 2, 3), params)])
+    assert done.stats.drafted >= 32
+    assert done.stats.accepted >= 30  # it is the target itself: all but what lies beyond the end
+
+
+def test_the_block_rule_cuts_what_branches() -> None:
+    engine = toy_engine(LAW, drafter=TwinDrafter(), depth=4)
+    engine.runner.rule, engine.drafting = "block", Drafting(TwinDrafter(), vocab=LAW.vocab, chains=True)
+    (done,) = engine.generate([Request("r", (1, 2, 3), SamplingParams(max_tokens=20, ignore_eos=True))])
+    assert done.finish == "length" and done.stats.drafted > 0
+
+
+def test_a_batch_that_is_refused_half_way_leaves_nothing_behind() -> None:
+    engine = toy_engine(LAW)
+    good, bad = Request("a", (1, 2, 3), SamplingParams(max_tokens=5)), Request("b", (1, 99))
+    with pytest.raises(RequestError, match="token 99"):
+        engine.generate([good, bad])
+    assert len(engine.generate([good])) == 1
+    with pytest.raises(RequestError, match="Two requests"):
+        engine.generate([good, good], concurrency=1)
+    assert len(engine.generate([good])) == 1
+    assert engine.scheduler.table.free == engine.scheduler.table.total

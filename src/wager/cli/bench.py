@@ -50,6 +50,11 @@ def command(
     console.check_writable(json_path)
     if compare and config.drafter == "none":
         raise UsageError("--compare has nothing to compare: --drafter is none already.", "Name a drafter.")
+    if compare and config.prefix_cache:
+        raise UsageError(
+            "--compare and --prefix-cache do not go together: engines that take turns on one cache reuse nothing.",
+            "Leave one of them out.",
+        )
     engine = open_engine(config)
     engines = {FAST: engine}
     if compare:

@@ -72,7 +72,8 @@ def footer(stats: Stats) -> str:
     return (
         f"{stats.tokens} tokens, {speed} tok/s, τ {stats.mean_acceptance_length:.2f} "
         f"({stats.drafter}: {stats.accepted} of {stats.drafted} guesses accepted; "
-        f"prompt {stats.prompt_tokens} tokens, {stats.prefix_hit_tokens} cached, {stats.prefill_s:.2f} s)"
+        f"prompt {stats.prompt_tokens} tokens, {stats.prefix_hit_tokens} cached, {stats.prefill_s:.2f} s; "
+        f"seed {stats.seed})"
     )
 
 

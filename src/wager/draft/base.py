@@ -27,9 +27,9 @@ class Drafter(Protocol):
     branches: bool
 
     def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        """A sequence starts, or starts again, with this prompt; penalties tell prompt and output apart.
+        """A sequence starts with this prompt; penalties tell prompt and output apart.
 
-        A sequence that resumes after preemption begins with its prompt and then accepts its output so far.
+        Preemption is none of a drafter's business: what is known stays known.
         """
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -42,4 +42,4 @@ class Drafter(Protocol):
         """Tokens that became known: the only truth a drafter is told. Sufficient to rebuild its state."""
 
     def end(self, sequence: str) -> None:
-        """The sequence is over, aborted or preempted. Unknown sequences are ignored."""
+        """The sequence is over or aborted. Unknown sequences are ignored."""

@@ -93,10 +93,11 @@ class DraftModel:
         vocab: int | None = None,
         max_context: int | None = None,
         kernels: Kernels | None = None,
+        prefix_cache: bool = True,
         name: str = "model",
     ) -> None:
         self.name = name
-        self.table = PageTable(target.cache.pages, prefix_cache=True)
+        self.table = PageTable(target.cache.pages, prefix_cache=prefix_cache)
         self._target = target
         self._vocab = target.vocab if vocab is None else vocab
         self._max_context = max_context
@@ -135,7 +136,7 @@ class DraftModel:
             self.table.release(sequence)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """One chain per ask. Raises NumericsError if the draft model's logits are not numbers."""
+        """One chain per ask; it ends where the draft model's logits are not numbers."""
         rounds = [started for ask in asks if (started := self._start(ask)) is not None]
         waiting = list(rounds)
         while waiting:
@@ -183,13 +184,14 @@ class DraftModel:
         native = [] if self._kernels is None else [row for row, r in enumerate(served) if _sampled_plainly(r.ask)]
         drawn = dict(zip(native, self._native(native, served, output), strict=True))
         for row, r in enumerate(served):
-            token = drawn[row] if row in drawn else self._token(r, row, output)
-            if token < 0:
-                raise NumericsError(
-                    f"The draft model produced a logit that is not a number at position {_position(r)}.",
-                    "Use another drafter: --drafter ngram.",
-                )
-            r.state.guesses.append(token)
+            try:
+                token = drawn[row] if row in drawn else self._token(r, row, output)
+            except NumericsError:
+                token = -1
+            if token < 0:  # not a number: this ask has its last guess, and no other ask suffers
+                r.depth = len(r.state.guesses)
+            else:
+                r.state.guesses.append(token)
 
     def _token(self, r: _Round, row: int, output: Output) -> int:
         ask = r.ask

@@ -36,17 +36,21 @@ from wager.types import Request
 
 Report = Callable[[str], None]
 
+LENT = ("model", "kernels", "dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens")
+"""Options that are decided when a target is loaded."""
+
 AUTO = "ngram"
 """What `--drafter auto` is while nothing weighs drafters against each other: the one that costs no pass."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes a decoder is built with."""
+    """Sizes a decoder is built with; `heads` bounds the rows of a pass that want logits."""
 
     rows: int
     sequences: int
     context: int
+    heads: int
 
     @property
     def pages(self) -> int:
@@ -73,7 +77,12 @@ class Opened:
     def workspace_bytes(self, kernels: Kernels) -> int:
         shape = self.shape
         return footprint.workspace_bytes(
-            self.spec, kernels, max_rows=shape.rows, max_sequences=shape.sequences, max_pages=shape.pages
+            self.spec,
+            kernels,
+            max_rows=shape.rows,
+            max_sequences=shape.sequences,
+            max_pages=shape.pages,
+            max_heads=shape.heads,
         )
 
     def token_bytes(self, kernels: Kernels) -> int:
@@ -89,6 +98,7 @@ class Opened:
             max_rows=shape.rows,
             max_sequences=shape.sequences,
             max_pages=shape.pages,
+            max_heads=shape.heads,
         )
 
 
@@ -96,6 +106,7 @@ class Opened:
 class LoadedTarget:
     """A loaded model that several engines may use in turns; `user` is the one its cache's contents belong to."""
 
+    config: EngineConfig
     opened: Opened
     decoder: Decoder
     kernels: Kernels
@@ -156,6 +167,8 @@ def load(
     place of the one the configuration names. Raises WagerError subclasses that name what cannot be had.
     """
     config = config or EngineConfig()
+    if target is not None:
+        _check_lent(config, target.config)
     say = report or (lambda _: None)
     name, argument = ("none", None) if drafter else parse(AUTO if config.drafter == "auto" else config.drafter)
     opened = target.opened if target else _open(config, config.model)
@@ -164,16 +177,26 @@ def load(
     plan = _plan(config, kernels, opened, draft, lent=target)
     if target is None:
         say(f"loading {opened.path.name} ({memory.gib(plan.weights)})")
-        target = LoadedTarget(opened, opened.load(kernels, plan.pages), kernels, plan)
+        target = LoadedTarget(config, opened, opened.load(kernels, plan.pages), kernels, plan)
     if draft is not None:
         say(f"loading the draft model {draft.path.name}")
-    drafter = drafter or _drafter(name, argument, target, draft, plan)
+    drafter = drafter or _drafter(config, name, argument, target, draft)
     if drafter is not None and drafter.branches and config.verify == "block":
         raise UsageError(
             f"The block rule verifies chains, and drafter {drafter.name!r} makes trees.",
             "Use --verify rejection or match.",
         )
     return _assemble(config, target, drafter, plan)
+
+
+def _check_lent(config: EngineConfig, lent: EngineConfig) -> None:
+    """A lent target is what it is: options that would make it another are refused, not ignored."""
+    for name in LENT:
+        if getattr(config, name) != getattr(lent, name):
+            raise UsageError(
+                f"{name} = {getattr(config, name)!r} differs from the lent target's {getattr(lent, name)!r}.",
+                "Load the model anew, or leave the option as it was.",
+            )
 
 
 def _kernels(config: EngineConfig, opened: Opened) -> Kernels:
@@ -191,7 +214,8 @@ def _open(config: EngineConfig, model: str) -> Opened:
             f"max_context = {config.max_context} is more than the model's {weights.spec.context} positions.",
             "Leave it out to use all of them.",
         )
-    return Opened(path, weights, tokenizer, Shape(config.max_rows, min(config.max_sequences, config.max_rows), context))
+    sequences = min(config.max_sequences, config.max_rows)
+    return Opened(path, weights, tokenizer, Shape(config.max_rows, sequences, context, heads=config.max_rows))
 
 
 def _open_draft(config: EngineConfig, target: Opened, model: str | None) -> Opened:
@@ -200,7 +224,8 @@ def _open_draft(config: EngineConfig, target: Opened, model: str | None) -> Open
     tokenizer = Tokenizer.load(path)
     check_same_vocabulary(target.tokenizer, tokenizer)
     context = min(target.shape.context, weights.spec.context)
-    return Opened(path, weights, tokenizer, Shape(config.max_rows, target.shape.sequences, context))
+    sequences = target.shape.sequences  # one row of each wants logits: the next guess comes out of it
+    return Opened(path, weights, tokenizer, Shape(config.max_rows, sequences, context, heads=sequences))
 
 
 def _plan(
@@ -223,14 +248,20 @@ def _plan(
 
 
 def _drafter(
-    name: str, argument: str | None, target: LoadedTarget, draft: Opened | None, plan: MemoryPlan
+    config: EngineConfig, name: str, argument: str | None, target: LoadedTarget, draft: Opened | None
 ) -> Drafter | None:
     vocab = target.decoder.vocab
     if name == "ngram":
         return NgramDrafter(int(argument)) if argument else NgramDrafter()
     if name == "model" and draft is not None:
-        decoder = draft.load(target.kernels, plan.pages)
-        return DraftModel(decoder, vocab=vocab, max_context=draft.shape.context, kernels=target.kernels)
+        decoder = draft.load(target.kernels, target.plan.pages)
+        return DraftModel(
+            decoder,
+            vocab=vocab,
+            max_context=draft.shape.context,
+            kernels=target.kernels,
+            prefix_cache=config.prefix_cache,
+        )
     if name == "adversary":
         from wager.testing import AdversaryDrafter
 
@@ -258,7 +289,7 @@ def _assemble(config: EngineConfig, target: LoadedTarget, drafter: Drafter | Non
         Runner(decoder, rule=config.verify, kernels=target.kernels),
         scheduler,
         policy=FixedDepth(depth),
-        drafting=Drafting(drafter if depth else None, vocab=decoder.vocab),
+        drafting=Drafting(drafter if depth else None, vocab=decoder.vocab, chains=config.verify == "block"),
         decoder=lambda: IncrementalDecoder(opened.tokenizer),
         eos=opened.tokenizer.eos_ids,
         trace=trace,

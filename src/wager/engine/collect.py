@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wager.errors import WagerError
+from wager.errors import RequestError, WagerError
 from wager.types import Completion, Event, Request, TokenLogprob
 
 
@@ -23,7 +23,14 @@ class Collector:
         self._parts: dict[tuple[str, int], _Parts] = {}
         self._done: dict[tuple[str, int], Completion] = {}
 
+    @property
+    def expected(self) -> set[str]:
+        """Ids of the requests that were expected."""
+        return {request for request, _ in self._parts}
+
     def expect(self, request: Request) -> None:
+        if (request.id, 0) in self._parts:
+            raise RequestError(f"Two requests have the id {request.id!r}.", "Give every request an id of its own.")
         for choice in range(request.params.n):
             self._parts[request.id, choice] = _Parts()
 

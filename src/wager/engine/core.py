@@ -90,12 +90,13 @@ class Engine:
 
     def _commit_all(self, spans: Sequence[Span], rulings: Mapping[str, Ruling]) -> list[Event]:
         table = self.scheduler.table
-        tainted = [page for name, ruling in rulings.items() if ruling.error for page in table.exclusive(name)]
+        tainted = [page for name, ruling in rulings.items() if ruling.error for page in table.pages(name)]
         events = self.scheduler.commit(spans, rulings, self._move)
         if tainted:  # what is not a number must not be attached again, nor read through a mask
             table.forget()
             for page in tainted:
-                self.runner.target.cache.clear(page)
+                if not table.held(page):  # held by another, it carries that one's own true values
+                    self.runner.target.cache.clear(page)
         return events
 
     def _move(self, sequence: str, first: int, accepted: tuple[int, ...]) -> None:
@@ -196,15 +197,23 @@ class Engine:
         concurrency: int | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> list[Completion]:
-        """Run requests, at most `concurrency` at a time, and return their completions in the order given."""
+        """Run requests, at most `concurrency` at a time, and return their completions in the order given.
+
+        If one is refused, or anything else goes wrong, those that were begun are aborted before the error goes on.
+        """
         todo, collector = deque(requests), Collector()
-        while todo or self.busy:
-            while todo and (concurrency is None or len(self._open) < concurrency):
-                collector.expect(todo[0])
-                self.add(todo.popleft())
-            for event in self.step():
-                collector.take(event)
-                if on_event:
-                    on_event(event)
+        try:
+            while todo or self.busy:
+                while todo and (concurrency is None or len(self._open) < concurrency):
+                    collector.expect(todo[0])
+                    self.add(todo.popleft())
+                for event in self.step():
+                    collector.take(event)
+                    if on_event:
+                        on_event(event)
+        except BaseException:
+            for request in collector.expected:
+                self.abort(request)
+            raise
         self.check()
         return collector.completions()

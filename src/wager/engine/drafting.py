@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from wager.draft.base import Drafter
 from wager.kernels.base import Output
@@ -20,9 +19,11 @@ log = logging.getLogger("wager")
 class Drafting:
     """A drafter, or none, behind the five verbs; never raises."""
 
-    def __init__(self, drafter: Drafter | None, *, vocab: int) -> None:
+    def __init__(self, drafter: Drafter | None, *, vocab: int, chains: bool = False) -> None:
+        """`chains`: cut what branches, for the rule that verifies chains only."""
         self.drafter = drafter
         self.vocab = vocab
+        self._chains = chains
 
     @property
     def name(self) -> str:
@@ -33,13 +34,15 @@ class Drafting:
 
     def propose(self, asks: Sequence[Ask], rooms: Mapping[str, int]) -> dict[str, Draft]:
         """Sound, non-empty drafts by sequence, none larger than its room."""
-        drafts: list[Draft] = []
-        if asks:
-            self._try(lambda drafter: drafts.extend(drafter.propose(asks)))
         known = {ask.sequence: ask for ask in asks}
-        sound = {
-            d.sequence: self._sound(d, known[d.sequence], rooms[d.sequence]) for d in drafts if d.sequence in known
-        }
+        sound: dict[str, Draft] = {}
+
+        def collect(drafter: Drafter) -> None:
+            ours = [draft for draft in drafter.propose(asks) if draft.sequence in known]
+            sound.update({d.sequence: self._sound(d, known[d.sequence], rooms[d.sequence]) for d in ours})
+
+        if asks:
+            self._try(collect)
         return {sequence: draft for sequence, draft in sound.items() if len(draft)}
 
     def observe(self, output: Output) -> None:
@@ -64,16 +67,22 @@ class Drafting:
         """The longest beginning of a draft that is a tree of known tokens within the room and has the law it needs."""
         size = min(room, len(draft.tokens), len(draft.parents)) if self._lawful(draft, ask) else 0
         for node in range(size):
-            if not (0 <= draft.tokens[node] < self.vocab and -1 <= draft.parents[node] < node):
+            lowest = node - 1 if self._chains else -1
+            if not (0 <= draft.tokens[node] < self.vocab and lowest <= draft.parents[node] < node):
                 size = node
                 break
-        law = None if draft.law is None else draft.law[:size]
-        return replace(
-            draft, tokens=draft.tokens[:size], parents=draft.parents[:size], scores=draft.scores[:size], law=law
+        return Draft(
+            draft.sequence,
+            tuple(draft.tokens[:size]),
+            tuple(draft.parents[:size]),
+            tuple(draft.scores[:size]),
+            self.name,
+            None if draft.law is None else draft.law[:size],
         )
 
     def _lawful(self, draft: Draft, ask: Ask) -> bool:
         """Draws come with the law they were drawn from when it was asked for: without it no rule would be exact."""
         if draft.law is not None:
             return draft.law.shape == (len(draft.tokens), self.vocab)
-        return not (ask.law and self.drafter is not None and self.drafter.needs_law)
+        drawn = self.drafter is not None and self.drafter.needs_law and not ask.params.greedy
+        return not (ask.law and drawn)

@@ -28,6 +28,15 @@ NO_DRAFT = Draft("")
 NOT_A_NUMBER = "The model produced a logit that is not a number at position {}."
 
 
+class RowFailed(Exception):
+    """A row whose numbers are not numbers: everything before it on the path still holds."""
+
+    def __init__(self, row: int, error: NumericsError) -> None:
+        super().__init__(str(error))
+        self.row = row
+        self.error = error
+
+
 @dataclass(frozen=True)
 class Rows(Sequence[int]):
     """The target's token after each row of one span, computed when asked for: 0 is the root, 1 + i follows node i."""
@@ -44,7 +53,7 @@ class Rows(Sequence[int]):
     def __getitem__(self, row: int) -> int:  # type: ignore[override]
         params = self.sequence.params
         if not params.plain:
-            return self._shaped(row)
+            return self.shaped(row).choose(self.sequence.seed, self.position(row), self.sequence.choice)
         if params.greedy:
             return self._number(int(self.output.best[self.first + row]), row)
         return self._number(self._sampled(row), row)
@@ -65,10 +74,10 @@ class Rows(Sequence[int]):
 
     def shaped(self, row: int) -> Shaped:
         """The processed distribution of a row."""
-        return shape(self.logits(row), self.sequence.params, self.history(row))
-
-    def _shaped(self, row: int) -> int:
-        return self.shaped(row).choose(self.sequence.seed, self.position(row), self.sequence.choice)
+        try:
+            return shape(self.logits(row), self.sequence.params, self.history(row))
+        except NumericsError as error:
+            raise RowFailed(row, error) from error
 
     def _sampled(self, row: int) -> int:
         s, position = self.sequence, self.position(row)
@@ -87,7 +96,7 @@ class Rows(Sequence[int]):
 
     def _number(self, token: int, row: int) -> int:
         if token < 0:
-            raise NumericsError(NOT_A_NUMBER.format(self.position(row)))
+            raise RowFailed(row, NumericsError(NOT_A_NUMBER.format(self.position(row))))
         return token
 
 
@@ -126,26 +135,39 @@ class Runner:
         rulings = {}
         for span, first in _first_heads(spans, drafts):
             draft = drafts.get(span.sequence, NO_DRAFT)
-            rows = Rows(sequences[span.sequence], draft, output, first, self.kernels)
-            try:
-                rulings[span.sequence] = self._ruling(rows)
-            except NumericsError as error:
-                rulings[span.sequence] = Ruling(error=str(error))
+            rulings[span.sequence] = self._ruling(Rows(sequences[span.sequence], draft, output, first, self.kernels))
         return rulings
 
     def _ruling(self, rows: Rows) -> Ruling:
-        draft = rows.draft
-        verdict = self._verdict(rows)
-        origins = tuple(draft.drafter for _ in verdict.accepted) + ("",)
-        return Ruling(verdict.tokens, verdict.accepted, origins, _logprobs(rows, verdict), drafted=len(draft))
+        draft, error = rows.draft, ""
+        try:
+            verdict = self._verdict(rows)
+        except RowFailed as failed:  # the path led there, so its guesses are the target's own tokens
+            path = draft.path(failed.row - 1)
+            verdict = Verdict(draft.sequence, path, tuple(draft.tokens[node] for node in path))
+            error = str(failed.error)
+        origins = (*(draft.drafter for _ in verdict.accepted), "")[: len(verdict.tokens)]
+        return Ruling(verdict.tokens, verdict.accepted, origins, _logprobs(rows, verdict), len(draft), error)
 
     def _verdict(self, rows: Rows) -> Verdict:
         if self.rule == "match":
             return accept.match(rows.draft, rows)
         s = rows.sequence
         chance = accept.FieldChance(s.seed, len(s.tokens), s.choice)
-        rule = accept.rejection if self.rule == "rejection" else accept.block
-        return rule(rows.draft, Laws(rows, self.target.vocab), chance=chance)
+        laws = Laws(rows, self.target.vocab)
+        if self.rule == "rejection":
+            return accept.rejection(rows.draft, laws, chance=chance)
+        return accept.block(_finite(rows), laws, chance=chance)
+
+
+def _finite(rows: Rows) -> Draft:
+    """The guesses before the first row that is not a number: the block rule looks at all rows before it decides."""
+    for row in range(1, len(rows)):
+        try:
+            rows.shaped(row)
+        except RowFailed:
+            return rows.draft.cut(row - 1)
+    return rows.draft
 
 
 def _first_heads(spans: Sequence[Span], drafts: Mapping[str, Draft]) -> Iterator[tuple[Span, int]]:
@@ -162,5 +184,6 @@ def _logprobs(rows: Rows, verdict: Verdict) -> tuple[TokenLogprob, ...]:
     if top is None:
         return ()
     return tuple(
-        token_logprob(rows.logits(row), token, top) for row, token in zip(verdict.heads, verdict.tokens, strict=True)
+        token_logprob(rows.logits(row), token, top)
+        for row, token in zip(verdict.heads, verdict.tokens, strict=False)  # one row fewer speaks when one failed
     )

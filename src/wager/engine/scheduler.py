@@ -189,10 +189,9 @@ class Scheduler:
         return events
 
     def _apply(self, sequence: Sequence, ruling: Ruling, now: float, move: Move) -> Event:
-        if ruling.error:
-            return self.end(sequence, "error", error=ruling.error)
         first_guess = len(sequence.tokens)
-        text, finish = "", None
+        text = ""
+        finish: FinishReason | None = None
         for token in ruling.tokens:
             piece, finish = sequence.append(token, max_context=self.max_context)
             text += piece
@@ -203,7 +202,8 @@ class Scheduler:
         move(sequence.id, first_guess, kept)
         sequence.cached += len(kept)
         self._keep(sequence)
-        self._charge(sequence, ruling, len(kept), now)
+        if count:
+            self._charge(sequence, ruling, len(kept), now)
         news = Event(
             sequence.request.id,
             sequence.choice,
@@ -212,7 +212,9 @@ class Scheduler:
             ruling.origins[:count],
             ruling.logprobs[:count],
         )
-        return self.end(sequence, finish, news=news) if finish else news
+        if finish:
+            return self.end(sequence, finish, news=news)
+        return self.end(sequence, "error", error=ruling.error, news=news) if ruling.error else news
 
     @staticmethod
     def _charge(sequence: Sequence, ruling: Ruling, accepted: int, now: float) -> None:

@@ -114,7 +114,8 @@ class Sequence:
 class Ruling:
     """What a pass said of one live span: the tokens to emit and what is reported with them.
 
-    `accepted` are the draft's nodes whose keys and values are now true; `error` ends the sequence.
+    `accepted` are the draft's nodes whose keys and values are now true; `error` ends the sequence after those tokens,
+    unless one of them ended it before.
     """
 
     tokens: tuple[int, ...] = ()

@@ -41,7 +41,7 @@ def select(name: str, *, dtype: str = "bfloat16", threads: int | None = None, he
 
 
 def physical_cores() -> int:
-    """Physical cores among the processors this process may run on; hyper-threads of a core count once."""
+    """Physical cores this process may use: hyper-threads of a core count once, a container's quota bounds them."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores: set[str] = set()
     for processor in processors:
@@ -50,7 +50,16 @@ def physical_cores() -> int:
             cores.add(siblings.read_text().strip())
         except OSError:
             cores.add(str(processor))
-    return max(1, len(cores))
+    return max(1, min(len(cores), _quota()))
+
+
+def _quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Whole processors' worth of time the control group grants; without a limit, as many as there are."""
+    try:
+        granted, period = path.read_text().split()
+        return max(1, int(granted) // int(period))
+    except (OSError, ValueError):  # no control group, or its word is "max"
+        return os.cpu_count() or 1
 
 
 def _obstacle(dtype: str, head_dim: int | None) -> str | None:

@@ -69,9 +69,9 @@ class PageTable:
         holding = self._sequences.get(sequence)
         return holding.pages if holding else ()
 
-    def exclusive(self, sequence: str) -> list[int]:
-        """The pages of a sequence that no other one holds."""
-        return [page for page in self.pages(sequence) if self._holders[page] == 1]
+    def held(self, page: int) -> bool:
+        """Whether any sequence holds the page."""
+        return self._holders[page] > 0
 
     def match_prefix(self, sequence: str, tokens: Sequence[int]) -> int:
         """Attach the registered pages that hold a prefix of `tokens`; return how many tokens they hold.
