@@ -6,9 +6,8 @@ with n = 3 becomes three sequences, and everything below the engine is keyed by 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -22,18 +21,40 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 GREEDY_TEMPERATURE = 1e-4
 """Temperatures at or below this are greedy by definition (verification rules, section 1.6)."""
 
+_RANGES: Mapping[str, tuple[type, float, float]] = {
+    "max_tokens": (int, 1, 2**63 - 1),
+    "temperature": (float, 0, 100),
+    "top_k": (int, 0, 2**63 - 1),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 1e-3, 1e3),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "seed": (int, 0, 2**64 - 1),
+    "logprobs": (int, 0, 20),
+    "n": (int, 1, 64),
+}
+"""Kind, least and largest value of each number: whatever the logits, no processor overflows within them."""
+
 
 def _require(ok: bool, name: str, value: object, rule: str) -> None:
     if not ok:
-        raise UsageError(f"{name} = {value!r} is out of range.", f"{name} must be {rule}.")
+        raise UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
+
+
+def _require_number(name: str, value: object, kind: type, low: float, high: float) -> None:
+    # a bool is no number here, an int is a float, NaN lies in no range
+    right = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    noun = "an integer" if kind is int else "a number"
+    _require(right and low <= value <= high, name, value, f"{noun} between {low} and {high}")  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is sampled. Defaults are greedy decoding of 256 tokens.
 
-    `top_k` 0 and `top_p` 1.0 are off. `logit_bias` maps token id to an addend of its logit. `logprobs` is the
-    number of most likely alternatives reported per token (None: none). `n` is the number of choices.
+    `top_k` 0 and `top_p` 1.0 are off. `logit_bias` maps token id to an addend of its logit, at most 100 either way.
+    `logprobs` is the number of most likely alternatives reported per token (None: none), `n` the number of choices;
     `repetition_penalty` sees prompt and output, `presence_penalty` and `frequency_penalty` the output alone.
     """
 
@@ -54,24 +75,20 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, float):
-                _require(math.isfinite(value), f.name, value, "a finite number")
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _require(self.temperature >= 0, "temperature", self.temperature, "zero or more")
-        _require(self.top_k >= 0, "top_k", self.top_k, "zero (off) or more")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
-        _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "above 0")
-        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "between -2 and 2")
-        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "between -2 and 2")
-        _require(self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "between 0 and 2^64 - 1")
-        _require(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "between 0 and 20")
-        _require(1 <= self.n <= 64, "n", self.n, "between 1 and 64")
-        _require(all(self.stop), "stop", self.stop, "strings that are not empty")
+        for name, limits in _RANGES.items():
+            if name not in ("seed", "logprobs") or getattr(self, name) is not None:
+                _require_number(name, getattr(self, name), *limits)
+        _require(self.top_p > 0, "top_p", self.top_p, "above 0")
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        for name, kind, noun in (("stop", str, "strings that are not empty"), ("stop_token_ids", int, "integers")):
+            values = getattr(self, name)
+            sound = isinstance(values, tuple | list) and all(type(v) is kind and v != "" for v in values)
+            _require(sound, name, values, f"a tuple of {noun}")
+            object.__setattr__(self, name, tuple(values))
+        _require(isinstance(self.logit_bias, Mapping), "logit_bias", self.logit_bias, "a mapping of ids to addends")
         for token, bias in self.logit_bias.items():
-            _require(math.isfinite(bias), f"logit_bias[{token}]", bias, "a finite number")
+            _require(type(token) is int, "logit_bias", token, "keyed by integer token ids")
+            _require_number(f"logit_bias[{token}]", bias, float, -100, 100)
 
     @property
     def greedy(self) -> bool:
@@ -302,7 +319,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a step did and what it cost. Seconds by stage: schedule, draft, pack, forward, accept, commit."""
+    """What a step did and what it cost. Seconds by stage: schedule, draft, forward, accept, commit."""
 
     rows: int
     sequences: int

@@ -194,6 +194,7 @@ def test_requests_that_cannot_be_served_are_refused_by_name() -> None:
         (Request("long", tuple([1] * 512)), "512 prompt tokens"),
         (Request("big", (1,), SamplingParams(max_tokens=400)), "401 tokens"),
         (Request("alien", (1, 99)), "token 99"),
+        (Request("half", (1, 2.5)), "token 2.5"),  # type: ignore[arg-type]
         (Request("bias", (1,), SamplingParams(logit_bias={99: 1.0})), "token 99"),
         (Request("a#b", (1,)), "'#'"),
         (Request("stop", (1,), SamplingParams(stop=("x",))), "tokenizer"),

@@ -204,6 +204,7 @@ def test_drafters_forget_a_sequence_that_ended() -> None:
     oracle.begin("a", PROMPT, PARAMS[0])
     oracle.end("a")
     oracle.end("a")
+    assert not oracle.known and not oracle.prompts
     with pytest.raises(KeyError):
         oracle.propose([_ask(PARAMS[0])])
 

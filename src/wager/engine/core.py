@@ -163,9 +163,9 @@ class Engine:
         if "#" in request.id:
             raise RequestError(f"Request id {request.id!r} contains '#', which numbers choices.", "Leave it out.")
         for token in (*request.prompt, *request.params.logit_bias, *request.params.stop_token_ids):
-            if not 0 <= token < vocab:
+            if type(token) is not int or not 0 <= token < vocab:
                 raise RequestError(
-                    f"Request {request.id!r} names token {token}; the vocabulary has ids 0 to {vocab - 1}.",
+                    f"Request {request.id!r} names token {token!r}; the vocabulary has ids 0 to {vocab - 1}.",
                     "Encode the prompt with the target's own tokenizer.",
                 )
         if request.params.stop and self._decoder is None:

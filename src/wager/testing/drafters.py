@@ -73,6 +73,7 @@ class _Remembering:
 
     def end(self, sequence: str) -> None:
         self.known.pop(sequence, None)
+        self.prompts.pop(sequence, None)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(ask) for ask in asks]

@@ -18,12 +18,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.errors import UsageError
+from wager.errors import NumericsError, UsageError
 from wager.kernels import noise
 from wager.types import Draft, Verdict
 
 Row = NDArray[np.float64]
 Rows = Sequence[Row] | NDArray[np.float64]
+
+_TINY = float(np.finfo(np.float64).tiny)
+"""Above the smallest normal number, a coin below 1 times a total rounds to less than the total."""
 
 
 class Chance(Protocol):
@@ -54,11 +57,16 @@ class FieldChance:
         return coin < probability
 
     def draw(self, weights: Row) -> int:
+        """See `Chance.draw`. Raises NumericsError if the sum of the weights is zero or no number."""
         seed, position, choice = self._key
         coin = noise.uniform(seed, position, choice=choice, domain=noise.RESIDUAL, index=self._draws)
         self._draws += 1
         mass = weights.cumsum()
-        return int(np.searchsorted(mass, coin * mass[-1], side="right"))
+        total = float(mass[-1])
+        if not _TINY < total < np.inf:
+            what = f"The law at position {position} has a total of {total}, so no token can be drawn from it."
+            raise NumericsError(what, "The weights are damaged, or the drafter's law is.")
+        return int(np.searchsorted(mass, coin * total, side="right"))
 
 
 def match(draft: Draft, targets: Sequence[int]) -> Verdict:

@@ -153,23 +153,20 @@ class Shaped:
 
 
 def shape(logits: NDArray[np.float32], params: SamplingParams, history: History | None = None) -> Shaped:
-    """The processed distribution of one row of logits, float32 [V]. A logit of -inf bans its id.
+    """The processed distribution of one row of logits, float32 [V].
 
     `history` is what the penalties look at; without penalties it is not read. Raises NumericsError if a logit is NaN
-    or +inf, or if nothing is left to choose from.
+    or infinite, before the processors or after them: as `Kernels.argmax` and `Kernels.sample` do, it takes -inf for
+    damage, not for a ban (bans are finite: `logit_bias`).
     """
     z = logits.astype(np.float64)
     _penalise(z, params, history)
-    best = z.max()  # NaN wins every comparison in numpy's max
-    if not np.isfinite(best):
-        raise _not_a_number(z)
-    ids: NDArray[np.int64] | None = None
-    if z.min() == -np.inf:
-        ids = np.flatnonzero(z > -np.inf)
-        z = z[ids]
+    if not params.greedy:
+        z /= params.temperature
+    _require_finite(z)  # the processors keep what is not finite, so one look at their end sees both
     if params.greedy:
-        return Shaped(ids, z, greedy=True)
-    z /= params.temperature
+        return Shaped(None, z, greedy=True)
+    ids: NDArray[np.int64] | None = None
     for kept in (_top_k, _top_p, _min_p):
         keep = kept(z, params)
         if keep is not None:
@@ -195,12 +192,13 @@ def without_replacement(law: NDArray[np.float64], tokens: Sequence[int]) -> NDAr
 
 
 def token_logprob(logits: NDArray[np.float32], token: int, top: int = 0) -> TokenLogprob:
-    """log p(token) under the unprocessed softmax of a row, float32 [V], with the `top` likeliest ids, best first."""
+    """log p(token) under the unprocessed softmax of a row, float32 [V], with the `top` likeliest ids, best first.
+
+    Raises NumericsError if a logit is NaN or infinite.
+    """
     z = logits.astype(np.float64)
-    best = z.max()
-    if not np.isfinite(best):
-        raise _not_a_number(z)
-    z -= best
+    _require_finite(z)
+    z -= z.max()
     normaliser = np.log(np.exp(z).sum())
     ids = _largest(z, min(top, len(z))) if top else np.zeros(0, np.int64)
     ids = ids[np.argsort(-z[ids], kind="stable")]
@@ -223,12 +221,12 @@ def _penalise(z: NDArray[np.float64], params: SamplingParams, history: History |
         z[ids] += np.fromiter(params.logit_bias.values(), np.float64, len(ids))
 
 
-def _not_a_number(z: NDArray[np.float64]) -> NumericsError:
-    nans, infinite = int(np.isnan(z).sum()), int(np.isposinf(z).sum())
-    if nans or infinite:
-        what = f"A row of logits is not a number: {nans} NaN and {infinite} infinite among {len(z)}."
-        return NumericsError(what, "The weights are damaged, or the sampling parameters overflow.")
-    return NumericsError("A row of logits bans every token.", "Nothing is left to choose from: relax the bans.")
+def _require_finite(z: NDArray[np.float64]) -> None:
+    if np.isfinite(z.min()) and np.isfinite(z.max()):  # NaN wins every comparison in numpy's min and max
+        return
+    nans, infinite = int(np.isnan(z).sum()), int(np.isinf(z).sum())
+    what = f"A row of logits is not a number: {nans} NaN and {infinite} infinite among {len(z)}."
+    raise NumericsError(what, "The weights are damaged, or the sampling parameters overflow.")
 
 
 def _largest(x: NDArray[np.float64], count: int) -> NDArray[np.int64]:
