@@ -157,7 +157,9 @@ def _report(outcomes: Sequence[Outcome], card: dict[str, Any], json_path: Path |
     title = f"{card['model']}, {card['kernels']['name']} kernels"
     console.table(title, columns, lines, to_stdout=str(json_path) != "-")
     for silent in (o for o in outcomes if o.drafter != "none" and not o.drafted):
-        console.say(f"{silent.drafter}, {silent.mode}, {silent.condition}: made no guess, so this trial proves nothing.")
+        console.say(
+            f"{silent.drafter}, {silent.mode}, {silent.condition}: made no guess, so this trial proves nothing."
+        )
     if not differing:
         console.say(f"{tokens} token ids compared, none differs.")
         return
