@@ -3,48 +3,14 @@
 // A tile is a few consecutive rows of one sequence; with the query heads of one kv head they share each load of a page.
 // Rows of a tree whose ancestors lie scattered see, from a page on, copies gathered in path order, so that every row
 // meets the very blocks plain decoding would. Keys a row may not see enter with probability exactly zero and leave its
-// sums as they are; so which rows share a tile cannot show in any of them.
+// sums as they are, whatever stands in them; so which rows share a tile cannot show in any of them.
 #pragma once
 
 #include <cmath>
 
+#include "attention_page.h"
+
 namespace wager::WAGER_NS {
-
-using PageKernel = void (*)(const uint16_t* x, size_t x_stride, const uint16_t* w, int d, float* out, size_t out_stride);
-
-// Scores of M query heads against the 16 keys of a page.
-template <int M>
-void score_tile(const uint16_t* q, size_t, const uint16_t* keys, int d, float* out, size_t stride) {
-    Tile<M, 1> tile;
-    tile.clear();
-    tile.run(q, static_cast<size_t>(d), keys, 2 * kPage, d / 2);
-    tile.write(out, stride);
-}
-
-// Adds the probabilities of a page's 16 keys times its values, for M query heads.
-template <int M, int N>
-WAGER_INLINE void value_columns(const uint16_t* p, size_t p_stride, const uint16_t* values, int d, float* out) {
-    Tile<M, N> tile;
-    tile.read(out, static_cast<size_t>(d));
-    tile.run(p, p_stride, values, 2 * static_cast<size_t>(d), kPage / 2);
-    tile.write(out, static_cast<size_t>(d));
-}
-template <int M>
-void value_tile(const uint16_t* p, size_t p_stride, const uint16_t* values, int d, float* out, size_t) {
-    int i = 0;
-    for (; i + 16 * kPvCols <= d; i += 16 * kPvCols) value_columns<M, kPvCols>(p, p_stride, values + 2 * i, d, out + i);
-    for (; i < d; i += 16) value_columns<M, 1>(p, p_stride, values + 2 * i, d, out + i);
-}
-
-template <int... M>
-struct PageKernels {
-    static constexpr PageKernel score[] = {nullptr, score_tile<M>...};
-    static constexpr PageKernel value[] = {nullptr, value_tile<M>...};
-};
-template <int Last, int... M>
-struct PageUpTo : PageUpTo<Last - 1, Last, M...> {};
-template <int... M>
-struct PageUpTo<0, M...> : PageKernels<M...> {};
 
 // What a softmax over some keys has come to, for each row-head: weighted values, lane-wise sums and the maximum.
 struct State {
@@ -81,10 +47,13 @@ struct Work {
     const Step& step;
     int row, rows, head, d, group;
     int shared;       // pages below this one are the same for all rows
+    int whole_from, whole_to;  // pages in [from, to) are visible to every row from end to end
     uint16_t *q, *p;  // [row-heads, d], [row-heads, 64]
     float* s;         // [row-heads, 64]
     State now, whole;
     uint16_t *tail_keys, *tail_values;  // [rows, tail_pages, 16 * d]
+    uint16_t* fit_values;               // [rows, 16 * d]
+    uint32_t refitted;                  // rows whose values of the page at hand are in fit_values, as bits
     const int32_t* table;
 
     Work(const Attention& op_, const Step& step_, uint8_t* scratch)
@@ -99,7 +68,8 @@ struct Work {
         q = reinterpret_cast<uint16_t*>(whole.o + state_floats(group, d));
         p = q + height * d;
         tail_keys = p + height * kKeyBlock;
-        tail_values = tail_keys + static_cast<size_t>(tile_rows(group)) * step.plan.tail_pages * kPage * d;
+        tail_values = tail_keys + tail_offset(tile_rows(group), 0);
+        fit_values = tail_values + tail_offset(tile_rows(group), 0);
     }
 
     int position(int t) const { return step.in.positions[row + t]; }
@@ -115,17 +85,28 @@ struct Work {
         if (page >= tail) return gathered + tail_offset(t, page - tail);
         return cached + op.cache.offset(op.layer, table[page], head);
     }
+    const uint16_t* keys_of(int t, int page) const { return page_of(op.cache.keys, tail_keys, t, page); }
+    const uint16_t* values_of(int t, int page) const {
+        if (refitted >> t & 1u) return fit_values + static_cast<size_t>(t) * kPage * d;
+        return page_of(op.cache.values, tail_values, t, page);
+    }
+    bool sees(int t, int page) const { return page * kPage <= position(t) && first_key(t) < (page + 1) * kPage; }
 
     void begin(int tile, int kv_head) {
         row = step.plan.tile_rows[tile];
         rows = step.plan.tile_sizes[tile];
         head = kv_head;
         table = step.in.tables + static_cast<size_t>(step.in.owners[row]) * step.in.max_pages;
-        shared = INT32_MAX;
+        shared = whole_to = INT32_MAX;
+        whole_from = 0;
+        refitted = 0;
         for (int t = 0; t < rows; ++t) {
             const int pages = position(t) / kPage + 1, tail = step.plan.tails[row + t];
             shared = pages < shared ? pages : shared;
             shared = tail < shared ? tail : shared;
+            const int low = (first_key(t) + kPage - 1) / kPage, high = (position(t) + 1) / kPage;
+            whole_from = low > whole_from ? low : whole_from;
+            whole_to = high < whole_to ? high : whole_to;
             const uint16_t* from = op.q + (static_cast<size_t>(row + t) * op.heads + head * group) * d;
             std::memcpy(q + t * group * d, from, static_cast<size_t>(group) * d * 2);
         }
@@ -190,17 +171,36 @@ struct Work {
         for (int i = 0; i < d; ++i) values[2 * i] = value[2 * i];
     }
 
-    // Calls kernel(first row-head, row-heads, page pointer) for each run of rows that share the page.
-    template <class Kernel>
-    void each_run(const uint16_t* cached, const uint16_t* gathered, int page, int limit, Kernel kernel) {
+    // 0 x NaN is NaN: where values a row may not see are not finite, it reads the page from a copy without them.
+    void refit(int page) {
+        refitted = 0;
+        if (page >= whole_from && page < whole_to) return;
+        const uint16_t* scanned = nullptr;
+        uint32_t unfit = 0, found = 0;
+        for (int t = 0; t < rows; ++t) {
+            if (!sees(t, page)) continue;
+            const uint16_t* at = values_of(t, page);
+            if (at != scanned) unfit = unfit_keys(at, d);
+            scanned = at;
+            const uint32_t hidden = ~key_range(first_key(t) - page * kPage, position(t) + 1 - page * kPage);
+            if ((unfit & hidden) == 0) continue;
+            copy_without(unfit & hidden, at, d, fit_values + static_cast<size_t>(t) * kPage * d);
+            found |= 1u << t;
+        }
+        refitted = found;
+    }
+
+    // Calls kernel(first row-head, row-heads, page pointer) for each run of rows that see the page at the same place.
+    template <class Place, class Kernel>
+    void each_run(int page, int limit, Place place, Kernel kernel) {
         for (int t = 0; t < rows;) {
-            if (page * kPage > position(t)) {  // beyond the end of this row: its gathered pages may not reach so far
+            if (!sees(t, page)) {  // its gathered pages may not reach so far
                 ++t;
                 continue;
             }
-            const uint16_t* at = page_of(cached, gathered, t, page);
+            const uint16_t* at = place(t, page);
             int end = t + 1;
-            while (end < rows && page * kPage <= position(end) && page_of(cached, gathered, end, page) == at) ++end;
+            while (end < rows && sees(end, page) && place(end, page) == at) ++end;
             const int total = (end - t) * group, parts = (total + limit - 1) / limit;
             for (int i = 0; i < parts; ++i) {
                 const int first = static_cast<int>(part(total, i, parts)), last = static_cast<int>(part(total, i + 1, parts));
@@ -222,16 +222,20 @@ struct Work {
             fetch_page(op.cache.values, page);  // wanted after the scores; keys a block from now
             fetch_page(op.cache.keys, page + kKeyBlock / kPage);
             float* out = s + page % 4 * kPage;
-            each_run(op.cache.keys, tail_keys, page, kQkRows, [&](int i, int n, const uint16_t* keys) {
+            const auto place = [this](int t, int at) { return keys_of(t, at); };
+            each_run(page, kQkRows, place, [&](int i, int n, const uint16_t* keys) {
                 PageUpTo<kQkRows>::score[n](q + i * d, d, keys, d, out + i * kKeyBlock, kKeyBlock);
             });
         }
         for (int i = 0; i < rows * group; ++i) soften(i, first_page, last_page, scale);
         for (int page = first_page; page < last_page; ++page) {
             const uint16_t* in = p + page % 4 * kPage;
-            each_run(op.cache.values, tail_values, page, kPvRows, [&](int i, int n, const uint16_t* values) {
+            const auto place = [this](int t, int at) { return values_of(t, at); };
+            refit(page);
+            each_run(page, kPvRows, place, [&](int i, int n, const uint16_t* values) {
                 PageUpTo<kPvRows>::value[n](in + i * kKeyBlock, kKeyBlock, values, d, now.o + i * d, 0);
             });
+            refitted = 0;
         }
     }
 

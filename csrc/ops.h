@@ -162,7 +162,8 @@ inline size_t state_floats(int group, int head_dim) {
 inline size_t attention_scratch(int group, int head_dim, int tail_pages) {
     const size_t height = tile_height(group), d = head_dim;
     const size_t floats = height * kKeyBlock + 2 * state_floats(group, head_dim);
-    const size_t halves = height * (d + kKeyBlock) + size_t{2} * tile_rows(group) * tail_pages * kPage * d;
+    const size_t pages = size_t{2} * tail_pages + 1;  // per row: keys and values of its tail, values fit to be read
+    const size_t halves = height * (d + kKeyBlock) + tile_rows(group) * pages * kPage * d;
     return (floats * 4 + halves * 2 + 4095) / 4096 * 4096;
 }
 

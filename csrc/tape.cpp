@@ -14,10 +14,10 @@ Overloaded(Ts...) -> Overloaded<Ts...>;
 constexpr int kSplitBelow = 4;  // items of attention per thread from which they share out evenly enough
 constexpr int kParts = 64;      // segments per thread whose states can be held
 
-void require(bool ok, const char* what, int at, int value) {
+void require(bool ok, const char* what, int at, int value, const char* why = "outside the tape's buffers") {
     if (!ok) {
         throw std::out_of_range(std::string(what) + " is " + std::to_string(value) + " at index " + std::to_string(at) +
-                                ", outside the tape's buffers");
+                                ", " + why);
     }
 }
 
@@ -67,8 +67,20 @@ void Tape::check_row(int row, int sequences) const {
     require(in_.tokens[row] >= 0 && in_.tokens[row] < vocab_, "tokens", row, in_.tokens[row]);
     require(position >= 0 && position < positions_ && position / kPage < in_.max_pages, "positions", row, position);
     require(in_.slots[row] >= 0 && in_.slots[row] / kPage < pages_, "slots", row, in_.slots[row]);
-    require(in_.parents[row] >= -1 && in_.parents[row] < row, "parents", row, in_.parents[row]);
-    require(row - in_.starts[owner] >= position - in_.bases[owner] && position >= in_.bases[owner], "positions", row, position);
+    require(row >= in_.starts[owner], "starts", owner, in_.starts[owner], "past a row of its sequence");
+    check_path(row);
+}
+
+// A path is followed from row to row and its keys laid out by position, so each step must lead one position down.
+void Tape::check_path(int row) const {
+    const int owner = in_.owners[row], position = in_.positions[row], parent = in_.parents[row];
+    require(parent >= -1 && parent < row, "parents", row, parent);
+    if (parent < 0) {
+        require(position == in_.bases[owner], "positions", row, position, "not the base of its sequence");
+        return;
+    }
+    require(in_.owners[parent] == owner, "parents", row, parent, "a row of another sequence");
+    require(position == in_.positions[parent] + 1, "positions", row, position, "not one past its parent's");
 }
 
 void Tape::check(int rows, int sequences, int head_rows) const {
@@ -89,6 +101,8 @@ void Tape::check(int rows, int sequences, int head_rows) const {
         for (; pages <= in_.positions[row] / kPage; ++pages)
             require(table[pages] >= 0 && table[pages] < pages_, "tables", pages, table[pages]);
     }
+    for (int s = 0; s < sequences; ++s)
+        require(in_.owners[in_.starts[s]] == s, "starts", s, in_.starts[s], "not a row of its sequence");
     for (int i = 0; i < head_rows; ++i) require(in_.heads[i] >= 0 && in_.heads[i] < rows, "heads", i, in_.heads[i]);
 }
 

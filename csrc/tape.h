@@ -35,6 +35,7 @@ class Tape {
     void see(const CacheView& cache) { pages_ = smaller(pages_, cache.pages); }
     void check(int rows, int sequences, int head_rows) const;
     void check_row(int row, int sequences) const;
+    void check_path(int row) const;
     AttentionPlan plan(int rows);
     int segments() const;
 

@@ -1,0 +1,75 @@
+// One page of 16 keys and values: its products with a few query heads, and which of its values are no numbers.
+//
+// Knows neither rows nor masks. A hidden key's score stays in its own lane and is replaced there; its value is a term of a
+// sum, so one that is not finite must be taken out of the page beforehand.
+#pragma once
+
+namespace wager::WAGER_NS {
+
+using PageKernel = void (*)(const uint16_t* x, size_t x_stride, const uint16_t* w, int d, float* out, size_t out_stride);
+
+// Scores of M query heads against the 16 keys of a page.
+template <int M>
+void score_tile(const uint16_t* q, size_t, const uint16_t* keys, int d, float* out, size_t stride) {
+    Tile<M, 1> tile;
+    tile.clear();
+    tile.run(q, static_cast<size_t>(d), keys, 2 * kPage, d / 2);
+    tile.write(out, stride);
+}
+
+// Adds the probabilities of a page's 16 keys times its values, for M query heads.
+template <int M, int N>
+WAGER_INLINE void value_columns(const uint16_t* p, size_t p_stride, const uint16_t* values, int d, float* out) {
+    Tile<M, N> tile;
+    tile.read(out, static_cast<size_t>(d));
+    tile.run(p, p_stride, values, 2 * static_cast<size_t>(d), kPage / 2);
+    tile.write(out, static_cast<size_t>(d));
+}
+template <int M>
+void value_tile(const uint16_t* p, size_t p_stride, const uint16_t* values, int d, float* out, size_t) {
+    int i = 0;
+    for (; i + 16 * kPvCols <= d; i += 16 * kPvCols) value_columns<M, kPvCols>(p, p_stride, values + 2 * i, d, out + i);
+    for (; i < d; i += 16) value_columns<M, 1>(p, p_stride, values + 2 * i, d, out + i);
+}
+
+template <int... M>
+struct PageKernels {
+    static constexpr PageKernel score[] = {nullptr, score_tile<M>...};
+    static constexpr PageKernel value[] = {nullptr, value_tile<M>...};
+};
+template <int Last, int... M>
+struct PageUpTo : PageUpTo<Last - 1, Last, M...> {};
+template <int... M>
+struct PageUpTo<0, M...> : PageKernels<M...> {};
+
+// Keys [lo, hi) of a page, as bits; the bounds may lie outside the page.
+inline uint32_t key_range(int lo, int hi) {
+    const uint32_t below_hi = hi >= kPage ? 0xFFFFu : hi <= 0 ? 0u : (1u << hi) - 1u;
+    const uint32_t below_lo = lo >= kPage ? 0xFFFFu : lo <= 0 ? 0u : (1u << lo) - 1u;
+    return below_hi & ~below_lo;
+}
+
+// The keys of a page whose values hold something not finite, as bits. An exponent of all ones carries into the sign.
+inline uint32_t unfit_keys(const uint16_t* values, int d) {
+    uint32_t unfit = 0;
+    for (int pair = 0; pair < kPage / 2; ++pair) {
+        uint32_t seen[16] = {}, words[16], all = 0;
+        for (int i = 0; i < d; i += 16) {
+            std::memcpy(words, values + (static_cast<size_t>(pair) * d + i) * 2, sizeof words);
+            for (int j = 0; j < 16; ++j) seen[j] |= (words[j] & 0x7F807F80u) + 0x00800080u;
+        }
+        for (int j = 0; j < 16; ++j) all |= seen[j];
+        unfit |= ((all >> 15 & 1u) | (all >> 30 & 2u)) << 2 * pair;
+    }
+    return unfit;
+}
+
+// Copies a page of values with zeros for the keys whose bit is set. Seldom called, so kept out of its caller's loops.
+[[gnu::noinline]] inline void copy_without(uint32_t keys, const uint16_t* values, int d, uint16_t* out) {
+    for (int key = 0; key < kPage; ++key) {
+        const size_t first = static_cast<size_t>(key / 2) * 2 * d + key % 2;
+        for (int i = 0; i < d; ++i) out[first + 2 * i] = keys >> key & 1u ? uint16_t{0} : values[first + 2 * i];
+    }
+}
+
+}  // namespace wager::WAGER_NS

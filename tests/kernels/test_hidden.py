@@ -1,0 +1,131 @@
+"""Keys and values a row may not see do not show in it, whatever they hold; contradictory paths are refused."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from cases import Piece, World, decode
+from torch import Tensor
+
+from wager.errors import CacheIntegrityError
+
+SHAPES = [(6, 2, 32), (9, 3, 64), (4, 4, 16), (8, 1, 128), (14, 2, 80), (32, 1, 48)]
+PARTS = ["keys", "values", "both"]
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+
+
+def spoiled(world: World, rows: Tensor, part: str) -> Tensor:
+    """The rows with numbers that are none among their keys or values: in one dimension of each kv head, or in all."""
+    bad = rows.clone()
+    queries, kept = world.heads * world.d, world.kv_heads * world.d
+    spans = {"keys": [queries], "values": [queries + kept], "both": [queries, queries + kept]}[part]
+    for i, row in enumerate(bad):
+        for first in spans:
+            row[first + i % world.d : first + kept : 1 if i % 2 else world.d] = NOT_FINITE[i % 3]
+    return bad
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES)
+def test_rejected_guesses_leave_no_trace(kernels, heads, kv_heads, d, part):
+    shape = {"heads": heads, "kv_heads": kv_heads, "d": d}
+    clean, world, table = World(kernels, **shape), World(kernels, **shape), [9, 4, 7]
+    rows = clean.rows(40, seed=1)
+    world.step(Piece(table, 0, rows[:5]))
+    guesses = spoiled(world, clean.rows(35, seed=2), part)
+    first = world.step(Piece(table, 5, torch.cat([rows[5:6], guesses[:34]])))[0][:1]
+    want = decode(clean, rows, table)
+    assert want.isfinite().all()
+    assert torch.equal(first, want[5:6]), "the known row beside its guesses"
+    assert not world.cache.read(table[0] * 16 + 7).isfinite().all()
+    assert torch.equal(decode(world, rows[:20], table, start=6), want[6:20]), "one row at a time"
+    assert torch.equal(decode(world, rows, table, start=20, chunk=7), want[20:]), "chunks"
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("window", [None, 1, 20, 70])
+def test_spoiled_branches_of_a_tree_do_not_show_in_the_others(kernels, window, part):
+    rng = random.Random(3)
+    for known, nodes in ((1, 20), (40, 40), (62, 30), (251, 30)):
+        clean, world, table = World(kernels, window=window), World(kernels, window=window), rng.sample(range(64), 24)
+        prefix, guesses = clean.rows(known, seed=4), clean.rows(nodes, seed=5)
+        parents = [-1, *(rng.randrange(-1, i) for i in range(1, nodes))]
+        sick = {i for i in range(nodes) if rng.random() < 0.3}
+        bad = torch.stack([spoiled(world, row[None], part)[0] if i in sick else row for i, row in enumerate(guesses)])
+        outs = []
+        for each, nodes_of in ((clean, guesses), (world, bad)):
+            if known > 1:
+                each.step(Piece(table, 0, prefix[:-1]))
+            span = torch.cat([prefix[-1:], nodes_of])
+            outs.append(each.step(Piece(table, known - 1, span, parents=[-1, *(p + 1 for p in parents)]))[0])
+        for i in range(nodes):
+            if i in sick or parents[i] in sick:
+                sick.add(i)  # it sees a spoiled ancestor
+        healthy = [0, *(1 + i for i in range(nodes) if i not in sick)]
+        assert 3 < len(healthy) <= nodes
+        assert outs[0].isfinite().all()
+        assert torch.equal(outs[1][healthy], outs[0][healthy]), f"{known} known"
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("window", [1, 5, 16, 33, 270])
+def test_what_a_window_has_passed_does_not_show(kernels, window, part):
+    clean, table = World(kernels, window=window), random.Random(6).sample(range(64), 23)
+    rows = clean.rows(360, seed=7)
+    want = decode(clean, rows, table, chunk=60)
+    ill = 37
+    bad = torch.cat([spoiled(clean, rows[:ill], part), rows[ill:]])
+    for chunk in (50, 3):
+        world = World(kernels, window=window)
+        world.step(Piece(table, 0, bad[:ill]))
+        got = decode(world, bad, table, start=ill, chunk=chunk)
+        past = ill + window - 1  # the first row that sees none of the spoiled ones
+        assert torch.equal(got[past - ill :], want[past:]), f"chunks of {chunk}"
+
+
+def test_numbers_that_are_none_still_show_where_they_are_seen(kernels):
+    for part in PARTS:
+        world = World(kernels)
+        rows = world.rows(8, seed=8)
+        rows[3] = spoiled(world, rows[3:4], part)[0]
+        out = world.step(Piece([1], 0, rows))[0].view(8, world.heads, world.d)
+        assert out[:3].isfinite().all()
+        assert not out[3:].isfinite().all(dim=2).any(), part
+
+
+def tree(world: World) -> tuple[Piece, Piece]:
+    """A chain of 20 rows from position 3 and, as the second sequence, a tree of 40: rows 20 to 59, from position 5."""
+    world.step(Piece([1, 2], 0, world.rows(3, seed=9)), Piece([3, 4, 5], 0, world.rows(5, seed=10)))
+    chain = Piece([1, 2], 3, world.rows(20, seed=11))
+    return chain, Piece([3, 4, 5], 5, world.rows(40, seed=12), parents=[-1, *((i - 1) // 2 for i in range(1, 40))])
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ([("positions", 0, 4)], "positions is 4 at index 0, not the base"),
+        ([("positions", 0, 0)], "positions is 0 at index 0, not the base"),
+        ([("positions", 59, 3)], "positions is 3 at index 59, not one past its parent"),
+        ([("positions", 58, 300), ("positions", 59, 5)], "positions is 300 at index 58, not one past its parent"),
+        ([("positions", 10, 14)], "positions is 14 at index 10, not one past its parent"),
+        ([("parents", 10, 7)], "positions is 13 at index 10, not one past its parent"),
+        ([("parents", 10, -1)], "positions is 13 at index 10, not the base"),
+        ([("parents", 21, 1)], "parents is 1 at index 21, a row of another sequence"),
+        ([("owners", 40, 0)], "parents is 29 at index 40, a row of another sequence"),
+        ([("starts", 1, 21)], "starts is 21 at index 1, past a row"),
+        ([("starts", 1, 19)], "starts is 19 at index 1, not a row of its sequence"),
+        ([("bases", 1, 4)], "positions is 5 at index 20, not the base"),
+    ],
+)
+def test_paths_that_contradict_themselves_are_named_and_not_followed(kernels, changes, complaint):
+    world = World(kernels)
+    pieces = tree(world)
+    want = world.step(*pieces)
+    for name, index, value in changes:
+        getattr(world.tape.inputs, name)[index] = value
+    with pytest.raises(CacheIntegrityError, match=complaint):
+        world.tape.run(rows=60, sequences=2, heads=0)
+    assert all(torch.equal(got, out) for got, out in zip(world.step(*pieces), want, strict=True))
