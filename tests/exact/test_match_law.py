@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 import pytest
 import worlds
-from worlds import KINDS, World, agreement, deviation, joint
+from worlds import KINDS, NOTHING, World, agreement, deviation, joint
 
 from wager.types import Draft, SamplingParams
 from wager.verify.accept import match
@@ -23,7 +23,7 @@ PARAMS = SamplingParams(temperature=1.0)
 
 def logits(law: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
-        return np.log(law).astype(np.float32)
+        return np.maximum(np.log(law), NOTHING).astype(np.float32)
 
 
 def coupled_rounds(world: World, depth: int):

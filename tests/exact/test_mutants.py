@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import worlds
-from worlds import World, deviation, emitted
+from worlds import NOTHING, World, deviation, emitted
 
 from wager.types import Draft, SamplingParams
 from wager.verify import accept
@@ -235,7 +235,7 @@ class OneStream(FieldChance):
     def draw(self, weights):
         seed, position, choice = self._key
         with np.errstate(divide="ignore"):
-            row = shape(np.log(weights).astype(np.float32), SamplingParams(temperature=1.0))
+            row = shape(np.maximum(np.log(weights), NOTHING).astype(np.float32), SamplingParams(temperature=1.0))
         return row.choose(seed, position, choice, private=1)
 
 
@@ -250,7 +250,7 @@ class OneCoin(FieldChance):
 def through_the_field(chance_type, p: list[float], q: list[float], *, depth: int, count: int = 3000) -> float:
     """Chi-square of the token at `depth` (where the round got that far), against its law p, over many positions."""
     rows, laws = np.tile(p, (1 + depth, 1)), np.tile(q, (depth, 1))
-    shaped = shape(np.log(q).astype(np.float32), SamplingParams(temperature=1.0))
+    shaped = shape(np.maximum(np.log(q), NOTHING).astype(np.float32), SamplingParams(temperature=1.0))
     seen = np.zeros(len(p))
     for position in range(count):
         guesses = tuple(shaped.choose(3, position + i, private=1 + i) for i in range(depth))

@@ -15,6 +15,9 @@ import numpy as np
 from wager.types import Draft, Verdict
 from wager.verify.distribution import without_replacement
 
+NOTHING = -1e4
+"""The logit of an id that has no chance: finite, as a model's logits are, and its exponential is exactly zero."""
+
 Context = tuple[int, ...]
 Weighted = tuple[float, Draft]
 Rule = Callable[..., Verdict]
