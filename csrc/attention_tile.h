@@ -8,43 +8,9 @@
 
 #include <cmath>
 
+#include "page.h"
+
 namespace wager::WAGER_NS {
-
-using PageKernel = void (*)(const uint16_t* x, size_t x_stride, const uint16_t* w, int d, float* out, size_t out_stride);
-
-// Scores of M query heads against the 16 keys of a page.
-template <int M>
-void score_tile(const uint16_t* q, size_t, const uint16_t* keys, int d, float* out, size_t stride) {
-    Tile<M, 1> tile;
-    tile.clear();
-    tile.run(q, static_cast<size_t>(d), keys, 2 * kPage, d / 2);
-    tile.write(out, stride);
-}
-
-// Adds the probabilities of a page's 16 keys times its values, for M query heads.
-template <int M, int N>
-WAGER_INLINE void value_columns(const uint16_t* p, size_t p_stride, const uint16_t* values, int d, float* out) {
-    Tile<M, N> tile;
-    tile.read(out, static_cast<size_t>(d));
-    tile.run(p, p_stride, values, 2 * static_cast<size_t>(d), kPage / 2);
-    tile.write(out, static_cast<size_t>(d));
-}
-template <int M>
-void value_tile(const uint16_t* p, size_t p_stride, const uint16_t* values, int d, float* out, size_t) {
-    int i = 0;
-    for (; i + 16 * kPvCols <= d; i += 16 * kPvCols) value_columns<M, kPvCols>(p, p_stride, values + 2 * i, d, out + i);
-    for (; i < d; i += 16) value_columns<M, 1>(p, p_stride, values + 2 * i, d, out + i);
-}
-
-template <int... M>
-struct PageKernels {
-    static constexpr PageKernel score[] = {nullptr, score_tile<M>...};
-    static constexpr PageKernel value[] = {nullptr, value_tile<M>...};
-};
-template <int Last, int... M>
-struct PageUpTo : PageUpTo<Last - 1, Last, M...> {};
-template <int... M>
-struct PageUpTo<0, M...> : PageKernels<M...> {};
 
 // What a softmax over some keys has come to, for each row-head: weighted values, lane-wise sums and the maximum.
 struct State {
@@ -79,18 +45,20 @@ struct State {
 struct Work {
     const Attention& op;
     const Step& step;
-    int row, rows, head, d, group;
+    int row, rows, head, d, values_d, group;
     int shared;       // pages below this one are the same for all rows
     uint16_t *q, *p;  // [row-heads, d], [row-heads, 64]
     float* s;         // [row-heads, 64]
     State now, whole;
     uint16_t *tail_keys, *tail_values;  // [rows, tail_pages, 16 * d]
+    uint16_t* turned;                   // [16 * d]: a page of latents as values
     const int32_t* table;
 
     Work(const Attention& op_, const Step& step_, uint8_t* scratch)
         : op(op_),
           step(step_),
           d(op.cache.head_dim),
+          values_d(op.cache.value_dim),
           group(op.heads / op.cache.kv_heads),
           s(reinterpret_cast<float*>(scratch)),
           now(s + tile_height(group) * kKeyBlock, group, d),
@@ -100,6 +68,7 @@ struct Work {
         p = q + height * d;
         tail_keys = p + height * kKeyBlock;
         tail_values = tail_keys + static_cast<size_t>(tile_rows(group)) * step.plan.tail_pages * kPage * d;
+        turned = tail_values + static_cast<size_t>(tile_rows(group)) * step.plan.tail_pages * kPage * d;
     }
 
     int position(int t) const { return step.in.positions[row + t]; }
@@ -144,7 +113,7 @@ struct Work {
     // Attends to the keys of one segment, into `now`.
     void segment(int index, float scale) {
         constexpr int kPages = kSegment / kPage;
-        now.clear(rows * group, d);
+        now.clear(rows * group, values_d);
         int first = kPages, last = 0;  // pages of the segment that some row can see
         for (int t = 0; t < rows; ++t) {
             const int low = first_key(t) / kPage - index * kPages, high = position(t) / kPage + 1 - index * kPages;
@@ -169,10 +138,12 @@ struct Work {
         const size_t page_bytes = static_cast<size_t>(kPage) * d * 2;
         uint16_t *keys = tail_keys + tail_offset(t, 0), *values = tail_values + tail_offset(t, 0);
         std::memset(keys, 0, pages * page_bytes);
-        std::memset(values, 0, pages * page_bytes);
         const size_t from = op.cache.offset(op.layer, table[tail], head);
         std::memcpy(keys, op.cache.keys + from, page_bytes);
-        std::memcpy(values, op.cache.values + from, page_bytes);
+        if (op.cache.values) {
+            std::memset(values, 0, pages * page_bytes);
+            std::memcpy(values, op.cache.values + from, page_bytes);
+        }
         const int start = step.in.starts[step.in.owners[row]];
         for (int a = row + t; a >= start; a = step.in.parents[a]) {
             const int at = step.in.positions[a];
@@ -185,6 +156,7 @@ struct Work {
         const uint16_t* key = op.cache.keys + from + slot % kPage * 2;
         keys += page + to % kPage * 2;
         for (int i = 0; i < d / 2; ++i) std::memcpy(keys + i * 2 * kPage, key + i * 2 * kPage, 4);
+        if (!op.cache.values) return;
         const uint16_t* value = op.cache.values + from + slot % kPage / 2 * (2 * d) + slot % 2;
         values += page + to % kPage / 2 * (2 * d) + to % 2;
         for (int i = 0; i < d; ++i) values[2 * i] = value[2 * i];
@@ -219,7 +191,7 @@ struct Work {
 
     void block(int first_page, int last_page, float scale) {
         for (int page = first_page; page < last_page; ++page) {
-            fetch_page(op.cache.values, page);  // wanted after the scores; keys a block from now
+            if (op.cache.values) fetch_page(op.cache.values, page);  // wanted after the scores; keys a block from now
             fetch_page(op.cache.keys, page + kKeyBlock / kPage);
             float* out = s + page % 4 * kPage;
             each_run(op.cache.keys, tail_keys, page, kQkRows, [&](int i, int n, const uint16_t* keys) {
@@ -229,8 +201,18 @@ struct Work {
         for (int i = 0; i < rows * group; ++i) soften(i, first_page, last_page, scale);
         for (int page = first_page; page < last_page; ++page) {
             const uint16_t* in = p + page % 4 * kPage;
-            each_run(op.cache.values, tail_values, page, kPvRows, [&](int i, int n, const uint16_t* values) {
-                PageUpTo<kPvRows>::value[n](in + i * kKeyBlock, kKeyBlock, values, d, now.o + i * d, 0);
+            const auto take = [&](int i, int n, const uint16_t* values) {
+                PageUpTo<kPvRows>::value[n](in + i * kKeyBlock, kKeyBlock, values, values_d, now.o + i * values_d, 0);
+            };
+            if (op.cache.values) {
+                each_run(op.cache.values, tail_values, page, kPvRows, take);
+                continue;
+            }
+            const uint16_t* held = nullptr;  // the page that `turned` holds
+            each_run(op.cache.keys, tail_keys, page, kPvRows, [&](int i, int n, const uint16_t* keys) {
+                if (keys != held) turn(keys, values_d, turned);
+                held = keys;
+                take(i, n, turned);
             });
         }
     }
@@ -251,9 +233,9 @@ struct Work {
         F total = load(now.sum + 16 * i);
         if (highest != before) {
             const F factor = exp2(splat(before - highest));
-            float* o = now.o + static_cast<size_t>(i) * d;
+            float* o = now.o + static_cast<size_t>(i) * values_d;
             total = mul(total, factor);
-            for (int j = 0; j < d; j += 16) store(o + j, mul(load(o + j), factor));
+            for (int j = 0; j < values_d; j += 16) store(o + j, mul(load(o + j), factor));
             now.top[i] = highest;
         }
         for (int page = first_page; page < last_page; ++page) {
@@ -267,10 +249,10 @@ struct Work {
     void finish() {
         for (int i = 0; i < rows * group; ++i) {
             const int t = i / group;
-            uint16_t* out = op.out + (static_cast<size_t>(row + t) * op.heads + head * group + i % group) * d;
+            uint16_t* out = op.out + (static_cast<size_t>(row + t) * op.heads + head * group + i % group) * values_d;
             const F total = splat(sum(load(whole.sum + 16 * i)));
-            const float* o = whole.o + static_cast<size_t>(i) * d;
-            for (int j = 0; j < d; j += 16) narrow(out + j, add(div(load(o + j), total), zero()));  // no minus zero
+            const float* o = whole.o + static_cast<size_t>(i) * values_d;
+            for (int j = 0; j < values_d; j += 16) narrow(out + j, add(div(load(o + j), total), zero()));  // no minus zero
         }
     }
 };

@@ -388,7 +388,7 @@ def test_doctor_on_the_reference_path(wager: Call, monkeypatch: pytest.MonkeyPat
     from wager import kernels
     from wager.cli import doctor
 
-    monkeypatch.setattr(kernels, "_obstacle", lambda _dtype: "the extension was not built")
+    monkeypatch.setattr(kernels, "_obstacle", lambda *_: "the extension was not built")
     monkeypatch.setattr(doctor.shutil, "which", lambda _name: None)
     result = wager("doctor")
     assert "reference: the native kernels cannot be used: the extension was not built" in result.out

@@ -25,7 +25,7 @@ from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import PAGE, Kernels
 from wager.kv.pages import PageTable
-from wager.models import hub
+from wager.models import hub, random_models
 from wager.models import memory as footprint
 from wager.models.spec import ModelSpec
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
@@ -177,14 +177,13 @@ def load(
 
 
 def _kernels(config: EngineConfig, opened: Opened) -> Kernels:
-    head_dim = opened.spec.head_dim
-    return select(config.kernels, dtype=config.dtype, threads=config.threads, head_dim=head_dim)
+    spec = opened.spec
+    latent = (spec.latent.rank, spec.latent.rope) if spec.latent else None
+    return select(config.kernels, dtype=config.dtype, threads=config.threads, head_dim=spec.head_dim, latent=latent)
 
 
 def _open(config: EngineConfig, model: str) -> Opened:
-    path = hub.resolve(model)
-    weights = open_weights(path)
-    tokenizer = Tokenizer.load(path)
+    path, weights, tokenizer = _read(model)
     context = min(config.max_context or weights.spec.context, weights.spec.context)
     if config.max_context is not None and config.max_context > weights.spec.context:
         raise UsageError(
@@ -194,10 +193,17 @@ def _open(config: EngineConfig, model: str) -> Opened:
     return Opened(path, weights, tokenizer, Shape(config.max_rows, min(config.max_sequences, config.max_rows), context))
 
 
+def _read(model: str) -> tuple[Path, Weights, Tokenizer]:
+    """A model by path or name: what it is called, its weights and its tokenizer. A random one is made up here."""
+    if random_models.named(model):
+        weights, tokenizer = random_models.make(model)
+        return Path(model), weights, tokenizer
+    path = hub.resolve(model)
+    return path, open_weights(path), Tokenizer.load(path)
+
+
 def _open_draft(config: EngineConfig, target: Opened, model: str | None) -> Opened:
-    path = hub.resolve(model or "")
-    weights = open_weights(path)
-    tokenizer = Tokenizer.load(path)
+    path, weights, tokenizer = _read(model or "")
     check_same_vocabulary(target.tokenizer, tokenizer)
     context = min(target.shape.context, weights.spec.context)
     return Opened(path, weights, tokenizer, Shape(config.max_rows, target.shape.sequences, context))

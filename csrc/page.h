@@ -1,0 +1,63 @@
+// Products with one page of the cache: scores against its keys, sums of its values, and latents turned into values.
+#pragma once
+
+#include <cstring>
+
+namespace wager::WAGER_NS {
+
+using PageKernel = void (*)(const uint16_t* x, size_t x_stride, const uint16_t* w, int d, float* out, size_t out_stride);
+
+// Scores of M query heads against the 16 keys of a page.
+template <int M>
+void score_tile(const uint16_t* q, size_t, const uint16_t* keys, int d, float* out, size_t stride) {
+    Tile<M, 1> tile;
+    tile.clear();
+    tile.run(q, static_cast<size_t>(d), keys, 2 * kPage, d / 2);
+    tile.write(out, stride);
+}
+
+// Adds the probabilities of a page's 16 keys times its values, for M query heads.
+template <int M, int N>
+WAGER_INLINE void value_columns(const uint16_t* p, size_t p_stride, const uint16_t* values, int d, float* out) {
+    Tile<M, N> tile;
+    tile.read(out, static_cast<size_t>(d));
+    tile.run(p, p_stride, values, 2 * static_cast<size_t>(d), kPage / 2);
+    tile.write(out, static_cast<size_t>(d));
+}
+template <int M>
+void value_tile(const uint16_t* p, size_t p_stride, const uint16_t* values, int d, float* out, size_t) {
+    int i = 0;
+    for (; i + 16 * kPvCols <= d; i += 16 * kPvCols) value_columns<M, kPvCols>(p, p_stride, values + 2 * i, d, out + i);
+    for (; i < d; i += 16) value_columns<M, 1>(p, p_stride, values + 2 * i, d, out + i);
+}
+
+template <int... M>
+struct PageKernels {
+    static constexpr PageKernel score[] = {nullptr, score_tile<M>...};
+    static constexpr PageKernel value[] = {nullptr, value_tile<M>...};
+};
+template <int Last, int... M>
+struct PageUpTo : PageUpTo<Last - 1, Last, M...> {};
+template <int... M>
+struct PageUpTo<0, M...> : PageKernels<M...> {};
+
+// A page of latents, [d/2][16 keys][2], as values, [16/2][d][2]; of the first d dimensions, a multiple of 16. Two
+// dimensions of two keys are four neighbours on either side: the page is a transposed matrix of such fours, with the
+// inner two of each swapped.
+inline void turn(const uint16_t* keys, int d, uint16_t* values) {
+    constexpr int kPairs = kPage / 2;
+    for (int i = 0; i < d / 2; i += 8) {
+        uint64_t fours[8][kPairs];
+        std::memcpy(fours, keys + i * 2 * kPage, sizeof fours);
+        for (int j = 0; j < kPairs; ++j) {
+            uint64_t out[8];
+            for (int u = 0; u < 8; ++u) {
+                const uint64_t four = fours[u][j];
+                out[u] = (four & 0xFFFF00000000FFFFu) | (four & 0xFFFF0000u) << 16 | (four >> 16 & 0xFFFF0000u);
+            }
+            std::memcpy(values + (static_cast<size_t>(j) * d + 2 * i) * 2, out, sizeof out);
+        }
+    }
+}
+
+}  // namespace wager::WAGER_NS
