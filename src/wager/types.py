@@ -189,9 +189,13 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many guesses each sequence may make this step; absent or zero is plain decoding."""
+    """How many guesses each sequence may make this step; absent or zero is plain decoding. `drafters` names who makes
+    them; a sequence that is absent there is left to the engine's first drafter. `floors`: a drafter may stop after a
+    guess whose own survival estimate has fallen below this."""
 
     depths: Mapping[str, int]
+    drafters: Mapping[str, str] = field(default_factory=dict)
+    floors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
-_VALUES = {"types", "errors", "models.spec"}
+_VALUES = {"types", "errors", "models.spec", "models.physics"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
 _ROOMS = _NUMBERS | {"models", "kv", "verify", "draft", "economics", "engine"}
 
@@ -17,6 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"errors"},
     "errors": set(),
     "models.spec": {"errors"},
+    "models.physics": {"errors", "models.spec"},
     # floor 1
     "config": _VALUES,
     "trace": _VALUES,
@@ -43,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 LATE = {"", "cli"}
 """Rooms that import by names they look up, so that a short start stays short."""
 
-NO_TORCH = {"types", "errors", "models.spec", "config", "trace", "economics", "bench"}
+NO_TORCH = {"types", "errors", "models.spec", "models.physics", "config", "trace", "economics", "bench"}
 
 
 def files() -> list[Path]:
@@ -58,7 +59,9 @@ def module(path: Path) -> str:
 
 def room(name: str) -> str:
     """The room of a module, the most particular one the table knows."""
-    return name if name in MAY_IMPORT else name.split(".")[0]
+    while "." in name and name not in MAY_IMPORT:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:

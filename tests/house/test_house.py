@@ -57,6 +57,10 @@ def test_the_file_lies_in_a_room_and_imports_what_it_may(path: Path) -> None:
         ("kv.pages", "def f():\n    from wager.models import tokenizer", "imports models"),
         ("kv.pages", "if TYPE_CHECKING:\n    from wager.verify.pack import pack", "imports verify"),
         ("models.hub", "from wager.economics import policy", "imports economics"),
+        ("models.physics.shape", "from wager.models import hub", "imports models"),
+        ("models.physics.shape", "from wager.types import Draft", "imports types"),
+        ("models.physics.table", "import torch", "imports torch"),
+        ("economics.cost", "from wager.models.transformer import Decoder", "imports models"),
         ("economics.policy", "import torch.nn", "imports torch"),
         ("economics.policy", "from torch import nn", "imports torch"),
         ("engine.core", "from wager.bench import report", "imports bench"),
@@ -80,6 +84,7 @@ def test_the_floors_are_kept_by_a_check_that_can_fail(name: str, code: str, comp
     [
         ("kernels.cpu", "from wager.kernels.base import PAGE"),
         ("models.families", "from wager.models.spec import ModelSpec"),
+        ("economics.cost", "from wager.models.physics.shape import Model"),
         ("engine.core", "from wager.kv.pages import PageTable"),
         ("cli.run", "import wager"),
         ("cli.prove", "from wager.testing import AdversaryDrafter"),
@@ -142,7 +147,9 @@ def test_the_front_door() -> None:
     assert [name for name in FRONT_DOOR if not hasattr(wager, name)] == []
 
 
-@pytest.mark.parametrize("name", ["wager.cli", "wager.bench.report", "wager.economics.policy", "wager.models.hub"])
+@pytest.mark.parametrize(
+    "name", ["wager.cli", "wager.cli.plan_text", "wager.bench.report", "wager.economics.policy", "wager.models.hub"]
+)
 def test_torch_is_not_imported_before_it_is_needed(name: str) -> None:
     code = f"import {name}, sys; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}

@@ -22,6 +22,8 @@ VERBS = {
     "chat": "Talk with a model.",
     "bench": "Measure speed on a set of prompts.",
     "prove": "Count the tokens that speculation changes: there should be none.",
+    "plan": "Price speculation on paper: which depth pays, where, and why.",
+    "replay": "Compare policies on a simulated server; no model.",
     "doctor": "Say what this machine offers, what is used and what is missing.",
 }
 """Every verb and what it does; `wager.cli.NAME` holds its `command`."""

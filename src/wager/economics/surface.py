@@ -1,0 +1,237 @@
+"""What a step costs here and now, cheap enough to ask hundreds of times before every step.
+
+A StepSurface says seconds from the shape of a step alone. MeasuredSurface starts from measured points (or from points
+that the cost model made up), follows the staircase of real kernels between them, and is corrected by every step that
+was taken. Knows no model, no drafter and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.economics.draftcurve import DraftCurve
+from wager.errors import UsageError
+from wager.types import StepRecord
+
+DRAFT_STAGE = "draft"
+"""The stage of StepRecord.seconds that is the drafters'; everything else is the step's own."""
+
+_LEVEL_RATE, _LOCAL_RATE = 0.05, 0.10
+_SETTLE_EVERY, _SETTLE_SHARE = 16, 0.25
+_MOST_SURPRISE = 0.3
+"""A step may surprise by this much (in log seconds) before the rest is put down to a pause of the machine."""
+_PENALTY = 1e-3
+
+
+class StepSurface(Protocol):
+    """Seconds of a step by its shape. `rows` are all rows of the pass, known tokens and guesses; `requests` the
+    sequences in it; `context_sum` the cached positions of all of them together, before the step."""
+
+    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
+        """The step without drafting: schedule, forward, accept, commit."""
+
+    def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
+        """Drafting for `requests` sequences, each to `depth`; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """One measured step (the median of several): its shape as in StepSurface, and seconds without drafting."""
+
+    rows: int
+    requests: int
+    context_sum: int
+    seconds: float
+
+
+class MeasuredSurface:
+    """Seconds = level x (curve(rows) + per_request R + per_context S + per_pair rows S / R), R requests, S context_sum.
+
+    `rows` are the measured row counts, ascending; `seconds` the curve there, linear in between, and beyond the last two
+    along their line. `per_context` prices reading a cached position once a request, `per_pair` a row's work on it.
+    `drafters` price drafting by name; one never measured is taken to be free until it is observed.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        seconds: Sequence[float],
+        *,
+        per_request: float = 0.0,
+        per_context: float = 0.0,
+        per_pair: float = 0.0,
+        drafters: Mapping[str, DraftCurve] | None = None,
+    ) -> None:
+        self.rows = list(rows)
+        self.per_request, self.per_context, self.per_pair = per_request, per_context, per_pair
+        self.drafters = dict(drafters or {})
+        self.level = 1.0
+        _check_curve(self.rows, seconds)
+        self._base = [float(value) for value in seconds]
+        self._local = [0.0] * len(self.rows)  # log corrections at the measured row counts
+        self._now = list(self._base)
+        self._seen: set[int] = set()
+        self._observed = 0
+
+    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
+        """See StepSurface; about a microsecond. A step without rows costs nothing."""
+        if rows <= 0:
+            return 0.0
+        right, share = self._place(rows)
+        curve = self._now[right]
+        if right:
+            left = self._now[right - 1]
+            curve = left + (curve - left) * share if share <= 1 else curve + max(0.0, curve - left) * (share - 1)
+        return self.level * (curve + self._others(rows, requests, context_sum))
+
+    def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
+        """See StepSurface."""
+        curve = self.drafters.get(drafter)
+        return curve.seconds(requests, depth) if curve and requests > 0 and depth > 0 else 0.0
+
+    def observe(self, record: StepRecord) -> None:
+        """Learn from a step: how fast the machine is now, and how this number of rows differs from the rest.
+
+        Steps that compute prompts (their rows need no logits) and those with more rows than were ever measured teach
+        nothing.
+        """
+        if record.rows > record.sequences + record.guesses:
+            return
+        taken = sum(value for stage, value in record.seconds.items() if stage != DRAFT_STAGE)
+        if taken <= 0 or not 0 < record.rows <= self.rows[-1]:
+            return
+        expected = self.seconds(record.rows, record.sequences, sum(record.contexts))
+        surprise = max(-_MOST_SURPRISE, min(_MOST_SURPRISE, math.log(taken / expected)))
+        self.level *= math.exp(_LEVEL_RATE * surprise)
+        right, share = self._place(record.rows)
+        for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
+            self._local[knot] += weight * _LOCAL_RATE * surprise
+            self._now[knot] = self._base[knot] * math.exp(self._local[knot])
+            if weight > 0:
+                self._seen.add(knot)
+        self._observed += 1
+        if self._observed % _SETTLE_EVERY == 0:
+            self._settle()
+
+    def _settle(self) -> None:
+        """What all observed row counts have in common is the machine's, and holds where nothing was observed too."""
+        shift = _SETTLE_SHARE * sum(self._local[knot] for knot in self._seen) / len(self._seen)
+        self.level *= math.exp(shift)
+        for knot in self._seen:
+            self._local[knot] -= shift
+            self._now[knot] = self._base[knot] * math.exp(self._local[knot])
+
+    def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
+        """Learn what drafting for `requests` sequences to `depth` took."""
+        if requests > 0 and depth > 0 and seconds > 0:
+            self.drafters.setdefault(drafter, DraftCurve.free()).observe(requests, depth, seconds=seconds)
+
+    def _place(self, rows: int) -> tuple[int, float]:
+        """The knot at or right of `rows` (0: at the first or below) and how far from its left neighbour, in [0, 1];
+        above 1 beyond the last."""
+        right = bisect_right(self.rows, rows)
+        if right == 0 or len(self.rows) == 1:
+            return 0, 0.0
+        right = min(right, len(self.rows) - 1)
+        left = self.rows[right - 1]
+        return right, (rows - left) / (self.rows[right] - left)
+
+    def _others(self, rows: int, requests: int, context_sum: int) -> float:
+        pairs = rows * context_sum / requests if requests else 0.0
+        return self.per_request * requests + self.per_context * context_sum + self.per_pair * pairs
+
+    # ---- from measurements, and to a file --------------------------------------------------------------------------
+
+    @classmethod
+    def fit(cls, points: Sequence[StepPoint], *, drafters: Mapping[str, DraftCurve] | None = None) -> MeasuredSurface:
+        """The surface nearest to measured points in relative error, with no negative price.
+
+        Needs two or more row counts, or raises UsageError. A price that the points do not tell apart (one context,
+        one request everywhere) comes out as zero rather than as a guess.
+        """
+        rows = sorted({point.rows for point in points})
+        if len(rows) < 2 or any(point.seconds <= 0 or point.requests <= 0 for point in points):
+            raise UsageError(
+                f"{len(points)} measured steps with {len(rows)} row counts do not make a surface.",
+                "Measure at least two row counts, each with seconds above 0.",
+            )
+        system = np.array([[*_hats(rows, point.rows), *_terms(point)] for point in points], dtype=np.float64)
+        taken = np.array([point.seconds for point in points])
+        found = _solve(system / taken[:, None], np.ones(len(points)), keep=len(rows))
+        curve, (request, context, pair) = found[: len(rows)], found[len(rows) :]
+        return cls(
+            rows,
+            [max(float(value), 1e-9) for value in curve],
+            per_request=float(request),
+            per_context=float(context),
+            per_pair=float(pair),
+            drafters=drafters,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for a file, with what was learned since; `from_dict` reads them."""
+        return {
+            "rows": list(self.rows),
+            "seconds": [self.level * value for value in self._now],
+            "per_request": self.level * self.per_request,
+            "per_context": self.level * self.per_context,
+            "per_pair": self.level * self.per_pair,
+            "drafters": {name: curve.as_dict() for name, curve in self.drafters.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> MeasuredSurface:
+        """The inverse of as_dict. UsageError if a key is missing or a value is not a number."""
+        try:
+            drafters = {name: DraftCurve.from_dict(curve) for name, curve in values["drafters"].items()}
+            prices = {name: float(values[name]) for name in ("per_request", "per_context", "per_pair")}
+            return cls([int(r) for r in values["rows"]], values["seconds"], drafters=drafters, **prices)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"Stored step times are damaged: {error!r}.", "Run `wager calibrate` again.") from error
+
+
+def _check_curve(rows: Sequence[int], seconds: Sequence[float]) -> None:
+    ascending = all(left < right for left, right in zip(rows, rows[1:], strict=False))
+    sound = all(math.isfinite(value) and value > 0 for value in seconds)
+    if not rows or rows[0] < 1 or len(rows) != len(seconds) or not ascending or not sound:
+        raise UsageError(
+            f"A step curve over rows {list(rows)} with seconds {list(seconds)} is not one.",
+            "Rows ascend from 1 or more, and each has seconds above 0.",
+        )
+
+
+def _hats(knots: Sequence[int], rows: int) -> list[float]:
+    """The weights of each knot at one of them: 1 there, 0 elsewhere (every point's rows are a knot)."""
+    return [float(knot == rows) for knot in knots]
+
+
+def _terms(point: StepPoint) -> tuple[float, float, float]:
+    return point.requests, point.context_sum, point.rows * point.context_sum / point.requests
+
+
+def _solve(system: NDArray[np.float64], target: NDArray[np.float64], *, keep: int) -> NDArray[np.float64]:
+    """Least squares in which columns from `keep` on may not be negative, and are zero where nothing speaks for them.
+
+    The most negative is dropped until none is. A slight penalty on these columns alone decides what the rows of the
+    system leave open.
+    """
+    active = list(range(system.shape[1]))
+    while True:
+        scale = np.linalg.norm(system[:, active], axis=0)
+        scale[scale == 0] = 1.0
+        penalty = np.diag([_PENALTY * (column >= keep) for column in active])
+        rows = np.vstack([system[:, active] / scale, penalty])
+        found = np.linalg.lstsq(rows, np.concatenate([target, np.zeros(len(active))]), rcond=None)[0]
+        worst = min(range(len(active)), key=lambda at: found[at] if active[at] >= keep else 0.0)
+        if active[worst] < keep or found[worst] >= 0:
+            whole = np.zeros(system.shape[1])
+            whole[active] = found / scale
+            return whole
+        del active[worst]

@@ -1,0 +1,81 @@
+"""How numbers are stored and in which arithmetic they are multiplied; a stream is one pass over such numbers.
+
+Plain values: bytes, FLOPs and names. Knows no model and no machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wager.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`bytes` one stored element takes, scales included; `compute` is the arithmetic its products run in."""
+
+    name: str
+    bytes: float
+    compute: str
+
+
+FORMATS: dict[str, Format] = {
+    each.name: each
+    for each in (
+        Format("fp32", 4.0, "fp32"),
+        Format("bf16", 2.0, "bf16"),
+        Format("fp8", 1.0, "fp8"),
+        Format("int8", 1.0, "int8"),
+        Format("fp4", 0.53, "fp4"),  # 4 bits and a scale of 8 bits per 32 elements
+        Format("mxfp4", 0.53, "bf16"),  # the same bytes, multiplied as bf16
+        Format("int4", 0.53, "bf16"),
+    )
+}
+
+
+def find_format(name: str) -> Format:
+    """The format of that name, or UsageError."""
+    if name not in FORMATS:
+        raise UsageError(f"Number format {name!r} is not known.", f"Known are: {', '.join(FORMATS)}.")
+    return FORMATS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Which format serves what. `cache` and `query` are bytes per element of cached keys and values (or latents) and of
+    query vectors; `attention` is the arithmetic of attention; `index` that of an indexer's scores."""
+
+    weights: Format
+    experts: Format
+    shared: Format
+    cache: float
+    query: float = 2.0
+    attention: str = "bf16"
+    index: str = "fp8"
+    activations: float = 2.0
+    dispatch: float = 2.0
+
+    @classmethod
+    def of(
+        cls, weights: str, experts: str | None = None, *, shared: str | None = None, cache: str = "bf16"
+    ) -> Precision:
+        """By format names: everything like `weights`, experts and shared experts on request otherwise.
+
+        Activations travel as 8 bits to experts that compute in 8 or 4.
+        """
+        kinds = find_format(weights), find_format(experts or weights), find_format(shared or experts or weights)
+        narrow = kinds[1].compute in ("fp8", "fp4", "int8")
+        return cls(*kinds, cache=find_format(cache).bytes, dispatch=1.0 if narrow else 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One kernel's work: `bytes` that divide among tensor-parallel devices as the FLOPs do, and `cached` bytes of cache
+    that divide among `shards` of them at most."""
+
+    part: str
+    flops: float
+    bytes: float
+    compute: str
+    cached: float = 0.0
+    shards: int = 1

@@ -1,0 +1,140 @@
+"""The drafter's own roofline, and whether it all fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from wager.economics.cost import CostModel, Load
+from wager.economics.device import DEVICES
+from wager.economics.drafters import Fraction, Free, Measured, Passes, Small, block, mtp
+from wager.economics.links import Cluster
+from wager.economics.memory import SPARE, footprint, largest_batch
+from wager.models.physics import TABLE
+
+B200 = Cluster(DEVICES["B200"])
+QWEN = TABLE["Qwen3.6-35B-A3B"]
+HEAD, BLOCK = mtp(QWEN, B200, lump="whole"), block(QWEN, B200, lump="whole")
+
+GOLDEN = {
+    1: (140.9, 245.6), 8: (179.4, 245.6), 16: (214.1, 245.6), 32: (262.1, 447.2), 64: (308.9, 894.3),
+    128: (332.4, 1788.6), 256: (336.0, 3577.2), 512: (336.1, 7154.5),
+}  # fmt: skip
+
+
+def test_shapes_follow_from_the_target() -> None:
+    assert HEAD.dense == 535_822_336
+    assert BLOCK.dense == 982_515_712
+    assert HEAD.experts is not None
+    assert HEAD.dense + 9 * HEAD.experts.expert(HEAD.hidden) == 564_133_888
+
+
+@pytest.mark.parametrize("batch", GOLDEN)
+def test_a_pass_in_microseconds(batch: int) -> None:
+    one, whole = GOLDEN[batch]
+    assert HEAD.seconds(batch, 1, context=0) * 1e6 == pytest.approx(one, abs=0.051)
+    for depth in (1, 7, 15):
+        assert BLOCK.seconds(batch, depth, context=0) * 1e6 == pytest.approx(whole, abs=0.051)
+        assert HEAD.seconds(batch, depth, context=0) == pytest.approx(depth * HEAD.seconds(batch, 1, context=0))
+
+
+@pytest.mark.parametrize(
+    ("depth", "batch"), [(2, 39.8), (3, 66.8), (4, 93.1), (6, 143.3), (8, 192.1), (12, 288.6), (16, 384.8)]
+)
+def test_where_a_block_costs_as_much_as_passes(depth: int, batch: float) -> None:
+    low, high = 20.0, 500.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        dearer = BLOCK.seconds(middle, 15, context=0) > HEAD.seconds(middle, depth, context=0)
+        low, high = (low, middle) if dearer else (middle, high)
+    assert high == pytest.approx(batch, abs=0.051)
+    assert all(HEAD.seconds(b, 1, context=0) < BLOCK.seconds(b, 1, context=0) for b in (1, 8, 64, 512, 4096))
+
+
+def test_where_passes_turn_compute_bound() -> None:
+    """Batch 670 for a pass of one position, 17.6 for a block of sixteen: the next request is paid."""
+
+    def steep(drafter: Passes, batch: float) -> bool:
+        return drafter.seconds(batch * 1.001, 1, context=0) > 1.0005 * drafter.seconds(batch, 1, context=0)
+
+    assert [steep(HEAD, batch) for batch in (660, 680)] == [False, True]
+    assert [steep(BLOCK, batch) for batch in (17.5, 17.7)] == [False, True]
+
+
+def test_bounding_streams_apart_is_dearer_only_where_one_is_saturated() -> None:
+    apart = mtp(QWEN, B200)
+    for batch in (1, 16, 128):
+        assert apart.seconds(batch, 1, context=0) == pytest.approx(HEAD.seconds(batch, 1, context=0), rel=0.01)
+    assert apart.seconds(512, 1, context=0) > 1.3 * HEAD.seconds(512, 1, context=0)
+
+
+def test_drafters_without_a_roofline() -> None:
+    cost = CostModel(QWEN, DEVICES["B200"])
+    assert Free().seconds(64, 9, context=100) == 0
+    assert Measured(3e-4).seconds(64, 3, context=0) == pytest.approx(9e-4)
+    assert Fraction(cost, 0.1).seconds(8, 4, context=77) == pytest.approx(0.4 * cost.seconds([Load(77, 1, 8)]))
+    small = Small(CostModel(TABLE["SmolLM2-135M"], DEVICES["B200"]))
+    assert small.seconds(2, 5, context=50) == pytest.approx(5 * small.cost.seconds([Load(50, 1, 2)]))
+    for drafter in (HEAD, BLOCK, small, Fraction(cost, 0.1)):
+        assert drafter.seconds(8, 0, context=0) == 0
+
+
+def test_a_dense_target_gets_a_dense_layer() -> None:
+    model = TABLE["Llama-3.1-8B"]
+    drafter = mtp(model, B200)
+    assert drafter.own == 218_103_808 + 2 * 4096**2
+    assert drafter.resident_bytes == 2 * drafter.own
+    assert drafter.kv_bytes(1000) == model.kv_bytes(1000) / 32
+
+
+def test_a_cluster_divides_the_drafter_too() -> None:
+    assert mtp(TABLE["Llama-3.1-8B"], Cluster(DEVICES["B200"], tp=4)).seconds(1, 1, context=0) == pytest.approx(
+        mtp(TABLE["Llama-3.1-8B"], B200).seconds(1, 1, context=0) / 4
+    )
+    wide = mtp(QWEN, Cluster(DEVICES["B200"], ep=8))
+    assert wide.seconds(1, 1, context=0) < mtp(QWEN, B200).seconds(1, 1, context=0)
+
+
+# ---- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_batch_takes() -> None:
+    cost = CostModel(TABLE["Llama-3.1-8B"], DEVICES["H100"])
+    drafter = mtp(cost.model, cost.cluster)
+    found = footprint(cost, drafter, batch=10, context=1000)
+    assert found.weights == 2 * (8_030_261_248 - 65 * 4096)
+    assert found.cache == 10 * 1000 * (131_072 + 4096)
+    assert found.total == found.weights + found.drafter + found.cache
+    assert found.fits
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (8, 1), (1, 32)])
+def test_the_largest_batch_fits_and_one_more_does_not(tp: int, ep: int) -> None:
+    cost = CostModel(TABLE["DeepSeek-V3"], DEVICES["B200"], tp=tp, ep=ep)
+    drafter = mtp(cost.model, cost.cluster)
+    most = largest_batch(cost, drafter, context=8192)
+    assert most is not None
+    assert footprint(cost, drafter, batch=most, context=8192).fits == (most > 0)
+    assert footprint(cost, drafter, batch=most + 1, context=8192).fits is False
+    assert (most > 0) == (max(tp, ep) > 1)
+
+
+def test_a_shared_latent_is_kept_on_every_device() -> None:
+    one, eight = (CostModel(TABLE["DeepSeek-V3"], DEVICES["B200"], tp=tp) for tp in (1, 8))
+    caches = [footprint(cost, Free(), batch=1, context=1000).cache for cost in (one, eight)]
+    assert caches[0] == caches[1] == 1000 * 70_272
+    divided = footprint(CostModel(TABLE["Llama-3.1-8B"], DEVICES["B200"], tp=8), Free(), batch=1, context=1000)
+    assert divided.cache == 1000 * 131_072 / 8
+
+
+def test_experts_are_spread_and_the_rest_is_kept_whole() -> None:
+    model = TABLE["DeepSeek-V3"]
+    routed = model.elements()["experts"]
+    found = footprint(CostModel(model, DEVICES["B200"], ep=32), Free(), batch=1, context=1)
+    assert found.weights == pytest.approx(model.resident_bytes - routed + routed / 32)
+
+
+def test_unknown_memory_is_unknown() -> None:
+    cost = CostModel(TABLE["SmolLM2-135M"], DEVICES["CPU-2core-AVX512"])
+    assert largest_batch(cost, Free(), context=100) is None
+    assert footprint(cost, Free(), batch=1, context=100).fits is None
+    assert 0 < SPARE < 1

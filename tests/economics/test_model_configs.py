@@ -1,0 +1,129 @@
+"""Published config.json files: as many weights as transformers builds, and refusals that name the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from wager.errors import ModelError
+from wager.models.physics import TABLE, Compressed, DeltaNet, Dense, Experts, Gqa, Mla, Precision, from_config
+
+LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+         "max_position_embeddings": 131072, "tie_word_embeddings": False}  # fmt: skip
+DEEPSEEK = {"model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+            "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+            "v_head_dim": 128, "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1,
+            "moe_intermediate_size": 2048, "intermediate_size": 18432, "first_k_dense_replace": 3,
+            "vocab_size": 129280, "max_position_embeddings": 163840,
+            "quantization_config": {"quant_method": "fp8"}}  # fmt: skip
+
+CLASSES = [
+    ("LlamaConfig", {}), ("MistralConfig", {}), ("Qwen2Config", {}), ("Qwen3Config", {}), ("MixtralConfig", {}),
+    ("Qwen2MoeConfig", {"mlp_only_layers": [0, 3]}), ("Qwen3MoeConfig", {"decoder_sparse_step": 2}),
+    ("Qwen3NextConfig", {}), ("Qwen3_5MoeTextConfig", {}), ("GptOssConfig", {}),
+    ("DeepseekV2Config", {"num_experts_per_tok": 6}), ("DeepseekV3Config", {}), ("DeepseekV4Config", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes"), CLASSES, ids=lambda value: value if isinstance(value, str) else "")
+def test_parameters_are_what_transformers_builds(name: str, changes: dict[str, Any]) -> None:
+    """Matrices as the library makes them, without its norms, biases, sinks and the residual mixing of V4."""
+    import transformers
+
+    config = getattr(transformers, name)(num_hidden_layers=6, **changes)
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(config)
+    small = ("norm", "bias", "sinks", "hc_", "_hc", "A_log", "conv1d")
+    sizes = {key: value.numel() for key, value in built.named_parameters() if not any(word in key for word in small)}
+    model = from_config({**config.to_dict(), "model_type": config.model_type})
+    ours = model.parameters - (2 * model.depth + 1) * model.hidden
+    assert ours == pytest.approx(sum(sizes.values()), rel=1.5e-3)
+
+
+def test_the_published_files_give_the_tables_shapes() -> None:
+    assert from_config(LLAMA).layers == TABLE["Llama-3.1-8B"].layers
+    model = from_config(DEEPSEEK, name="V3")
+    assert model.layers == TABLE["DeepSeek-V3"].layers
+    assert model.precision == TABLE["DeepSeek-V3"].precision
+    assert (model.name, model.context, model.tied) == ("V3", 163840, False)
+
+
+def test_layer_kinds_by_layer() -> None:
+    linear = from_config({
+        "model_type": "qwen3_next", "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4, "vocab_size": 100, "max_position_embeddings": 1000,
+    })  # fmt: skip
+    kinds = {type(layer.attention): layer.count for layer in linear.layers}
+    assert kinds == {DeltaNet: 6, Gqa: 2}
+    assert linear.layers[0].ffn == Experts(8, 2, 1, 32, 48)
+    stored = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    gpt = from_config({**LLAMA, "model_type": "gpt_oss", "sliding_window": 128, "num_local_experts": 4,
+                       "experts_per_token": 2, "quantization_config": stored})  # fmt: skip
+    assert [(layer.attention.window, layer.count) for layer in gpt.layers if isinstance(layer.attention, Gqa)] == [
+        (128, 16), (None, 16)]  # fmt: skip
+    assert gpt.precision.experts.name == "mxfp4"
+    assert gpt.precision.weights.name == "bf16"
+
+
+def test_quantisations() -> None:
+    """4 bits everywhere, or in the routed experts alone; a precision that is given replaces what the file says."""
+    awq = from_config({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
+    assert awq.precision == Precision.of("int4")
+    group = {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}, "ignore": ["re:.*self_attn.*"]}
+    packed = {"quant_method": "compressed-tensors", **group}
+    kimi = from_config({**DEEPSEEK, "model_type": "kimi_k2", "quantization_config": packed})
+    assert kimi.precision == TABLE["Kimi-K2"].precision
+    unknown = {**LLAMA, "quantization_config": {"quant_method": "magic"}}
+    assert from_config(unknown, precision=Precision.of("fp8")).precision == Precision.of("fp8")
+    assert from_config({**LLAMA, "torch_dtype": "float32"}).precision == Precision.of("fp32")
+
+
+def test_v4_by_layer_types_or_by_ratios() -> None:
+    config = {
+        "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 64,
+        "head_dim": 512, "q_lora_rank": 1024, "o_groups": 8, "o_lora_rank": 1024, "sliding_window": 128,
+        "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "n_routed_experts": 256,
+        "num_experts_per_tok": 6, "n_shared_experts": 1, "moe_intermediate_size": 2048, "vocab_size": 129280,
+        "max_position_embeddings": 1048576, "compress_ratios": [0, 4, 128, 4, 0],
+    }  # fmt: skip
+    model = from_config(config)
+    kinds = [(layer.attention, layer.count) for layer in model.layers]
+    assert {kind.ratio: count for kind, count in kinds if isinstance(kind, Compressed)} == {0: 1, 4: 2, 128: 1}
+    assert model.layers[1].attention == TABLE["DeepSeek-V4-Flash"].layers[1].attention
+    with pytest.raises(ModelError, match="layer type '7'"):
+        from_config({**config, "compress_ratios": [0, 4, 7, 4]})
+
+
+def test_dense_layers_among_experts_and_a_nested_text_model() -> None:
+    model = from_config({"model_type": "kimi_k25", "text_config": {**DEEPSEEK, "model_type": "kimi_k2"}})
+    dense, sparse = model.layers
+    assert (dense.ffn, dense.count, sparse.count) == (Dense(18432), 3, 58)
+    assert isinstance(dense.attention, Mla)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type of config.json is gpt2"),
+        ({}, "model_type of config.json is none"),
+        ({key: value for key, value in LLAMA.items() if key != "intermediate_size"}, "lacks 'intermediate_size'"),
+        ({key: value for key, value in LLAMA.items() if key != "num_hidden_layers"}, "lacks 'num_hidden_layers'"),
+        ({key: value for key, value in DEEPSEEK.items() if key != "kv_lora_rank"}, "lacks 'kv_lora_rank'"),
+        ({**LLAMA, "hidden_size": -4096}, "hidden_size = -4096"),
+        ({**LLAMA, "hidden_size": "4096"}, "hidden_size = '4096'"),
+        ({**LLAMA, "num_hidden_layers": 10**6}, "num_hidden_layers = 1000000 cannot be right"),
+        ({**LLAMA, "num_key_value_heads": 5}, "32 query heads cannot share 5"),
+        ({**LLAMA, "quantization_config": {"quant_method": "magic"}}, "quantisation 'magic'"),
+        ({**DEEPSEEK, "num_experts_per_tok": 300}, "300 experts active out of 256"),
+        ({**LLAMA, "model_type": "qwen3", "sliding_window": 64, "layer_types": ["full_attention"]}, "layer_types"),
+    ],
+)
+def test_a_bad_configuration_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        from_config(config)

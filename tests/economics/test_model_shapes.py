@@ -1,0 +1,262 @@
+"""Published shapes as numbers: parameters, streamed bytes, cache, and attention's intensities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from wager.economics.device import DEVICES
+from wager.errors import UsageError
+from wager.models.physics import (
+    TABLE,
+    Attention,
+    Compressed,
+    DeltaNet,
+    Experts,
+    Gqa,
+    Mla,
+    Model,
+    Precision,
+    Quoted,
+    find_model,
+    from_spec,
+)
+from wager.models.spec import ModelSpec, Rope
+
+BF16, FP8 = Precision.of("bf16"), Precision.of("fp8", cache="fp8")
+
+
+def intensity(kind: Attention, *, context: float, rows: float, precision: Precision = BF16) -> float:
+    stream = kind.streams(context, rows, precision)[0]
+    return stream.flops / (stream.bytes + stream.cached)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("Llama-3.1-8B", 8.03), ("Llama-3.1-70B", 70.6), ("Qwen3-8B", 8.19), ("Qwen3-30B-A3B", 30.53),
+     ("Qwen3-235B-A22B", 235.1), ("Qwen3.6-35B-A3B", 34.6), ("gpt-oss-20b", 20.91), ("gpt-oss-120b", 116.8),
+     ("DeepSeek-V3", 671.0), ("DeepSeek-V4-Flash", 284.3), ("Kimi-K2", 1026.4)],
+)  # fmt: skip
+def test_parameters(name: str, billions: float) -> None:
+    assert TABLE[name].parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+def test_smollm2_to_the_last_parameter() -> None:
+    model = TABLE["SmolLM2-135M"]
+    assert model.parameters == 134_515_008
+    assert model.active == 134_479_872
+    assert model.elements()["projections"] + model.elements()["ffn"] == 106_168_320
+
+
+STREAMED = """
+SmolLM2-135M      0      0.1345 0.269
+Llama-3.1-8B      0      7.505  15.0
+Qwen3-8B          0      7.568  15.1
+Llama-3.1-70B     0      69.50  139
+Qwen3-30B-A3B     1.812  1.230  6.08
+Qwen3.6-35B-A3B   1.132  1.726  5.72
+gpt-oss-20b       2.389  1.218  3.70
+gpt-oss-120b      3.583  1.548  4.99
+Qwen3-235B-A22B   14.19  7.374  21.6
+DeepSeek-V3       22.99  13.64  36.6
+DeepSeek-V4-Flash 7.575  5.661  9.68
+Kimi-K2           21.14  10.55  32.3
+"""
+
+
+@pytest.mark.parametrize("line", STREAMED.strip().splitlines(), ids=lambda line: line.split()[0])
+def test_what_one_token_streams(line: str) -> None:
+    name, touched, other, size = line.split()
+    model = TABLE[name]
+    alike = model.precision.shared == model.precision.experts
+    layers = [(layer.ffn, layer.count) for layer in model.layers]
+    experts = sum(
+        count * (ffn.active * ffn.expert(model.hidden) + alike * ffn.shared_weights(model.hidden))
+        for ffn, count in layers if isinstance(ffn, Experts)
+    )  # fmt: skip
+    assert experts / 1e9 == pytest.approx(float(touched), rel=5e-4)
+    assert (model.active - experts) / 1e9 == pytest.approx(float(other), rel=5e-4)
+    assert model.streamed_bytes / 1e9 == pytest.approx(float(size), rel=3e-3)
+
+
+def test_the_largest_table_row_within_the_catalogs_rounding() -> None:
+    model = TABLE["DeepSeek-V4-Pro"]
+    assert model.streamed_bytes / 1e9 == pytest.approx(35.8, rel=0.01)
+    assert model.parameters / 1e12 == pytest.approx(1.60, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "resident"),
+    [("Qwen3-30B-A3B", 28.99), ("Qwen3-235B-A22B", 227.1), ("Qwen3.6-35B-A3B", 32.34), ("gpt-oss-20b", 19.11),
+     ("gpt-oss-120b", 114.7), ("DeepSeek-V3", 656.5), ("DeepSeek-V4-Flash", 278.1), ("DeepSeek-V4-Pro", 1551),
+     ("Kimi-K2", 1015)],
+)  # fmt: skip
+def test_resident_experts(name: str, resident: float) -> None:
+    model = TABLE[name]
+    elements = model.elements()
+    alike = model.precision.shared == model.precision.experts
+    assert (elements["experts"] + alike * elements["shared"]) / 1e9 == pytest.approx(resident, rel=5e-4)
+
+
+CACHE = [("SmolLM2-135M", 23_040), ("Llama-3.1-8B", 131_072), ("Llama-3.1-70B", 327_680), ("Qwen3-8B", 147_456),
+         ("Qwen3-30B-A3B", 98_304), ("Qwen3-235B-A22B", 192_512), ("Qwen3.6-35B-A3B", 20_480), ("DeepSeek-V3", 70_272),
+         ("Kimi-K2", 70_272), ("gpt-oss-20b", 24_576), ("gpt-oss-120b", 36_864), ("DeepSeek-V4-Flash", 3850.25),
+         ("DeepSeek-V4-Pro", 5511.4)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "size"), CACHE)
+def test_cache_of_a_position_beyond_all_windows(name: str, size: float) -> None:
+    model = TABLE[name]
+    assert model.kv_bytes(8192 + 128) - model.kv_bytes(8192) == pytest.approx(128 * size, rel=1e-4)
+
+
+def test_caches_with_windows_and_states() -> None:
+    gpt = TABLE["gpt-oss-20b"]
+    assert gpt.kv_bytes(100) == 100 * 49_152
+    assert TABLE["Qwen3.6-35B-A3B"].kv_bytes(0) == pytest.approx(33.42e6, rel=1e-3)
+    flash, wide = TABLE["DeepSeek-V4-Flash"], Precision.of("fp8", "fp4", cache="bf16")
+    assert flash.kv_bytes(131_072) / 1e9 == pytest.approx(0.51, abs=0.005)
+    assert flash.kv_bytes(8192) - 8192 * 3850.25 == pytest.approx(3.2e6, rel=0.01)
+    pro = replace(TABLE["DeepSeek-V4-Pro"], precision=wide)
+    assert (pro.kv_bytes(2**20) - 61 * 128 * 1024) / 2**30 == pytest.approx(9.62, abs=0.005)
+    assert TABLE["DeepSeek-V3"].kv_bytes(131_072) / 1e9 == pytest.approx(9.2, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "context"), [("SmolLM2-135M", 11_700), ("Llama-3.1-8B", 114_500), ("Qwen3-8B", 102_600)]
+)
+def test_where_reading_the_cache_equals_reading_the_weights(name: str, context: int) -> None:
+    model = TABLE[name]
+    assert model.streamed_bytes / model.kv_bytes(1) == pytest.approx(context, rel=5e-3)
+
+
+# ---- attention ----------------------------------------------------------------------------------------------------
+
+
+def test_grouped_query_plateaus_and_a_finite_context() -> None:
+    plateaus = {"SmolLM2-135M": 3, "Llama-3.1-8B": 4, "Llama-3.1-70B": 8, "Qwen3-30B-A3B": 8, "Qwen3-235B-A22B": 16}
+    for name, plateau in plateaus.items():
+        assert intensity(TABLE[name].layers[0].attention, context=1e9, rows=1) == pytest.approx(plateau, rel=1e-3)
+    for rows, expected in {1: 7.99, 2: 15.97, 4: 31.88, 8: 63.50}.items():
+        assert intensity(Gqa(64, 8, 128), context=4096, rows=rows) == pytest.approx(expected, abs=0.0051)
+
+
+MLA = """
+512 193.4 322.4 483.6 644.7
+1024 214.9 386.8 644.7 967.1
+8192 238.1 468.9 910.2 1719.3
+16384 239.9 476.1 937.8 1820.4
+1048576 241.7 483.4 966.6 1932.3
+"""
+
+
+@pytest.mark.parametrize("line", MLA.strip().splitlines(), ids=lambda line: line.split()[0])
+def test_absorbed_latent_attention(line: str) -> None:
+    kind = Mla(64, 1536, 512, 128, 64, 128)
+    context, *expected = (float(word) for word in line.split())
+    found = [intensity(kind, context=context, rows=rows, precision=FP8) for rows in (1, 2, 4, 8)]
+    assert found == pytest.approx(expected, abs=0.0501)
+
+
+def test_the_width_at_which_latent_attention_turns_compute_bound() -> None:
+    """T* of models.md 6, for B200, H100 and H200."""
+    rows = [(64, BF16, (2.33, 2.44, 1.71)), (64, FP8, (1.16, 1.22, 0.85)), (128, BF16, (1.16, 1.22, 0.85)),
+            (128, FP8, (0.58, 0.61, 0.43))]  # fmt: skip
+    for heads, precision, expected in rows:
+        plateau = intensity(Mla(heads, 1536, 512, 128, 64, 128), context=1e12, rows=1, precision=precision)
+        found = [DEVICES[name].ridge("bf16") / plateau for name in ("B200", "H100", "H200")]
+        assert found == pytest.approx(list(expected), abs=0.0051)
+
+
+def test_v4s_real_head() -> None:
+    """512 wide with its rotary part, keys are values: a little below the flat constants. Queries alone are counted."""
+    for rows, expected in {1: 227.5, 2: 455.0, 4: 909.8, 8: 1818.9}.items():
+        flops, read = 131_072 * 2**20 * rows, 576 * 2**20 + 65_536 * rows
+        assert flops / read == pytest.approx(expected, abs=0.051)
+        kind = Compressed(64, 512, 64, 1024, 8, 1024, window=2**20)
+        [stream] = kind.streams(2**20, rows, FP8)
+        assert stream.flops == flops
+        assert stream.cached == 584 * 2**20
+        assert stream.bytes == 2 * 65_536 * rows  # outputs are written, too
+
+
+def test_compressed_layers_attend_to_what_they_keep() -> None:
+    flash = TABLE["DeepSeek-V4-Flash"]
+    window, sparse, heavy = (layer.attention for layer in flash.layers)
+    assert [layer.count for layer in flash.layers] == [2, 21, 20]
+    for context, rows in ((100, 1), (4096, 2), (262_144, 3)):
+        near = min(context, 128)
+        far, hidden = min(512, context // 4), min(512 * rows, context // 4)
+        main, index = sparse.streams(context, rows, FP8)
+        assert main.flops == 131_072 * (near + far) * rows
+        assert main.cached == 584 * (near + hidden)
+        assert (index.flops, index.cached) == (16_384 * (context // 4) * rows, 132 * (context // 4))
+        assert heavy.streams(context, rows, FP8)[0].cached == 584 * (near + context // 128)
+        assert window.streams(context, rows, FP8)[0].flops == 131_072 * near * rows
+
+
+def test_the_indexer_overtakes_the_attention_it_serves() -> None:
+    sparse, heavy = (TABLE["DeepSeek-V4-Flash"].layers[i].attention for i in (1, 2))
+    main, index = sparse.streams(20_480, 1, FP8)
+    assert index.flops == main.flops
+    assert heavy.streams(65_536, 1, FP8)[0].flops == main.flops
+
+
+def test_a_linear_layers_state() -> None:
+    kind = DeltaNet(16, 32, 128, 128, 4)
+    assert kind.kv_bytes(0, BF16) == kind.kv_bytes(10**6, BF16) == 1_114_112
+    state = 30 * 32 * 128 * 128 * 2
+    assert state / 1e6 == pytest.approx(31.46, abs=0.005)
+    assert 30 * kind.kv_bytes(0, BF16) / 20_480 == pytest.approx(1632, abs=1)
+
+
+def test_projection_weights() -> None:
+    assert Mla(128, 1536, 512, 128, 64, 128).weights(7168) == 187_105_280
+    bare = Compressed(64, 512, 64, 1024, 8, 1024, window=128)
+    assert bare.weights(4096) == 106_954_752
+    assert Gqa(16, 2, 256, gated=True).weights(2048) == Gqa(16, 2, 256).weights(2048) + 2048 * 16 * 256
+    small = 2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048
+    assert Mla(16, None, 512, 128, 64, 128).weights(2048) == small
+    assert Quoted(7, 2.0, 3.0).kv_bytes(10, BF16) == 30
+
+
+# ---- models -------------------------------------------------------------------------------------------------------
+
+
+def test_a_decoders_spec_gives_the_same_numbers() -> None:
+    spec = ModelSpec("LlamaForCausalLM", 49152, 576, 30, 9, 3, 64, 1536, 8192, 1e-5, Rope(1e5), (None,) * 30, True)
+    model = from_spec(spec, name="small")
+    assert model.parameters == spec.parameters == 134_515_008
+    assert model.active == spec.streamed_elements
+    assert model.kv_bytes(10) == 10 * 2 * spec.kv_elements
+    half = replace(spec, windows=(16, None) * 15)
+    assert [layer.count for layer in from_spec(half).layers] == [15, 15]
+    assert from_spec(half).kv_bytes(100) == 2 * 2 * 3 * 64 * half.kv_reads(100)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-ai/DeepSeek-V3", "DeepSeek-R1"])
+def test_models_are_found_by_name(name: str) -> None:
+    assert find_model(name) is TABLE["DeepSeek-V3"]
+
+
+def test_an_unknown_model_is_named_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"'llama-3\.1-7B' is not known") as caught:
+        find_model("llama-3.1-7B")
+    assert "Llama-3.1-8B" in caught.value.hint
+
+
+def test_impossible_experts_are_refused() -> None:
+    with pytest.raises(UsageError, match="9 active"):
+        Experts(8, 9, 0, 64)
+
+
+def test_every_model_of_the_table_can_be_asked_everything() -> None:
+    wanted = {"Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-8B", "Qwen3-30B-A3B", "Qwen3-235B-A22B", "Qwen3.6-35B-A3B",
+              "gpt-oss-20b", "gpt-oss-120b", "DeepSeek-V3", "DeepSeek-V4-Flash", "DeepSeek-V4-Pro", "Kimi-K2",
+              "SmolLM2-135M"}  # fmt: skip
+    assert wanted == set(TABLE)
+    for model in TABLE.values():
+        assert isinstance(model, Model)
+        assert 0 < model.streamed_bytes <= model.resident_bytes
+        assert model.source

@@ -1,0 +1,368 @@
+"""`wager plan` end to end: the table, its words, JSON, drawings, and every way to ask wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+import wager
+from wager.cli import main, plan_inputs, plan_page
+from wager.cli.plan_text import Answer
+from wager.economics.bill import Acceptance, Question
+from wager.economics.cost import CostModel, Load
+from wager.economics.drafters import Fraction, Measured, Passes, Small
+from wager.economics.published import B200_ROUNDED, FLAT
+from wager.errors import UsageError
+
+Run = Callable[..., tuple[int, str, str]]
+
+CHARTS = ["--model", "DeepSeek-V4-Flash-charts", "--hardware", "B200-charts", "--drafter-cost", "0.1"]
+CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 500,
+          "max_position_embeddings": 512}  # fmt: skip
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main(["plan", *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def answer(run: Run, *arguments: str) -> dict[str, Any]:
+    code, out, err = run(*arguments, "--json", "-")
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_the_json_of_the_design(run: Run) -> None:
+    found = answer(run, *CHARTS, "--batch", "1,8,64", "--context", "4096,32768")
+    keys = {"batch", "context", "depth", "speedup", "tokens_per_round", "step_s", "draft_s", "price", "bound"}
+    assert {"points", "model", "hardware"} <= set(found)
+    assert all(keys <= set(point) for point in found["points"])
+    chosen = [(p["context"], p["batch"], p["depth"], round(p["speedup"], 3)) for p in found["points"]]
+    assert chosen == [(4096, 1, 1, 1.171), (4096, 8, 0, 1.0), (4096, 64, 4, 1.668),
+                      (32768, 1, 1, 1.152), (32768, 8, 0, 1.0), (32768, 64, 2, 1.246)]  # fmt: skip
+    for point in found["points"]:
+        seconds = point["step_s"] + point["draft_s"]
+        assert point["price"] == pytest.approx(seconds / (point["batch"] * point["tokens_per_round"]))
+        assert point["tokens_per_s_user"] == pytest.approx(point["tokens_per_round"] / seconds)
+        assert sum(part["share"] for part in point["parts"].values()) == pytest.approx(1)
+        assert set(point["bound"]) == set(point["parts"])
+        assert set(point["bound"].values()) <= {"memory", "compute", "both", "link", "fixed"}
+    assert found["points"][0]["bound"]["experts"] == "memory"
+    assert found["model"]["name"] == "DeepSeek-V4-Flash-charts"
+    assert found["hardware"]["ridge"]["bf16"] == pytest.approx(281)
+
+
+def test_the_gutter_is_found_to_the_request(run: Run) -> None:
+    """Between the batches that were asked about, too: with the published constants off wins from 4 to 13."""
+    found = answer(run, *CHARTS, "--batch", "1,4096")
+    assert found["gutter"] == [{"context": 4096, "acceptance": "0.75", "batches": [[4, 13]]}]
+    assert "off wins at batch 4 to 13" in run(*CHARTS, "--batch", "1,4096")[1]
+
+
+def test_a_table_that_says_what_it_means(run: Run) -> None:
+    code, out, err = run(*CHARTS, "--batch", "1,8,64,4096")
+    assert (code, err) == (0, "")
+    [row] = [line for line in out.splitlines() if re.match(r" 4096\s+0\.75\s+64\s", line)]
+    assert row.split()[3:6] == ["4", "1.668", "3.05"]
+    [off] = [line for line in out.splitlines() if re.match(r" 4096\s+0\.75\s+8\s", line)]
+    assert off.split()[3] == "off"
+    assert "all" in off.split()
+    flat = " ".join(out.split())
+    assert "What binds plain decoding at context 4096: batch 1: projections (memory)" in flat
+    assert "experts (memory)" in flat
+    assert "B200-charts: bf16 2.248 PFLOP/s" in flat
+
+
+def test_what_does_not_fit_is_marked(run: Run) -> None:
+    code, out, _ = run("--model", "DeepSeek-V3", "--hardware", "H200", "--batch", "4")
+    assert code == 0
+    assert "at context 4096 not even one request fits" in out
+    assert "GB !" in out
+    spread = answer(run, "--model", "DeepSeek-V3", "--hardware", "H200", "--ep", "16", "--batch", "4")
+    assert spread["hardware"]["largest_batch"]["4096"] > 100
+    assert spread["points"][0]["memory"]["fits"] is True
+    assert spread["points"][0]["bound"]["dispatch"] == "link"
+
+
+def test_unknown_memory_is_said_to_be_unknown(run: Run) -> None:
+    code, out, _ = run("--hardware", "cpu", "--batch", "1,2")
+    assert code == 0
+    assert "memory unknown" in out
+    assert "GB !" not in out
+    assert "SmolLM2-135M: 0.1345B parameters" in out
+
+
+def test_a_fixed_depth_and_several_acceptances(run: Run) -> None:
+    found = answer(run, *CHARTS, "--batch", "8", "--acceptance", "0.75,0.9", "--depth", "14")
+    low, high = found["points"]
+    assert (low["acceptance"], low["depth"], high["acceptance"], high["depth"]) == ("0.75", 14, "0.9", 14)
+    assert low["speedup"] == low["depths"][14]["speedup"] < 1
+    assert high["speedup"] == pytest.approx(1.2586, abs=5e-5)
+    assert low["losing_depths"] == list(range(1, 17))
+
+
+def test_acceptance_by_depth_from_a_file(run: Run, tmp_path: Path) -> None:
+    """As rates or as survival; the two say the same, and no depth beyond what is known is considered."""
+    rates, alive = tmp_path / "rates.json", tmp_path / "alive.json"
+    rates.write_text(json.dumps({"acceptance": [0.8, 0.5, 0.25]}))
+    alive.write_text(json.dumps({"survival": [0.8, 0.4, 0.1]}))
+    first, second = answer(run, *CHARTS, "--acceptance", f"{rates},{alive}", "--batch", "64")["points"]
+    assert (first["acceptance"], second["acceptance"]) == ("rates", "alive")
+    assert first["depths"][3]["tokens"] == pytest.approx(2.3)
+    assert len(first["depths"]) == 4
+    assert first["speedup"] == pytest.approx(second["speedup"])
+    assert first["depth"] == second["depth"] == 2
+
+
+def test_a_directory_and_a_gguf_file_are_billed_by_their_shape(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    found = answer(run, "--model", str(folder), "--hardware", "H100", "--batch", "1")
+    assert found["points"][0]["context"] == 512  # all it was made for
+    found = answer(run, "--model", str(folder), "--hardware", "H100", "--context", "100", "--batch", "1")
+    assert (found["model"]["name"], found["model"]["layers"]) == ("tiny", 2)
+    matrices = 2 * (64 * 16 * 12 + 3 * 64 * 128) + 2 * 500 * 64
+    assert found["model"]["parameters"] == matrices + 5 * 64
+
+    path = tmp_path / "tiny.gguf"
+    writer = GGUFWriter(path, "llama")
+    for name, value in (("context_length", 512), ("embedding_length", 64), ("block_count", 2), ("head_count", 4),
+                        ("head_count_kv", 2), ("feed_forward_length", 128), ("vocab_size", 500)):  # fmt: skip
+        getattr(writer, f"add_{name}")(value)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    stored = answer(run, "--model", str(path), "--hardware", "H100", "--context", "100", "--batch", "1")
+    assert stored["model"]["parameters"] == found["model"]["parameters"]
+    assert stored["points"][0]["step_s"] == pytest.approx(found["points"][0]["step_s"])
+
+
+def test_a_machine_from_a_file_and_other_number_formats(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "box.json"
+    path.write_text(
+        json.dumps({"name": "box", "peaks": {"bf16": 1e14, "fp8": 2e14}, "bandwidth": 1e12, "memory": 2e10})
+    )
+    base = ["--model", "Llama-3.1-8B", "--hardware", str(path), "--batch", "1", "--context", "0"]
+    wide, narrow = answer(run, *base), answer(run, *base, "--precision", "fp8", "--cache", "fp8")
+    assert wide["points"][0]["plain_s"] == pytest.approx(2 * narrow["points"][0]["plain_s"], rel=1e-4)
+    assert narrow["model"]["precision"]["cache"] == 1
+    slow = answer(run, *base, "--overhead", "3ms")
+    assert slow["points"][0]["plain_s"] == pytest.approx(wide["points"][0]["plain_s"] + 3e-3)
+    assert slow["points"][0]["bound"]["overhead"] == "fixed"
+
+
+def test_popular_experts_are_shared_by_more_tokens(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "wanted.json"
+    path.write_text(json.dumps({"popularity": [0.5] * 8 + [4 / 120] * 120}))
+    base = ["--model", "Qwen3-30B-A3B", "--hardware", "H100", "--batch", "8"]
+    even, skewed = answer(run, *base), answer(run, *base, "--popularity", str(path))
+    assert skewed["points"][0]["plain_s"] < 0.8 * even["points"][0]["plain_s"]
+    path.write_text(json.dumps({"popularity": [2, 1]}))
+    code, _, err = run(*base, "--popularity", str(path))
+    assert code == 2
+    assert "gives no popularity" in err
+
+
+BAD = [
+    (["--batch", "-1"], "batch = '-1'"),
+    (["--batch", "0"], "batch = 0"),
+    (["--batch", "1,x"], "batch = 'x'"),
+    (["--context", "-5"], "context = '-5'"),
+    (["--context", "9999999"], "context = 9999999"),
+    (["--acceptance", "1.5"], "acceptance = 1.5"),
+    (["--acceptance", "nan"], "acceptance = nan"),
+    (["--acceptance", "nowhere.json"], "no file nowhere.json"),
+    (["--model", "Lama-3.1-8B"], "Model 'Lama-3.1-8B' is not known"),
+    (["--hardware", "H1000"], "Hardware 'H1000' is not known"),
+    (["--hardware", "nowhere.json"], "no file nowhere.json"),
+    (["--drafter-shape", "eagel"], "drafter shape 'eagel'"),
+    (["--drafter-shape", "block:0"], "drafter shape 'block:0'"),
+    (["--drafter-shape", "model:nobody"], "Model 'nobody' is not known"),
+    (["--drafter-cost", "cheap"], "drafter-cost = 'cheap'"),
+    (["--drafter-cost", "-0.1"], "drafter-cost = '-0.1'"),
+    (["--drafter-cost", "0.1", "--drafter-shape", "mtp"], "--drafter-shape and --drafter-cost"),
+    (["--depth", "-2"], "Depth -2"),
+    (["--depth", "20", "--drafter-shape", "block:8"], "Depth 20"),
+    (["--max-depth", "-1"], "largest depth of -1"),
+    (["--locality", "0"], "locality = 0"),
+    (["--precision", "fp7"], "Number format 'fp7'"),
+    (["--cache", "fp7"], "Number format 'fp7'"),
+    (["--precision", "fp32"], "no known peak for fp32"),
+    (["--overhead", "5"], "overhead = '5'"),
+    (["--tp", "0"], "tp = 0"),
+    (["--ep", "2"], "has no experts to spread over 2 ranks"),
+    (["--plot", "picture.bmp"], "picture.bmp is no picture"),
+    (["--json", "nowhere/x.json"], "cannot be written to nowhere/x.json"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_wrong_question_is_named(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run("--model", "Llama-3.1-8B", "--hardware", "H100", *arguments)
+    assert code == 2
+    assert message in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [({**CONFIG, "model_type": "gpt2"}, "gpt2"), ({"model_type": "llama"}, "'num_hidden_layers'"), ([], "JSON object")],
+)
+def test_a_configuration_that_says_too_little(run: Run, tmp_path: Path, content: Any, message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    code, _, err = run("--model", str(tmp_path), "--hardware", "H100")
+    assert code == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [({}, "gives no acceptance"), ({"survival": [0.5, 0.9]}, "rises with depth"),
+     ({"acceptance": [1.5]}, "outside 0 to 1"), ({"acceptance": [0.5], "survival": [0.5]}, "gives no acceptance")],
+)  # fmt: skip
+def test_an_acceptance_file_that_is_none(run: Run, tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps(content))
+    code, _, err = run("--hardware", "H100", "--acceptance", str(path))
+    assert code == 2
+    assert message in err
+
+
+def test_depths_deeper_than_the_file_are_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({"acceptance": [0.5, 0.5]}))
+    code, _, err = run("--hardware", "H100", "--acceptance", str(path), "--depth", "3")
+    assert code == 2
+    assert "Depth 3 is deeper than acceptance rates is known for (2)" in err
+
+
+def test_prices_and_shapes_of_drafters() -> None:
+    cost = CostModel(FLAT, B200_ROUNDED)
+    shapes = {None: Passes, "block:8": Passes, "model:SmolLM2-135M": Small}
+    for shape, kind in shapes.items():
+        assert isinstance(plan_inputs.drafter(cost, shape=shape, price=None), kind)
+    share = plan_inputs.drafter(cost, shape=None, price="0.25")
+    assert isinstance(share, Fraction)
+    assert share.seconds(4, 2, context=10) == pytest.approx(0.5 * cost.seconds([Load(10, 1, 4)]))
+    timed = plan_inputs.drafter(cost, shape=None, price="300us")
+    assert isinstance(timed, Measured)
+    assert timed.seconds(4, 2, context=10) == pytest.approx(6e-4)
+
+
+# ---- drawings -----------------------------------------------------------------------------------------------------
+
+
+def asked(model: str, *, batches: tuple[int, ...] = (1, 16, 256)) -> Answer:
+    cost = CostModel(plan_inputs.find(model), plan_inputs.find_hardware("B200"))
+    question = Question(cost, plan_inputs.drafter(cost, shape="mtp", price=None), most=4)
+    return Answer.of(question, plan_inputs.Grid(batches, (1024,), (Acceptance("0.7", 0.7),)))
+
+
+@pytest.mark.parametrize(("model", "second"), [("Qwen3-30B-A3B", "Experts hit"), ("Llama-3.1-8B", "What a plain step")])
+def test_the_four_drawings_show_the_bill(model: str, second: str) -> None:
+    bill = asked(model)
+    figure = plan_page.draw(bill)
+    roofline, parts, speedups, depths = figure.axes[:4]
+    assert parts.get_title().startswith(second)
+    assert len(roofline.collections) == len(bill.points[0].step.parts)
+    by_label = {line.get_label(): line for line in speedups.get_lines()}
+    assert {"0.7", "0.5", "0.9"} <= set(by_label)
+    drawn = dict(zip(by_label["0.7"].get_xdata(), by_label["0.7"].get_ydata(), strict=True))
+    for point in bill.points:
+        assert drawn[point.batch] == pytest.approx(point.chosen.speedup)
+    assert depths.get_title().startswith("Best depth")
+
+
+def test_pictures_and_a_page_are_written(run: Run, tmp_path: Path) -> None:
+    picture, page = tmp_path / "bill.png", tmp_path / "bill.html"
+    code, out, err = run(*CHARTS, "--batch", "1,64", "--max-depth", "3", "--plot", str(picture), "--html", str(page))
+    assert code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") == 1
+    assert "<td>1.668</td>" not in text  # depth 4 was not allowed
+    assert "<td>3</td>" in text
+    assert "Gutter at context 4096" in text
+    assert str(page) in err
+    assert "speed-up" in out
+
+
+def test_without_matplotlib_drawing_is_an_error_and_the_table_is_not() -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from wager.cli import main\n"
+        "ask = ['plan', '--model', 'Llama-3.1-8B', '--hardware', 'H100', '--batch', '1']\n"
+        "sys.exit(10 * main(ask) + main([*ask, '--plot', 'x.png']))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(wager.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert "matplotlib, which is not installed" in done.stderr
+    assert "speed-up" in done.stdout
+
+
+def test_a_suffix_that_is_no_picture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no picture"):
+        plan_page.write_plot(asked("Llama-3.1-8B", batches=(1,)), tmp_path / "x.gif")
+
+
+# ---- the page about it --------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "economics.md").read_text(encoding="utf-8")
+
+
+def documented(kind: str, found: dict[str, Any]) -> list[str]:
+    """Fields the page lists for a part of the JSON that the answer lacks, and the reverse."""
+    [block] = re.findall(rf'"{kind}":\s+\[?\{{(.*?)\}}\]?,\n "', PAGE, re.DOTALL)
+    nested = re.sub(r"\{.*?\}", "", re.sub(r"\{[^{}]*\{[^{}]*\}[^{}]*\}", "", block))
+    return sorted(
+        set(re.findall(r'"(\w+)"', re.sub(r'"(?:memory|compute|both|link|fixed)" ?\|', "", nested))) ^ set(found)
+    )
+
+
+def test_the_page_lists_the_fields_of_the_json(run: Run) -> None:
+    found = answer(run, *CHARTS, "--batch", "1")
+    assert documented("model", found["model"]) == []
+    assert documented("hardware", found["hardware"]) == []
+    assert documented("points", found["points"][0]) == []
+
+
+@pytest.mark.parametrize(
+    ("label", "model", "hardware", "locality"),
+    [
+        ("as published", "DeepSeek-V4-Flash-charts", "B200-charts", "1"),
+        ("real layers", "DeepSeek-V4-Flash-mix", "B200-charts", "1"),
+        ("the full model", "DeepSeek-V4-Flash", "B200", "1"),
+        ("the full model, locality 0.79", "DeepSeek-V4-Flash", "B200", "0.79"),
+    ],
+)
+def test_the_pages_table_is_what_plan_says(run: Run, label: str, model: str, hardware: str, locality: str) -> None:
+    [line] = [line for line in PAGE.splitlines() if line.startswith(f"| {label} | ")]
+    cells = [cell.strip() for cell in line.split("|")[2:-1]]
+    found = answer(run, "--model", model, "--hardware", hardware, "--locality", locality, "--drafter-cost", "0.1",
+                   "--batch", "1,2,4,8,16,32,64,256,1024")["points"]  # fmt: skip
+    said = [f"{point['depth']} · {point['speedup']:.3f}" if point["depth"] else "off" for point in found]
+    assert said == cells

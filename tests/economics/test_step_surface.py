@@ -1,0 +1,184 @@
+"""Step times as the engine asks for them: fitted from points, following stairs, corrected by steps."""
+
+from __future__ import annotations
+
+import math
+import random
+import timeit
+
+import pytest
+
+from wager.economics.cost import CostModel
+from wager.economics.device import DEVICES, find_device
+from wager.economics.draftcurve import DraftCurve
+from wager.economics.drafters import block, mtp
+from wager.economics.paper import PaperSurface, tabulate
+from wager.economics.surface import MeasuredSurface, StepPoint
+from wager.errors import UsageError
+from wager.models.physics import TABLE
+from wager.types import StepRecord
+
+ROWS = (1, 2, 4, 8, 12, 16)
+SECONDS = (5.25e-3, 5.79e-3, 6.26e-3, 6.87e-3, 9.9e-3, 11.3e-3)
+
+
+def kernel(**prices: float) -> MeasuredSurface:
+    return MeasuredSurface(ROWS, SECONDS, **prices)
+
+
+def record(rows: int, requests: int, context: int, *, seconds: float, draft: float = 0.0) -> StepRecord:
+    """`seconds` are divided among stages that are the step's own."""
+    stages = {"schedule": 0.1 * seconds, "forward": 0.8 * seconds, "commit": 0.1 * seconds, "draft": draft}
+    return StepRecord(rows, requests, rows - requests, 0, requests, stages, (context,) * requests)
+
+
+def test_measured_rows_are_taken_at_their_word_and_lines_lie_between() -> None:
+    surface = kernel()
+    assert [surface.seconds(rows, 1, 0) for rows in ROWS] == pytest.approx(SECONDS)
+    assert surface.seconds(10, 1, 0) == pytest.approx((6.87e-3 + 9.9e-3) / 2)
+    assert surface.seconds(20, 1, 0) == pytest.approx(11.3e-3 + (11.3e-3 - 9.9e-3))
+    assert surface.seconds(0, 0, 0) == 0
+
+
+def test_requests_and_contexts_have_prices() -> None:
+    surface = kernel(per_request=1e-5, per_context=1e-8, per_pair=2e-9)
+    assert surface.seconds(8, 4, 4000) == pytest.approx(6.87e-3 + 4e-5 + 4e-5 + 8 * 1000 * 2e-9)
+
+
+def test_a_fit_finds_what_made_the_points() -> None:
+    truth = kernel(per_request=1e-5, per_context=1e-8, per_pair=2e-9)
+    noise = random.Random(0)
+    shapes = [(n, q, q * context) for n in ROWS for q in (1, 2, 4, 8) if q <= n for context in (50, 800, 4000)]
+    fitted = MeasuredSurface.fit([StepPoint(*shape, truth.seconds(*shape) * noise.gauss(1, 0.01)) for shape in shapes])
+    for shape in ((3, 1, 300), (8, 4, 2000), (14, 7, 9000), (6, 6, 100)):
+        assert fitted.seconds(*shape) == pytest.approx(truth.seconds(*shape), rel=0.02)
+
+
+def test_prices_that_the_points_do_not_tell_apart_are_zero_not_negative() -> None:
+    points = [StepPoint(rows, 1, 100, seconds) for rows, seconds in zip(ROWS, SECONDS, strict=True)]
+    points += [StepPoint(4, 4, 400, 6.0e-3)]  # more requests, yet faster
+    fitted = MeasuredSurface.fit(points)
+    assert min(fitted.per_request, fitted.per_context, fitted.per_pair) == 0
+    assert all(value >= 0 for value in (fitted.per_request, fitted.per_context, fitted.per_pair))
+    assert fitted.seconds(8, 1, 100) == pytest.approx(6.87e-3, rel=0.03)
+
+
+def test_steps_correct_the_level_everywhere_and_a_stair_where_it_is() -> None:
+    surface = kernel()
+    for _ in range(300):
+        surface.observe(record(8, 4, 10, seconds=2 * 6.87e-3))
+        surface.observe(record(2, 2, 10, seconds=2 * 5.79e-3))
+    assert surface.seconds(8, 1, 0) == pytest.approx(2 * 6.87e-3, rel=0.02)
+    assert surface.seconds(16, 1, 0) == pytest.approx(2 * 11.3e-3, rel=0.1), "never seen, but the machine is slower"
+    for _ in range(300):
+        surface.observe(record(8, 4, 10, seconds=1.5 * 2 * 6.87e-3))
+        surface.observe(record(2, 2, 10, seconds=2 * 5.79e-3))
+    assert surface.seconds(8, 1, 0) == pytest.approx(3 * 6.87e-3, rel=0.05)
+    assert surface.seconds(2, 1, 0) == pytest.approx(2 * 5.79e-3, rel=0.05)
+
+
+def test_drafting_and_prompts_teach_nothing_about_steps() -> None:
+    surface = kernel()
+    surface.observe(record(8, 4, 10, seconds=surface.seconds(8, 4, 40), draft=5.0))
+    surface.observe(record(500, 1, 10, seconds=9.0))
+    surface.observe(StepRecord(8, 2, 0, 0, 1, {"forward": 9.0}, (0, 50)))
+    assert [surface.seconds(rows, 1, 0) for rows in ROWS] == pytest.approx(SECONDS)
+
+
+def test_a_pause_of_the_machine_moves_little() -> None:
+    surface = kernel()
+    surface.observe(record(8, 4, 0, seconds=3.0))
+    assert surface.seconds(8, 4, 0) == pytest.approx(6.87e-3, rel=0.05)
+
+
+def test_noise_averages_out() -> None:
+    surface, noise = kernel(), random.Random(1)
+    worst = 0.0
+    for step in range(2000):
+        rows = noise.choice((1, 3, 5, 8, 14))
+        surface.observe(record(rows, 1, 0, seconds=kernel().seconds(rows, 1, 0) * math.exp(noise.gauss(0, 0.1))))
+        worst = max(worst, abs(surface.seconds(8, 1, 0) / 6.87e-3 - 1)) if step > 100 else 0
+    assert worst < 0.12
+
+
+def test_what_was_learned_survives_a_file() -> None:
+    surface = kernel(per_request=1e-5, per_pair=1e-9)
+    surface.observe_draft("mtp", 4, 3, seconds=1e-3)
+    for _ in range(20):
+        surface.observe(record(8, 4, 10, seconds=9e-3))
+    again = MeasuredSurface.from_dict(surface.as_dict())
+    for shape in ((1, 1, 0), (8, 4, 999), (15, 3, 12)):
+        assert again.seconds(*shape) == pytest.approx(surface.seconds(*shape))
+    assert again.draft_seconds("mtp", 4, 3) == pytest.approx(1e-3)
+    with pytest.raises(UsageError, match="damaged"):
+        MeasuredSurface.from_dict({"rows": [1, 2]})
+
+
+def test_curves_that_are_none_are_refused() -> None:
+    for rows, seconds in (((2, 1), (1.0, 1.0)), ((1, 2), (1.0, 0.0)), ((), ()), ((1, 2), (1.0,))):
+        with pytest.raises(UsageError, match="is not one"):
+            MeasuredSurface(rows, seconds)
+    with pytest.raises(UsageError, match="do not make a surface"):
+        MeasuredSurface.fit([StepPoint(1, 1, 0, 1.0)])
+    with pytest.raises(UsageError, match="is not one"):
+        DraftCurve([1, 2], [0.0], [0.0, 0.0])
+
+
+def test_asking_and_learning_take_microseconds() -> None:
+    surface, step = kernel(per_pair=1e-9), record(8, 4, 1000, seconds=7e-3)
+    assert min(timeit.repeat(lambda: surface.seconds(9, 4, 4000), number=1000, repeat=5)) < 1000 * 10e-6
+    assert min(timeit.repeat(lambda: surface.observe(step), number=1000, repeat=5)) < 1000 * 40e-6
+
+
+# ---- drafting -----------------------------------------------------------------------------------------------------
+
+
+def test_a_drafter_is_free_until_it_is_seen() -> None:
+    surface = kernel()
+    assert surface.draft_seconds("ngram", 8, 4) == 0
+    surface.observe_draft("ngram", 8, 4, seconds=4e-5)
+    assert surface.draft_seconds("ngram", 8, 4) == pytest.approx(4e-5)
+    assert surface.draft_seconds("ngram", 8, 0) == surface.draft_seconds("ngram", 0, 4) == 0
+
+
+def test_calls_tell_a_drafters_fixed_price_from_its_price_a_guess() -> None:
+    curve, noise = DraftCurve.free(), random.Random(2)
+    for _ in range(800):
+        depth = noise.choice((1, 2, 4, 8))
+        curve.observe(4, depth, seconds=(3e-4 + 1e-4 * depth) * noise.gauss(1, 0.03))
+    assert curve.seconds(4, 8) == pytest.approx(11e-4, rel=0.08)
+    assert curve.seconds(4, 1) == pytest.approx(4e-4, rel=0.25)
+
+
+def test_a_slow_call_does_not_ruin_a_drafter() -> None:
+    curve = DraftCurve((1, 8), (1e-4, 2e-4), (1e-4, 1e-4))
+    before = curve.seconds(2, 4)
+    curve.observe(2, 4, seconds=10.0)
+    assert curve.seconds(2, 4) < 1.3 * before
+
+
+# ---- from the cost model ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "device"), [("SmolLM2-135M", "cpu"), ("Qwen3-30B-A3B", "H100"), ("DeepSeek-V3", "B200")]
+)
+def test_the_cost_model_as_a_table(model: str, device: str) -> None:
+    cost = CostModel(TABLE[model], find_device(device))
+    drafters = {"mtp": mtp(cost.model, cost.cluster), "block": block(cost.model, cost.cluster)}
+    table, paper = tabulate(cost, drafters=drafters), PaperSurface(cost, drafters=drafters, context=1749)
+    shapes = [(n, q, q * c) for n in (1, 5, 20, 64) for q in (1, 5, 16) if q <= n for c in (100, 600, 3000)]
+    errors = sorted(abs(table.seconds(*shape) / paper.seconds(*shape) - 1) for shape in shapes)
+    assert errors[len(errors) // 2] < 0.03
+    assert errors[-1] < 0.2
+    for name in drafters:
+        for requests, depth in ((1, 1), (10, 3), (64, 8)):
+            expected = paper.draft_seconds(name, requests, depth)
+            assert table.draft_seconds(name, requests, depth) == pytest.approx(expected, rel=0.05)
+
+
+def test_paper_prices_only_what_it_was_given() -> None:
+    paper = PaperSurface(CostModel(TABLE["Llama-3.1-8B"], DEVICES["H100"]))
+    assert paper.seconds(0, 0, 0) == 0
+    with pytest.raises(UsageError, match="'mtp' has no price"):
+        paper.draft_seconds("mtp", 1, 1)
