@@ -10,10 +10,10 @@ namespace wager::WAGER_NS {
 // All segments of a tile and kv head, one after the other.
 inline void attend(Work& work, float scale) {
     const int n = work.rows * work.group;
-    work.whole.clear(n, work.d);
+    work.whole.clear(n, work.values_d);
     for (int segment = work.first_segment(); segment < work.end_segment(); ++segment) {
         work.segment(segment, scale);
-        work.whole.fold(work.now, n, work.d);
+        work.whole.fold(work.now, n, work.values_d);
     }
     work.finish();
 }
@@ -32,15 +32,15 @@ inline void attend_segment(Work& work, const AttentionPlan& plan, int item, int 
     work.now = mine;
     if (plan.done[item].fetch_add(1, std::memory_order_acq_rel) + 1 != end - first) return;
     plan.done[item].store(0, std::memory_order_relaxed);  // for the next layer; a barrier lies between
-    work.whole.clear(n, work.d);
-    for (int s = first; s < end; ++s) work.whole.fold(part_of(s), n, work.d);
+    work.whole.clear(n, work.values_d);
+    for (int s = first; s < end; ++s) work.whole.fold(part_of(s), n, work.values_d);
     work.finish();
 }
 
 inline void attention(const Attention& op, const Step& step, int thread) {
     Work work(op, step, step.scratch + step.scratch_bytes * thread);
     const int kv_heads = op.cache.kv_heads, items = step.plan.tiles * kv_heads;
-    const float scale = kLog2e / sqrtf(static_cast<float>(work.d));
+    const float scale = op.scale > 0 ? kLog2e * op.scale : kLog2e / sqrtf(static_cast<float>(work.d));
     const bool split = step.plan.segments > 0;
     const int total = split ? items * step.plan.segments : items;
     for (;;) {

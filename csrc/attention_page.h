@@ -1,4 +1,5 @@
-// One page of 16 keys and values: its products with a few query heads, and which of its values are no numbers.
+// One page of 16 keys and values: its products with a few query heads, latents turned into values, and which values are no
+// numbers.
 //
 // Knows neither rows nor masks. A hidden key's score stays in its own lane and is replaced there; its value is a term of a
 // sum, so one that is not finite must be taken out of the page beforehand.
@@ -41,6 +42,25 @@ template <int Last, int... M>
 struct PageUpTo : PageUpTo<Last - 1, Last, M...> {};
 template <int... M>
 struct PageUpTo<0, M...> : PageKernels<M...> {};
+
+// A page of latents, [d/2][16 keys][2], as values, [16/2][d][2]; of the first d dimensions, a multiple of 16. Two
+// dimensions of two keys are four neighbours on either side: the page is a transposed matrix of such fours, with the
+// inner two of each swapped. Kept out of the loops of other caches.
+[[gnu::noinline]] inline void turn(const uint16_t* keys, int d, uint16_t* values) {
+    constexpr int kPairs = kPage / 2;
+    for (int i = 0; i < d / 2; i += 8) {
+        uint64_t fours[8][kPairs];
+        std::memcpy(fours, keys + i * 2 * kPage, sizeof fours);
+        for (int j = 0; j < kPairs; ++j) {
+            uint64_t out[8];
+            for (int u = 0; u < 8; ++u) {
+                const uint64_t four = fours[u][j];
+                out[u] = (four & 0xFFFF00000000FFFFu) | (four & 0xFFFF0000u) << 16 | (four >> 16 & 0xFFFF0000u);
+            }
+            std::memcpy(values + (static_cast<size_t>(j) * d + 2 * i) * 2, out, sizeof out);
+        }
+    }
+}
 
 // Keys [lo, hi) of a page, as bits; the bounds may lie outside the page.
 inline uint32_t key_range(int lo, int hi) {

@@ -45,7 +45,7 @@ struct State {
 struct Work {
     const Attention& op;
     const Step& step;
-    int row, rows, head, d, group;
+    int row, rows, head, d, values_d, group;
     int shared;       // pages below this one are the same for all rows
     int whole_from, whole_to;  // pages in [from, to) are visible to every row from end to end
     uint16_t *q, *p;  // [row-heads, d], [row-heads, 64]
@@ -53,6 +53,7 @@ struct Work {
     State now, whole;
     uint16_t *tail_keys, *tail_values;  // [rows, tail_pages, 16 * d]
     uint16_t* fit_values;               // [rows, 16 * d]
+    uint16_t* turned;                   // [16 * d]: the cached page at hand as values, where the cache is latent
     uint32_t refitted;                  // rows whose values of the page at hand are in fit_values, as bits
     const int32_t* table;
 
@@ -60,6 +61,7 @@ struct Work {
         : op(op_),
           step(step_),
           d(op.cache.head_dim),
+          values_d(op.cache.value_dim),
           group(op.heads / op.cache.kv_heads),
           s(reinterpret_cast<float*>(scratch)),
           now(s + tile_height(group) * kKeyBlock, group, d),
@@ -70,6 +72,7 @@ struct Work {
         tail_keys = p + height * kKeyBlock;
         tail_values = tail_keys + tail_offset(tile_rows(group), 0);
         fit_values = tail_values + tail_offset(tile_rows(group), 0);
+        turned = fit_values + static_cast<size_t>(tile_rows(group)) * kPage * d;
     }
 
     int position(int t) const { return step.in.positions[row + t]; }
@@ -80,15 +83,15 @@ struct Work {
     size_t tail_offset(int t, int page) const {
         return (static_cast<size_t>(t) * step.plan.tail_pages + page) * kPage * d;
     }
-    const uint16_t* page_of(const uint16_t* cached, const uint16_t* gathered, int t, int page) const {
-        const int tail = step.plan.tails[row + t];
-        if (page >= tail) return gathered + tail_offset(t, page - tail);
-        return cached + op.cache.offset(op.layer, table[page], head);
+    bool gathered(int t, int page) const { return page >= step.plan.tails[row + t]; }
+    const uint16_t* cached(const uint16_t* all, int page) const { return all + op.cache.offset(op.layer, table[page], head); }
+    const uint16_t* keys_of(int t, int page) const {
+        return gathered(t, page) ? tail_keys + tail_offset(t, page - step.plan.tails[row + t]) : cached(op.cache.keys, page);
     }
-    const uint16_t* keys_of(int t, int page) const { return page_of(op.cache.keys, tail_keys, t, page); }
     const uint16_t* values_of(int t, int page) const {
         if (refitted >> t & 1u) return fit_values + static_cast<size_t>(t) * kPage * d;
-        return page_of(op.cache.values, tail_values, t, page);
+        if (gathered(t, page)) return tail_values + tail_offset(t, page - step.plan.tails[row + t]);
+        return op.cache.values ? cached(op.cache.values, page) : turned;
     }
     bool sees(int t, int page) const { return page * kPage <= position(t) && first_key(t) < (page + 1) * kPage; }
 
@@ -125,7 +128,7 @@ struct Work {
     // Attends to the keys of one segment, into `now`.
     void segment(int index, float scale) {
         constexpr int kPages = kSegment / kPage;
-        now.clear(rows * group, d);
+        now.clear(rows * group, values_d);
         int first = kPages, last = 0;  // pages of the segment that some row can see
         for (int t = 0; t < rows; ++t) {
             const int low = first_key(t) / kPage - index * kPages, high = position(t) / kPage + 1 - index * kPages;
@@ -150,25 +153,38 @@ struct Work {
         const size_t page_bytes = static_cast<size_t>(kPage) * d * 2;
         uint16_t *keys = tail_keys + tail_offset(t, 0), *values = tail_values + tail_offset(t, 0);
         std::memset(keys, 0, pages * page_bytes);
-        std::memset(values, 0, pages * page_bytes);
-        const size_t from = op.cache.offset(op.layer, table[tail], head);
-        std::memcpy(keys, op.cache.keys + from, page_bytes);
-        std::memcpy(values, op.cache.values + from, page_bytes);
+        std::memcpy(keys, cached(op.cache.keys, tail), page_bytes);
+        if (op.cache.values) {
+            std::memset(values, 0, pages * page_bytes);
+            std::memcpy(values, cached(op.cache.values, tail), page_bytes);
+        }
         const int start = step.in.starts[step.in.owners[row]];
         for (int a = row + t; a >= start; a = step.in.parents[a]) {
             const int at = step.in.positions[a];
             if (a - start == at - base) break;  // from here down the path lies in position order
             copy_key(step.in.slots[a], keys, values, at - tail * kPage);
         }
+        for (int page = 0; page < (op.cache.values ? 0 : pages); ++page)
+            turn(keys + tail_offset(0, page), values_d, values + tail_offset(0, page));
     }
     void copy_key(int slot, uint16_t* keys, uint16_t* values, int to) const {
         const size_t from = op.cache.offset(op.layer, slot / kPage, head), page = static_cast<size_t>(to / kPage) * kPage * d;
         const uint16_t* key = op.cache.keys + from + slot % kPage * 2;
         keys += page + to % kPage * 2;
         for (int i = 0; i < d / 2; ++i) std::memcpy(keys + i * 2 * kPage, key + i * 2 * kPage, 4);
+        if (!op.cache.values) return;
         const uint16_t* value = op.cache.values + from + slot % kPage / 2 * (2 * d) + slot % 2;
         values += page + to % kPage / 2 * (2 * d) + to % 2;
         for (int i = 0; i < d; ++i) values[2 * i] = value[2 * i];
+    }
+
+    // The cached page of latents as values, if some row reads it where it lies. Kept out of the loops of other caches.
+    [[gnu::noinline]] void turn_cached(int page) {
+        for (int t = 0; t < rows; ++t) {
+            if (!sees(t, page) || gathered(t, page)) continue;
+            turn(cached(op.cache.keys, page), values_d, turned);
+            return;
+        }
     }
 
     // 0 x NaN is NaN: where values a row may not see are not finite, it reads the page from a copy without them.
@@ -180,11 +196,11 @@ struct Work {
         for (int t = 0; t < rows; ++t) {
             if (!sees(t, page)) continue;
             const uint16_t* at = values_of(t, page);
-            if (at != scanned) unfit = unfit_keys(at, d);
+            if (at != scanned) unfit = unfit_keys(at, values_d);
             scanned = at;
             const uint32_t hidden = ~key_range(first_key(t) - page * kPage, position(t) + 1 - page * kPage);
             if ((unfit & hidden) == 0) continue;
-            copy_without(unfit & hidden, at, d, fit_values + static_cast<size_t>(t) * kPage * d);
+            copy_without(unfit & hidden, at, values_d, fit_values + static_cast<size_t>(t) * kPage * d);
             found |= 1u << t;
         }
         refitted = found;
@@ -193,13 +209,14 @@ struct Work {
     // Calls kernel(first row-head, row-heads, page pointer) for each run of rows that see the page at the same place.
     template <class Place, class Kernel>
     void each_run(int page, int limit, Place place, Kernel kernel) {
+        const bool alike = page >= whole_from && page < whole_to && page < shared;
         for (int t = 0; t < rows;) {
             if (!sees(t, page)) {  // its gathered pages may not reach so far
                 ++t;
                 continue;
             }
             const uint16_t* at = place(t, page);
-            int end = t + 1;
+            int end = alike ? rows : t + 1;
             while (end < rows && sees(end, page) && place(end, page) == at) ++end;
             const int total = (end - t) * group, parts = (total + limit - 1) / limit;
             for (int i = 0; i < parts; ++i) {
@@ -211,15 +228,15 @@ struct Work {
     }
 
     // Asks for a page that all rows read from the cache; gathered pages are at hand.
-    void fetch_page(const uint16_t* cached, int page) const {
+    void fetch_page(const uint16_t* all, int page) const {
         if (page >= shared) return;
-        const uint16_t* at = cached + op.cache.offset(op.layer, table[page], head);
+        const uint16_t* at = cached(all, page);
         for (int i = 0; i < kPage * d; i += 32) fetch(at + i);
     }
 
     void block(int first_page, int last_page, float scale) {
         for (int page = first_page; page < last_page; ++page) {
-            fetch_page(op.cache.values, page);  // wanted after the scores; keys a block from now
+            if (op.cache.values) fetch_page(op.cache.values, page);  // wanted after the scores; keys a block from now
             fetch_page(op.cache.keys, page + kKeyBlock / kPage);
             float* out = s + page % 4 * kPage;
             const auto place = [this](int t, int at) { return keys_of(t, at); };
@@ -231,9 +248,10 @@ struct Work {
         for (int page = first_page; page < last_page; ++page) {
             const uint16_t* in = p + page % 4 * kPage;
             const auto place = [this](int t, int at) { return values_of(t, at); };
+            if (!op.cache.values) turn_cached(page);
             refit(page);
             each_run(page, kPvRows, place, [&](int i, int n, const uint16_t* values) {
-                PageUpTo<kPvRows>::value[n](in + i * kKeyBlock, kKeyBlock, values, d, now.o + i * d, 0);
+                PageUpTo<kPvRows>::value[n](in + i * kKeyBlock, kKeyBlock, values, values_d, now.o + i * values_d, 0);
             });
             refitted = 0;
         }
@@ -255,9 +273,9 @@ struct Work {
         F total = load(now.sum + 16 * i);
         if (highest != before) {
             const F factor = exp2(splat(before - highest));
-            float* o = now.o + static_cast<size_t>(i) * d;
+            float* o = now.o + static_cast<size_t>(i) * values_d;
             total = mul(total, factor);
-            for (int j = 0; j < d; j += 16) store(o + j, mul(load(o + j), factor));
+            for (int j = 0; j < values_d; j += 16) store(o + j, mul(load(o + j), factor));
             now.top[i] = highest;
         }
         for (int page = first_page; page < last_page; ++page) {
@@ -271,10 +289,10 @@ struct Work {
     void finish() {
         for (int i = 0; i < rows * group; ++i) {
             const int t = i / group;
-            uint16_t* out = op.out + (static_cast<size_t>(row + t) * op.heads + head * group + i % group) * d;
+            uint16_t* out = op.out + (static_cast<size_t>(row + t) * op.heads + head * group + i % group) * values_d;
             const F total = splat(sum(load(whole.sum + 16 * i)));
-            const float* o = whole.o + static_cast<size_t>(i) * d;
-            for (int j = 0; j < d; j += 16) narrow(out + j, add(div(load(o + j), total), zero()));  // no minus zero
+            const float* o = whole.o + static_cast<size_t>(i) * values_d;
+            for (int j = 0; j < values_d; j += 16) narrow(out + j, add(div(load(o + j), total), zero()));  // no minus zero
         }
     }
 };

@@ -37,6 +37,12 @@ const wager::Table* find_table(const std::string& name) {
     return nullptr;
 }
 
+// Where panels begin in a block, `from` bytes in, once it is known that they fit.
+uint16_t* room(const Block& block, size_t from, int panels, int k) {
+    if (block.size() < from + size_t{2} * panels * wager::kPanel * k) throw std::invalid_argument("the block is too small");
+    return reinterpret_cast<uint16_t*>(block.data() + from);
+}
+
 void sample(Pool& pool, const Isa& isa, Address logits, int vocab, Address rows, Address temperatures, Address seeds,
             Address positions, Address choices, int n, double greedy, Address out) {
     std::vector<wager::Draw> draws(n);
@@ -87,13 +93,40 @@ void bind_tape(nb::module_& m) {
             t.record(wager::Linear{at<const uint16_t>(x), at<const uint16_t>(weight), at<const float>(bias), at<void>(out), n, k,
                                    panels, gated, add, rows_of(heads), nullptr, 0, 0});
         })
+        .def("per_head", [](Tape& t, Address x, Address weight, int heads, int n, int k, int step, Address out) {
+            t.record(wager::PerHead{at<const uint16_t>(x), at<const uint16_t>(weight), at<uint16_t>(out), heads, n, k, step});
+        })
+        .def("route", [](Tape& t, Address x, Address weight, Address bias, int hidden, nb::tuple how, float scale, Address logits,
+                         Address ids, Address shares) {
+            const auto of = [&](int i) { return nb::cast<int>(how[i]); };
+            const wager::Choice choice{of(0), of(1), of(2), of(3), of(4), of(5) != 0, of(6) != 0, scale};
+            t.record(wager::Router{at<const uint16_t>(x), at<const float>(weight), at<float>(logits), choice.experts, hidden});
+            t.record(wager::Choose{at<const float>(logits), at<const float>(bias), at<int32_t>(ids), at<float>(shares), choice});
+        })
+        .def("experts", [](Tape& t, Address x, Address in, Address down, int hidden, int width, int experts, int chosen, int rows,
+                           nb::tuple routing, Address out) {
+            const auto of = [&](int i) { return nb::cast<Address>(routing[i]); };
+            int32_t *const order = at<int32_t>(of(2)), *const hits = order + static_cast<size_t>(rows) * chosen;
+            const wager::Groups groups{order, hits, hits + experts, hits + 2 * experts + 1};
+            const auto gathered = at<uint16_t>(of(3)), inner = at<uint16_t>(of(4));
+            t.record(wager::Gather{at<const uint16_t>(x), at<const int32_t>(of(0)), gathered, groups, experts, chosen, hidden});
+            t.record(wager::ExpertsIn{gathered, at<const uint16_t>(in), inner, groups, width, hidden});
+            t.record(wager::ExpertsOut{inner, at<const uint16_t>(down), at<const float>(of(1)), at<float>(out), groups, chosen,
+                                       hidden, width});
+        })
+        .def("latent", [](Tape& t, Address q, Address kv, Address table, int positions, Address norm, float eps,
+                          const CacheView& cache, int layer, int heads, int nope, Address plain, Address query) {
+            t.record(wager::LatentWrite{at<const float>(q), at<const float>(kv), at<const float>(table), at<const float>(norm), eps,
+                                        cache, layer, heads, positions, nope, at<uint16_t>(plain), at<uint16_t>(query)});
+        })
         .def("rotary", [](Tape& t, Address qkv, Address table, int positions, Address q_norm, Address k_norm, float eps,
                           const CacheView& cache, int layer, int heads, Address q) {
             t.record(wager::Rotary{at<const float>(qkv), at<const float>(table), at<const float>(q_norm),
                                    at<const float>(k_norm), eps, cache, layer, heads, positions, at<uint16_t>(q)});
         })
-        .def("attention", [](Tape& t, Address q, const CacheView& cache, int layer, int heads, int window, Address out) {
-            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, at<uint16_t>(out), nullptr});
+        .def("attention", [](Tape& t, Address q, const CacheView& cache, int layer, int heads, int window, float scale,
+                             Address out) {
+            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, scale, at<uint16_t>(out), nullptr});
         })
         .def("select", [](Tape& t, Address x, Address out, int n) {
             t.record(wager::Select{at<const float>(x), at<float>(out), n});
@@ -110,8 +143,13 @@ void bind_cache(nb::module_& m) {
             const size_t bytes = size_t{2} * layers * pages * kv_heads * wager::kPage * d;
             if (keys.size() < bytes || values.size() < bytes) throw std::invalid_argument("the cache's memory is too small");
             new (self) CacheView{reinterpret_cast<uint16_t*>(keys.data()), reinterpret_cast<uint16_t*>(values.data()), layers,
-                                 pages, kv_heads, d};
+                                 pages, kv_heads, d, d};
         }, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def_static("latent", [](const Block& keys, int layers, int pages, int rank, int rope) {
+            const size_t bytes = size_t{2} * layers * pages * wager::kPage * (rank + rope);
+            if (keys.size() < bytes) throw std::invalid_argument("the cache's memory is too small");
+            return CacheView{reinterpret_cast<uint16_t*>(keys.data()), nullptr, layers, pages, 1, rank + rope, rank};
+        }, nb::keep_alive<0, 1>())
         .def("move", [](const CacheView& cache, Pool& pool, Address source, Address target, int n) {
             nb::gil_scoped_release release;
             wager::move_slots(pool, cache, at<const int32_t>(source), at<const int32_t>(target), n);
@@ -137,13 +175,13 @@ NB_MODULE(_native, m) {
         })
         .def_prop_ro("name", [](const Isa& isa) { return std::string(isa.table->name); })
         .def_static("has", [](const std::string& name) { return find_table(name) != nullptr; });
-    m.def("pack", [](Pool& pool, Address weight, int n, int k, const Block& to) {
+    m.def("pack", [](Pool& pool, Address weight, int n, int k, const Block& to, size_t from) {
         nb::gil_scoped_release release;
-        wager::pack_linear(pool, at<const uint16_t>(weight), n, k, reinterpret_cast<uint16_t*>(to.data()));
+        wager::pack_linear(pool, at<const uint16_t>(weight), n, k, room(to, from, (n + wager::kPanel - 1) / wager::kPanel, k));
     });
-    m.def("pack_gated", [](Pool& pool, Address gate, Address up, int n, int k, const Block& to) {
+    m.def("pack_gated", [](Pool& pool, Address gate, Address up, int n, int k, const Block& to, size_t from) {
         nb::gil_scoped_release release;
-        wager::pack_gated(pool, at<const uint16_t>(gate), at<const uint16_t>(up), n, k, reinterpret_cast<uint16_t*>(to.data()));
+        wager::pack_gated(pool, at<const uint16_t>(gate), at<const uint16_t>(up), n, k, room(to, from, (n + 15) / 16, k));
     });
     m.def("sample", &sample);
     m.def("sweep", &sweep);

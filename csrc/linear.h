@@ -6,16 +6,17 @@ namespace wager::WAGER_NS {
 
 constexpr int kRowBlock = 192;  // rows whose activations stay in the second-level cache beside a panel
 
-// Fills out[rows, 32] with x times one panel.
-using PanelKernel = void (*)(const uint16_t* x, size_t k, const uint16_t* w, float* out, Ahead ahead);
+// Fills out[rows, 32] with x [rows, stride] times one panel.
+using PanelKernel = void (*)(const uint16_t* x, size_t stride, size_t k, const uint16_t* w, float* out, Ahead ahead);
 
 // Aligned, or where the linker puts its loops would depend on code elsewhere: a matter of a few per cent.
 template <int M>
-__attribute__((aligned(64))) void panel_tile(const uint16_t* x, size_t k, const uint16_t* w, float* out, Ahead ahead) {
+__attribute__((aligned(64))) void panel_tile(const uint16_t* x, size_t stride, size_t k, const uint16_t* w, float* out,
+                                            Ahead ahead) {
     for (int column = 0; column < kPanel / 16; column += kTileCols) {
         Tile<M, kTileCols> tile;
         tile.clear();
-        tile.run(x, k, w + 32 * column, 2 * kPanel, static_cast<int>(k / 2), ahead);
+        tile.run(x, stride, w + 32 * column, 2 * kPanel, static_cast<int>(k / 2), ahead);
         tile.write(out + 16 * column, kPanel);
         ahead.at = ahead.end;
     }
@@ -78,45 +79,80 @@ inline void finish_gated(const Linear& op, int panel, int row, int rows, const f
     }
 }
 
-// The next panel this thread will read: of this op, or the first of its share of the next linear op.
-inline Ahead next_panel(const Linear& op, const Step& step, int thread, int panel, int last) {
-    const char* at = nullptr;
-    size_t bytes = op.panel_elements() * 2;
-    if (panel + 1 < last) {
-        at = reinterpret_cast<const char*>(op.weight + (panel + 1) * op.panel_elements());
-    } else if (op.next_weight) {
-        const int64_t first = part(op.next_panels, thread, step.threads);
-        at = reinterpret_cast<const char*>(op.next_weight + first * op.next_panel);
-        if (op.next_panel * 2 < bytes) bytes = op.next_panel * 2;
-    } else {
-        bytes = 0;
-    }
-    return {at, at + bytes, 0, 0};
-}
+// Some consecutive panels and the rows they are multiplied with; `after` is what will be read next, to be fetched ahead.
+struct Panels {
+    const uint16_t* weight;
+    int first, last, k;
+    const uint16_t* x;
+    size_t stride;
+    int rows;
+    const uint16_t* after;
+    size_t after_elements;
 
-inline void linear(const Linear& op, const Step& step, int thread) {
-    const int rows = step.count(op.of);
-    const int first = static_cast<int>(part(op.panels, thread, step.threads));
-    const int last = static_cast<int>(part(op.panels, thread + 1, step.threads));
+    size_t elements() const { return static_cast<size_t>(k) * kPanel; }
+    Ahead next(int panel) const {
+        const uint16_t* at = panel + 1 < last ? weight + (panel + 1) * elements() : after;
+        const size_t most = panel + 1 < last || after_elements > elements() ? elements() : after_elements;
+        const char* from = reinterpret_cast<const char*>(at);
+        return {from, from + (at ? most * 2 : 0), 0, 0};
+    }
+};
+
+// Calls finish(panel, row, height, sums) for each tile of rows and each panel.
+template <class Finish>
+WAGER_INLINE void walk(const Panels& all, Finish finish) {
     alignas(64) float sums[kTileRows * kPanel];
-    for (int block = 0; block < rows; block += kRowBlock) {
-        const int size = rows - block < kRowBlock ? rows - block : kRowBlock;
+    for (int block = 0; block < all.rows; block += kRowBlock) {
+        const int size = all.rows - block < kRowBlock ? all.rows - block : kRowBlock;
         const int tiles = (size + kTileRows - 1) / kTileRows;
         const int lines = (2 * kAhead + tiles - 1) / tiles;  // a panel has two per pair
-        for (int panel = first; panel < last; ++panel) {
-            Ahead ahead = next_panel(op, step, thread, panel, last);
+        for (int panel = all.first; panel < all.last; ++panel) {
+            Ahead ahead = all.next(panel);
             ahead.pace(lines);
-            const uint16_t* weight = op.weight + panel * op.panel_elements();
+            const uint16_t* weight = all.weight + panel * all.elements();
             for (int tile = 0; tile < tiles; ++tile) {
                 const int row = block + static_cast<int>(part(size, tile, tiles));
                 const int height = block + static_cast<int>(part(size, tile + 1, tiles)) - row;
-                const uint16_t* x = op.x + static_cast<size_t>(row) * op.k;
-                PanelUpTo<kTileRows>::of[height](x, op.k, weight, sums, ahead);
-                ahead.at += static_cast<size_t>(lines) * 64 * (op.k / 2 / kAhead);
-                if (op.gated) finish_gated(op, panel, row, height, sums);
-                else finish_linear(op, panel, row, height, sums);
+                PanelUpTo<kTileRows>::of[height](all.x + row * all.stride, all.stride, all.k, weight, sums, ahead);
+                ahead.at += static_cast<size_t>(lines) * 64 * (all.k / 2 / kAhead);
+                finish(panel, row, height, sums);
             }
         }
+    }
+}
+
+inline void linear(const Linear& op, const Step& step, int thread) {
+    Panels panels{op.weight, 0, 0, op.k, op.x, static_cast<size_t>(op.k), step.count(op.of), nullptr, op.next_panel};
+    panels.first = static_cast<int>(part(op.panels, thread, step.threads));
+    panels.last = static_cast<int>(part(op.panels, thread + 1, step.threads));
+    if (op.next_weight) panels.after = op.next_weight + part(op.next_panels, thread, step.threads) * op.next_panel;
+    walk(panels, [&](int panel, int row, int height, const float* sums) {
+        if (op.gated) finish_gated(op, panel, row, height, sums);
+        else finish_linear(op, panel, row, height, sums);
+    });
+}
+
+// One matrix per head: a thread takes whole heads' panels in order, as it would those of one matrix.
+inline void per_head(const PerHead& op, const Step& step, int thread) {
+    const int panels = (op.n + kPanel - 1) / kPanel;
+    const int first = static_cast<int>(part(static_cast<int64_t>(op.heads) * panels, thread, step.threads));
+    const int last = static_cast<int>(part(static_cast<int64_t>(op.heads) * panels, thread + 1, step.threads));
+    const size_t in = static_cast<size_t>(op.heads) * op.k, out = static_cast<size_t>(op.heads) * op.step;
+    for (int item = first; item < last;) {
+        const int head = item / panels, from = item % panels;
+        const int to = last - head * panels < panels ? last - head * panels : panels;
+        const size_t elements = static_cast<size_t>(op.k) * kPanel;
+        const uint16_t* weight = op.weight + static_cast<size_t>(head) * panels * elements;
+        const uint16_t* after = head * panels + to < last ? weight + panels * elements : nullptr;
+        walk(Panels{weight, from, to, op.k, op.x + static_cast<size_t>(head) * op.k, in, step.rows, after, elements},
+             [&](int panel, int row, int height, const float* sums) {
+                 for (int r = 0; r < height; ++r) {
+                     uint16_t* at = op.out + (row + r) * out + static_cast<size_t>(head) * op.step + panel * kPanel;
+                     for (int c = 0; c < kPanel && panel * kPanel + c < op.n; c += 16)
+                         narrow_part(at + c, load(sums + r * kPanel + c), op.n - panel * kPanel - c);
+                 }
+             });
+        item = head * panels + to;
     }
 }
 

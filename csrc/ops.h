@@ -12,15 +12,17 @@ constexpr int kPage = 16;      // tokens per cache page
 constexpr int kKeyBlock = 64;  // keys that share one running maximum
 constexpr int kSegment = 256;  // keys whose softmax is a unit of work; segments are folded in order
 constexpr int kPanel = 32;     // outputs per packed panel of weights
+constexpr int kMaxExperts = 1024;
 constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads of a key page
 
 enum class Of { rows, heads };
 
-// Keys of a page and kv head: [d/2][16 keys][2]; values: [16/2][d][2]; so both products pair along their sum.
+// Keys of a page and kv head: [d/2][16 keys][2]; values: [16/2][d][2]; so both products pair along their sum. A latent
+// cache has no values: those are the first value_dim dimensions of its keys, turned as they are needed.
 struct CacheView {
     uint16_t* keys;
     uint16_t* values;
-    int layers, pages, kv_heads, head_dim;
+    int layers, pages, kv_heads, head_dim, value_dim;
 
     size_t offset(int layer, int page, int head) const {
         return ((static_cast<size_t>(layer) * pages + page) * kv_heads + head) * kPage * head_dim;
@@ -86,6 +88,70 @@ struct Linear {
     size_t panel_elements() const { return static_cast<size_t>(k) * kPanel; }
 };
 
+struct PerHead {
+    const uint16_t *x, *weight;
+    uint16_t* out;
+    int heads, n, k, step;  // of each head's `step` elements of out, n are written
+};
+
+// How a row's experts are chosen from its logits; see models/spec.py.
+struct Choice {
+    int experts, chosen, groups, top_groups, group_best;
+    bool sigmoid, normalised;
+    float scale;
+};
+
+struct Router {
+    const uint16_t* x;
+    const float* weight;  // [experts, k]
+    float* logits;
+    int experts, k;
+};
+
+struct Choose {
+    const float *logits, *bias;  // bias null: none
+    int32_t* ids;
+    float* shares;
+    Choice how;
+};
+
+// Choices (row * chosen + j) in the order of their experts, the experts that some row chose, and where in that order
+// each one's choices begin: `starts` has one more entry than there are `hits`.
+struct Groups {
+    int32_t *order, *hits, *starts, *count;
+};
+
+struct Gather {
+    const uint16_t* x;
+    const int32_t* ids;
+    uint16_t* out;  // [choices, k]
+    Groups groups;
+    int experts, chosen, k;
+};
+
+struct ExpertsIn {
+    const uint16_t *x, *weight;  // weight: gate and up of each expert, panels of one after those of another
+    uint16_t* out;               // [choices, n]
+    Groups groups;
+    int n, k;
+};
+
+struct ExpertsOut {
+    const uint16_t *x, *weight;
+    const float* shares;
+    float* out;  // [rows, n]
+    Groups groups;
+    int chosen, n, k;
+};
+
+struct LatentWrite {
+    const float *q, *kv, *table, *norm;
+    float eps;
+    CacheView cache;
+    int layer, heads, positions, nope;
+    uint16_t *plain, *query;
+};
+
 struct Rotary {
     const float *qkv, *table, *q_norm, *k_norm;  // norms null when absent
     float eps;
@@ -98,6 +164,7 @@ struct Attention {
     const uint16_t* q;
     CacheView cache;
     int layer, heads, window;  // window 0: none
+    float scale;               // 0: by the head's size
     uint16_t* out;
     std::atomic<int>* next;  // work items handed out
 };
@@ -138,6 +205,13 @@ struct Table {
     void (*embed)(const Embed&, const Step&, int thread);
     void (*rms_norm)(const RmsNorm&, const Step&, int thread);
     void (*linear)(const Linear&, const Step&, int thread);
+    void (*per_head)(const PerHead&, const Step&, int thread);
+    void (*router)(const Router&, const Step&, int thread);
+    void (*choose)(const Choose&, const Step&, int thread);
+    void (*gather)(const Gather&, const Step&, int thread);
+    void (*experts_in)(const ExpertsIn&, const Step&, int thread);
+    void (*experts_out)(const ExpertsOut&, const Step&, int thread);
+    void (*latent)(const LatentWrite&, const Step&, int thread);
     void (*rotary)(const Rotary&, const Step&, int thread);
     void (*attention)(const Attention&, const Step&, int thread);
     void (*select)(const Select&, const Step&, int thread);
@@ -162,8 +236,9 @@ inline size_t state_floats(int group, int head_dim) {
 inline size_t attention_scratch(int group, int head_dim, int tail_pages) {
     const size_t height = tile_height(group), d = head_dim;
     const size_t floats = height * kKeyBlock + 2 * state_floats(group, head_dim);
-    const size_t pages = size_t{2} * tail_pages + 1;  // per row: keys and values of its tail, values fit to be read
-    const size_t halves = height * (d + kKeyBlock) + tile_rows(group) * pages * kPage * d;
+    // Per row: keys and values of its tail, values fit to be read; and one page of latents turned into values.
+    const size_t pages = tile_rows(group) * (size_t{2} * tail_pages + 1) + 1;
+    const size_t halves = height * (d + kKeyBlock) + pages * kPage * d;
     return (floats * 4 + halves * 2 + 4095) / 4096 * 4096;
 }
 

@@ -55,7 +55,7 @@ inline void rms_norm(const RmsNorm& op, const Step& step, int thread) {
 }
 
 // One head: x f32 [d] to out [d], normed if `weight`, then rotated (dimension i with i + d/2). d <= kMaxHeadDim.
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 512, kMaxLatent = 1024;
 
 inline void rotate(const float* x, const float* weight, float eps, const float* table, int d, uint16_t* out) {
     alignas(64) float in[kMaxHeadDim], turned[kMaxHeadDim];
@@ -104,6 +104,30 @@ inline void rotary(const Rotary& op, const Step& step, int thread) {
             for (int i = 0; i < d; i += 16) narrow(buffer + i, load(x + i));
             write_value(cache, op.layer, head - op.heads - cache.kv_heads, slot, buffer);
         }
+    }
+}
+
+// One row's queries and latent; item `heads` of a row is the latent.
+inline void latent(const LatentWrite& op, const Step& step, int thread) {
+    const int d = op.cache.head_dim, rank = op.cache.value_dim, rope = d - rank, wide = op.nope + rope;
+    const int64_t items = static_cast<int64_t>(step.rows) * (op.heads + 1);
+    const int64_t first = part(items, thread, step.threads), last = part(items, thread + 1, step.threads);
+    for (int64_t item = first; item < last; ++item) {
+        const int row = static_cast<int>(item / (op.heads + 1)), head = static_cast<int>(item % (op.heads + 1));
+        const float* table = op.table + static_cast<size_t>(step.in.positions[row]) * rope;
+        if (head < op.heads) {
+            const size_t at = static_cast<size_t>(row) * op.heads + head;
+            const float* x = op.q + at * wide;
+            for (int i = 0; i < op.nope; i += 16) narrow_part(op.plain + at * op.nope + i, load_part(x + i, op.nope - i), op.nope - i);
+            rotate(x + op.nope, nullptr, 0.0f, table, rope, op.query + at * d + rank);
+            continue;
+        }
+        uint16_t key[kMaxLatent];
+        const float* x = op.kv + static_cast<size_t>(row) * d;
+        const F scale = splat(1.0f / sqrtf(sum_of_squares(x, rank) / static_cast<float>(rank) + op.eps));
+        for (int i = 0; i < rank; i += 16) narrow(key + i, mul(mul(load(x + i), scale), load(op.norm + i)));
+        rotate(x + rank, nullptr, 0.0f, table, rope, key + rank);
+        write_key(op.cache, op.layer, 0, step.in.slots[row], key);
     }
 }
 

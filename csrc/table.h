@@ -9,13 +9,15 @@
 #include "exp.h"
 #include "linear.h"
 #include "rows.h"
+#include "experts.h"
 #include "attention.h"
 #include "philox.h"
 #include "sample.h"
 
 namespace wager::WAGER_NS {
 
-inline constexpr Table kTable = {WAGER_NAME, embed,  rms_norm, linear, rotary, attention,
-                                 select,     argmax, peak,     draw,   sweep};
+inline constexpr Table kTable = {WAGER_NAME, embed,      rms_norm,    linear, per_head, router,    choose, gather,
+                                 experts_in, experts_out, latent, rotary, attention, select, argmax, peak,
+                                 draw,       sweep};
 
 }  // namespace wager::WAGER_NS

@@ -21,6 +21,13 @@ class Tape {
     void record(const Embed& op) { ops_.push_back(op), vocab_ = smaller(vocab_, op.vocab); }
     void record(const RmsNorm& op) { ops_.push_back(op); }
     void record(const Linear& op);
+    void record(const PerHead& op) { ops_.push_back(op); }
+    void record(const Router& op) { ops_.push_back(op); }
+    void record(const Choose& op) { ops_.push_back(op); }
+    void record(const Gather& op) { ops_.push_back(op); }
+    void record(const ExpertsIn& op) { ops_.push_back(op); }
+    void record(const ExpertsOut& op) { ops_.push_back(op); }
+    void record(const LatentWrite& op) { ops_.push_back(op), see(op.cache), positions_ = smaller(positions_, op.positions); }
     void record(const Rotary& op) { ops_.push_back(op), see(op.cache), positions_ = smaller(positions_, op.positions); }
     void record(Attention op);
     void record(const Select& op) { ops_.push_back(op); }
@@ -29,7 +36,8 @@ class Tape {
     void run(int rows, int sequences, int head_rows);
 
   private:
-    using Op = std::variant<Embed, RmsNorm, Linear, Rotary, Attention, Select, Argmax>;
+    using Op = std::variant<Embed, RmsNorm, Linear, PerHead, Router, Choose, Gather, ExpertsIn, ExpertsOut, LatentWrite, Rotary,
+                            Attention, Select, Argmax>;
 
     static int smaller(int a, int b) { return a < b ? a : b; }
     void see(const CacheView& cache) { pages_ = smaller(pages_, cache.pages); }

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from wager.errors import ModelError
-from wager.models.physics import TABLE, Compressed, DeltaNet, Dense, Experts, Gqa, Mla, Precision, from_config
+from wager.models.families import spec_from_config
+from wager.models.physics import (
+    TABLE,
+    Compressed,
+    DeltaNet,
+    Dense,
+    Experts,
+    Gqa,
+    Mla,
+    Model,
+    Precision,
+    from_config,
+    from_spec,
+)
 
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
          "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
@@ -19,6 +33,16 @@ DEEPSEEK = {"model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers
             "moe_intermediate_size": 2048, "intermediate_size": 18432, "first_k_dense_replace": 3,
             "vocab_size": 129280, "max_position_embeddings": 163840,
             "quantization_config": {"quant_method": "fp8"}}  # fmt: skip
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
+           "max_position_embeddings": 32768, "sliding_window": None}  # fmt: skip
+QWEN = {"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768, "intermediate_size": 6144, "norm_topk_prob": True, "vocab_size": 151936,
+        "max_position_embeddings": 40960}  # fmt: skip
+LITE = {**DEEPSEEK, "model_type": "deepseek_v2", "hidden_size": 2048, "num_hidden_layers": 27, "vocab_size": 102400,
+        "num_attention_heads": 16, "q_lora_rank": None, "n_routed_experts": 64, "num_experts_per_tok": 6,
+        "n_shared_experts": 2, "moe_intermediate_size": 1408, "intermediate_size": 10944, "first_k_dense_replace": 1,
+        "topk_method": "greedy"}  # fmt: skip
 
 CLASSES = [
     ("LlamaConfig", {}), ("MistralConfig", {}), ("Qwen2Config", {}), ("Qwen3Config", {}), ("MixtralConfig", {}),
@@ -49,6 +73,40 @@ def test_the_published_files_give_the_tables_shapes() -> None:
     assert model.layers == TABLE["DeepSeek-V3"].layers
     assert model.precision == TABLE["DeepSeek-V3"].precision
     assert (model.name, model.context, model.tied) == ("V3", 163840, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "active"),
+    [(MIXTRAL, 46.70, 12.75), (QWEN, 30.53, 3.042), (LITE, 15.71, 2.451), (DEEPSEEK, 671.0, 36.63)],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_a_decoders_spec_and_its_file_have_the_same_physics(
+    config: dict[str, Any], billions: float, active: float
+) -> None:
+    model = same_physics(config)
+    assert model.parameters / 1e9 == pytest.approx(billions, rel=5e-4)
+    assert model.active / 1e9 == pytest.approx(active, rel=5e-4)
+
+
+def test_windows_and_dense_layers_among_experts_have_the_same_physics() -> None:
+    assert same_physics({**MIXTRAL, "sliding_window": 4096}).kv_bytes(5000) == 32 * 2 * 2 * 8 * 128 * 4096
+    stepped = same_physics({**QWEN, "mlp_only_layers": [0, 5], "decoder_sparse_step": 2})
+    assert [(layer.count, type(layer.ffn)) for layer in stepped.layers] == [(25, Dense), (23, Experts)]
+
+
+def same_physics(config: dict[str, Any]) -> Model:
+    """What the engine's spec of a configuration costs, once it is what the configuration itself says."""
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    spec, told = spec_from_config(plain), from_config(plain)
+    model = from_spec(spec, name=told.name)
+    assert replace(model, source=told.source) == told
+    sparse = [(layer.count, layer.ffn) for layer in model.layers if isinstance(layer.ffn, Experts)]
+    routers = sum(count * ffn.router(spec.hidden) for count, ffn in sparse)
+    assert model.active == spec.streamed_elements + routers
+    assert model.resident_bytes == 2 * (spec.matrix_elements + spec.head_elements + routers)
+    for context in (100, 5000):
+        assert model.kv_bytes(context) == 2 * spec.kv_elements // spec.layers * spec.kv_reads(context)
+    return model
 
 
 def test_layer_kinds_by_layer() -> None:

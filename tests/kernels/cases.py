@@ -111,6 +111,49 @@ class World:
         return [part.clone() for part in self.out[: batch.rows].split([len(piece.rows) for piece in pieces])]
 
 
+class LatentWorld(World):
+    """One layer of absorbed latent attention over a cache of its own; a row is queries and what goes to the cache."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        *,
+        heads: int = 5,
+        rank: int = 48,
+        rope: int = 16,
+        nope: int = 24,
+        layers: int = 1,
+        window: int | None = None,
+    ) -> None:
+        self.kernels, self.heads, self.layers = kernels, heads, layers
+        self.rank, self.rope, self.queries = rank, rope, heads * (nope + rope)
+        self.max_rows, self.max_pages, self.pages = 256, 48, 64
+        self.cache = kernels.latent_cache(layers=layers, pages=self.pages, rank=rank, rope=rope)
+        shape = {"heads": heads, "kv_heads": 1, "head_dim": rank + rope}
+        self.tape = kernels.tape(max_rows=self.max_rows, max_sequences=16, max_pages=self.max_pages, **shape)
+        act, rows, layer = kernels.act, self.max_rows, layers - 1
+        self.qkv = torch.zeros(rows, self.width)
+        self.q, self.kv = torch.zeros(rows, self.queries), torch.zeros(rows, rank + rope)
+        plain, query = torch.zeros(rows, heads * nope, dtype=act), torch.zeros(rows, heads * (rank + rope), dtype=act)
+        self.out = torch.zeros(rows, heads * rank, dtype=act)
+        make = torch.Generator().manual_seed(0)
+        norm = torch.rand(rank, generator=make) + 0.5
+        absorb = torch.randn(heads, rank, nope, generator=make) * nope**-0.5
+        table = angles(self.max_pages * PAGE, rope)
+        self.tape.latent(self.q, self.kv, table, (norm, 1e-6), self.cache, layer, plain, query)
+        self.tape.per_head(plain, kernels.pack_heads(absorb), query)
+        self.tape.attention(query, self.cache, layer, window=window, out=self.out, scale=0.11)
+
+    @property
+    def width(self) -> int:
+        return self.queries + self.rank + self.rope
+
+    def step(self, *pieces: Piece) -> list[Tensor]:
+        rows = torch.cat([piece.rows for piece in pieces])
+        self.q[: len(rows)], self.kv[: len(rows)] = rows[:, : self.queries], rows[:, self.queries :]
+        return super().step(*pieces)
+
+
 def decode(world: World, rows: Tensor, pages: Sequence[int], *, chunk: int = 1, start: int = 0) -> Tensor:
     """Outputs of a path fed `chunk` rows at a time."""
     outs = [world.step(Piece(pages, at, rows[at : at + chunk]))[0] for at in range(start, len(rows), chunk)]

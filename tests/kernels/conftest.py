@@ -31,6 +31,11 @@ def kernels(request: pytest.FixtureRequest) -> object:
     return native(request.param)
 
 
+@pytest.fixture(params=[*ISAS, "reference"])
+def each(request: pytest.FixtureRequest) -> object:
+    return reference() if request.param == "reference" else native(request.param)
+
+
 @pytest.fixture(params=ISAS)
 def one_thread(request: pytest.FixtureRequest) -> object:
     return native(request.param, threads=1)
@@ -38,6 +43,10 @@ def one_thread(request: pytest.FixtureRequest) -> object:
 
 @pytest.fixture
 def oracle() -> object:
+    return reference()
+
+
+def reference() -> object:
     from wager.kernels.reference import ReferenceKernels
 
     return ReferenceKernels("bfloat16")

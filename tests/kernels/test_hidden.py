@@ -4,35 +4,56 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
-from cases import Piece, World, decode
+from cases import LatentWorld, Piece, World, decode
 from torch import Tensor
 
 from wager.errors import CacheIntegrityError
+from wager.kernels.base import Kernels
 
 SHAPES = [(6, 2, 32), (9, 3, 64), (4, 4, 16), (8, 1, 128), (14, 2, 80), (32, 1, 48)]
+LATENTS = [(5, 48, 16), (1, 16, 16), (32, 128, 32), (3, 512, 64)]
 PARTS = ["keys", "values", "both"]
+LATENT_PARTS = ["latent", "rotated", "whole"]
+ALL_PARTS = PARTS + LATENT_PARTS
 NOT_FINITE = (math.nan, math.inf, -math.inf)
+NAMES = ("heads", "kv_heads", "d")
+LATENT_NAMES = ("heads", "rank", "rope")
+CASES = [(part, dict(zip(NAMES, shape, strict=True))) for part in PARTS for shape in SHAPES] + [
+    (part, dict(zip(LATENT_NAMES, shape, strict=True))) for part in LATENT_PARTS for shape in LATENTS
+]
+
+
+def world_of(kernels: Kernels, part: str, **shape: Any) -> World:
+    return LatentWorld(kernels, **shape) if part in LATENT_PARTS else World(kernels, **shape)
+
+
+def spans(world: World, part: str) -> list[tuple[int, int, int]]:
+    """Where a row's keys, values or latents lie: first, last, and the size of a head."""
+    if isinstance(world, LatentWorld):
+        latent = (world.queries, world.queries + world.rank, world.rank)
+        rotated = (world.queries + world.rank, world.width, world.rope)
+        return {"latent": [latent], "rotated": [rotated], "whole": [latent, rotated]}[part]
+    queries, kept = world.heads * world.d, world.kv_heads * world.d
+    keys, values = (queries, queries + kept, world.d), (queries + kept, queries + 2 * kept, world.d)
+    return {"keys": [keys], "values": [values], "both": [keys, values]}[part]
 
 
 def spoiled(world: World, rows: Tensor, part: str) -> Tensor:
-    """The rows with numbers that are none among their keys or values: in one dimension of each kv head, or in all."""
+    """The rows with numbers that are none among what is kept of them: in one dimension of each kv head, or in all."""
     bad = rows.clone()
-    queries, kept = world.heads * world.d, world.kv_heads * world.d
-    spans = {"keys": [queries], "values": [queries + kept], "both": [queries, queries + kept]}[part]
     for i, row in enumerate(bad):
-        for first in spans:
-            row[first + i % world.d : first + kept : 1 if i % 2 else world.d] = NOT_FINITE[i % 3]
+        for first, last, d in spans(world, part):
+            row[first + i % d : last : 1 if i % 2 else d] = NOT_FINITE[i % 3]
     return bad
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES)
-def test_rejected_guesses_leave_no_trace(kernels, heads, kv_heads, d, part):
-    shape = {"heads": heads, "kv_heads": kv_heads, "d": d}
-    clean, world, table = World(kernels, **shape), World(kernels, **shape), [9, 4, 7]
+@pytest.mark.parametrize(("part", "shape"), CASES, ids=str)
+def test_rejected_guesses_leave_no_trace(each, part, shape):
+    clean, world, table = world_of(each, part, **shape), world_of(each, part, **shape), [9, 4, 7]
     rows = clean.rows(40, seed=1)
     world.step(Piece(table, 0, rows[:5]))
     guesses = spoiled(world, clean.rows(35, seed=2), part)
@@ -45,22 +66,23 @@ def test_rejected_guesses_leave_no_trace(kernels, heads, kv_heads, d, part):
     assert torch.equal(decode(world, rows, table, start=20, chunk=7), want[20:]), "chunks"
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ALL_PARTS)
 @pytest.mark.parametrize("window", [None, 1, 20, 70])
-def test_spoiled_branches_of_a_tree_do_not_show_in_the_others(kernels, window, part):
+def test_spoiled_branches_of_a_tree_do_not_show_in_the_others(each, window, part):
     rng = random.Random(3)
     for known, nodes in ((1, 20), (40, 40), (62, 30), (251, 30)):
-        clean, world, table = World(kernels, window=window), World(kernels, window=window), rng.sample(range(64), 24)
+        clean, world = (world_of(each, part, window=window) for _ in range(2))
+        table = rng.sample(range(64), 24)
         prefix, guesses = clean.rows(known, seed=4), clean.rows(nodes, seed=5)
         parents = [-1, *(rng.randrange(-1, i) for i in range(1, nodes))]
         sick = {i for i in range(nodes) if rng.random() < 0.3}
         bad = torch.stack([spoiled(world, row[None], part)[0] if i in sick else row for i, row in enumerate(guesses)])
         outs = []
-        for each, nodes_of in ((clean, guesses), (world, bad)):
+        for run, nodes_of in ((clean, guesses), (world, bad)):
             if known > 1:
-                each.step(Piece(table, 0, prefix[:-1]))
+                run.step(Piece(table, 0, prefix[:-1]))
             span = torch.cat([prefix[-1:], nodes_of])
-            outs.append(each.step(Piece(table, known - 1, span, parents=[-1, *(p + 1 for p in parents)]))[0])
+            outs.append(run.step(Piece(table, known - 1, span, parents=[-1, *(p + 1 for p in parents)]))[0])
         for i in range(nodes):
             if i in sick or parents[i] in sick:
                 sick.add(i)  # it sees a spoiled ancestor
@@ -70,30 +92,30 @@ def test_spoiled_branches_of_a_tree_do_not_show_in_the_others(kernels, window, p
         assert torch.equal(outs[1][healthy], outs[0][healthy]), f"{known} known"
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ALL_PARTS)
 @pytest.mark.parametrize("window", [1, 5, 16, 33, 270])
-def test_what_a_window_has_passed_does_not_show(kernels, window, part):
-    clean, table = World(kernels, window=window), random.Random(6).sample(range(64), 23)
+def test_what_a_window_has_passed_does_not_show(each, window, part):
+    clean, table = world_of(each, part, window=window), random.Random(6).sample(range(64), 23)
     rows = clean.rows(360, seed=7)
     want = decode(clean, rows, table, chunk=60)
     ill = 37
     bad = torch.cat([spoiled(clean, rows[:ill], part), rows[ill:]])
     for chunk in (50, 3):
-        world = World(kernels, window=window)
+        world = world_of(each, part, window=window)
         world.step(Piece(table, 0, bad[:ill]))
         got = decode(world, bad, table, start=ill, chunk=chunk)
         past = ill + window - 1  # the first row that sees none of the spoiled ones
         assert torch.equal(got[past - ill :], want[past:]), f"chunks of {chunk}"
 
 
-def test_numbers_that_are_none_still_show_where_they_are_seen(kernels):
-    for part in PARTS:
-        world = World(kernels)
-        rows = world.rows(8, seed=8)
-        rows[3] = spoiled(world, rows[3:4], part)[0]
-        out = world.step(Piece([1], 0, rows))[0].view(8, world.heads, world.d)
-        assert out[:3].isfinite().all()
-        assert not out[3:].isfinite().all(dim=2).any(), part
+@pytest.mark.parametrize("part", ALL_PARTS)
+def test_numbers_that_are_none_still_show_where_they_are_seen(each, part):
+    world = world_of(each, part)
+    rows = world.rows(8, seed=8)
+    rows[3] = spoiled(world, rows[3:4], part)[0]
+    out = world.step(Piece([1], 0, rows))[0].view(8, world.heads, -1)
+    assert out[:3].isfinite().all()
+    assert not out[3:].isfinite().all(dim=2).any()
 
 
 def tree(world: World) -> tuple[Piece, Piece]:

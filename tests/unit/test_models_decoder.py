@@ -16,7 +16,7 @@ from wager.errors import UsageError
 from wager.kernels.base import PAGE, Kernels, Target
 from wager.kernels.reference import ReferenceKernels
 from wager.models import memory
-from wager.models.spec import ModelSpec, Rope
+from wager.models.spec import Experts, Latent, ModelSpec, Rope
 from wager.models.transformer import Decoder
 from wager.models.weights import random_weights
 
@@ -25,6 +25,11 @@ SHAPES: dict[str, ModelSpec] = {
     "everything": spec(
         tied=False, qk_norm=True, qkv_bias=True, output_bias=True, mlp_bias=True, windows=(11, None),
         rope=Rope(500.0, (3.0,) * 8, 1.2), head_dim=16,
+    ),
+    "experts": spec(experts=Experts(9, 3, 24, (False, True), shared=20)),
+    "latent": spec(
+        kv_heads=1, head_dim=48, latent=Latent(32, 16, 24, 20, 0.15, q_rank=26),
+        experts=Experts(8, 2, 18, (True, True), score="sigmoid", corrected=True, groups=4, top_groups=2, group_best=2),
     ),
 }  # fmt: skip
 
@@ -119,7 +124,7 @@ def test_heads_are_a_choice_of_rows(decoder: Decoder, expected: torch.Tensor) ->
 def test_the_decoder_is_a_target(decoder: Decoder, shape: ModelSpec) -> None:
     target: Target = decoder
     assert (target.vocab, target.max_rows, target.max_sequences) == (shape.vocab, 48, 6)
-    assert target.cache.read(0).shape == (shape.layers, 2, shape.kv_heads, shape.head_dim)
+    assert target.cache.read(0).shape == (shape.layers, 1 if shape.latent else 2, shape.kv_heads, shape.head_dim)
 
 
 def test_numbers_that_are_none_are_reported_in_their_row_alone(shape: ModelSpec) -> None:
@@ -180,7 +185,8 @@ def test_the_native_kernels_compute_the_same_model() -> None:
         exact = build(shape, ReferenceKernels())
         packed = batch([chain(0, TOKENS[:40], [4, 5, 6])], range(40))
         near, far = ours.forward(packed).logits, exact.forward(packed).logits
-        assert (near - far).abs().max() < 0.05 * far.std()
+        apart = (near - far).abs().amax(dim=1)  # a row whose nearly equal experts change places is another text
+        assert (apart < 0.05 * far.std()).float().mean() > (0.8 if shape.experts else 0.99)
         torch.testing.assert_close(ours.cache.read(4 * PAGE + 3), exact.cache.read(4 * PAGE + 3), atol=0.05, rtol=0.02)
 
 
@@ -192,7 +198,8 @@ def test_the_spec_knows_its_physics() -> None:
     assert smol.parameters == 134_515_008
     assert 2 * smol.kv_elements == 23_040
     assert sum(torch.Size(shape).numel() for shape in smol.tensors().values()) == smol.parameters
+    for shape in SHAPES.values():
+        assert sum(torch.Size(shape).numel() for shape in shape.tensors().values()) == shape.parameters
     full = SHAPES["everything"]
-    assert sum(torch.Size(shape).numel() for shape in full.tensors().values()) == full.parameters
     assert full.kv_reads(100) == 111
     assert full.kv_reads(5) == 10

@@ -18,7 +18,62 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1000.0}
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
 
+LATENT = {"num_key_value_heads": 6, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+          "moe_intermediate_size": 16, "num_experts_per_tok": 2, "q_lora_rank": None}  # fmt: skip
+QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "head_dim": 16}
+MAGNIFIED = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.6}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5}),
+    "mixtral window": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7}),
+    "qwen3 moe": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "norm_topk_prob": True, "tie_word_embeddings": True}),
+    "qwen3 moe not normalised": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "attention_bias": True}),
+    "qwen3 moe stepped": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "decoder_sparse_step": 2}),
+    "qwen3 moe some dense": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "mlp_only_layers": [0, 2]}),
+    "qwen3 moe window": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "use_sliding_window": True, "sliding_window": 9}),
+    "deepseek v2 greedy": ("DeepseekV2ForCausalLM", {**LATENT, "n_routed_experts": 4, "first_k_dense_replace": 1}),
+    "deepseek v2 grouped": (
+        "DeepseekV2ForCausalLM",
+        {
+            **LATENT,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "q_lora_rank": 20,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": MAGNIFIED,
+        },
+    ),
+    "deepseek v3": (
+        "DeepseekV3ForCausalLM",
+        {
+            **LATENT,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "q_lora_rank": 24,
+            "first_k_dense_replace": 1,
+            "rope_parameters": MAGNIFIED,
+        },
+    ),
+    "deepseek v3 half-split": (
+        "DeepseekV3ForCausalLM",
+        {
+            **LATENT,
+            "n_routed_experts": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 4,
+            "first_k_dense_replace": 0,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+        },
+    ),
+    "deepseek v3 one group": (
+        "DeepseekV3ForCausalLM",
+        {**LATENT, "n_routed_experts": 6, "n_group": 1, "topk_group": 1, "n_shared_experts": 2},
+    ),
     "llama": ("LlamaForCausalLM", {}),
     "llama tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
     "llama biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),

@@ -17,10 +17,11 @@ import transformers
 from packing import batch, chain
 
 from wager.kernels.reference import ReferenceKernels
+from wager.models.families import NAMES, source_name
 from wager.models.gguf_families import GGUF_NAMES
 from wager.models.spec import ModelSpec, Rope
 from wager.models.transformer import Decoder
-from wager.models.weights import NAMES, Weights, source_name
+from wager.models.weights import Weights
 
 torch.set_num_threads(1)
 
@@ -59,8 +60,11 @@ def spread(model: Any) -> Any:
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        scale = 1.0 if "embed" in name else (parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.3)
+        scale = 1.0 if "embed" in name else (parameter.shape[-1] ** -0.5 if parameter.dim() >= 2 else 0.3)
         parameter.data = noise * scale + (1.0 if "norm" in name else 0.0)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.data = torch.randn(buffer.shape, generator=generator) * 0.2
     return model
 
 

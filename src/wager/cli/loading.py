@@ -23,13 +23,14 @@ def open_engine(
     import torch
 
     import wager
-    from wager.models import hub
+    from wager.models import hub, random_models
 
     name, argument = parse(config.drafter)
     models = [config.model] + ([argument] if name == "model" and argument else [])
     with console.meter("bytes") as update:
         for model in models if like is None else models[1:]:
-            hub.resolve(model, update)
+            if not random_models.named(model):
+                hub.resolve(model, update)
     torch.set_num_threads(1)  # its idle workers would spin on the cores that the native kernels use
     with console.working(f"Loading {config.model}") as report:
         return wager.load(config, report=report, target=like.target if like else None, drafter=drafter)

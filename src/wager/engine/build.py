@@ -25,12 +25,12 @@ from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import PAGE, Kernels
 from wager.kv.pages import PageTable
-from wager.models import hub
 from wager.models import memory as footprint
+from wager.models.opening import open_model
 from wager.models.spec import ModelSpec
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
-from wager.models.weights import Weights, open_weights
+from wager.models.weights import Weights
 from wager.trace import Trace
 from wager.types import Request
 
@@ -200,14 +200,13 @@ def _check_lent(config: EngineConfig, lent: EngineConfig) -> None:
 
 
 def _kernels(config: EngineConfig, opened: Opened) -> Kernels:
-    head_dim = opened.spec.head_dim
-    return select(config.kernels, dtype=config.dtype, threads=config.threads, head_dim=head_dim)
+    spec = opened.spec
+    latent = (spec.latent.rank, spec.latent.rope) if spec.latent else None
+    return select(config.kernels, dtype=config.dtype, threads=config.threads, head_dim=spec.head_dim, latent=latent)
 
 
 def _open(config: EngineConfig, model: str) -> Opened:
-    path = hub.resolve(model)
-    weights = open_weights(path)
-    tokenizer = Tokenizer.load(path)
+    path, weights, tokenizer = open_model(model)
     context = min(config.max_context or weights.spec.context, weights.spec.context)
     if config.max_context is not None and config.max_context > weights.spec.context:
         raise UsageError(
@@ -219,9 +218,7 @@ def _open(config: EngineConfig, model: str) -> Opened:
 
 
 def _open_draft(config: EngineConfig, target: Opened, model: str | None) -> Opened:
-    path = hub.resolve(model or "")
-    weights = open_weights(path)
-    tokenizer = Tokenizer.load(path)
+    path, weights, tokenizer = open_model(model or "")
     check_same_vocabulary(target.tokenizer, tokenizer)
     context = min(target.shape.context, weights.spec.context)
     sequences = target.shape.sequences  # one row of each wants logits: the next guess comes out of it

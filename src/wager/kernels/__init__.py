@@ -17,10 +17,18 @@ from wager.kernels.base import MAX_HEAD_DIM, Kernels
 __all__ = ["physical_cores", "select"]
 
 
-def select(name: str, *, dtype: str = "bfloat16", threads: int | None = None, head_dim: int | None = None) -> Kernels:
+def select(
+    name: str,
+    *,
+    dtype: str = "bfloat16",
+    threads: int | None = None,
+    head_dim: int | None = None,
+    latent: tuple[int, int] | None = None,
+) -> Kernels:
     """The kernels called `name`: auto, native or reference. `threads` None: one per physical core this process has.
 
-    `head_dim` is the model's, if it is known: the native kernels do not serve every one.
+    `head_dim` is the model's, or `latent` the rank and rotated part of its latent attention, if it is known: the native
+    kernels do not serve every one.
     The environment variable WAGER_ISA (avx512, avx2, portable) forces an instruction set of the native kernels.
     UsageError if `name` or `dtype` is unknown, or if native is asked for and cannot be had.
     """
@@ -32,7 +40,7 @@ def select(name: str, *, dtype: str = "bfloat16", threads: int | None = None, he
         raise UsageError(f"threads = {threads} is out of range.", "threads must be at least 1.")
     if name == "reference":
         return _reference_kernels(dtype, "the reference kernels were asked for")
-    obstacle = _obstacle(dtype, head_dim)
+    obstacle = _obstacle(dtype, head_dim, latent)
     if obstacle is None:
         return _native_kernels(threads)
     if name == "native":
@@ -62,11 +70,15 @@ def _quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return os.cpu_count() or 1
 
 
-def _obstacle(dtype: str, head_dim: int | None) -> str | None:
+def _obstacle(dtype: str, head_dim: int | None, latent: tuple[int, int] | None) -> str | None:
     """Why the native kernels cannot serve here, or None."""
     if dtype != "bfloat16":
         return f"they compute in bfloat16, and dtype is {dtype}"
-    if head_dim is not None and (head_dim % 16 or head_dim > MAX_HEAD_DIM):
+    if latent is not None:
+        if any(size % 16 or size > MAX_HEAD_DIM for size in latent):
+            wanted = f"a latent whose rank and rotated part are multiples of 16 up to {MAX_HEAD_DIM}"
+            return f"they need {wanted}, and the model's are {latent[0]} and {latent[1]}"
+    elif head_dim is not None and (head_dim % 16 or head_dim > MAX_HEAD_DIM):
         return f"they need a head_dim that is a multiple of 16 up to {MAX_HEAD_DIM}, and the model's is {head_dim}"
     try:
         importlib.import_module("wager.kernels._native")

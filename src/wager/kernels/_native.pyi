@@ -21,6 +21,8 @@ class Isa:
 
 class CacheView:
     def __init__(self, keys: Block, values: Block, layers: int, pages: int, kv_heads: int, head_dim: int) -> None: ...
+    @staticmethod
+    def latent(keys: Block, layers: int, pages: int, rank: int, rope: int) -> CacheView: ...
     def move(self, pool: Pool, source: int, target: int, n: int) -> None: ...
     def read(self, slot: int, out: int) -> None: ...
     def clear(self, page: int) -> None: ...
@@ -53,6 +55,47 @@ class Tape:
         out: int,
         heads: bool,
     ) -> None: ...
+    def per_head(self, x: int, weight: int, heads: int, n: int, k: int, step: int, out: int) -> None: ...
+    def route(
+        self,
+        x: int,
+        weight: int,
+        bias: int,
+        hidden: int,
+        how: tuple[int, ...],
+        scale: float,
+        logits: int,
+        ids: int,
+        shares: int,
+    ) -> None: ...
+    def experts(
+        self,
+        x: int,
+        into: int,
+        down: int,
+        hidden: int,
+        width: int,
+        experts: int,
+        chosen: int,
+        rows: int,
+        routing: tuple[int, ...],
+        out: int,
+    ) -> None: ...
+    def latent(
+        self,
+        q: int,
+        kv: int,
+        table: int,
+        positions: int,
+        norm: int,
+        eps: float,
+        cache: CacheView,
+        layer: int,
+        heads: int,
+        nope: int,
+        plain: int,
+        query: int,
+    ) -> None: ...
     def rotary(
         self,
         qkv: int,
@@ -66,13 +109,15 @@ class Tape:
         heads: int,
         q: int,
     ) -> None: ...
-    def attention(self, q: int, cache: CacheView, layer: int, heads: int, window: int, out: int) -> None: ...
+    def attention(
+        self, q: int, cache: CacheView, layer: int, heads: int, window: int, scale: float, out: int
+    ) -> None: ...
     def select(self, x: int, out: int, n: int) -> None: ...
     def argmax(self, logits: int, out: int, n: int) -> None: ...
     def run(self, rows: int, sequences: int, heads: int) -> None: ...
 
-def pack(pool: Pool, weight: int, n: int, k: int, to: Block) -> None: ...
-def pack_gated(pool: Pool, gate: int, up: int, n: int, k: int, to: Block) -> None: ...
+def pack(pool: Pool, weight: int, n: int, k: int, to: Block, start: int) -> None: ...
+def pack_gated(pool: Pool, gate: int, up: int, n: int, k: int, to: Block, start: int) -> None: ...
 def sample(
     pool: Pool,
     isa: Isa,

@@ -11,12 +11,14 @@ float32. Keys and values are rounded to the cache's type *before* their first us
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from wager.models.spec import Experts
 from wager.types import Batch
 
 PAGE = 16
@@ -26,7 +28,7 @@ KEY_BLOCK = 64
 """Keys that share one running maximum in attention; boundaries lie at absolute positions."""
 
 MAX_HEAD_DIM = 512
-"""Largest head the native kernels serve; theirs are multiples of 16."""
+"""Largest head the native kernels serve; theirs are multiples of 16. The rank of a latent, too."""
 
 Rows = Literal["rows", "heads"]
 
@@ -67,6 +69,34 @@ class Inputs:
         self.tables.numpy()[:sequences, : batch.tables.shape[1]] = batch.tables
 
 
+@dataclass(frozen=True)
+class Routing:
+    """Buffers between `route` and `experts`, allocated once for all layers. A choice is a pair of row and expert."""
+
+    logits: Tensor  # float32 [max_rows, experts]
+    ids: Tensor  # int32 [max_rows, chosen], ascending in each row
+    shares: Tensor  # float32 [max_rows, chosen]: what each chosen expert's output is multiplied by
+    groups: Tensor  # int32 [max_rows * chosen + 2 * experts + 2]: the choices in order of their experts
+    gathered: Tensor  # act [max_rows * chosen, hidden]: the choices' rows in that order
+    inner: Tensor  # act [max_rows * chosen, width]: and what is between the projections of their experts
+
+    @classmethod
+    def allocate(cls, how: Experts, *, max_rows: int, hidden: int, act: torch.dtype) -> Routing:
+        choices = max_rows * how.chosen
+        return cls(
+            torch.empty(max_rows, how.count),
+            torch.zeros(max_rows, how.chosen, dtype=torch.int32),
+            torch.empty(max_rows, how.chosen),
+            torch.zeros(choices + 2 * how.count + 2, dtype=torch.int32),
+            torch.empty(choices, hidden, dtype=act),
+            torch.empty(choices, how.width, dtype=act),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, name).nbytes for name in self.__dataclass_fields__)
+
+
 class Cache(Protocol):
     """Keys and values of all layers in pages of PAGE tokens. A slot is page * PAGE + offset."""
 
@@ -76,7 +106,8 @@ class Cache(Protocol):
         """Copy slots source[i] -> target[i] (int32, i ascending) in every layer: an accepted tree path closes ranks."""
 
     def read(self, slot: int) -> Tensor:
-        """Keys and values of one slot, [layers, 2, kv_heads, head_dim], for tests."""
+        """Keys and values of one slot, [layers, 2, kv_heads, head_dim], for tests; a latent cache has one vector per
+        layer, [layers, 1, 1, rank + rope]."""
 
     def clear(self, page: int) -> None:
         """Zero one page (after numbers that were not numbers)."""
@@ -102,6 +133,40 @@ class Tape(Protocol):
     def gated(self, x: Tensor, weight: Any, out: Tensor) -> None:
         """out act [R, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
 
+    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, how: Experts, to: Routing) -> None:
+        """Choose each row's experts and their shares, as models.spec.Experts says; x act [R, hidden].
+
+        Logits are x W^T in float32, weight f32 [experts, hidden], and are compared as they are under softmax; scores
+        are, under sigmoid. `bias` f32 [experts] is added for the choice alone. Ties, of experts and of groups, go to
+        the lowest. A row whose logits are not numbers has shares that are none, and leaves the other rows alone."""
+
+    def experts(self, x: Tensor, weight: Any, how: Experts, routing: Routing, out: Tensor) -> None:
+        """out f32 [R, hidden] += share * expert(x) for each expert chosen by `route`, in the order of their ids; x act
+        [R, hidden]; weight from `Kernels.pack_experts`. Only the weights of experts that some row chose are read. What
+        lies between an expert's projections is rounded to act."""
+
+    def per_head(self, x: Tensor, weight: Any, out: Tensor) -> None:
+        """out act [R, heads * step]: of each head's `step` elements the first N are its own x [R, heads * K] times its
+        own W^T; weight from `Kernels.pack_heads`, N <= step."""
+
+    def latent(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        table: Tensor,
+        norm: tuple[Tensor, float],
+        cache: Cache,
+        layer: int,
+        plain: Tensor,
+        query: Tensor,
+    ) -> None:
+        """Latent attention's rotation, and the write of its latent to a cache from `Kernels.latent_cache`.
+
+        q f32 [R, heads * (nope + rope)]: the first part of each head goes to plain act [R, heads * nope], the second,
+        rotated, to the last `rope` of the head's rank + rope in query act [R, heads * (rank + rope)]. kv f32 [R, rank +
+        rope]: RMS norm (weight f32 [rank], eps) of the first part, rotation of the second, then the cache. table f32
+        [positions, rope] and the rotation as in `rotary`."""
+
     def rotary(
         self,
         qkv: Tensor,
@@ -117,10 +182,13 @@ class Tape(Protocol):
         rotation is half-split (dimension i pairs with i + d/2). q act [R, heads * d].
         """
 
-    def attention(self, q: Tensor, cache: Cache, layer: int, *, window: int | None, out: Tensor) -> None:
+    def attention(
+        self, q: Tensor, cache: Cache, layer: int, *, window: int | None, out: Tensor, scale: float | None = None
+    ) -> None:
         """out act [R, heads * d]: each row attends to its own path: cached positions below its span's base, then its
-        ancestors in the batch, then itself; scale 1/sqrt(d). `window` w keeps positions > p - w. Keys are taken in
-        path order in blocks of KEY_BLOCK whose boundaries are absolute positions."""
+        ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window` w keeps positions > p - w. Keys are taken
+        in path order in blocks of KEY_BLOCK whose boundaries are absolute positions. Over a latent cache d is rank +
+        rope, a value is the first `rank` of what is its key, and out is [R, heads * rank]."""
 
     def select(self, x: Tensor, out: Tensor) -> None:
         """out f32 [H, n] = x[inputs.heads]."""
@@ -146,7 +214,16 @@ class Kernels(Protocol):
         """gate and up [N, K] in one layout, so that their product needs no round trip through memory. `bias` is the
         gate's and the up projection's, [N] each."""
 
+    def pack_experts(self, parts: Iterable[tuple[Tensor, Tensor, Tensor]], *, count: int) -> Any:
+        """Gate and up [width, hidden] and down [hidden, width] of `count` experts in order, taken one by one."""
+
+    def pack_heads(self, weight: Tensor) -> Any:
+        """One matrix per head, weight [heads, N, K], for `per_head`."""
+
     def cache(self, *, layers: int, pages: int, kv_heads: int, head_dim: int) -> Cache: ...
+
+    def latent_cache(self, *, layers: int, pages: int, rank: int, rope: int) -> Cache:
+        """A cache of one vector of rank + rope per position and layer, for `latent`; its tape has kv_heads 1."""
 
     def tape(
         self, *, max_rows: int, max_sequences: int, max_pages: int, heads: int, kv_heads: int, head_dim: int

@@ -5,6 +5,7 @@ A panel of a gated pair is 16 outputs of the gate and the same 16 of the other h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +34,42 @@ class Packed:
         return int(self.block.nbytes) + (0 if self.bias is None else self.bias.nbytes)
 
 
+@dataclass(frozen=True)
+class PackedHeads:
+    """One matrix [n, k] per head, the panels of one after those of another."""
+
+    block: Any
+    heads: int
+    n: int
+    k: int
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.block.nbytes)
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """The gated pair and the way back of each expert, the panels of one after those of another."""
+
+    into: Any
+    down: Any
+    count: int
+    hidden: int
+    width: int
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.into.nbytes) + int(self.down.nbytes)
+
+
 def pack(pool: Any, weight: Tensor, bias: Tensor | None) -> Packed:
     """weight [N, K] and bias [N] of any float type. ModelError if K is odd or shapes disagree."""
     matrix = _matrix(weight)
     n, k = matrix.shape
     panels = -(-n // _PANEL)
     block = _native.Block(panels * _PANEL * k * 2)
-    _native.pack(pool, matrix.data_ptr(), n, k, block)
+    _native.pack(pool, matrix.data_ptr(), n, k, block, 0)
     return Packed(block, n, k, panels, False, None if bias is None else _padded(bias, n, panels * _PANEL))
 
 
@@ -51,11 +81,47 @@ def pack_gated(pool: Any, gate: Tensor, up: Tensor, bias: tuple[Tensor, Tensor] 
     n, k = first.shape
     panels = -(-n // 16)
     block = _native.Block(panels * _PANEL * k * 2)
-    _native.pack_gated(pool, first.data_ptr(), second.data_ptr(), n, k, block)
+    _native.pack_gated(pool, first.data_ptr(), second.data_ptr(), n, k, block, 0)
     if bias is None:
         return Packed(block, n, k, panels, True)
     halves = [_padded(half, n, panels * 16).view(panels, 16) for half in bias]
     return Packed(block, n, k, panels, True, torch.cat(halves, dim=1).flatten().contiguous())
+
+
+def pack_heads(pool: Any, weight: Tensor) -> PackedHeads:
+    """weight [heads, N, K] of any float type. ModelError as in `pack`."""
+    heads, n, k = weight.shape
+    size = -(-n // _PANEL) * _PANEL * k * 2
+    block = _native.Block(heads * size)
+    for head in range(heads):
+        matrix = _matrix(weight[head])
+        _native.pack(pool, matrix.data_ptr(), n, k, block, head * size)
+    return PackedHeads(block, heads, n, k)
+
+
+def pack_experts(pool: Any, parts: Iterable[tuple[Tensor, Tensor, Tensor]], *, count: int) -> PackedExperts:
+    """Gate and up [width, hidden] and down [hidden, width] of each expert. ModelError as in `pack`, or if there are not
+    `count` of one shape."""
+    packed: PackedExperts | None = None
+    done = 0
+    for gate, up, down in parts:
+        width, hidden = gate.shape
+        sizes = (-(-width // 16) * _PANEL * hidden * 2, -(-hidden // _PANEL) * _PANEL * width * 2)
+        if packed is None:
+            packed = PackedExperts(
+                _native.Block(count * sizes[0]), _native.Block(count * sizes[1]), count, hidden, width
+            )
+        shapes = [tuple(part.shape) for part in (gate, up, down)]
+        if done == count or shapes != [(packed.width, packed.hidden)] * 2 + [(packed.hidden, packed.width)]:
+            raise ModelError(f"Expert {done} has the shapes {shapes}, or is one too many for {count} experts.")
+        first, second, last = _matrix(gate), _matrix(up), _matrix(down)
+        at = (first.data_ptr(), second.data_ptr(), width, hidden)
+        _native.pack_gated(pool, *at, packed.into, done * sizes[0])
+        _native.pack(pool, last.data_ptr(), hidden, width, packed.down, done * sizes[1])
+        done += 1
+    if packed is None or done != count:
+        raise ModelError(f"{done} experts were given, not {count}.")
+    return packed
 
 
 def _matrix(weight: Tensor) -> Tensor:

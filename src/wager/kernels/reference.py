@@ -8,53 +8,20 @@ way to be fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-from wager.errors import CacheIntegrityError, UsageError
-from wager.kernels.base import PAGE, Inputs, Rows
+from wager.errors import CacheIntegrityError, ModelError, UsageError
+from wager.kernels.base import PAGE, Inputs, Routing, Rows
 from wager.kernels.noise import argmax_gumbel
+from wager.kernels.reference_store import ReferenceCache, ReferenceExpert, ReferenceLatents, ReferenceWeight
+from wager.kernels.routing import choose
 from wager.kernels.threads import one_thread
+from wager.models.spec import Experts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(frozen=True)
-class ReferenceWeight:
-    """A matrix [N, K] in float32, already rounded to the activation type, and its bias [N] in float32."""
-
-    matrix: Tensor
-    bias: Tensor | None
-
-    def product(self, x: Tensor) -> Tensor:
-        """W x + b of one row x f32 [K] -> f32 [N]."""
-        y = torch.mv(self.matrix, x)
-        return y if self.bias is None else y + self.bias
-
-
-class ReferenceCache:
-    """Keys and values as two tensors [layers, slots, kv_heads, head_dim] of the activation type."""
-
-    def __init__(self, *, layers: int, pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        self.pages = pages
-        shape = (layers, pages * PAGE, kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype)
-        self.values = torch.zeros(shape, dtype=dtype)
-
-    def move(self, source: Tensor, target: Tensor) -> None:
-        for old, new in zip(source.tolist(), target.tolist(), strict=True):
-            self.keys[:, new] = self.keys[:, old]
-            self.values[:, new] = self.values[:, old]
-
-    def read(self, slot: int) -> Tensor:
-        return torch.stack([self.keys[:, slot], self.values[:, slot]], dim=1)
-
-    def clear(self, page: int) -> None:
-        self.keys[:, page * PAGE : (page + 1) * PAGE] = 0
-        self.values[:, page * PAGE : (page + 1) * PAGE] = 0
 
 
 class ReferenceTape:
@@ -94,6 +61,53 @@ class ReferenceTape:
 
         self._ops.append(("rows", op))
 
+    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, how: Experts, to: Routing) -> None:
+        def op(row: int) -> None:
+            to.logits[row] = torch.mv(weight, _row(x, row))
+            to.ids[row], to.shares[row] = choose(to.logits[row].clone(), bias, how)
+
+        self._ops.append(("rows", op))
+
+    def experts(self, x: Tensor, weight: list[ReferenceExpert], how: Experts, routing: Routing, out: Tensor) -> None:
+        def op(row: int) -> None:
+            value = _row(x, row)
+            for expert, share in zip(routing.ids[row].tolist(), routing.shares[row], strict=True):
+                (gate, up), down = weight[expert]
+                inner = torch.nn.functional.silu(gate.product(value)) * up.product(value)
+                out[row] += share * down.product(inner.to(x.dtype).float())
+
+        self._ops.append(("rows", op))
+
+    def per_head(self, x: Tensor, weight: list[ReferenceWeight], out: Tensor) -> None:
+        def op(row: int) -> None:
+            heads = [w.product(value) for w, value in zip(weight, _row(x, row).view(len(weight), -1), strict=True)]
+            out[row].view(len(weight), -1)[:, : len(heads[0])] = torch.stack(heads)
+
+        self._ops.append(("rows", op))
+
+    def latent(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        table: Tensor,
+        norm: tuple[Tensor, float],
+        cache: ReferenceLatents,
+        layer: int,
+        plain: Tensor,
+        query: Tensor,
+    ) -> None:
+        rope, rank = table.shape[1], len(norm[0])
+
+        def op(row: int) -> None:
+            angles, slot = table[int(self.inputs.positions[row])], int(self.inputs.slots[row])
+            heads, vector = _row(q, row).view(self._heads, -1), _row(kv, row)
+            plain[row] = heads[:, :-rope].flatten()
+            query[row].view(self._heads, -1)[:, rank:] = _rotate(heads[:, -rope:], angles)
+            cache.keys[layer, slot, 0, :rank] = _rms_norm(vector[:rank].clone(), *norm)
+            cache.keys[layer, slot, :, rank:] = _rotate(vector[None, rank:], angles)
+
+        self._ops.append(("rows", op))
+
     def rotary(
         self,
         qkv: Tensor,
@@ -118,15 +132,24 @@ class ReferenceTape:
 
         self._ops.append(("rows", op))
 
-    def attention(self, q: Tensor, cache: ReferenceCache, layer: int, *, window: int | None, out: Tensor) -> None:
-        scale = self._head_dim**-0.5
+    def attention(
+        self,
+        q: Tensor,
+        cache: ReferenceCache | ReferenceLatents,
+        layer: int,
+        *,
+        window: int | None,
+        out: Tensor,
+        scale: float | None = None,
+    ) -> None:
+        factor = self._head_dim**-0.5 if scale is None else scale
 
         def op(row: int) -> None:
             path = self._paths[row] if window is None else self._paths[row][-window:]
             keys = cache.keys[layer].index_select(0, path).float()  # [n, kv_heads, d]
             values = cache.values[layer].index_select(0, path).float()
             queries = _row(q, row).view(self._kv_heads, -1, self._head_dim)
-            scores = torch.matmul(queries, keys.permute(1, 2, 0)) * scale  # [kv_heads, group, n]
+            scores = torch.matmul(queries, keys.permute(1, 2, 0)) * factor  # [kv_heads, group, n]
             mixed = torch.matmul(torch.softmax(scores, dim=-1), values.transpose(0, 1))
             out[row] = mixed.flatten()
 
@@ -191,6 +214,18 @@ class ReferenceKernels:
     ) -> tuple[ReferenceWeight, ReferenceWeight]:
         first, second = (None, None) if bias is None else bias
         return self.pack(gate, first), self.pack(up, second)
+
+    def pack_experts(self, parts: Iterable[tuple[Tensor, Tensor, Tensor]], *, count: int) -> list[ReferenceExpert]:
+        packed = [(self.pack_gated(gate, up), self.pack(down)) for gate, up, down in parts]
+        if len(packed) != count:
+            raise ModelError(f"{len(packed)} experts were given, not {count}.")
+        return packed
+
+    def pack_heads(self, weight: Tensor) -> list[ReferenceWeight]:
+        return [self.pack(head.clone()) for head in weight]  # a view would keep its neighbours
+
+    def latent_cache(self, *, layers: int, pages: int, rank: int, rope: int) -> ReferenceLatents:
+        return ReferenceLatents(layers=layers, pages=pages, rank=rank, rope=rope, dtype=self.act)
 
     def cache(self, *, layers: int, pages: int, kv_heads: int, head_dim: int) -> ReferenceCache:
         return ReferenceCache(layers=layers, pages=pages, kv_heads=kv_heads, head_dim=head_dim, dtype=self.act)

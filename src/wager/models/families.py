@@ -6,16 +6,17 @@ cannot honour. Knows no tensors; gguf_families.py does the same for GGUF metadat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from wager.errors import ModelError
+from wager.models.config_keys import Keys
+from wager.models.mixtures import ExpertKeys, read_experts, read_latent
 from wager.models.rope import read_rope
 from wager.models.spec import ModelSpec, Rope
 
-Windows = Literal["never", "always", "flagged"]
+Windows = Literal["never", "always", "switched", "flagged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,10 @@ class Family:
     """What the configuration of one architecture leaves unsaid.
 
     A bias is always there (True), never (False), or there if the configuration key of that name says so. `windows`:
-    the sliding window is unknown to it, holds in every layer, or holds where use_sliding_window and layer_types say.
-    `defaults` are the values of keys a configuration may leave out.
+    the sliding window is unknown to it, holds in every layer, or (switched) in every layer if use_sliding_window, or
+    where use_sliding_window and layer_types say. `latent`: attention is over a latent, whose rotated rows lie
+    interleaved (True), or as the key of that name says. `defaults` are the values of keys a configuration may leave
+    out, `names` the tensors that go by names of their own.
     """
 
     qkv_bias: bool | str = False
@@ -32,7 +35,10 @@ class Family:
     mlp_bias: bool | str = False
     qk_norm: bool = False
     windows: Windows = "never"
+    experts: ExpertKeys | None = None
+    latent: bool | str = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
@@ -56,7 +62,48 @@ FAMILIES: Mapping[str, Family] = {
         windows="flagged",
         defaults={**_QWEN, "head_dim": 128},
     ),
-}
+    "MixtralForCausalLM": Family(
+        windows="always",
+        experts=ExpertKeys(count=("num_local_experts", "num_experts"), width="intermediate_size"),
+        defaults={
+            "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0, "num_experts_per_tok": 2, "num_local_experts": 8,
+        },
+        names={
+            "router": "model.layers.{}.block_sparse_moe.gate",
+            "expert_gate": "model.layers.{}.block_sparse_moe.experts.{}.w1",
+            "expert_up": "model.layers.{}.block_sparse_moe.experts.{}.w3",
+            "expert_down": "model.layers.{}.block_sparse_moe.experts.{}.w2",
+        },
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm=True,
+        windows="switched",
+        experts=ExpertKeys(
+            count=("num_experts", "num_local_experts"), normalised="norm_topk_prob", sparse="stepped"
+        ),
+        defaults={"max_position_embeddings": 32768, "sliding_window": 4096},
+    ),
+    "DeepseekV2ForCausalLM": Family(
+        latent=True,
+        experts=ExpertKeys(
+            count=("n_routed_experts",), normalised=False, scale="routed_scaling_factor", shared="n_shared_experts",
+            sparse="after", methods=(("greedy",), ("group_limited_greedy",)),
+        ),
+        defaults={"max_position_embeddings": 2048, "topk_method": "greedy"},
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        latent="rope_interleave",
+        experts=ExpertKeys(
+            count=("n_routed_experts",), score="sigmoid", corrected=True, normalised="norm_topk_prob",
+            scale="routed_scaling_factor", shared="n_shared_experts", sparse="after",
+            methods=((), ("noaux_tc",)), group_best=2,
+        ),
+        defaults={"max_position_embeddings": 4096, "rope_interleave": True, "norm_topk_prob": True},
+    ),
+}  # fmt: skip
 
 NAMES: Mapping[str, str] = {
     "embed": "model.embed_tokens",
@@ -73,8 +120,23 @@ NAMES: Mapping[str, str] = {
     "gate": "model.layers.{}.mlp.gate_proj",
     "up": "model.layers.{}.mlp.up_proj",
     "down": "model.layers.{}.mlp.down_proj",
+    "router": "model.layers.{}.mlp.gate",
+    "correction": "=model.layers.{}.mlp.gate.e_score_correction_bias",
+    "shared_gate": "model.layers.{}.mlp.shared_experts.gate_proj",
+    "shared_up": "model.layers.{}.mlp.shared_experts.up_proj",
+    "shared_down": "model.layers.{}.mlp.shared_experts.down_proj",
+    "expert_gate": "model.layers.{}.mlp.experts.{}.gate_proj",
+    "expert_up": "model.layers.{}.mlp.experts.{}.up_proj",
+    "expert_down": "model.layers.{}.mlp.experts.{}.down_proj",
+    "q_a": "model.layers.{}.self_attn.q_a_proj",
+    "q_a_norm": "model.layers.{}.self_attn.q_a_layernorm",
+    "q_b": "model.layers.{}.self_attn.q_b_proj",
+    "kv_a": "model.layers.{}.self_attn.kv_a_proj_with_mqa",
+    "kv_a_norm": "model.layers.{}.self_attn.kv_a_layernorm",
+    "kv_b": "model.layers.{}.self_attn.kv_b_proj",
 }
-"""Canonical tensor name (ModelSpec.tensors, without layer and suffix) -> its name in a Hugging Face checkpoint."""
+"""Canonical tensor name (ModelSpec.tensors, without places and suffix) -> its name in a Hugging Face checkpoint. A name
+after = is whole; the others get the suffix."""
 
 IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors a checkpoint may carry that say nothing new: stored frequencies, and the head of a tied model."""
@@ -86,8 +148,21 @@ _MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 8192
 
 def source_name(names: Mapping[str, str], canonical: str) -> str:
     """The name in a checkpoint of a tensor named as in ModelSpec.tensors."""
-    *place, part, suffix = canonical.split(".")
-    return f"{names[part].format(*place[1:])}.{suffix}"
+    *places, part, suffix = canonical.split(".")
+    name = names[part].format(*places[1:])
+    return name[1:] if name.startswith("=") else f"{name}.{suffix}"
+
+
+def checkpoint_names(architecture: str) -> Mapping[str, str]:
+    """NAMES with those that the architecture has of its own."""
+    return {**NAMES, **FAMILIES[architecture].names}
+
+
+def ignored_tensors(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of the tensors a checkpoint may carry besides: IGNORED, and layers that predict further tokens."""
+    further = int(config.get("num_nextn_predict_layers") or 0)
+    layers = tuple(rf"model\.layers\.{spec.layers + i}\..*" for i in range(further))
+    return (*(IGNORED if spec.tied else IGNORED[:1]), *layers)
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -97,12 +172,15 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     is missing.
     """
     architecture, family = _family(config)
-    keys = _Keys({**family.defaults, **config})
+    keys = Keys({**family.defaults, **config})
     _refuse_unsupported(keys)
     heads, hidden, layers = (keys.integer(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
-    head_dim = keys.integer("head_dim", hidden // heads)
+    latent = None
+    if family.latent:
+        latent = read_latent(keys, heads=heads, interleaved=keys.flag(family.latent))
+    head_dim = latent.rank + latent.rope if latent else keys.integer("head_dim", hidden // heads)
+    kv_heads = 1 if latent else keys.integer("num_key_value_heads", heads)
     context = keys.integer("max_position_embeddings")
-    kv_heads = keys.integer("num_key_value_heads", heads)
     check_sizes(layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     return ModelSpec(
         architecture=architecture,
@@ -115,13 +193,15 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         width=keys.integer("intermediate_size"),
         context=context,
         norm_eps=keys.number("rms_norm_eps", 1e-6),
-        rope=_rope(keys, head_dim=head_dim, context=context),
+        rope=_rope(keys, head_dim=latent.rope if latent else head_dim, context=context),
         windows=_windows(keys, family, layers=layers),
         tied=keys.flag("tie_word_embeddings"),
         qkv_bias=keys.flag(family.qkv_bias),
         output_bias=keys.flag(family.output_bias),
         mlp_bias=keys.flag(family.mlp_bias),
         qk_norm=family.qk_norm,
+        experts=read_experts(keys, family.experts, layers=layers) if family.experts else None,
+        latent=latent,
     )
 
 
@@ -136,39 +216,12 @@ def check_sizes(*, layers: int, heads: int, kv_heads: int, head_dim: int) -> Non
         raise ModelError(f"head_dim = {head_dim} is odd; rotation needs pairs.")
 
 
-class _Keys:
-    """A configuration whose values are checked as they are read; null counts as absent."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
-
-    def get(self, name: str) -> Any:
-        return self.values.get(name)
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.number(name, default)
-        if value != int(value):
-            raise ModelError(f"{name} = {value!r} in config.json is not a whole number.")
-        return int(value)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.values.get(name)
-        value = default if value is None else value
-        if value is None:
-            raise ModelError(f"config.json lacks {name!r}.", "The model's configuration is damaged or incomplete.")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ModelError(f"{name} = {value!r} in config.json must be a number above 0.")
-        return value
-
-    def flag(self, name: bool | str) -> bool:
-        return name if isinstance(name, bool) else bool(self.values.get(name))
-
-
 def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
     named = config.get("architectures") or []
     if not named and isinstance(config.get("model_type"), str):
         model_type = config["model_type"]
-        named = [name for name in FAMILIES if name.lower() == f"{model_type}forcausallm"] or [model_type]
+        spelled = model_type.replace("_", "") + "forcausallm"
+        named = [name for name in FAMILIES if name.lower() == spelled] or [model_type]
     if not isinstance(named, Sequence) or isinstance(named, str) or not named:
         raise ModelError("config.json names no architecture.", f"Supported are: {', '.join(FAMILIES)}.")
     for name in named:
@@ -177,7 +230,7 @@ def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
     raise ModelError(f"Architecture {named[0]!r} is not supported.", f"Supported are: {', '.join(FAMILIES)}.")
 
 
-def _refuse_unsupported(keys: _Keys) -> None:
+def _refuse_unsupported(keys: Keys) -> None:
     if keys.get("quantization_config"):
         method = keys.get("quantization_config")
         name = method.get("quant_method", "unnamed") if isinstance(method, Mapping) else method
@@ -195,7 +248,7 @@ def _refuse_unsupported(keys: _Keys) -> None:
         )
 
 
-def _rope(keys: _Keys, *, head_dim: int, context: int) -> Rope:
+def _rope(keys: Keys, *, head_dim: int, context: int) -> Rope:
     """From rope_parameters, or from rope_scaling and rope_theta as older configurations have them."""
     values = dict(keys.get("rope_parameters") or keys.get("rope_scaling") or {})
     nested = [name for name, value in values.items() if isinstance(value, Mapping)]
@@ -211,22 +264,24 @@ def _rope(keys: _Keys, *, head_dim: int, context: int) -> Rope:
     return read_rope(values, theta=float(theta), head_dim=head_dim, context=context)
 
 
-def _windows(keys: _Keys, family: Family, *, layers: int) -> tuple[int | None, ...]:
+def _windows(keys: Keys, family: Family, *, layers: int) -> tuple[int | None, ...]:
     types = keys.get("layer_types")
     if types and len(types) != layers:
         raise ModelError(f"layer_types has {len(types)} entries for {layers} layers.")
     sliding = [kind == "sliding_attention" for kind in types or ()]
-    unheard = {"never": any(sliding), "always": bool(types) and not all(sliding), "flagged": False}[family.windows]
+    unheard = {"never": any(sliding), "always": bool(types) and not all(sliding), "switched": False, "flagged": False}[
+        family.windows
+    ]
     if unheard:
         raise ModelError(
             "layer_types mixes full and sliding attention, which this architecture does not have.",
             "The model's configuration names the wrong architecture.",
         )
-    on = family.windows == "always" or (family.windows == "flagged" and keys.flag("use_sliding_window"))
+    on = family.windows == "always" or (family.windows in ("switched", "flagged") and keys.flag("use_sliding_window"))
     if not on or keys.get("sliding_window") is None:
         return (None,) * layers
     window = keys.integer("sliding_window")
-    if family.windows == "always":
+    if family.windows in ("always", "switched"):
         sliding = [True] * layers
     elif not types:
         first = int(keys.get("max_window_layers") or 0)

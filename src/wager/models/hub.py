@@ -115,6 +115,8 @@ def _at(path: Path) -> Path:
 
 
 def _unknown(model: str) -> ModelError:
+    if model.startswith("random:"):
+        return ModelError(f"{model} is made up where it is used.", "There is nothing to fetch; give it as --model.")
     if model.endswith(".gguf") or model.startswith(("/", ".", "~")):
         return ModelError(f"There is no model at {model}.", "Check the path.")
     near = difflib.get_close_matches(model.lower(), [name.lower() for name in KNOWN], n=1, cutoff=0.4)

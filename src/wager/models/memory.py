@@ -6,7 +6,7 @@ Knows the buffers of transformer.py and what each set of kernels stores per elem
 from __future__ import annotations
 
 from wager.kernels.base import PAGE, Kernels
-from wager.models.spec import ModelSpec
+from wager.models.spec import Experts, Latent, ModelSpec
 
 
 def weight_bytes(spec: ModelSpec, kernels: Kernels) -> int:
@@ -16,11 +16,11 @@ def weight_bytes(spec: ModelSpec, kernels: Kernels) -> int:
     the other by panel.
     """
     packed: int = getattr(kernels, "packed_itemsize", kernels.act.itemsize)
-    return spec.streamed_elements * packed + spec.head_elements * kernels.act.itemsize + spec.vector_elements * 4
+    return spec.matrix_elements * packed + spec.head_elements * kernels.act.itemsize + spec.vector_elements * 4
 
 
 def page_bytes(spec: ModelSpec, kernels: Kernels) -> int:
-    """Bytes of one cache page (PAGE positions, keys and values, all layers)."""
+    """Bytes of one cache page (PAGE positions, keys and values, or latents, of all layers)."""
     return spec.kv_elements * PAGE * kernels.act.itemsize
 
 
@@ -36,7 +36,23 @@ def workspace_bytes(
     """Bytes of the buffers of a pass: activations, logits, integer inputs and the rotation table."""
     heads = max_rows if max_heads is None else max_heads
     act = kernels.act.itemsize
-    row = 4 * (spec.hidden + spec.qkv) + act * (spec.hidden + 2 * spec.heads * spec.head_dim + spec.width)
+    row = 4 * spec.hidden + act * (spec.hidden + spec.heads * spec.head_dim + spec.mixed)
+    row += act * spec.width if spec.expert_layers < spec.layers else 0
+    row += _latent_row(spec, spec.latent, act) if spec.latent else 4 * spec.qkv
+    row += _expert_row(spec, spec.experts, act) if spec.experts else 0
     head = 4 * (spec.hidden + spec.vocab + 1) + act * spec.hidden
     integers = 4 * (6 * max_rows + max_sequences * (2 + max_pages))
-    return max_rows * row + heads * head + integers + 4 * max_pages * PAGE * spec.head_dim
+    integers += 4 * (2 * spec.experts.count + 2) if spec.experts else 0
+    return max_rows * row + heads * head + integers + 4 * max_pages * PAGE * spec.rope_dim
+
+
+def _latent_row(spec: ModelSpec, latent: Latent, act: int) -> int:
+    """Bytes per row between the projections of latent attention."""
+    floats = spec.queries + spec.head_dim + latent.q_rank
+    return 4 * floats + act * (latent.q_rank + spec.heads * (latent.nope + latent.rank))
+
+
+def _expert_row(spec: ModelSpec, how: Experts, act: int) -> int:
+    """Bytes per row of kernels.base.Routing and of the shared expert's inner layer."""
+    choice = 4 + 4 + 4 + act * (spec.hidden + how.width)
+    return 4 * how.count + how.chosen * choice + act * how.shared

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from wager.errors import UsageError
-from wager.kernels.base import PAGE, Kernels, Output, Tape
+from wager.kernels.base import PAGE, Kernels, Output, Routing, Tape
 from wager.kernels.threads import one_thread
 from wager.models import memory
+from wager.models.spec import Experts, Latent
 from wager.models.weights import Weights
 from wager.types import Batch
 
@@ -41,7 +42,11 @@ class Decoder:
         self.vocab, self.max_rows, self.max_sequences = spec.vocab, max_rows, max_sequences
         self.max_heads = max_rows if max_heads is None else min(max_heads, max_rows)
         self.max_pages = max_pages
-        self.cache = kernels.cache(layers=spec.layers, pages=pages, kv_heads=spec.kv_heads, head_dim=spec.head_dim)
+        if spec.latent:
+            rank, rope = spec.latent.rank, spec.latent.rope
+            self.cache = kernels.latent_cache(layers=spec.layers, pages=pages, rank=rank, rope=rope)
+        else:
+            self.cache = kernels.cache(layers=spec.layers, pages=pages, kv_heads=spec.kv_heads, head_dim=spec.head_dim)
         self.weight_bytes = memory.weight_bytes(spec, kernels)
         self.workspace_bytes = memory.workspace_bytes(
             spec, kernels, max_rows=max_rows, max_sequences=max_sequences, max_pages=max_pages, max_heads=self.max_heads
@@ -79,7 +84,7 @@ class Decoder:
         spec, tape, kernels = self.spec, self._tape, self.kernels
         x = torch.empty(self.max_rows, spec.hidden)
         normed = torch.empty(self.max_rows, spec.hidden, dtype=kernels.act)
-        table = torch.from_numpy(spec.rope.table(self.max_pages * PAGE, spec.head_dim))
+        table = torch.from_numpy(spec.rope.table(self.max_pages * PAGE, spec.rope_dim))
         scratch = _Scratch(self, x, normed, table)
         embedding = weights.read("embed.weight", kernels.act)
         tape.embed(embedding, x)
@@ -96,29 +101,83 @@ class Decoder:
     def _record_layer(self, tensors: _Layer, layer: int, to: _Scratch) -> None:
         spec, tape, kernels = self.spec, self._tape, self.kernels
         tape.rms_norm(to.x, tensors.vector("attn_norm"), spec.norm_eps, to.normed)
+        if spec.latent:
+            self._record_latent_attention(tensors, layer, to, spec.latent)
+        else:
+            self._record_attention(tensors, layer, to)
+        tape.linear(to.mixed, kernels.pack(tensors.matrix("o", kernels.act), tensors.bias("o")), to.x, add=True)
+        tape.rms_norm(to.x, tensors.vector("mlp_norm"), spec.norm_eps, to.normed)
+        if spec.experts and spec.has_experts(layer):
+            self._record_experts(tensors, to, spec.experts)
+        else:
+            self._record_feed_forward(tensors, "", to.wide, to)
+
+    def _record_attention(self, tensors: _Layer, layer: int, to: _Scratch) -> None:
+        spec, tape, kernels = self.spec, self._tape, self.kernels
         qkv = kernels.pack(tensors.stacked("q", "k", "v", kernels.act), tensors.stacked_bias("q", "k", "v"))
         tape.linear(to.normed, qkv, to.qkv)
         norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), spec.norm_eps) if spec.qk_norm else None
         tape.rotary(to.qkv, to.table, norms, self.cache, layer, to.q)
         tape.attention(to.q, self.cache, layer, window=spec.windows[layer], out=to.mixed)
-        tape.linear(to.mixed, kernels.pack(tensors.matrix("o", kernels.act), tensors.bias("o")), to.x, add=True)
-        tape.rms_norm(to.x, tensors.vector("mlp_norm"), spec.norm_eps, to.normed)
-        gate, up = tensors.matrix("gate", kernels.act), tensors.matrix("up", kernels.act)
-        biases = (tensors.vector("gate", "bias"), tensors.vector("up", "bias")) if spec.mlp_bias else None
-        tape.gated(to.normed, kernels.pack_gated(gate, up, bias=biases), to.wide)
-        tape.linear(to.wide, kernels.pack(tensors.matrix("down", kernels.act), tensors.bias("down")), to.x, add=True)
+
+    def _record_latent_attention(self, tensors: _Layer, layer: int, to: _Scratch, latent: Latent) -> None:
+        """Queries meet latents, never expanded keys: each head's half of kv_b goes into its query, the other half takes
+        what it mixed to its values."""
+        spec, tape, kernels = self.spec, self._tape, self.kernels
+        normed = to.normed
+        if latent.q_rank:
+            tape.linear(normed, kernels.pack(tensors.matrix("q_a", kernels.act)), to.squeezed)
+            tape.rms_norm(to.squeezed, tensors.vector("q_a_norm"), latent.norm_eps, to.q_normed)
+            normed = to.q_normed
+        tape.linear(normed, kernels.pack(tensors.matrix("q_b" if latent.q_rank else "q", kernels.act)), to.qkv)
+        tape.linear(to.normed, kernels.pack(tensors.matrix("kv_a", kernels.act)), to.kv)
+        norm = (tensors.vector("kv_a_norm"), latent.norm_eps)
+        tape.latent(to.qkv, to.kv, to.table, norm, self.cache, layer, to.plain, to.q)
+        expand = tensors.matrix("kv_b", kernels.act).view(spec.heads, latent.nope + latent.value, latent.rank)
+        tape.per_head(to.plain, kernels.pack_heads(expand[:, : latent.nope].transpose(1, 2)), to.q)
+        tape.attention(to.q, self.cache, layer, window=spec.windows[layer], out=to.latents, scale=latent.scale)
+        tape.per_head(to.latents, kernels.pack_heads(expand[:, latent.nope :]), to.mixed)
+
+    def _record_experts(self, tensors: _Layer, to: _Scratch, how: Experts) -> None:
+        tape, act = self._tape, self.kernels.act
+        bias = tensors.vector("correction", "bias") if how.corrected else None
+        tape.route(to.normed, tensors.vector("router"), bias, how, to.routing)
+        parts = (tensors.expert(expert, act) for expert in range(how.count))
+        tape.experts(to.normed, self.kernels.pack_experts(parts, count=how.count), how, to.routing, to.x)
+        if how.shared:
+            self._record_feed_forward(tensors, "shared_", to.shared, to)
+
+    def _record_feed_forward(self, tensors: _Layer, prefix: str, wide: Tensor, to: _Scratch) -> None:
+        kernels = self.kernels
+        gate, up, down = (tensors.matrix(prefix + part, kernels.act) for part in ("gate", "up", "down"))
+        biases = [tensors.bias(prefix + part) for part in ("gate", "up")]
+        both = (biases[0], biases[1]) if biases[0] is not None and biases[1] is not None else None
+        self._tape.gated(to.normed, kernels.pack_gated(gate, up, bias=both), wide)
+        self._tape.linear(wide, kernels.pack(down, tensors.bias(prefix + "down")), to.x, add=True)
 
 
 class _Scratch:
-    """Buffers that all layers share: residual x, its norm, q/k/v, rotated q, attention's output, the inner layer."""
+    """Buffers that all layers share: residual x, its norm, queries (and keys and values) before the rotation, rotated
+    q, what goes to the output projection, the inner layers; those of latent attention and of experts where needed."""
 
     def __init__(self, decoder: Decoder, x: Tensor, normed: Tensor, table: Tensor) -> None:
         spec, rows, act = decoder.spec, decoder.max_rows, decoder.kernels.act
         self.x, self.normed, self.table = x, normed, table
-        self.qkv = torch.empty(rows, spec.qkv)
-        self.q = torch.empty(rows, spec.heads * spec.head_dim, dtype=act)
-        self.mixed = torch.empty(rows, spec.heads * spec.head_dim, dtype=act)
-        self.wide = torch.empty(rows, spec.width, dtype=act)
+        self.q = torch.zeros(rows, spec.heads * spec.head_dim, dtype=act)
+        self.mixed = torch.empty(rows, spec.mixed, dtype=act)
+        if latent := spec.latent:
+            self.qkv, self.kv = torch.empty(rows, spec.queries), torch.empty(rows, spec.head_dim)
+            self.squeezed = torch.empty(rows, latent.q_rank)
+            self.q_normed = torch.empty(rows, latent.q_rank, dtype=act)
+            self.plain = torch.empty(rows, spec.heads * latent.nope, dtype=act)
+            self.latents = torch.empty(rows, spec.heads * latent.rank, dtype=act)
+        else:
+            self.qkv = torch.empty(rows, spec.qkv)
+        if spec.expert_layers < spec.layers:
+            self.wide = torch.empty(rows, spec.width, dtype=act)
+        if how := spec.experts:
+            self.routing = Routing.allocate(how, max_rows=rows, hidden=spec.hidden, act=act)
+            self.shared = torch.empty(rows, how.shared, dtype=act)
 
 
 class _Layer:
@@ -136,6 +195,11 @@ class _Layer:
 
     def vector(self, part: str, suffix: str = "weight") -> Tensor:
         return self._weights.read(self._name(part, suffix))
+
+    def expert(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Gate, up and down of one expert."""
+        gate, up, down = (self.matrix(f"{expert}.expert_{part}", dtype) for part in ("gate", "up", "down"))
+        return gate, up, down
 
     def bias(self, part: str) -> Tensor | None:
         return self.vector(part, "bias") if self._name(part, "bias") in self._known else None

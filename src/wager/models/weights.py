@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from wager.errors import ModelError
-from wager.models.families import IGNORED, NAMES, source_name, spec_from_config
+from wager.models.families import checkpoint_names, ignored_tensors, source_name, spec_from_config
 from wager.models.gguf_families import GGUF_FAMILIES, GGUF_NAMES, ROPE_FACTORS, spec_from_gguf
 from wager.models.gguf_file import GgufFile, open_gguf
 from wager.models.spec import ModelSpec
@@ -55,11 +55,20 @@ class StoredWeights:
 
     def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         tensor = self._source.read(source_name(self._names, name), dtype)
-        heads = {"q": self.spec.heads, "k": self.spec.kv_heads}.get(name.split(".")[-2])
-        if not self._permuted or heads is None:
-            return tensor
-        pairs = tensor.view(heads, self.spec.head_dim // 2, 2, -1)
-        return pairs.transpose(1, 2).reshape(tensor.shape)
+        spec, part = self.spec, name.split(".")[-2]
+        if spec.latent and spec.latent.interleaved and part in ("q", "q_b", "kv_a"):
+            return _apart(tensor, heads=1 if part == "kv_a" else spec.heads, rotated=spec.latent.rope)
+        if self._permuted and part in ("q", "k"):
+            return _apart(tensor, heads=spec.heads if part == "q" else spec.kv_heads, rotated=spec.head_dim)
+        return tensor
+
+
+def _apart(tensor: Tensor, *, heads: int, rotated: int) -> Tensor:
+    """The rows of each head, the last `rotated` of them brought from interleaved pairs to half-split order."""
+    rows = tensor.view(heads, tensor.shape[0] // heads, -1).clone()
+    pairs = rows[:, -rotated:].reshape(heads, rotated // 2, 2, -1)
+    rows[:, -rotated:] = pairs.transpose(1, 2).reshape(heads, rotated, -1)
+    return rows.view(tensor.shape)
 
 
 class RandomWeights:
@@ -112,10 +121,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _open_directory(path: Path) -> Weights:
-    spec = spec_from_config(read_json(path / "config.json"))
-    source = SafetensorsSource(path)
-    check_tensors(spec, source, NAMES, ignored=IGNORED if spec.tied else IGNORED[:1])
-    return StoredWeights(spec, source, NAMES)
+    config = read_json(path / "config.json")
+    spec = spec_from_config(config)
+    source, names = SafetensorsSource(path), checkpoint_names(spec.architecture)
+    check_tensors(spec, source, names, ignored=ignored_tensors(config, spec))
+    return StoredWeights(spec, source, names)
 
 
 def _open_gguf(file: GgufFile) -> Weights:

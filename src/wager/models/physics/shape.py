@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wager.errors import UsageError
-from wager.models.physics.attention import Attention, Gqa
+from wager.models.physics.attention import Attention, Gqa, Mla
 from wager.models.physics.formats import Precision
 from wager.models.spec import ModelSpec
 
@@ -148,18 +148,33 @@ class Model:
 
 
 def from_spec(spec: ModelSpec, *, name: str = "", precision: Precision | None = None) -> Model:
-    """The physics of a decoder that the engine can run; layers with equal windows are counted together."""
-    windows = Counter(spec.windows)
+    """The physics of a decoder that the engine can run; layers alike are counted together."""
+    alike = Counter((window, spec.has_experts(layer)) for layer, window in enumerate(spec.windows))
     return Model(
         name=name or spec.architecture,
         hidden=spec.hidden,
         vocab=spec.vocab,
         tied=spec.tied,
         layers=tuple(
-            Layer(Gqa(spec.heads, spec.kv_heads, spec.head_dim, window), Dense(spec.width), count)
-            for window, count in windows.items()
+            Layer(_attention(spec, window), _feed_forward(spec, sparse=sparse), count)
+            for (window, sparse), count in alike.items()
         ),
         precision=precision or Precision.of("bf16"),
         context=spec.context,
         source="the model's own files",
     )
+
+
+def _attention(spec: ModelSpec, window: int | None) -> Attention:
+    latent = spec.latent
+    if latent is None:
+        return Gqa(spec.heads, spec.kv_heads, spec.head_dim, window)
+    return Mla(spec.heads, latent.q_rank or None, latent.rank, latent.nope, latent.rope, latent.value)
+
+
+def _feed_forward(spec: ModelSpec, *, sparse: bool) -> Dense | Experts:
+    how = spec.experts
+    if how is None or not sparse:
+        return Dense(spec.width)
+    shared, width = (how.shared // how.width, None) if how.shared % how.width == 0 else (1, how.shared)
+    return Experts(how.count, how.chosen, shared, how.width, width)

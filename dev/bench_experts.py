@@ -1,0 +1,81 @@
+"""Step time against rows for a random model: what the experts hit cost (the expert tax), beside what its bytes say.
+
+    python dev/bench_experts.py random:qwen3-moe:300m [--threads 2] [--context 64] [--isa avx512]
+
+Rows are the next tokens of one sequence each, so that attention stays small. `experts` is the number of distinct ones
+that uniform routing expects, E (1 - (1 - k/E)^rows); `bytes` what a pass then reads of matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import torch
+
+from wager.kernels.cpu import CpuKernels
+from wager.models.random_models import make
+from wager.models.transformer import Decoder
+from wager.types import Batch
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+def batch(rows: int, context: int, vocab: int, pages: int, *, seed: int) -> Batch:
+    """One new token each for `rows` sequences whose earlier positions are whatever the cache holds."""
+    tokens = np.random.default_rng(seed).integers(0, vocab, rows).astype(np.int32)
+    every = np.arange(rows, dtype=np.int32)
+    tables = every[:, None] * pages + np.arange(pages, dtype=np.int32)
+    return Batch(
+        tokens=tokens,
+        positions=np.full(rows, context, np.int32),
+        parents=np.full(rows, -1, np.int32),
+        slots=tables[:, context // 16] * 16 + context % 16,
+        owners=every,
+        heads=every,
+        starts=every,
+        bases=np.full(rows, context, np.int32),
+        tables=tables.astype(np.int32),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--isa")
+    parser.add_argument("--seconds", type=float, default=0.4, help="per number of rows")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    weights, _ = make(arguments.model)
+    spec, pages = weights.spec, arguments.context // 16 + 1
+    kernels = CpuKernels(isa=arguments.isa, threads=arguments.threads)
+    most = ROWS[-1]
+    decoder = Decoder(weights, kernels, pages=most * pages, max_rows=most, max_sequences=most, max_pages=pages)
+    print(f"{arguments.model} {kernels.name} threads {arguments.threads} context {arguments.context}")
+    first = 0.0
+    for rows in ROWS:
+        # Other tokens choose other experts: the same again would find its experts in the processor's cache.
+        steps = [batch(rows, arguments.context, spec.vocab, pages, seed=seed) for seed in range(16)]
+        times: list[float] = []
+        end = time.perf_counter() + arguments.seconds
+        while time.perf_counter() < end or len(times) < 5:
+            step = steps[len(times) % len(steps)]
+            begun = time.perf_counter()
+            decoder.forward(step)
+            times.append(time.perf_counter() - begun)
+        median, hit = float(np.median(times)), 0.0
+        if how := spec.experts:
+            hit = how.count * (1 - (1 - how.chosen / how.count) ** rows)
+        read = 2 * (spec.steady_elements + spec.expert_layers * hit * spec.expert_elements)
+        first = first or median
+        print(
+            f"rows {rows:3d}  {median * 1e3:8.3f} ms  least {min(times) * 1e3:8.3f}  x{median / first:5.2f}  "
+            f"experts {hit:6.1f}  {read / 1e6:7.1f} MB  {read / median / 1e9:5.1f} GB/s"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Models of realistic proportions with random weights, for measuring: `random:FAMILY:SIZE`.
+
+Nothing is fetched: the shape is a row of a table, the weights come from a seed, the tokenizer knows bytes. What such a
+model writes means nothing; what a pass of it costs is what a trained model of its shape costs, with experts chosen
+almost uniformly. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+
+from wager.errors import ModelError
+from wager.models.families import spec_from_config
+from wager.models.tokenizer import Tokenizer, TokenizerParts, byte_alphabet
+from wager.models.weights import Weights, random_weights
+
+PREFIX = "random:"
+_END = "<|end|>"
+_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+_KEYS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "vocab_size",
+)  # fmt: skip
+
+
+def _dense(*sizes: int, **further: Any) -> dict[str, Any]:
+    return {**dict(zip(_KEYS, sizes, strict=True)), "max_position_embeddings": 8192, **further}
+
+
+def _deepseek(*sizes: int, q: int, rank: int, nope: int, rope: int, value: int, **further: Any) -> dict[str, Any]:
+    hidden, layers, heads, width, vocab = sizes
+    return {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": width,
+        "vocab_size": vocab, "q_lora_rank": q, "kv_lora_rank": rank, "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope, "v_head_dim": value, "first_k_dense_replace": 1, "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5, "max_position_embeddings": 8192, **further,
+    }  # fmt: skip
+
+
+_MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_QWEN = {"norm_topk_prob": True, "num_experts_per_tok": 8}
+
+MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
+    "llama": (
+        "LlamaForCausalLM",
+        {
+            "tiny": _dense(64, 2, 4, 2, 16, 160, 512, tie_word_embeddings=True),
+            "135m": _dense(576, 30, 9, 3, 64, 1536, 49152, rope_theta=1e5, tie_word_embeddings=True),
+            "1b": _dense(2048, 16, 32, 8, 64, 8192, 128256, rope_theta=5e5, tie_word_embeddings=True),
+        },
+    ),
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        {
+            "tiny": _dense(64, 2, 4, 2, 16, 192, 512, tie_word_embeddings=True),
+            "0.6b": _dense(1024, 28, 16, 8, 128, 3072, 151936, rope_theta=1e6, tie_word_embeddings=True),
+            "1.7b": _dense(2048, 28, 16, 8, 128, 6144, 151936, rope_theta=1e6, tie_word_embeddings=True),
+        },
+    ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        {
+            "tiny": _dense(64, 2, 4, 2, 16, 224, 512, **_MIXTRAL),
+            "300m": _dense(640, 9, 10, 2, 64, 2240, 32000, **_MIXTRAL),
+            "1b": _dense(1024, 10, 8, 2, 128, 3584, 32000, **_MIXTRAL),
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            "tiny": _dense(64, 2, 4, 2, 16, 192, 512, num_experts=16, moe_intermediate_size=24, **{
+                **_QWEN, "num_experts_per_tok": 4}),
+            "300m": _dense(512, 7, 8, 1, 128, 1536, 32000, num_experts=128, moe_intermediate_size=192, **_QWEN),
+            "1b": _dense(768, 10, 12, 2, 128, 2304, 32000, num_experts=128, moe_intermediate_size=288, **_QWEN),
+        },
+    ),
+    "deepseek": (
+        "DeepseekV3ForCausalLM",
+        {
+            "tiny": _deepseek(64, 3, 4, 160, 512, q=48, rank=32, nope=16, rope=16, value=16, n_routed_experts=16,
+                              num_experts_per_tok=4, n_group=4, topk_group=2, moe_intermediate_size=24),
+            "300m": _deepseek(512, 8, 8, 1536, 32000, q=192, rank=128, nope=64, rope=32, value=64, n_routed_experts=64,
+                              num_experts_per_tok=6, n_group=8, topk_group=4, moe_intermediate_size=320),
+            "1b": _deepseek(1024, 10, 8, 2816, 32000, q=384, rank=256, nope=64, rope=32, value=64, n_routed_experts=64,
+                            num_experts_per_tok=6, n_group=8, topk_group=4, moe_intermediate_size=448),
+        },
+    ),
+}  # fmt: skip
+"""Family -> its architecture, and by size the configuration keys of a model of that many parameters, about.
+
+135m, 1b (llama), 0.6b and 1.7b (qwen3) are the shapes of SmolLM2-135M, Llama-3.2-1B, Qwen3-0.6B and 1.7B. The mixtures
+keep the proportions of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 (experts to choose from, their width to the hidden
+size, groups, latent to hidden size) at a size that a small machine holds; vocabularies are 32,000.
+"""
+
+
+def named(model: str) -> bool:
+    """Whether this is the name of a random model, known or not."""
+    return model.startswith(PREFIX)
+
+
+def make(model: str) -> tuple[Weights, Tokenizer]:
+    """Weights and tokenizer of `random:FAMILY:SIZE`. ModelError names a family or a size that is not known."""
+    family, _, size = model.removeprefix(PREFIX).partition(":")
+    if family not in MODELS:
+        raise ModelError(f"There is no random model of family {family!r}.", f"Families are: {', '.join(MODELS)}.")
+    architecture, sizes = MODELS[family]
+    if size not in sizes:
+        raise ModelError(f"There is no random {family} of size {size!r}.", f"Sizes are: {', '.join(sizes)}.")
+    spec = spec_from_config({"architectures": [architecture], **sizes[size]})
+    return random_weights(spec, 0), tokenizer(spec.vocab, where=model)
+
+
+def tokenizer(vocab: int, *, where: str) -> Tokenizer:
+    """One token per byte for what goes in; of the other ids, the last ends a text and each spells its own number."""
+    spelled = byte_alphabet()
+    spelled |= {f"\u0120{i}": i for i in range(256, vocab - 1)}  # U+0120 stands for a space
+    backend = Backend(BPE({**spelled, _END: vocab - 1}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.add_special_tokens([AddedToken(_END, normalized=False, special=True)])
+    ends = vocab - 1
+    return Tokenizer(
+        TokenizerParts(
+            backend=backend,
+            spelling="byte-level",
+            vocab_size=vocab,
+            eos_ids=(ends,),
+            where=where,
+            special=frozenset({ends}),
+            literal=frozenset({ends}),
+            named={"eos_token": _END},
+            chat_template=_TEMPLATE,
+        )
+    )

@@ -1,0 +1,174 @@
+"""The router and the experts against the oracle, and bitwise: a row's result never depends on the rows beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from wager.errors import ModelError
+from wager.kernels.base import Kernels, Routing
+from wager.kernels.routing import choose
+from wager.models.spec import Experts
+
+HIDDEN = 72
+SOFT = Experts(count=9, chosen=3, width=40, layers=(True,))
+SIGMOID = Experts(
+    count=16, chosen=4, width=22, layers=(True,), score="sigmoid", corrected=True, scale=2.5, groups=4, top_groups=2,
+    group_best=2,
+)  # fmt: skip
+GROUPED = replace(SIGMOID, score="softmax", corrected=False, normalised=False, group_best=1)
+WIDE = replace(SOFT, count=130, chosen=8)
+SHAPES = {"soft": SOFT, "sigmoid": SIGMOID, "grouped": GROUPED, "wide": WIDE}
+
+
+def numbers(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Mixture:
+    """One layer's router and experts over rows of its own."""
+
+    def __init__(self, kernels: Kernels, how: Experts, *, hidden: int = HIDDEN, rows: int = 256) -> None:
+        self.how = how
+        self.router = numbers(how.count, hidden, seed=1) * hidden**-0.5 * 2
+        self.bias = numbers(how.count, seed=2) * 0.1 if how.corrected else None
+        self.x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
+        self.out = torch.zeros(rows, hidden)
+        self.routing = Routing.allocate(how, max_rows=rows, hidden=hidden, act=torch.bfloat16)
+        self.tape: Any = kernels.tape(max_rows=rows, max_sequences=1, max_pages=16, heads=1, kv_heads=1, head_dim=16)
+        for name, values in (("positions", range(rows)), ("slots", range(rows)), ("parents", range(-1, rows - 1))):
+            getattr(self.tape.inputs, name).copy_(torch.tensor(list(values)))
+        self.tape.route(self.x, self.router, self.bias, how, self.routing)
+        packed = kernels.pack_experts((self.expert(i, hidden) for i in range(how.count)), count=how.count)
+        self.tape.experts(self.x, packed, how, self.routing, self.out)
+
+    def expert(self, index: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+        gate, up, down = numbers(3, self.how.width, hidden, seed=10 + index) * hidden**-0.5
+        return gate, up, down.T
+
+    def __call__(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+        rows = len(x)
+        self.x[:rows] = x
+        self.out.fill_(torch.nan)
+        self.out[:rows] = 0.0 if before is None else before
+        self.tape.run(rows=rows, sequences=1, heads=0)
+        assert self.out[rows:].isnan().all(), "rows beyond the step were written"
+        return self.out[:rows].clone()
+
+
+def rows(count: int, seed: int = 3, hidden: int = HIDDEN) -> Tensor:
+    return numbers(count, hidden, seed=seed).bfloat16()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_choice_and_the_result_are_the_oracles(kernels, oracle, shape):
+    ours, theirs, x = Mixture(kernels, SHAPES[shape]), Mixture(oracle, SHAPES[shape]), rows(40)
+    got, want = ours(x), theirs(x)
+    assert torch.equal(ours.routing.ids[:40], theirs.routing.ids[:40])
+    torch.testing.assert_close(ours.routing.shares[:40], theirs.routing.shares[:40], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got, want, rtol=2**-7, atol=0.01)  # the inner layer is rounded to bf16
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_batch_gives_the_row_alone(kernels, shape):
+    mixture, x, before = Mixture(kernels, SHAPES[shape]), rows(230), numbers(230, HIDDEN, seed=4)
+    alone = torch.cat([mixture(row[None], start[None]) for row, start in zip(x, before, strict=True)])
+    for count in [*range(1, 65), 100, 193, 230]:
+        assert torch.equal(mixture(x[:count], before[:count]), alone[:count]), f"{count} rows"
+    for seed in range(4):
+        order = torch.randperm(230, generator=torch.Generator().manual_seed(seed))[: 230 - 50 * seed]
+        assert torch.equal(mixture(x[order], before[order]), alone[order])
+
+
+def test_rows_that_all_choose_the_same_experts_are_the_rows_alone(kernels):
+    """More rows for one expert than are walked in one block."""
+    mixture, x = Mixture(kernels, SOFT), rows(1).expand(220, -1).contiguous()
+    x[:, 0] += torch.arange(220) % 5 / 64
+    alone = torch.cat([mixture(row[None]) for row in x[:5]])
+    assert torch.equal(mixture(x), alone.repeat(44, 1))
+
+
+def test_threads_do_not_show(kernels, one_thread):
+    if kernels.isa.name != one_thread.isa.name:
+        pytest.skip("another instruction set")
+    from wager.kernels.cpu import CpuKernels
+
+    isa = {"avx512-bf16": "avx512"}.get(kernels.isa.name, kernels.isa.name)
+    x = rows(70)
+    alone = Mixture(one_thread, SIGMOID)(x)
+    assert torch.equal(Mixture(kernels, SIGMOID)(x), alone)
+    assert torch.equal(Mixture(CpuKernels(isa=isa, threads=5), SIGMOID)(x), alone)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ties_go_to_the_lowest(kernels, oracle, shape):
+    how = replace(SHAPES[shape], corrected=False)
+    for each in (kernels, oracle):
+        mixture = Mixture(each, how)
+        mixture(torch.zeros(2, HIDDEN, dtype=torch.bfloat16))
+        assert mixture.routing.ids[:2].tolist() == [list(range(how.chosen))] * 2
+
+
+def test_a_row_that_is_not_a_number_stays_alone(kernels):
+    for how in SHAPES.values():
+        mixture, x = Mixture(kernels, how), rows(9)
+        alone = mixture(x)
+        x[4, 7] = torch.nan
+        got = mixture(x)
+        assert got[4].isnan().all()
+        others = [0, 1, 2, 3, 5, 6, 7, 8]
+        assert torch.equal(got[others], alone[others])
+
+
+class Spoilt(Mixture):
+    """A mixture in which the weights of some experts are not numbers."""
+
+    spoilt: frozenset[int] = frozenset()
+
+    def expert(self, index: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+        gate, up, down = super().expert(index, hidden)
+        return (gate * torch.nan, up, down) if index in self.spoilt else (gate, up, down)
+
+
+def test_experts_that_nobody_chose_are_not_read(kernels):
+    mixture, x = Spoilt(kernels, replace(SOFT, count=4, chosen=1)), rows(30)
+    mixture(x)
+    used = mixture.routing.ids[:30].flatten().tolist()
+    Spoilt.spoilt = frozenset(range(4)) - {used[0]}
+    spoilt = Spoilt(kernels, mixture.how)
+    Spoilt.spoilt = frozenset()
+    assert spoilt(x[:1]).isfinite().all()
+    assert spoilt(x).isnan().any(dim=1).tolist() == [expert != used[0] for expert in used]
+
+
+def test_groups_are_limited_by_hand():
+    """Two groups of three; the better one has the better pair, not the best expert."""
+    how = Experts(6, 2, 8, (True,), score="sigmoid", corrected=True, normalised=True, scale=2.0, groups=2, group_best=2)
+    logits, bias = torch.tensor([3.0, -9.0, -9.0, 1.0, 1.5, -2.0]), torch.zeros(6)
+    ids, shares = choose(logits, bias, how)
+    chosen = torch.sigmoid(torch.tensor([1.0, 1.5]))
+    assert ids.tolist() == [3, 4]
+    torch.testing.assert_close(shares, 2 * chosen / chosen.sum())
+    bias[5] = 1.0  # moves the choice, not the share
+    ids, shares = choose(logits, bias, how)
+    assert ids.tolist() == [4, 5]
+    assert shares[1] < shares[0]
+
+
+def test_what_cannot_be_packed_is_refused(kernels):
+    parts = [(torch.zeros(8, 4), torch.zeros(8, 4), torch.zeros(4, 8))] * 2
+    with pytest.raises(ModelError, match="2 experts were given, not 3"):
+        kernels.pack_experts(parts, count=3)
+    with pytest.raises(ModelError, match="one too many"):
+        kernels.pack_experts(parts, count=1)
+    with pytest.raises(ModelError, match="shapes"):
+        kernels.pack_experts([parts[0], (torch.zeros(8, 4), torch.zeros(8, 4), torch.zeros(8, 4))], count=2)
+    mixture = Mixture(kernels, SOFT)
+    with pytest.raises(ModelError, match="9 of 41"):
+        mixture.tape.experts(
+            mixture.x, kernels.pack_experts(parts, count=2), replace(SOFT, width=41), mixture.routing, 0
+        )

@@ -1,0 +1,120 @@
+"""Mixtures as published and as made up: their physics, their names, and an engine on every family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import wager
+from wager.errors import ModelError
+from wager.models import hub
+from wager.models.families import ignored_tensors, spec_from_config
+from wager.models.random_models import MODELS, make, tokenizer
+from wager.types import Request, SamplingParams
+
+V3: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+    "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
+    "n_shared_experts": 1, "n_routed_experts": 256, "routed_scaling_factor": 2.5, "kv_lora_rank": 512,
+    "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128, "n_group": 8,
+    "topk_group": 4, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "norm_topk_prob": True,
+    "max_position_embeddings": 163840, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1,
+    "num_nextn_predict_layers": 1,
+}  # fmt: skip
+QWEN: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+    "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+    "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    "max_position_embeddings": 40960,
+}  # fmt: skip
+
+
+def test_the_physics_of_published_mixtures() -> None:
+    v3, qwen = spec_from_config(V3), spec_from_config(QWEN)
+    assert v3.attention_elements == 187_105_280
+    assert v3.expert_elements == 44_040_192
+    assert v3.parameters / 1e9 == pytest.approx(671.0, abs=0.1)
+    assert 2 * v3.kv_elements == 70_272
+    assert v3.expert_layers == 58
+    assert v3.streamed_elements - v3.steady_elements == 58 * 8 * v3.expert_elements
+    assert qwen.parameters / 1e9 == pytest.approx(30.53, abs=0.01)
+    routers = 48 * 128 * 2048  # the published figure has them among the matrices
+    assert (qwen.streamed_elements + routers) / 1e9 == pytest.approx(1.812 + 1.230, abs=0.001)
+    assert qwen.matrix_elements - qwen.steady_elements == 128 * 48 * 4_718_592
+    assert any(pattern.startswith(r"model\.layers\.61") for pattern in ignored_tensors(V3, v3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
+        ({"topk_method": "greedy"}, "topk_method = 'greedy'"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq = 2"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads = 8"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"n_group": 7}, "7 groups"),
+        ({"topk_group": 9}, "9 of 8 groups"),
+        ({"num_experts_per_tok": 300}, "300 of 256"),
+        ({"num_experts_per_tok": 129}, "129 of 256"),
+        ({"n_routed_experts": None}, "n_routed_experts"),
+        ({"kv_lora_rank": None}, "kv_lora_rank"),
+        ({"qk_rope_head_dim": 63}, "63 is odd"),
+        ({"architectures": ["DeepseekV2ForCausalLM"], "scoring_func": None, "topk_method": "greedy"}, "norm_topk_prob"),
+    ],
+)
+def test_what_would_be_computed_otherwise_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        spec_from_config({**V3, **changes})
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_an_engine_on_every_family_writes_the_same_with_any_drafter(family: str) -> None:
+    config = wager.EngineConfig(model=f"random:{family}:tiny", drafter="none", max_context=256, threads=1)
+    plain = wager.load(config)
+    requests = [
+        Request(str(i), tuple(plain.tokenizer.encode(text)), SamplingParams(max_tokens=24, temperature=i / 2, seed=i))
+        for i, text in enumerate(("to be or not to be or not", "abcabcabcabc", "x"))
+    ]
+    want = [completion.token_ids for completion in plain.generate(requests)]
+    for drafter in ("ngram", "adversary", "random-tree"):
+        engine = wager.load(replace(config, drafter=drafter), target=plain.target)
+        assert [completion.token_ids for completion in engine.generate(requests)] == want
+        engine.check()
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_sizes_are_about_what_they_are_called(family: str) -> None:
+    for size, keys in MODELS[family][1].items():
+        spec = spec_from_config({"architectures": [MODELS[family][0]], **keys})
+        if size != "tiny":
+            scale = {"m": 1e6, "b": 1e9}[size[-1]]
+            assert spec.parameters / (float(size[:-1]) * scale) == pytest.approx(1.0, abs=0.25)
+
+
+def test_the_tokenizer_knows_bytes_and_spells_every_id() -> None:
+    bytewise = tokenizer(600, where="test")
+    text = "Grüße, 世界\n"
+    assert bytewise.encode(text) == list(text.encode())
+    assert bytewise.decode(bytewise.encode(text)) == text
+    assert bytewise.decode([256, 598, 599]) == " 256 598"
+    assert bytewise.eos_ids == (599,)
+    assert bytewise.chat([{"role": "user", "content": "hello"}]) == "user: hello\nassistant: "
+
+
+def test_weights_are_the_same_every_time() -> None:
+    name = "layers.1.3.expert_gate.weight"
+    assert torch.equal(make("random:mixtral:tiny")[0].read(name), make("random:mixtral:tiny")[0].read(name))
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [("random:gpt:1b", "family 'gpt'"), ("random:llama:9b", "llama of size '9b'"), ("random:", "family ''")],
+)
+def test_unknown_names_are_named(model: str, named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        wager.load(wager.EngineConfig(model=model))
+    with pytest.raises(ModelError, match="made up where it is used"):
+        hub.pull(model)
