@@ -10,14 +10,15 @@ from typing import Any
 import click
 
 from wager.bench.machine import describe, versions
-from wager.cli import console, flags
+from wager.cli import calibrated, console, flags
 from wager.config import DEFAULT_MODEL
 
 
 @click.command("doctor")
 @flags.json_flag
 def command(json_path: Path | None) -> None:
-    """Say which kernels are in use and why, what the machine offers, which models are here, and what is missing."""
+    """Say which kernels are in use and why, what the machine offers, which models are here and calibrated, and what is
+    missing."""
     console.check_writable(json_path)
     findings = examine()
     if json_path:
@@ -36,6 +37,7 @@ def examine() -> dict[str, Any]:
         "kernels": kernels,
         "versions": versions(),
         "models": models,
+        "calibrations": calibrated.stored(),
         "missing": _missing(kernels, models),
     }
 
@@ -84,10 +86,27 @@ def _lines(findings: dict[str, Any]) -> list[str]:
         ("versions", ", ".join(f"{name} {number or 'missing'}" for name, number in findings["versions"].items())),
         ("models", f"in {models['folder']}"),
         *(("", f"{model['name']} ({model['bytes'] / 1e6:.0f} MB)") for model in models["here"]),
+        *_calibrations(findings["calibrations"]),
         ("missing", "nothing" if not findings["missing"] else findings["missing"][0]),
         *(("", line) for line in findings["missing"][1:]),
     ]
     return [f"{name:<18}{text}" for name, text in rows]
+
+
+def _calibrations(stored: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    said = []
+    for each in stored:
+        if "error" in each:
+            said.append(each["error"])
+            continue
+        errors, threads = each["errors"], each["threads"] or "its own"
+        other = f"; on another machine: {each['other_machine']}" if each["other_machine"] else ""
+        said.append(
+            f"{each['model']}: {each['age']}, {each['kernels']}, {threads} threads, off by {errors['median']:.1%} "
+            f"(median) and {errors['p90']:.1%} (90th percentile){other}"
+        )
+    said = said or ["none: `wager calibrate` measures what steps cost here"]
+    return [("" if at else "calibrated", line) for at, line in enumerate(said)]
 
 
 def _gib(size: int | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -69,41 +69,44 @@ def drafter_flag(*, several: bool = False, default: Any = "auto") -> Function:
     )  # fmt: skip
 
 
-def engine_flags(*, drafter: Function | None = None, prefix_cache: bool = True) -> Decorator:
-    """Flags that decide what the engine is; the command receives `config`.
+def engine_flags(
+    *, drafter: Function | None = None, prefix_cache: bool = True, only: Collection[str] | None = None
+) -> Decorator:
+    """Flags that decide what the engine is, or `only` those named; the command receives `config`.
 
     A `drafter` option that may be repeated stays the command's own, as `drafters`.
     """
-    options = [
-        click.option("--model", default=DEFAULT_MODEL, show_default=True, metavar="MODEL",
+    options = {
+        "model": click.option("--model", default=DEFAULT_MODEL, show_default=True, metavar="MODEL",
                      help="Directory, GGUF file, or name (fetched if it is not here)."),
-        drafter or drafter_flag(),
-        click.option("--depth", type=click.IntRange(min=0), metavar="N",
+        "drafter": drafter or drafter_flag(),
+        "depth": click.option("--depth", type=click.IntRange(min=0), metavar="N",
                      help="Guesses per step; 0 makes none. Without it the drafter's own default."),
-        click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
+        "verify": click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
                      help="Which guesses are accepted. match keeps every byte; rejection and block keep the "
                      "distribution of sampled text."),
-        click.option("--kernels", type=click.Choice(["auto", "native", "reference"]), default="auto",
+        "kernels": click.option("--kernels", type=click.Choice(["auto", "native", "reference"]), default="auto",
                      show_default=True, help="Who computes; see `wager doctor`."),
-        click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Without it one per physical core."),
-        click.option("--memory", callback=_size_or_none, metavar="SIZE",
+        "threads": click.option("--threads", type=click.IntRange(min=1), metavar="N",
+                     help="Without it one per physical core."),
+        "memory": click.option("--memory", callback=_size_or_none, metavar="SIZE",
                      help="What weights, cache and drafter may take, such as 4GiB. Without it most of what is free."),
-        click.option("--max-context", type=click.IntRange(min=2), metavar="N",
+        "max_context": click.option("--max-context", type=click.IntRange(min=2), metavar="N",
                      help="Tokens of prompt and answer together. Without it the model's own limit."),
-        click.option("--prefix-cache/--no-prefix-cache", default=prefix_cache, show_default=True,
+        "prefix_cache": click.option("--prefix-cache/--no-prefix-cache", default=prefix_cache, show_default=True,
                      help="Reuse what was computed for an equal beginning."),
-    ]  # fmt: skip
+    }  # fmt: skip
+    chosen = [name for name in options if only is None or name in only or name == "drafter"]
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def command(*, drafter: str | tuple[str, ...], **values: Any) -> Any:
-            keys = ("model", "depth", "verify", "kernels", "threads", "memory", "max_context", "prefix_cache")
-            chosen = {key: values.pop(key) for key in keys}
+            given = {key: values.pop(key) for key in chosen if key != "drafter"}
             if isinstance(drafter, tuple):
-                return function(config=EngineConfig(**chosen), drafters=drafter, **values)
-            return function(config=EngineConfig(**chosen, drafter=drafter), **values)
+                return function(config=EngineConfig(**given), drafters=drafter, **values)
+            return function(config=EngineConfig(**given, drafter=drafter), **values)
 
-        return add(options)(command)
+        return add([options[name] for name in chosen])(command)
 
     return decorate
 

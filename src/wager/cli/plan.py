@@ -26,7 +26,8 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     "--hardware",
     required=True,
     metavar="NAME",
-    help="A GPU by name (H100, B200, RTX-4090, ...), cpu, or a JSON file with peaks and bandwidth.",
+    help="A GPU by name (H100, B200, RTX-4090, ...), cpu, a JSON file with peaks and bandwidth, or this: what "
+    "`wager calibrate` measured here (or a file that it wrote elsewhere).",
 )
 @click.option(
     "--batch",
@@ -56,8 +57,8 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     "shape",
     metavar="SHAPE",
     help="What guessing costs, by the drafter's own roofline. free: lookup; mtp: one layer like the target's "
-    "and its head, a pass a guess; block[:N]: one pass over N positions; model:NAME: a smaller model.  "
-    "[default: mtp]",
+    "and its head, a pass a guess; block[:N]: one pass over N positions; model:NAME: a smaller model; with --hardware "
+    "this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
 )
 @click.option(
     "--drafter-cost",
@@ -101,7 +102,8 @@ def command(
 
     From a model's published shape and a machine's datasheet: what a step costs, how many guesses pay at each batch and
     context, what the step waits for, and where plain decoding wins at every depth (the gutter). Nothing is loaded and
-    nothing is measured; docs/economics.md has the formulas.
+    nothing is measured; docs/economics.md has the formulas. With --hardware this the steps are those that `wager
+    calibrate` measured.
     """
     from wager.cli import plan_text
 

@@ -17,6 +17,7 @@ from wager.economics.bill import Acceptance, Question
 from wager.economics.cost import Calibration, CostModel
 from wager.economics.device import Device, find_device
 from wager.economics.drafters import DraftCost, Fraction, Free, Measured, Small, block, mtp
+from wager.economics.measured import MeasuredCost, Timed
 from wager.economics.published import B200_ROUNDED, MODELS
 from wager.economics.routing import Routing
 from wager.errors import ModelError, UsageError
@@ -25,6 +26,8 @@ from wager.models.physics import Model, Precision, find_format, find_model, from
 _TIME = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(s|ms|us|µs|ns)")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _SHAPES = "free, mtp, block[:N] and model:NAME"
+_AS_IT_IS = (1, 1, 1.0, None, None, None, 0.0)
+"""Values of the options that only paper can follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +44,34 @@ def question(
     locality: float, popularity: Path | None, precision: str | None, cache: str | None, overhead: str,
 ) -> Question:  # fmt: skip
     """Everything but the grid. UsageError or ModelError names what is not known or out of range."""
-    cost = CostModel(
-        stored(find(model, formats(precision)), precision, cache),
-        find_hardware(hardware),
-        routing=Routing(None if popularity is None else wanted(popularity), locality),
-        tp=tp,
-        ep=ep,
-        calibration=Calibration(fixed=seconds("overhead", overhead)),
-    )
+    cost: CostModel | None = measured(model, hardware)
+    if cost is None:
+        cost = CostModel(
+            stored(find(model, formats(precision)), precision, cache),
+            find_hardware(hardware),
+            routing=Routing(None if popularity is None else wanted(popularity), locality),
+            tp=tp,
+            ep=ep,
+            calibration=Calibration(fixed=seconds("overhead", overhead)),
+        )
+    elif (tp, ep, locality, popularity, precision, cache, seconds("overhead", overhead)) != _AS_IT_IS:
+        raise UsageError(
+            "What was measured is what it is: --tp, --ep, --locality, --popularity, --precision, --cache and "
+            "--overhead are for paper.", f"Leave them out with --hardware {hardware}.",
+        )  # fmt: skip
     return Question(cost, drafter(cost, shape=shape, price=price), most, depth)
+
+
+def measured(model: str, hardware: str) -> MeasuredCost | None:
+    """The cost of steps by a calibration, if the hardware is this machine or a file that `wager calibrate` wrote."""
+    from wager.cli import calibrated
+
+    if hardware.lower() == calibrated.THIS:
+        return calibrated.cost(model, None)
+    if not hardware.endswith(".json"):
+        return None
+    values = _json(Path(hardware).expanduser())
+    return calibrated.cost(model, values, where=hardware) if "surface" in values else None
 
 
 def find(model: str, precision: Precision | None = None) -> Model:
@@ -96,12 +118,16 @@ def find_hardware(name: str) -> Device:
 
 
 def drafter(cost: CostModel, *, shape: str | None, price: str | None) -> DraftCost:
-    """By shape or by price; without either, one layer like the target's."""
+    """By shape or by price; without either, one that was calibrated, or else one layer like the target's."""
     if shape is not None and price is not None:
         raise UsageError("--drafter-shape and --drafter-cost both say what a guess costs.", "Give one of the two.")
     if price is not None:
         return _priced(cost, price)
-    kind, _, argument = (shape or "mtp").partition(":")
+    curves = cost.surface.drafters if isinstance(cost, MeasuredCost) else {}
+    shape = shape or next(iter(curves), "mtp")
+    if shape in curves:
+        return Timed(shape, curves[shape])
+    kind, _, argument = shape.partition(":")
     if kind == "free" and not argument:
         return Free()
     if kind == "mtp" and not argument:

@@ -8,6 +8,7 @@ from typing import Any
 
 from wager.cli.plan_inputs import Grid
 from wager.economics.bill import Acceptance, Point, Question
+from wager.economics.measured import MeasuredCost
 from wager.economics.memory import SPARE, largest_batch
 
 Gutter = list[tuple[int, int]]
@@ -94,6 +95,12 @@ class Answer:
         lines += [self._binding(context) for context in self.grid.contexts]
         if any(point.memory.fits is False for point in self.points):
             lines.append("Memory: rows marked ! do not fit on the device; their times are a bound, not a forecast.")
+        cost = self.question.cost
+        if isinstance(cost, MeasuredCost):
+            most = cost.surface.rows[-1]
+            lines.append(
+                f"Steps of up to {most} rows were measured, larger ones lie on the last line; parts are the roofline's."
+            )
         lines.append(
             "Columns: speed-up is over plain decoding at the same batch; loses: depths slower than plain decoding; "
             "1st guess: the acceptance from which one guess pays; tok/round counts the bonus token."

@@ -40,7 +40,7 @@ class DraftCurve:
         """A drafter nobody has measured: free until it is observed."""
         return cls(_KNOTS, [0.0] * len(_KNOTS), [0.0] * len(_KNOTS))
 
-    def seconds(self, requests: int, depth: int) -> float:
+    def seconds(self, requests: float, depth: int) -> float:
         """Seconds of one call for `requests` sequences, each to `depth`."""
         right, share = self._place(requests)
         at = [(right - 1, 1 - share), (right, share)] if right else [(0, 1.0)]
@@ -59,7 +59,7 @@ class DraftCurve:
             self.fixed[knot] = max(0.0, self.fixed[knot] + weight * step)
             self.each[knot] = max(0.0, self.each[knot] + weight * step * depth)
 
-    def _place(self, requests: int) -> tuple[int, float]:
+    def _place(self, requests: float) -> tuple[int, float]:
         right = bisect_right(self.requests, requests)
         if right == 0 or len(self.requests) == 1:
             return 0, 0.0

@@ -80,8 +80,8 @@ class MeasuredSurface:
         self._seen: set[int] = set()
         self._observed = 0
 
-    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
-        """See StepSurface; about a microsecond. A step without rows costs nothing."""
+    def seconds(self, rows: float, requests: float, context_sum: float) -> float:
+        """See StepSurface; about a microsecond. A step without rows costs nothing. Derivatives need real numbers."""
         if rows <= 0:
             return 0.0
         right, share = self._place(rows)
@@ -133,7 +133,7 @@ class MeasuredSurface:
         if requests > 0 and depth > 0 and seconds > 0:
             self.drafters.setdefault(drafter, DraftCurve.free()).observe(requests, depth, seconds=seconds)
 
-    def _place(self, rows: int) -> tuple[int, float]:
+    def _place(self, rows: float) -> tuple[int, float]:
         """The knot at or right of `rows` (0: at the first or below) and how far from its left neighbour, in [0, 1];
         above 1 beyond the last."""
         right = bisect_right(self.rows, rows)
@@ -143,7 +143,7 @@ class MeasuredSurface:
         left = self.rows[right - 1]
         return right, (rows - left) / (self.rows[right] - left)
 
-    def _others(self, rows: int, requests: int, context_sum: int) -> float:
+    def _others(self, rows: float, requests: float, context_sum: float) -> float:
         pairs = rows * context_sum / requests if requests else 0.0
         return self.per_request * requests + self.per_context * context_sum + self.per_pair * pairs
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
+import re
 from pathlib import Path
 from typing import cast
 
 from wager.errors import UsageError
 from wager.kernels.base import MAX_HEAD_DIM, Kernels
 
-__all__ = ["physical_cores", "select"]
+__all__ = ["machine", "physical_cores", "select"]
 
 
 def select(
@@ -46,6 +48,16 @@ def select(
     if name == "native":
         raise UsageError(f"The native kernels cannot be used: {obstacle}.", "Use --kernels auto or reference.")
     return _reference_kernels(dtype, f"the native kernels cannot be used: {obstacle}")
+
+
+def machine() -> str:
+    """The processor's name and the cores of it that this process may use: what measurements of speed hold for."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        found = None
+    cores = physical_cores()
+    return f"{found[1].strip() if found else platform.machine()}, {cores} core{'s' * (cores > 1)}"
 
 
 def physical_cores() -> int:

@@ -36,11 +36,11 @@ def _silent(_what: str, _done: int, _total: int) -> None:
     """Progress that nobody watches."""
 
 
-def cache_dir() -> Path:
-    """Folder of fetched models: $WAGER_CACHE, else wager below the user's cache folder."""
+def cache_dir(kind: str = "models") -> Path:
+    """Folder of fetched models, or of `kind`: below $WAGER_CACHE, else below wager in the user's cache folder."""
     chosen = os.environ.get("WAGER_CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wager"
-    return base.expanduser() / "models"
+    return base.expanduser() / kind
 
 
 def find(model: str) -> Path | None:

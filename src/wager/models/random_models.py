@@ -16,6 +16,7 @@ from tokenizers.models import BPE
 
 from wager.errors import ModelError
 from wager.models.families import spec_from_config
+from wager.models.spec import ModelSpec
 from wager.models.tokenizer import Tokenizer, TokenizerParts, byte_alphabet
 from wager.models.weights import Weights, random_weights
 
@@ -109,14 +110,19 @@ def named(model: str) -> bool:
 
 def make(model: str) -> tuple[Weights, Tokenizer]:
     """Weights and tokenizer of `random:FAMILY:SIZE`. ModelError names a family or a size that is not known."""
+    spec = shape(model)
+    return random_weights(spec, 0), tokenizer(spec.vocab, where=model)
+
+
+def shape(model: str) -> ModelSpec:
+    """The shape alone; errors as `make`."""
     family, _, size = model.removeprefix(PREFIX).partition(":")
     if family not in MODELS:
         raise ModelError(f"There is no random model of family {family!r}.", f"Families are: {', '.join(MODELS)}.")
     architecture, sizes = MODELS[family]
     if size not in sizes:
         raise ModelError(f"There is no random {family} of size {size!r}.", f"Sizes are: {', '.join(sizes)}.")
-    spec = spec_from_config({"architectures": [architecture], **sizes[size]})
-    return random_weights(spec, 0), tokenizer(spec.vocab, where=model)
+    return spec_from_config({"architectures": [architecture], **sizes[size]})
 
 
 def tokenizer(vocab: int, *, where: str) -> Tokenizer:

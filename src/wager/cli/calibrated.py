@@ -1,0 +1,86 @@
+"""Stored calibrations as other verbs see them: what `doctor` lists, and what `plan --hardware this` asks.
+
+Opens a model's files for its shape; loads no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from wager.cli import console
+from wager.economics.calibrate import FOLDER, Calibration, fingerprint, latest
+from wager.economics.measured import MeasuredCost
+from wager.errors import ModelError, UsageError
+from wager.models.physics import from_spec
+from wager.models.spec import ModelSpec
+
+THIS = "this"
+"""What `plan --hardware` calls the machine that it runs on."""
+
+
+def stored() -> list[dict[str, Any]]:
+    """What lies in the folder, for `doctor`: of each calibration its path, model, kernels, age and errors, the machine
+    if it is another, or the "error" that keeps it from being read."""
+    from wager.kernels import machine
+    from wager.models import hub
+
+    found: list[dict[str, Any]] = []
+    here = machine()
+    for path in sorted(hub.cache_dir(FOLDER).glob("*.json")):
+        try:
+            each = Calibration.read(path)
+        except UsageError as error:
+            found.append({"path": str(path), "error": error.message})
+            continue
+        other = None if each.setup.machine == here else each.setup.machine
+        found.append({"path": str(path), "model": each.setup.model, "kernels": each.setup.kernels,
+                      "threads": each.setup.threads, "age": each.age, "when": each.when.isoformat(),
+                      "errors": asdict(each.errors), "other_machine": other})  # fmt: skip
+    return found
+
+
+def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> MeasuredCost:
+    """Steps of `model` as they were measured: by what is stored for this machine, or by the `values` of a calibration
+    that lies in the file `where`, which may be another machine's. UsageError if it is of another model or damaged."""
+    from wager.bench.machine import describe
+    from wager.kernels import machine
+    from wager.models import hub
+
+    spec, here = _spec(model), machine()
+    name, shape = Path(model).name, fingerprint(spec)
+    if values is None:
+        found = latest(hub.cache_dir(FOLDER), shape=shape, machine=here)
+    else:
+        found = Calibration.from_dict(values, where=where)
+    setup, errors = found.setup, found.errors
+    if setup.shape != shape:
+        raise UsageError(f"{where} calibrates {setup.model}, and --model is {name}.", "Give it its own model.")
+    ours = setup.machine == here
+    if not ours:
+        console.say(f"warning: {where} was made on another machine: {setup.machine}; this one is {here}.")
+    label = (
+        f"{setup.machine}; {setup.kernels}, measured {found.age}, off by {errors.median:.1%} (median) and "
+        f"{errors.p90:.1%} (90th percentile) on steps it was not fitted to"
+    )
+    return MeasuredCost(
+        from_spec(spec, name=name), found.surface(), memory=describe().memory if ours else None, label=label
+    )
+
+
+def _spec(model: str) -> ModelSpec:
+    """The shape of a model that is here; UsageError if it is not, for then it was not measured here."""
+    from wager.models import hub, random_models
+    from wager.models.weights import open_weights
+
+    if random_models.named(model):
+        return random_models.shape(model)
+    try:
+        path = hub.find(model)
+    except ModelError as error:
+        raise UsageError(f"Only models that are here are measured: {error.message}", error.hint) from error
+    if path is None:
+        raise UsageError(f"{model} is not here, so it was never measured.", f"wager calibrate --model {model}")
+    return open_weights(path).spec

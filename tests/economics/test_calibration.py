@@ -1,0 +1,272 @@
+"""Calibrations as values: which shapes, what a fit is judged by, what a file holds and when it is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wager.economics.calibrate import Calibration, Errors, Setup, draft_curve, find, latest, typical
+from wager.economics.cost import CostModel, Load
+from wager.economics.draftcurve import DraftCurve
+from wager.economics.measured import MeasuredCost, Timed
+from wager.economics.shapes import PAGE, Limits, Shape, drawn, even, grid, sketch
+from wager.economics.surface import MeasuredSurface, StepPoint
+from wager.errors import UsageError
+from wager.models.physics import TABLE
+from wager.types import StepRecord
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+TRUTH = MeasuredSurface(
+    ROWS, [5e-3, 5.2e-3, 5.4e-3, 5.8e-3, 6.4e-3, 11e-3, 20e-3, 40e-3],
+    per_request=6e-5, per_context=9e-7, per_pair=1.6e-7, drafters={"ngram": DraftCurve([1, 32], [6e-6, 1e-4], [0, 0])},
+)  # fmt: skip
+HERE = Setup("Processor X, 2 cores", "small", "llama-0123456789ab", "native avx512", 2, "bfloat16")
+ROOMY = Limits(512, 32, 4096, 26000)
+
+
+def measure(shapes: list[Shape], *, noise: float = 0.0) -> list[StepPoint]:
+    rng = random.Random(0)
+    found = []
+    for shape in shapes:
+        what = (shape.rows, len(shape.depths), sum(shape.contexts))
+        found.append(StepPoint(*what, TRUTH.seconds(*what) * math.exp(rng.gauss(0, noise))))
+    return found
+
+
+def calibration(setup: Setup = HERE, **changes: Any) -> Calibration:
+    made = Calibration.fit(
+        setup, measure(grid(ROOMY), noise=0.02), measure(drawn(ROOMY, 20, seed=1)), seconds=60, drafters=TRUTH.drafters
+    )
+    return replace(made, **changes)
+
+
+# ---- shapes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limits", [ROOMY, Limits(512, 32, 4096, 5000), Limits(64, 8, 208, 640), Limits(16, 4, 32, 64), Limits(4, 1, 16, 16)]
+)
+def test_shapes_keep_to_the_limits(limits: Limits) -> None:
+    texts = limits.texts()
+    assert sum(texts) <= limits.tokens
+    assert texts == sorted(texts, reverse=True)
+    for shape in [*grid(limits), *sketch(limits), *drawn(limits, 50, seed=3)]:
+        assert 1 <= shape.rows <= limits.rows
+        assert len(shape.contexts) == len(shape.depths) <= len(texts) <= limits.sequences
+        assert all(0 < c <= text and c % PAGE == 0 for c, text in zip(shape.contexts, texts, strict=False)), shape
+
+
+def test_the_grid_spans_rows_requests_and_contexts() -> None:
+    shapes = grid(ROOMY)
+    assert {shape.rows for shape in shapes} >= set(ROWS)
+    assert {len(shape.depths) for shape in shapes} == {1, 2, 4, 8, 16, 32}
+    assert max(shape.contexts[0] for shape in shapes) == 4096
+    assert len(set(shapes)) == len(shapes)
+    assert even(10, 4, 32).depths == (2, 2, 1, 1)
+
+
+def test_drawn_shapes_are_others_and_of_every_kind() -> None:
+    shapes = drawn(ROOMY, 200, seed=0)
+    assert not set(shapes) & set(grid(ROOMY))
+    assert shapes[:20] == drawn(ROOMY, 20, seed=0) != drawn(ROOMY, 20, seed=1)
+    assert any(len(set(shape.depths)) > 1 for shape in shapes)
+    assert any(len(set(shape.contexts)) > 1 for shape in shapes)
+    assert any(not any(shape.depths) for shape in shapes)
+    assert {1, 32} <= {len(shape.depths) for shape in shapes}
+
+
+# ---- the fit and its judgement --------------------------------------------------------------------------------------
+
+
+def test_a_fit_to_noisy_points_predicts_what_it_never_saw() -> None:
+    errors = calibration().errors
+    assert errors.count == 20
+    assert errors.median < 0.02
+    assert errors.p90 < 0.05
+
+
+def test_what_is_held_out_judges_and_does_not_teach() -> None:
+    good = calibration()
+    lies = [replace(point, seconds=10 * point.seconds) for point in good.held_out]
+    judged = Calibration.fit(HERE, good.points, lies, seconds=60, drafters=TRUTH.drafters)
+    assert judged.fitted == good.fitted
+    assert judged.errors.median == pytest.approx(0.9, abs=0.01)
+    with pytest.raises(UsageError, match="to judge the fit by"):
+        Calibration.fit(HERE, good.points, [], seconds=60)
+
+
+def test_the_pace_of_the_machine_is_told_apart_from_the_steps() -> None:
+    """A machine that is 1.8 times slower for seconds at a time, as shared ones are: medians alone are misled."""
+    rng = random.Random(4)
+    points = measure(grid(ROOMY), noise=0.02)
+    order = [kind for _ in range(5) for kind in rng.sample(range(len(points)), len(points))]
+    steps = []
+    for at, kind in enumerate(order):
+        slow = 1.8 if (at // 60) % 2 else 1.0
+        steps.append((kind, replace(points[kind], seconds=points[kind].seconds * slow * math.exp(rng.gauss(0, 0.03)))))
+    found = typical(steps, fitted=range(0, len(points), 2))
+    ratio = np.array([found[kind].seconds / point.seconds for kind, point in enumerate(points)])
+    plain = np.array([np.median([step.seconds for k, step in steps if k == kind]) for kind in range(len(points))])
+    plain /= [point.seconds for point in points]
+    assert np.quantile(np.abs(ratio / np.median(ratio) - 1), 0.95) < 0.06
+    assert np.quantile(np.abs(plain / np.median(plain) - 1), 0.95) > 0.3
+    alone = typical([(0, points[0])], fitted=range(1))
+    assert alone[0].seconds == pytest.approx(points[0].seconds)
+
+
+def test_errors_are_quantiles() -> None:
+    errors = Errors.of([1.0, 1.1, 0.8, 1.0, 1.0], [1.0] * 5)
+    assert (errors.count, errors.median, errors.worst) == (5, 0.0, pytest.approx(0.2))
+    assert "0.0% (median)" in str(errors)
+
+
+def test_drafting_splits_into_a_call_and_its_guesses() -> None:
+    samples = {(n, d): 1e-4 * n + 3e-5 * d for n in (1, 4, 16) for d in (1, 2, 4, 8)}
+    curve = draft_curve(samples)
+    assert curve.seconds(4, 3) == pytest.approx(4.9e-4)
+    assert curve.seconds(16, 8) == pytest.approx(18.4e-4)
+    falling = draft_curve({(1, 1): 4e-4, (1, 8): 1e-4})
+    assert (falling.each, falling.fixed[0] > 0) == ([0.0], True)
+    rising = draft_curve({(1, 1): 1e-5, (1, 8): 9e-4})
+    assert (rising.fixed, rising.each[0] > 0) == ([0.0], True)
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def test_a_calibration_comes_back_from_its_file(tmp_path: Path) -> None:
+    made = calibration()
+    path = made.write(tmp_path / "new" / "folder")
+    found, why = find(path.parent, replace(HERE, model="the same by another name"))
+    assert found is not None
+    assert (found.as_dict(), why) == (made.as_dict(), "")
+    surface = found.surface()
+    assert surface.seconds(12, 3, 900) == pytest.approx(made.surface().seconds(12, 3, 900))
+    assert surface.draft_seconds("ngram", 32, 4) == pytest.approx(1e-4)
+    assert [file.name for file in path.parent.iterdir()] == [HERE.filename]
+
+
+def test_an_engine_corrects_a_surface_of_its_own() -> None:
+    made = calibration()
+    ours, before = made.surface(), made.surface().seconds(8, 2, 100)
+    for _ in range(50):
+        ours.observe(StepRecord(8, 2, 6, 0, 2, {"forward": 1.0}, (50, 50)))
+    assert ours.seconds(8, 2, 100) > 1.5 * before
+    assert made.surface().seconds(8, 2, 100) == before
+
+
+def test_another_setup_is_refused_by_name(tmp_path: Path) -> None:
+    calibration().write(tmp_path)
+    for changes, named in (
+        ({"machine": "Processor Y, 64 cores"}, "machine Processor X, 2 cores (here Processor Y, 64 cores)"),
+        ({"kernels": "reference", "threads": None}, "kernels native avx512 (here reference), threads 2 (here None)"),
+        ({"dtype": "float32"}, "dtype bfloat16 (here float32)"),
+    ):
+        found, why = find(tmp_path, replace(HERE, **changes))
+        assert found is None
+        assert named in why
+    found, why = find(tmp_path, replace(HERE, shape="llama-ffffffffffff", model="big"))
+    assert (found, why) == (None, "big was never calibrated here.")
+
+
+def test_a_file_under_a_name_that_is_not_its_own_is_refused(tmp_path: Path) -> None:
+    theirs = replace(HERE, shape="other-0", model="large", machine="Processor Y, 64 cores")
+    calibration(theirs).write(tmp_path).rename(tmp_path / HERE.filename)
+    found, why = find(tmp_path, HERE)
+    assert found is None
+    assert "model large (here one of other sizes, small)" in why
+    assert "machine Processor Y, 64 cores" in why
+
+
+def test_the_newest_on_this_machine_is_taken(tmp_path: Path) -> None:
+    old = datetime.now(UTC) - timedelta(days=3)
+    calibration(when=old).write(tmp_path)
+    calibration(replace(HERE, threads=1)).write(tmp_path)
+    assert latest(tmp_path, shape=HERE.shape, machine=HERE.machine).setup.threads == 1
+    with pytest.raises(UsageError, match="only on Processor X, 2 cores"):
+        latest(tmp_path, shape=HERE.shape, machine="Processor Y, 64 cores")
+    with pytest.raises(UsageError, match="never calibrated on this machine"):
+        latest(tmp_path, shape="other-0", machine=HERE.machine)
+
+
+@pytest.mark.parametrize(
+    ("past", "said"),
+    [(timedelta(seconds=5), "just now"), (timedelta(minutes=1), "1 minute ago"), (timedelta(hours=30), "1 day ago"),
+     (timedelta(days=9), "9 days ago"), (timedelta(hours=-2), "just now")],
+)  # fmt: skip
+def test_age_in_words(past: timedelta, said: str) -> None:
+    assert calibration(when=datetime.now(UTC) - past).age == said
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"format": 99}, "format 99"), ({"setup": {"machine": "x"}}, "damaged"), ({"when": "yesterday"}, "yesterday"),
+        ({"when": "2026-01-01T00:00:00"}, "no time zone"), ({"surface": {"rows": [1, 2]}}, "damaged"),
+        ({"points": [[1, 2]]}, "damaged"), ({"errors": {"count": 1}}, "damaged"), ({"seconds": None}, "damaged"),
+    ],
+)  # fmt: skip
+def test_damage_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    path = calibration().write(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UsageError, match=named) as caught:
+        Calibration.read(path)
+    assert str(path) in caught.value.message
+    found, why = find(tmp_path, HERE)
+    assert found is None
+    assert str(path) in why
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "", "\0"])
+def test_what_is_no_calibration_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / HERE.filename
+    path.write_text(content)
+    with pytest.raises(UsageError, match=str(path)):
+        Calibration.read(path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be stored"):
+        calibration().write(tmp_path / "file")
+
+
+# ---- in the bill ----------------------------------------------------------------------------------------------------
+
+
+def test_a_measured_bill_is_the_surfaces_divided_as_on_paper() -> None:
+    model = TABLE["SmolLM2-135M"]
+    cost = MeasuredCost(model, TRUTH, memory=8e9, label="measured")
+    loads = [Load(300, 2, 4), Load(900, 1)]
+    step, paper = cost.step(loads), CostModel(model, cost.device).step(loads)
+    assert step.seconds == pytest.approx(TRUTH.seconds(9, 5, 2100))
+    assert sum(part.seconds for part in step.parts.values()) == pytest.approx(step.seconds)
+    shares = {name: part.seconds / step.seconds for name, part in step.parts.items()}
+    assert shares == pytest.approx({name: part.seconds / paper.seconds for name, part in paper.parts.items()})
+    assert cost.step([]).seconds == 0
+    dear, cheap = (cost.price([Load(0, rows)])["step"] for rows in (40, 3))
+    assert dear > 0.8
+    assert cheap < 0.1
+
+
+def test_what_a_surface_implies_about_the_machine() -> None:
+    model = TABLE["SmolLM2-135M"]
+    device = MeasuredCost(model, TRUTH, memory=None, label="").device
+    assert device.bandwidth == pytest.approx(model.streamed_bytes / (5e-3 + 6e-5))
+    assert device.peak("bf16") == pytest.approx(2 * model.active * 64 / 20e-3)
+    single = MeasuredSurface([1], [5e-3])
+    assert MeasuredCost(model, single, memory=None, label="").device.peak("bf16") > 0
+
+
+def test_a_timed_drafter_costs_what_its_curve_says() -> None:
+    drafter = Timed("ngram", TRUTH.drafters["ngram"])
+    assert drafter.seconds(32, 4, context=99) == pytest.approx(1e-4)
+    assert drafter.seconds(32, 0, context=99) == drafter.seconds(0, 4, context=99) == 0

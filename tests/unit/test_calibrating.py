@@ -1,0 +1,257 @@
+"""Measuring with the real engine on a toy target and a clock that obeys: what is timed is what was asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from wager.config import EngineConfig
+from wager.draft.ngram import NgramDrafter
+from wager.economics.calibrate import Setup
+from wager.economics.shapes import Shape, drawn, even, grid
+from wager.economics.surface import MeasuredSurface
+from wager.engine.calibrating import calibrate, check, quick_surface, setup, time_drafting
+from wager.engine.core import Engine
+from wager.engine.drafting import Drafting
+from wager.engine.rehearsal import Stage, rehearse
+from wager.engine.runner import Runner
+from wager.errors import UsageError
+from wager.kernels import machine, select
+from wager.kernels.base import Output
+from wager.models.spec import ModelSpec, Rope
+from wager.testing import FakeClock, SilentDrafter, ToyLaw, ToyTarget
+from wager.testing.engines import toy_engine
+from wager.trace import Trace
+from wager.types import Ask, Batch, Draft, Request, SamplingParams
+
+LAW = ToyLaw(vocab=97, memory=0.5)
+HERE = Setup("toy", "toy", "toy-0", "none", None, "int64")
+
+
+def price(rows: int, requests: int, cached: int) -> float:
+    """A staircase whose corners lie where the grid looks."""
+    stairs = 5e-3 + 2e-5 * min(rows, 16) + 3e-4 * max(0, rows - 16)
+    return stairs + 5e-5 * requests + 1e-6 * cached + 2e-7 * rows * cached / requests
+
+
+class TimedTarget(ToyTarget):
+    """Every pass takes what `price` says at the pace of the moment; `shapes` are the passes' rows, requests, cached."""
+
+    def __init__(self, clock: FakeClock, *, pages: int = 512, pace: Callable[[float], float] = lambda _: 1.0) -> None:
+        super().__init__(LAW, pages=pages, max_rows=160, max_sequences=16)
+        self.clock, self.pace = clock, pace
+        self.shapes: list[tuple[int, int, int]] = []
+
+    def forward(self, batch: Batch) -> Output:
+        shape = (batch.rows, len(batch.starts), int(batch.bases.sum()))
+        self.shapes.append(shape)
+        self.clock.advance(price(*shape) * self.pace(self.clock.seconds))
+        return super().forward(batch)
+
+
+def stage(target: TimedTarget, *, max_context: int = 2048) -> Stage:
+    trace = Trace(target.clock)
+    return Stage(Runner(target, rule="match"), max_context=max_context, longest=640, sequences=8, trace=trace)
+
+
+# ---- the stage ------------------------------------------------------------------------------------------------------
+
+
+def test_every_shape_becomes_that_very_step() -> None:
+    target = TimedTarget(FakeClock())
+    on = stage(target)
+    for shape in [*grid(on.limits), *drawn(on.limits, 30, seed=5)]:
+        on.enter(shape.contexts)
+        entrance = target.shapes[-1]
+        assert entrance == (len(shape.contexts),) * 2 + (sum(shape.contexts),), (
+            "nothing but the last tokens is computed"
+        )
+        records = [record for record in (on.step(shape.depths) for _ in range(3)) if record]
+        assert len(records) >= 2
+        for record in records:
+            assert (record.rows, record.sequences) == (shape.rows, len(shape.depths))
+            grown = sum(record.contexts) - sum(shape.contexts)
+            assert 0 < grown < 8 * len(shape.contexts), "guesses are all but never right"
+        on.leave()
+
+
+def test_the_steps_of_a_stage_are_in_the_order_they_were_taken_and_shuffled() -> None:
+    target = TimedTarget(FakeClock())
+    on = stage(target)
+    shapes = grid(on.limits)
+    taken = rehearse(on, shapes, seconds=3.0)
+    seen = list(dict.fromkeys(timed.shape for timed in taken))
+    assert set(seen) == set(range(len(shapes)))
+    assert seen != sorted(seen)
+    in_order = rehearse(on, shapes, seconds=1.0, seed=None)
+    assert [timed.shape for timed in in_order] == sorted(timed.shape for timed in in_order)
+
+
+def test_time_is_kept_but_what_a_fit_needs_is_timed_whatever_it_takes() -> None:
+    clock = FakeClock()
+    on = stage(TimedTarget(clock))
+    told: list[float] = []
+    rehearse(on, grid(on.limits), seconds=1.0, report=told.append)
+    assert 1.0 <= clock.seconds < 1.1
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    shapes = [even(1, 1, 32), even(1, 1, 64), even(16, 1, 64), even(2, 1, 64), even(3, 1, 96)]
+    few = rehearse(on, shapes, seconds=0, seed=None)
+    assert {timed.shape for timed in few} == {0, 1, 2}
+    judged = rehearse(on, shapes, seconds=1e-9, seed=None, held_out=1)
+    assert {timed.shape for timed in judged} == {0, 1, 2, 3, 4}
+
+
+def test_a_cache_too_small_to_measure_in_is_named() -> None:
+    with pytest.raises(UsageError, match="A cache of 48 tokens for contexts of 512 is too small"):
+        stage(TimedTarget(FakeClock(), pages=3), max_context=512)
+    with pytest.raises(UsageError, match="contexts of 16 is too small"):
+        stage(TimedTarget(FakeClock()), max_context=16)
+
+
+@pytest.mark.parametrize(("pages", "max_context"), [(8, 64), (24, 256), (512, 64)])
+def test_little_room_is_made_do_with(pages: int, max_context: int) -> None:
+    target = TimedTarget(FakeClock(), pages=pages)
+    surface = quick_surface(
+        Runner(target, rule="match"), max_context=max_context, seconds=1.0, trace=Trace(target.clock)
+    )
+    assert surface.seconds(4, 1, 16) == pytest.approx(price(4, 1, 16), rel=0.1)
+
+
+# ---- what is made of it ---------------------------------------------------------------------------------------------
+
+
+def test_a_calibration_finds_the_price_of_steps_it_never_took() -> None:
+    target = TimedTarget(FakeClock())
+    told: list[float] = []
+    made = calibrate(stage(target), HERE, seconds=4.0, report=told.append)
+    assert len(made.held_out) >= 30
+    ragged = made.errors.worst  # the mean context stands for each request's own
+    assert ragged < 0.1
+    assert made.errors.median < 0.005
+    surface = made.surface()
+    for rows, requests, cached in ((1, 1, 600), (5, 5, 320), (10, 2, 900), (40, 8, 800), (100, 4, 64)):
+        assert surface.seconds(rows, requests, cached) == pytest.approx(price(rows, requests, cached), rel=0.01)
+
+
+def test_a_pace_that_wanders_for_all_shapes_alike_does_not_spoil_the_fit() -> None:
+    wandering = TimedTarget(FakeClock(), pace=lambda now: 1.6 if math.sin(now / 0.4) > 0.3 else 1.0)
+    errors = calibrate(stage(wandering), HERE, seconds=8.0).errors
+    assert errors.median < 0.01
+    assert errors.p90 < 0.03
+
+
+def test_a_step_carries_its_context_and_its_own_seconds() -> None:
+    target = TimedTarget(FakeClock())
+    taken = rehearse(stage(target), [even(6, 2, 64)], seconds=0.1)
+    points = [timed.point for timed in taken]
+    assert {(point.rows, point.requests) for point in points} == {(6, 2)}
+    assert all(128 < point.context_sum < 160 for point in points)
+    assert all(point.seconds == pytest.approx(price(6, 2, point.context_sum)) for point in points)
+
+
+def test_a_check_tells_what_is_stored_from_what_steps_corrected() -> None:
+    made = calibrate(stage(TimedTarget(FakeClock())), HERE, seconds=4.0)
+    slower = stage(TimedTarget(FakeClock(), pace=lambda _: 1.5))
+    found = check(slower, made, seconds=2.0, seed=7)
+    assert found.stored.count == found.corrected.count > 100
+    assert found.stored.median == pytest.approx(1 / 3, abs=0.03)
+    assert found.corrected.median < 0.05
+
+
+# ---- the quick one --------------------------------------------------------------------------------------------------
+
+
+def test_a_quick_surface_comes_near_in_little_time() -> None:
+    clock = FakeClock()
+    surface = quick_surface(Runner(TimedTarget(clock), rule="match"), max_context=2048, seconds=0.4, trace=Trace(clock))
+    assert clock.seconds < 0.45
+    for rows, requests, cached in ((1, 1, 100), (8, 1, 32), (16, 4, 800), (64, 1, 64), (4, 4, 2000)):
+        assert surface.seconds(rows, requests, cached) == pytest.approx(price(rows, requests, cached), rel=0.1)
+
+
+def test_a_target_of_single_rows_has_a_surface_too() -> None:
+    target = ToyTarget(LAW, pages=64, max_rows=1, max_sequences=1)
+    surface = quick_surface(Runner(target, rule="match"), max_context=512, seconds=0.01)
+    assert isinstance(surface, MeasuredSurface)
+    assert surface.rows == [1]
+    assert surface.seconds(1, 1, 20) > 0
+
+
+def answers(engine: Engine) -> list[tuple[int, ...]]:
+    prompts = [tuple(range(at, at + 40)) for at in (1, 20, 1)]  # the last finds the first's pages
+    requests = [Request(str(at), prompt, SamplingParams(max_tokens=30)) for at, prompt in enumerate(prompts)]
+    return [completion.token_ids for completion in engine.generate(requests, concurrency=2)]
+
+
+def test_measuring_leaves_no_trace_in_the_engine() -> None:
+    """The toy's text depends on every cell of its cache, so a page that was not as its table thinks would show."""
+    plain, measured = (toy_engine(LAW, drafter=NgramDrafter(), pages=96) for _ in range(2))
+    quick_surface(measured.runner, max_context=512, seconds=0.01)
+    assert measured.scheduler.table.free == measured.scheduler.table.total
+    assert not measured.busy
+    measured.check()
+    assert answers(measured) == answers(plain)
+    measured.check()
+
+
+# ---- drafting -------------------------------------------------------------------------------------------------------
+
+
+class TimedDrafter(NgramDrafter):
+    """Takes 200 µs a call and 30 µs for every guess asked of it."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.known: set[str] = set()
+
+    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        self.known.add(sequence)
+        super().begin(sequence, tokens, params)
+
+    def end(self, sequence: str) -> None:
+        self.known.discard(sequence)
+        super().end(sequence)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.clock.advance(2e-4 + sum(3e-5 * ask.depth for ask in asks))
+        return super().propose(asks)
+
+
+def test_drafting_is_timed_by_requests_and_depth_and_forgotten() -> None:
+    clock = FakeClock()
+    drafter = TimedDrafter(clock)
+    curve = time_drafting(Drafting(drafter, vocab=500), vocab=500, seconds=9.0, clock=clock)
+    for requests, depth in ((1, 1), (4, 8), (24, 3)):
+        assert curve.seconds(requests, depth) == pytest.approx(2e-4 + 3e-5 * requests * depth)
+    assert not drafter.known
+
+
+def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
+    with pytest.raises(UsageError, match="'silent' made no guesses"):
+        time_drafting(Drafting(SilentDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
+
+
+# ---- what it holds for ----------------------------------------------------------------------------------------------
+
+
+def test_a_setup_names_machine_kernels_and_shape() -> None:
+    kernels = select("reference", dtype="float32")
+    spec = ModelSpec("test", 83, 48, 2, 6, 2, 16, 64, 128, 1e-5, Rope(1e4), (None, None), True)
+    wide = ModelSpec("test", 83, 48, 2, 6, 2, 16, 96, 128, 1e-5, Rope(1e4), (None, None), True)
+    ours = setup(kernels, spec, model="toy")
+    assert (ours.machine, ours.kernels, ours.threads, ours.dtype) == (machine(), kernels.name, None, "float32")
+    assert "core" in machine()
+    assert ours.filename == setup(kernels, spec, model="another name").filename
+    assert ours.filename != setup(kernels, wide, model="toy").filename
+    assert ours.differences(setup(kernels, wide, model="wide")) == ["model toy (here one of other sizes, wide)"]
+
+
+def test_shapes_need_no_more_rows_than_an_engine_has() -> None:
+    """The default engine takes every shape of the grid."""
+    config = EngineConfig()
+    assert max(shape.rows for shape in grid(stage(TimedTarget(FakeClock())).limits)) <= config.max_rows
+    assert Shape((16,), (3,)).rows == 4

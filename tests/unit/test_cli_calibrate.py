@@ -1,0 +1,182 @@
+"""`wager calibrate` end to end on a tiny model, and what `doctor` and `plan` make of what it stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_cli
+from test_cli import Call
+
+from wager.cli.calibrate import staircase
+from wager.economics.surface import MeasuredSurface
+
+model = test_cli.model
+flags = test_cli.flags
+wager = test_cli.wager
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    return tmp_path / "calibrations"
+
+
+@pytest.fixture
+def stored(wager: Call, flags: list[str], folder: Path) -> Path:
+    """A calibration of the tiny model, from too little time to be worth much."""
+    result = wager("calibrate", *flags, "--seconds", "1")
+    assert result.code == 0, result.err
+    [path] = folder.iterdir()
+    return path
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_it_measures_prints_and_stores(wager: Call, flags: list[str], folder: Path) -> None:
+    result = wager("calibrate", *flags, "--seconds", "1")
+    [path] = folder.iterdir()
+    assert "requests x context" in result.out
+    assert "Another row costs" in result.out
+    assert "Drafting 4 guesses with ngram takes" in result.out
+    assert "kinds of step that were not fitted" in " ".join(result.out.split())
+    assert f"stored in {path}" in result.err
+    value = json.loads(path.read_text())
+    assert value["setup"]["threads"] in (1, None)
+    assert len(value["held_out"]) == value["errors"]["count"] > 0
+    assert "ngram" in value["surface"]["drafters"]
+
+
+def test_json_holds_the_whole_and_stdout_nothing_else(wager: Call, flags: list[str], folder: Path) -> None:
+    result = wager("calibrate", *flags, "--seconds", "0.5", "--drafter", "none", "--json", "-")
+    value = json.loads(result.out)
+    assert Path(value["path"]).is_file()
+    assert value["surface"]["drafters"] == {}
+    assert {"setup", "when", "errors", "points", "held_out"} <= set(value)
+
+
+def test_a_check_says_how_far_off_both_are_and_stores_nothing(wager: Call, flags: list[str], stored: Path) -> None:
+    before = stored.read_bytes()
+    result = wager("calibrate", *flags, "--seconds", "0.5", "--check")
+    assert result.code == 0
+    assert "as stored: off by" in result.out
+    assert "corrected by the steps before" in result.out
+    value = json.loads(wager("calibrate", *flags, "--seconds", "0.5", "--check", "--json", "-").out)
+    assert value["stored"]["count"] == value["corrected"]["count"] > 0
+    assert [stored.read_bytes()] == [path.read_bytes() for path in stored.parent.iterdir()] == [before]
+
+
+def test_a_check_needs_a_calibration_of_this_setup(wager: Call, flags: list[str], stored: Path) -> None:
+    setup = json.loads(stored.read_text())["setup"]
+    edit(stored, setup={**setup, "machine": "Another Processor, 64 cores"})
+    result = wager("calibrate", *flags, "--seconds", "0.5", "--check")
+    assert result.code == 2
+    assert "made for machine Another Processor, 64 cores (here" in result.err
+    stored.unlink()
+    assert "was never calibrated here" in wager("calibrate", *flags, "--check").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seconds", "0"], "seconds = 0 is out of range"),
+        (["--seconds", "-3"], "seconds = -3 is out of range"),
+        (["--seconds", "nan"], "seconds = nan is out of range"),
+        (["--seconds", "soon"], "soon"),
+        (["--model", "nobody"], "Model 'nobody' is not known"),
+        (["--drafter", "oracel"], "oracel"),
+        (["--drafter", "ngram", "--drafter", "ngram:2", "--seconds", "0.1"], "Two drafters go by the name 'ngram'"),
+        (["--json", "nowhere/x.json"], "cannot be written to nowhere/x.json"),
+        (["--max-context", "16"], "contexts of 16 is too small to measure steps in"),
+        (["--depth", "3"], "No such option"),
+    ],
+)
+def test_mistakes_are_named(wager: Call, model: str, folder: Path, arguments: list[str], message: str) -> None:
+    result = wager("calibrate", "--model", model, "--threads", "1", "--memory", "256MiB", *arguments)
+    assert result.code != 0
+    assert message in result.err
+    assert not folder.exists()
+
+
+# ---- doctor and plan ------------------------------------------------------------------------------------------------
+
+
+def test_doctor_shows_what_is_calibrated(wager: Call, stored: Path) -> None:
+    [found] = json.loads(wager("doctor", "--json", "-").out)["calibrations"]
+    assert found["age"] == "just now"
+    assert found["other_machine"] is None
+    assert "just now" in wager("doctor").out
+    setup = json.loads(stored.read_text())["setup"]
+    edit(stored, setup={**setup, "machine": "Another Processor, 64 cores"})
+    assert "on another machine: Another Processor, 64 cores" in wager("doctor").out
+    stored.write_text("{")
+    assert f"The calibration in {stored} cannot be read" in wager("doctor").out
+    stored.unlink()
+    assert "none: `wager calibrate` measures" in wager("doctor").out
+
+
+def test_plan_for_this_machine_bills_what_was_measured(wager: Call, model: str, stored: Path) -> None:
+    ask = ["plan", "--model", model, "--batch", "1,4", "--context", "100"]
+    result = wager(*ask, "--hardware", "this")
+    assert result.code == 0, result.err
+    assert "measured just now" in result.out
+    assert "Steps of up to 128 rows were measured" in " ".join(result.out.split())
+    value = json.loads(wager(*ask, "--hardware", "THIS", "--json", "-").out)
+    surface = MeasuredSurface.from_dict(json.loads(stored.read_text())["surface"])
+    assert [point["plain_s"] for point in value["points"]] == pytest.approx(
+        [surface.seconds(batch, batch, 100 * batch) for batch in (1, 4)]
+    )
+    assert value["drafter"]["name"] == "ngram"
+    deep = value["points"][0]["depths"][4]
+    assert deep["step_s"] == pytest.approx(surface.seconds(5, 1, 100))
+    assert deep["draft_s"] == pytest.approx(surface.draft_seconds("ngram", 1, 4))
+    paper = json.loads(wager(*ask, "--hardware", "this", "--drafter-shape", "mtp", "--json", "-").out)
+    assert paper["drafter"]["name"] == "mtp"
+
+
+def test_plan_takes_another_machines_file_with_a_warning(wager: Call, model: str, stored: Path, tmp_path: Path) -> None:
+    setup = json.loads(stored.read_text())["setup"]
+    edit(stored, setup={**setup, "machine": "Another Processor, 64 cores"})
+    result = wager("plan", "--model", model, "--hardware", str(stored), "--batch", "1")
+    assert result.code == 0
+    assert "was made on another machine: Another Processor, 64 cores; this one is" in result.err
+    assert "Another Processor, 64 cores" in result.out
+    result = wager("plan", "--model", model, "--hardware", "this", "--batch", "1")
+    assert result.code == 2
+    assert "only on Another Processor, 64 cores" in result.err
+    edit(stored, setup={**setup, "shape": "llama-0", "model": "large"})
+    result = wager("plan", "--model", model, "--hardware", str(stored), "--batch", "1")
+    assert result.code == 2
+    assert "calibrates large, and --model is" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Run `wager calibrate`"),
+        (["--model", "Llama-3.1-8B"], "Only models that are here are measured"),
+        (["--model", "SmolLM2-135M-Instruct"], "wager calibrate --model SmolLM2-135M-Instruct"),
+    ],
+)
+def test_plan_says_what_to_calibrate(wager: Call, model: str, folder: Path, arguments: list[str], message: str) -> None:
+    result = wager("plan", "--model", model, "--hardware", "this", *arguments)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_what_only_paper_can_follow_is_refused(wager: Call, model: str, stored: Path) -> None:
+    for extra in (["--tp", "2"], ["--locality", "0.8"], ["--precision", "fp8"], ["--overhead", "1ms"]):
+        result = wager("plan", "--model", model, "--hardware", "this", *extra)
+        assert result.code == 2
+        assert f"{extra[0]}" in result.err
+
+
+def test_treads_of_the_staircase() -> None:
+    rows = [1, 2, 4, 8, 16, 32, 64, 128]
+    flat_then_steep = MeasuredSurface(rows, [10e-3 + (0.5e-3 * max(0, n - 16)) for n in rows])
+    assert staircase(flat_then_steep) == [(16, pytest.approx(0.0)), (128, pytest.approx(0.05))]
+    assert staircase(MeasuredSurface(rows, [1e-3 * n for n in rows])) == [(128, pytest.approx(1.0))]
