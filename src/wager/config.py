@@ -20,8 +20,11 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 class EngineConfig:
     """Everything that decides what an engine is.
 
-    model: directory, GGUF file or name. drafter: `none`, `auto` or NAME[:ARG] (ngram, model:PATH).
-    depth: guesses per step and sequence (None: the drafter's own default). verify: the acceptance rule.
+    model: directory, GGUF file or name. drafter: `none`, `auto` or NAME[:ARG],... (ngram, model:PATH).
+    policy: `adaptive`, `threshold[:P]` or `fixed`, who decides how far to guess (None: adaptive, or fixed if a depth is
+    given). depth: guesses per step and sequence, of the adaptive policy the most (None: the drafter's own).
+    objective: what the adaptive policy maximises: `throughput`, `latency`, or `slo:TIME` per token, such as slo:20ms.
+    verify: the acceptance rule.
     kernels: auto, native or reference. dtype: bfloat16, or float32 (reference kernels only).
     max_rows: rows in one pass. max_sequences: sequences that run together. max_context: positions per sequence (None:
     the model's own). memory: bytes that weights, cache, workspace and drafter may take (None: most of what is free).
@@ -30,7 +33,9 @@ class EngineConfig:
 
     model: str = DEFAULT_MODEL
     drafter: str = "auto"
+    policy: str | None = None
     depth: int | None = None
+    objective: str = "throughput"
     verify: VerifyRule = "match"
     kernels: str = "auto"
     dtype: str = "bfloat16"

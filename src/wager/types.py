@@ -6,6 +6,7 @@ with n = 3 becomes three sequences, and everything below the engine is keyed by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -108,15 +109,19 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt in token ids and how to answer it."""
+    """A prompt in token ids and how to answer it. `weight` says what its tokens count beside those of others when the
+    policy decides whose guesses are verified."""
 
     id: str
     prompt: tuple[int, ...]
     params: SamplingParams = SamplingParams()
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise RequestError(f"Request {self.id!r} has an empty prompt.", "Give at least one token.")
+        if not 0 < self.weight < math.inf:
+            raise RequestError(f"Request {self.id!r} has weight {self.weight!r}.", "Weights are numbers above 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,8 @@ class Ask:
 
     `position` is the absolute position of the first guess, that is, the number of known tokens. Noise for a guess at
     position i is `gumbel(seed, i, ids, choice)`; q is shaped by `params` exactly as the target's p is. `law` asks for
-    the whole q rows (the distribution-exact rules need them).
+    the whole q rows (the distribution-exact rules need them). After a guess whose own survival estimate is below
+    `floor` no further one is wanted.
     """
 
     sequence: str
@@ -151,6 +157,7 @@ class Ask:
     seed: int
     choice: int = 0
     law: bool = False
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +213,13 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many guesses each sequence may make this step; absent or zero is plain decoding."""
+    """How many guesses each sequence may make this step; absent or zero is plain decoding. `drafters` names who makes
+    them; a sequence that is absent there is left to the engine's first drafter. `floors`: a drafter may stop after a
+    guess whose own survival estimate has fallen below this."""
 
     depths: Mapping[str, int]
+    drafters: Mapping[str, str] = field(default_factory=dict)
+    floors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +330,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a step did and what it cost. Seconds by stage: schedule, draft, forward, accept, commit."""
+    """What a step did and what it cost. Seconds by stage: schedule, policy, draft, forward, accept, commit."""
 
     rows: int
     sequences: int

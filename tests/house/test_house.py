@@ -15,7 +15,7 @@ from floors import MAY_IMPORT, SOURCE, files, module, room, violations
 ROOT = SOURCE.parents[1]
 FORBIDDEN_WORDS = {"helper", "helpers", "util", "utils", "misc", "common", "manager", "handler"}
 LONGEST = 300
-LONG = {"src/wager/types.py": 330}
+LONG = {"src/wager/types.py": 345}
 """Files allowed to be longer, each with the lines it may have."""
 
 FRONT_DOOR = {
@@ -88,7 +88,7 @@ def test_the_floors_are_kept_by_a_check_that_can_fail(name: str, code: str, comp
         ("engine.core", "from wager.kv.pages import PageTable"),
         ("cli.run", "import wager"),
         ("cli.prove", "from wager.testing import AdversaryDrafter"),
-        ("engine.build", "from wager.testing import AdversaryDrafter"),
+        ("engine.drafters", "from wager.testing import AdversaryDrafter"),
         ("", "from wager.engine.core import Engine"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -214,15 +215,37 @@ def test_beginning_again_starts_afresh() -> None:
     drafter.table.check({})
 
 
-def test_scores_follow_what_comes_true() -> None:
+def test_scores_are_the_probability_of_the_whole_path_under_its_own_law() -> None:
     drafter = DraftModel(ToyTarget(LAW))
-    text = _Text("s", PARAMS[0], length=5, seed=1)
-    drafter.begin("s", text.known, text.params)
-    for _ in range(60):  # depth 1 is always right, depth 2 never
+    for number, params in enumerate(PARAMS):
+        text = _Text(f"s{number}", params, length=5, seed=number)
+        drafter.begin(text.name, text.known, text.params)
         (draft,) = drafter.propose([text.ask(3)])
-        text.accept(drafter, [draft.tokens[0], (draft.tokens[1] + 1) % VOCAB])
-    scores = drafter.propose([text.ask(3)])[0].scores
-    assert scores[0] > 0.93 and scores[1] < 0.15 and scores[2] < scores[1]
+        survival, known = 1.0, list(text.known)
+        for token, score in zip(draft.tokens, draft.scores, strict=True):
+            logits = LAW(known).astype(np.float64)
+            survival *= float(np.exp(logits[token]) / np.exp(logits).sum())
+            assert score == pytest.approx(survival, rel=1e-4)
+            known.append(token)
+
+
+@pytest.mark.parametrize("law", [False, True])
+def test_a_chain_ends_after_the_guess_that_is_in_doubt(law: bool) -> None:
+    """And that guess stays: dropping it would make what is verified depend on the draw it is (verification under an
+    exact rule)."""
+    drafter = DraftModel(ToyTarget(LAW))
+    ended = set()
+    for number in range(30):
+        text = _Text(f"s{number}", SamplingParams(temperature=1.0), length=5, seed=number)
+        drafter.begin(text.name, text.known, text.params)
+        whole = drafter.propose([text.ask(5, law=law)])[0]
+        (draft,) = drafter.propose([replace(text.ask(5, law=law), floor=0.05)])
+        assert draft.tokens == whole.tokens[: len(draft)]
+        assert all(score >= 0.05 for score in draft.scores[:-1])
+        assert len(draft) == 5 or draft.scores[-1] < 0.05
+        assert draft.law is None or len(draft.law) == len(draft)
+        ended.add(len(draft))
+    assert len(ended) > 2
 
 
 class _Kernels:

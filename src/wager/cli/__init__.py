@@ -24,6 +24,7 @@ VERBS = {
     "prove": "Count the tokens that speculation changes: there should be none.",
     "plan": "Price speculation on paper: which depth pays, where, and why.",
     "calibrate": "Measure what steps cost on this machine, and store it.",
+    "replay": "Compare policies on a simulated server; no model.",
     "doctor": "Say what this machine offers, what is used and what is missing.",
 }
 """Every verb and what it does; `wager.cli.NAME` holds its `command`."""

@@ -76,7 +76,8 @@ def command(
     stage = _stage(engine)
     curves: dict[str, DraftCurve] = {}
     for each in drafters:
-        curve = _time_drafter(engine, stage, replace(config, drafter=each), seconds=seconds * _DRAFT_SHARE)
+        asked = replace(config, drafter=each, policy="fixed")
+        curve = _time_drafters(engine, stage, asked, seconds=seconds * _DRAFT_SHARE)
         if curve.keys() & curves.keys():
             raise UsageError(f"Two drafters go by the name {next(iter(curve))!r}.", "Calibrate with one of them.")
         curves |= curve
@@ -107,24 +108,29 @@ def _stage(engine: LoadedEngine) -> Stage:
     )
 
 
-def _time_drafter(engine: LoadedEngine, stage: Stage, config: EngineConfig, *, seconds: float) -> dict[str, DraftCurve]:
-    """The curve of one drafter, by the name that it goes by in the engine; nothing for `none`."""
+def _time_drafters(
+    engine: LoadedEngine, stage: Stage, config: EngineConfig, *, seconds: float
+) -> dict[str, DraftCurve]:
+    """The curves of a configuration's drafters, by the names that they go by in the engine; nothing for `none`."""
     from wager.cli.loading import open_engine
     from wager.engine.calibrating import time_drafting
+    from wager.engine.drafting import Drafting
 
-    drafting = open_engine(config, like=engine).drafting
-    if drafting.drafter is None:
-        return {}
+    vocab = engine.target.decoder.vocab
+    drafters = open_engine(config, like=engine).drafting.drafters
     stage.enter((stage.limits.texts()[-1],))
-    curve = time_drafting(
-        drafting,
-        vocab=engine.target.decoder.vocab,
-        seconds=seconds,
-        clock=time.perf_counter,
-        between=lambda: stage.step((3,)),
-    )
+    curves = {
+        name: time_drafting(
+            Drafting(drafter, vocab=vocab),
+            vocab=vocab,
+            seconds=seconds,
+            clock=time.perf_counter,
+            between=lambda: stage.step((3,)),
+        )
+        for name, drafter in drafters.items()
+    }
     stage.leave()
-    return {drafting.name: curve}
+    return curves
 
 
 def _check(engine: LoadedEngine, calibration: Calibration, *, seconds: float, json_path: Path | None) -> None:

@@ -17,7 +17,7 @@ import click
 
 from wager.bench.workload import builtin, read_prompts, spread
 from wager.config import DEFAULT_MODEL, EngineConfig
-from wager.draft import names, parse
+from wager.draft import names, roster
 from wager.errors import UsageError
 from wager.types import SamplingParams, VerifyRule
 
@@ -40,10 +40,10 @@ def _size_or_none(_ctx: click.Context, _param: click.Parameter, value: str | Non
 
 
 def _known_drafter(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
-    """One name or several, all of drafters that exist; whether an argument fits is found out when it is loaded."""
+    """Drafters that exist; whether an argument fits is found out when one is loaded."""
     for name in value if isinstance(value, tuple) else (value,):
         try:
-            parse(name)
+            roster(name)
         except UsageError as error:
             raise click.BadParameter(f"{error.message} {error.hint}") from error
     return value
@@ -64,8 +64,8 @@ def drafter_flag(*, several: bool = False, default: Any = "auto") -> Function:
     listed = "; ".join(f"{name}: {does}" for name, does in names().items())
     again = " Repeat it to try several." if several else ""
     return click.option(
-        "--drafter", callback=_known_drafter, metavar="NAME[:ARG]", multiple=several, default=default,
-        show_default=True, help=f"Who guesses. {listed}.{again}",
+        "--drafter", callback=_known_drafter, metavar="NAME[:ARG],...", multiple=several, default=default,
+        show_default=True, help=f"Who guesses, one or several with commas between. {listed}.{again}",
     )  # fmt: skip
 
 
@@ -81,7 +81,12 @@ def engine_flags(
                      help="Directory, GGUF file, or name (fetched if it is not here)."),
         "drafter": drafter or drafter_flag(),
         "depth": click.option("--depth", type=click.IntRange(min=0), metavar="N",
-                     help="Guesses per step; 0 makes none. Without it the drafter's own default."),
+                     help="Guesses per step; 0 makes none. Without it the policy decides at every step."),
+        "policy": click.option("--policy", metavar="NAME", help="Who decides how far to guess: adaptive (by what it "
+                     "costs and brings), threshold[:P] (by likelihood alone) or fixed.  [default: adaptive, or fixed "
+                     "with --depth]"),
+        "objective": click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
+                     help="Of the adaptive policy: throughput, latency, or slo:TIME (per token, such as slo:20ms)."),
         "verify": click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
                      help="Which guesses are accepted. match keeps every byte; rejection and block keep the "
                      "distribution of sampled text."),

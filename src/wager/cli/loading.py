@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from wager.cli import console
 from wager.config import EngineConfig
-from wager.draft import parse
+from wager.draft import roster
 
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
@@ -25,8 +25,8 @@ def open_engine(
     import wager
     from wager.models import hub, random_models
 
-    name, argument = parse(config.drafter)
-    models = [config.model] + ([argument] if name == "model" and argument else [])
+    drafting = [argument for name, argument in roster(config.drafter) if name == "model" and argument]
+    models = [config.model, *drafting]
     with console.meter("bytes") as update:
         for model in models if like is None else models[1:]:
             if not random_models.named(model):

@@ -14,6 +14,7 @@ from wager.bench.workload import Prompt
 from wager.cli import console, flags
 from wager.cli.bench import count_answers, to_requests
 from wager.config import EngineConfig
+from wager.draft import roster
 from wager.errors import RequestError, UsageError, WagerError
 from wager.types import Completion, Request, SamplingParams
 
@@ -51,10 +52,13 @@ def command(
     FILE is as for `wager bench`; without it a small set that comes with wager is used.
 
     Each drafter is tried alone, in company, with forced preemption and with warm prefixes, greedy and sampled; with
-    --temperature only at that temperature. Exits with 1 if any token differs, naming the first that does.
+    --temperature only at that temperature. Guesses are made at a fixed depth, whether they pay or not, unless --policy
+    says otherwise. Exits with 1 if any token differs, naming the first that does.
     """
     from wager.bench import report
 
+    if config.policy is None:
+        config = replace(config, policy="fixed")
     modes = _modes(params, sampled=sampled, verify=config.verify)
     console.check_writable(json_path)
     plain = _open_plain(config, drafters)
@@ -77,7 +81,7 @@ def _open_plain(config: EngineConfig, drafters: Sequence[str]) -> LoadedEngine:
     from wager.cli.loading import open_engine
 
     cold = replace(config, drafter="none", prefix_cache=False)
-    hungry = [name for name in drafters if name.startswith("model:")]
+    hungry = [names for names in drafters if any(name == "model" for name, _ in roster(names))]
     return open_engine(cold, like=open_engine(replace(cold, drafter=hungry[0])) if hungry else None)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.command("run")
 @click.argument("prompt", required=False)
 @click.option("--show", is_flag=True, help="Colour each token by who guessed it.")
+@click.option("--explain", is_flag=True, help="Say at the end why the last step guessed as it did.")
 @flags.framing_flags
 @flags.engine_flags()
 @flags.sampling_flags()
@@ -28,6 +29,7 @@ def command(
     prompt: str | None,
     *,
     show: bool,
+    explain: bool,
     framing: flags.Framing,
     config: EngineConfig,
     params: SamplingParams,
@@ -61,6 +63,8 @@ def command(
         console.write_json(_result(answer, config, engine.kernels.name), json_path)
     if painter:
         click.echo(f"guessed by: {painter.legend()}", err=True, color=True)
+    if explain:
+        console.say(engine.policy.explain())
     console.say(footer(answer.stats))
     if answer.finish == "error":
         raise click.ClickException(answer.error)

@@ -8,7 +8,7 @@ from wager.errors import UsageError
 
 _ARGUMENTS = {
     "none": (0, "", "no speculation"),
-    "auto": (0, "", "the best drafter at hand"),
+    "auto": (0, "", "all drafters that need no weights, as it pays"),
     "ngram": (1, "N", "copies what followed the same tokens before; N: longest match looked up"),
     "model": (2, "PATH", "a smaller model of the same vocabulary"),
     "adversary": (0, "", "always wrong; for proofs"),
@@ -21,6 +21,25 @@ def names() -> dict[str, str]:
     """Every drafter that can be asked for, as it is written on the command line, and what it does."""
     written = {0: "", 1: "[:{}]", 2: ":{}"}
     return {name + written[need].format(what): does for name, (need, what, does) in _ARGUMENTS.items()}
+
+
+AUTO = ("ngram",)
+"""What `auto` stands for."""
+
+
+def roster(text: str) -> list[tuple[str, str | None]]:
+    """Drafters of `NAME[:ARG],...`, none for `none`; raises UsageError as `parse` does, and for one that is named twice
+    or beside `none` or `auto`."""
+    words = text.split(",")
+    parsed = [parse(word.strip()) for word in words]
+    for name, _ in parsed:
+        if len(parsed) > 1 and name in ("none", "auto"):
+            raise UsageError(f"Drafter {name!r} stands beside others in {text!r}.", f"Write {name!r} alone.")
+    if len(set(parsed)) < len(parsed):
+        raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
+    if parsed == [("auto", None)]:
+        return [(name, None) for name in AUTO]
+    return [each for each in parsed if each[0] != "none"]
 
 
 def parse(text: str) -> tuple[str, str | None]:

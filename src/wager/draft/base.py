@@ -17,12 +17,14 @@ class Drafter(Protocol):
     """What the engine knows of a drafter. Everything is keyed by sequence id.
 
     `name` labels its guesses in events and metrics. `default_depth` is how many guesses it is asked for when nobody
-    fixed a depth. `needs_law` says that its guesses are draws from a law q, so that a distribution-exact rule must ask
-    for that law (Ask.law); otherwise its guesses are point masses. `branches` says that its drafts may be trees.
+    fixed a depth, `deepest` the most a policy asks it for. `needs_law` says that its guesses are draws from a law q, so
+    that a distribution-exact rule must ask for that law (Ask.law); otherwise they are point masses. `branches` says
+    that its drafts may be trees.
     """
 
     name: str
     default_depth: int
+    deepest: int
     needs_law: bool
     branches: bool
 

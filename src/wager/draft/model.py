@@ -6,12 +6,15 @@ passes, batched over sequences. Keys and values of guesses are provisional: thos
 others are overwritten. A sequence that was not asked for a while simply owes more tokens.
 
 Guesses are drawn with the target's own noise from q shaped by the request's own processors, so an identical model is
-always right (Daliri et al. 2024, arXiv 2408.07978). Knows no target, no acceptance rule and no policy.
+always right (Daliri et al. 2024, arXiv 2408.07978). What it is sure of is what q gives a guess before any shaping: the
+survival of a guess is the product along its path, and a chain ends where that falls below what the ask wants, after
+the guess that was in doubt and not before it. Knows no target, no acceptance rule and no policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,9 +31,6 @@ from wager.verify.distribution import History, shape
 from wager.verify.pack import pack
 
 __all__ = ["DraftModel", "Vocabulary", "check_same_vocabulary"]
-
-_FIRST_RATE, _FIRST_WEIGHT = 0.7, 8.0
-"""What is believed of a depth's acceptance before anything was seen, and how many observations that counts for."""
 
 
 @dataclass(slots=True)
@@ -54,10 +54,17 @@ class _Round:
         self.state = state
         self.depth = depth
         self.laws: list[NDArray[np.float64]] = []
+        self.survival: list[float] = []
 
     @property
     def done(self) -> bool:
-        return len(self.state.guesses) >= self.depth
+        doubtful = bool(self.survival) and self.survival[-1] < self.ask.floor
+        return doubtful or len(self.state.guesses) >= self.depth
+
+    def take(self, token: int, confidence: float) -> None:
+        """One more guess, right with `confidence` if those above it are."""
+        self.state.guesses.append(token)
+        self.survival.append((self.survival[-1] if self.survival else 1.0) * confidence)
 
     def owed(self) -> int:
         """Known tokens that were not computed yet."""
@@ -83,6 +90,7 @@ class DraftModel:
     """
 
     default_depth = 4
+    deepest = 8
     needs_law = True
     branches = False
 
@@ -103,8 +111,6 @@ class DraftModel:
         self._max_context = max_context
         self._kernels = kernels if self._vocab >= target.vocab else None  # native draws see every logit
         self._states: dict[str, _State] = {}
-        self._right: list[float] = []  # per depth, of those that were reached
-        self._reached: list[float] = []
 
     # ---- the five verbs ---------------------------------------------------------------------------------------------
 
@@ -183,6 +189,7 @@ class DraftModel:
     def _draw(self, served: Sequence[_Round], output: Output) -> None:
         native = [] if self._kernels is None else [row for row, r in enumerate(served) if _sampled_plainly(r.ask)]
         drawn = dict(zip(native, self._native(native, served, output), strict=True))
+        whole = torch.logsumexp(output.logits[: len(served)], dim=1)
         for row, r in enumerate(served):
             try:
                 token = drawn[row] if row in drawn else self._token(r, row, output)
@@ -191,7 +198,7 @@ class DraftModel:
             if token < 0:  # not a number: this ask has its last guess, and no other ask suffers
                 r.depth = len(r.state.guesses)
             else:
-                r.state.guesses.append(token)
+                r.take(token, math.exp(min(0.0, float(output.logits[row, token] - whole[row]))))
 
     def _token(self, r: _Round, row: int, output: Output) -> int:
         ask = r.ask
@@ -223,34 +230,19 @@ class DraftModel:
 
     def _finish(self, r: _Round) -> Draft:
         guesses = r.state.guesses
-        draft = Draft.chain(r.ask.sequence, guesses, drafter=self.name, scores=list(self._survival(len(guesses))))
+        draft = Draft.chain(r.ask.sequence, guesses, drafter=self.name, scores=r.survival)
         if not r.laws:
             return draft
         return Draft(draft.sequence, draft.tokens, draft.parents, draft.scores, draft.drafter, np.stack(r.laws))
 
-    # ---- what is learnt ---------------------------------------------------------------------------------------------
-
-    def _compare(self, state: _State, token: int) -> None:
-        depth = state.checked
-        while depth >= len(self._reached):
-            self._right.append(_FIRST_RATE * _FIRST_WEIGHT)
-            self._reached.append(_FIRST_WEIGHT)
-        self._reached[depth] += 1
-        if token != state.guesses[depth]:
+    @staticmethod
+    def _compare(state: _State, token: int) -> None:
+        if token != state.guesses[state.checked]:
             state.guesses, state.checked, state.fed = [], 0, 0
             return
-        self._right[depth] += 1
         state.checked += 1
         if state.checked <= state.fed:
             state.cached += 1
-
-    def _survival(self, depth: int) -> Iterator[float]:
-        """Chance that depths 1..depth are reached and right: running acceptance per depth, multiplied up."""
-        survival = 1.0
-        for d in range(depth):
-            seen = d < len(self._reached)
-            survival *= self._right[d] / self._reached[d] if seen else _FIRST_RATE
-            yield survival
 
 
 def _position(r: _Round) -> int:

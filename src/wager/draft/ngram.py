@@ -36,6 +36,7 @@ class NgramDrafter:
 
     name = "ngram"
     default_depth = 7  # 8 rows in all: the widest pass that costs about as much as a single row
+    deepest = 15
     needs_law = False
     branches = False
 

@@ -23,6 +23,9 @@ from wager.types import StepRecord
 DRAFT_STAGE = "draft"
 """The stage of StepRecord.seconds that is the drafters'; everything else is the step's own."""
 
+POLICY_STAGE = "policy"
+"""The stage that is the policy's."""
+
 _LEVEL_RATE, _LOCAL_RATE = 0.05, 0.10
 _SETTLE_EVERY, _SETTLE_SHARE = 16, 0.25
 _MOST_SURPRISE = 0.3

@@ -5,32 +5,30 @@ Everything that may be refused (model, tokenizer, drafter, memory) is looked at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from wager.config import EngineConfig
-from wager.draft import parse
 from wager.draft.base import Drafter
-from wager.draft.model import DraftModel, check_same_vocabulary
-from wager.draft.ngram import NgramDrafter
-from wager.economics.policy import FixedDepth
-from wager.engine import memory
+from wager.economics.calibrate import FOLDER, find
+from wager.economics.surface import MeasuredSurface
+from wager.engine import betting, drafters, memory
+from wager.engine.calibrating import quick_surface, setup
 from wager.engine.core import Engine
+from wager.engine.drafters import Named
 from wager.engine.drafting import Drafting
 from wager.engine.memory import MemoryPlan
+from wager.engine.opened import Opened, open_target
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.errors import UsageError
 from wager.kernels import select
-from wager.kernels.base import PAGE, Kernels
+from wager.kernels.base import Kernels
 from wager.kv.pages import PageTable
-from wager.models import memory as footprint
-from wager.models.opening import open_model
+from wager.models import hub
 from wager.models.spec import ModelSpec
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
-from wager.models.weights import Weights
 from wager.trace import Trace
 from wager.types import Request
 
@@ -38,68 +36,6 @@ Report = Callable[[str], None]
 
 LENT = ("model", "kernels", "dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens")
 """Options that are decided when a target is loaded."""
-
-AUTO = "ngram"
-"""What `--drafter auto` is while nothing weighs drafters against each other: the one that costs no pass."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes a decoder is built with; `heads` bounds the rows of a pass that want logits."""
-
-    rows: int
-    sequences: int
-    context: int
-    heads: int
-
-    @property
-    def pages(self) -> int:
-        """Pages of one sequence of full length."""
-        return -(-self.context // PAGE)
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A model whose files were opened and checked, but not loaded."""
-
-    path: Path
-    weights: Weights
-    tokenizer: Tokenizer
-    shape: Shape
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.weights.spec
-
-    def weight_bytes(self, kernels: Kernels) -> int:
-        return footprint.weight_bytes(self.spec, kernels)
-
-    def workspace_bytes(self, kernels: Kernels) -> int:
-        shape = self.shape
-        return footprint.workspace_bytes(
-            self.spec,
-            kernels,
-            max_rows=shape.rows,
-            max_sequences=shape.sequences,
-            max_pages=shape.pages,
-            max_heads=shape.heads,
-        )
-
-    def token_bytes(self, kernels: Kernels) -> int:
-        """Bytes of keys and values per position."""
-        return footprint.page_bytes(self.spec, kernels) // PAGE
-
-    def load(self, kernels: Kernels, pages: int) -> Decoder:
-        shape = self.shape
-        return Decoder(
-            self.weights,
-            kernels,
-            pages=pages,
-            max_rows=shape.rows,
-            max_sequences=shape.sequences,
-            max_pages=shape.pages,
-            max_heads=shape.heads,
-        )
 
 
 @dataclass
@@ -112,6 +48,7 @@ class LoadedTarget:
     kernels: Kernels
     plan: MemoryPlan
     user: LoadedEngine | None = None
+    surface: MeasuredSurface | None = None
 
 
 class LoadedEngine(Engine):
@@ -164,29 +101,25 @@ def load(
     """Build an engine. `report` is told what is going on.
 
     `target` lends a loaded model instead of loading it again; `drafter` is a ready drafter of the caller's own, used in
-    place of the one the configuration names. Raises WagerError subclasses that name what cannot be had.
+    place of those that the configuration names. Raises WagerError subclasses that name what cannot be had.
     """
     config = config or EngineConfig()
     if target is not None:
         _check_lent(config, target.config)
     say = report or (lambda _: None)
-    name, argument = ("none", None) if drafter else parse(AUTO if config.drafter == "auto" else config.drafter)
-    opened = target.opened if target else _open(config, config.model)
+    opened = target.opened if target else open_target(config)
     kernels = target.kernels if target else _kernels(config, opened)
-    draft = _open_draft(config, opened, argument) if name == "model" else None
-    plan = _plan(config, kernels, opened, draft, lent=target)
+    named = [] if drafter else drafters.name_all(config, opened)
+    plan = _plan(config, kernels, opened, named, lent=target)
     if target is None:
         say(f"loading {opened.path.name} ({memory.gib(plan.weights)})")
         target = LoadedTarget(config, opened, opened.load(kernels, plan.pages), kernels, plan)
-    if draft is not None:
-        say(f"loading the draft model {draft.path.name}")
-    drafter = drafter or _drafter(config, name, argument, target, draft)
-    if drafter is not None and drafter.branches and config.verify == "block":
-        raise UsageError(
-            f"The block rule verifies chains, and drafter {drafter.name!r} makes trees.",
-            "Use --verify rejection or match.",
-        )
-    return _assemble(config, target, drafter, plan)
+    pages, vocab = target.plan.pages, target.decoder.vocab
+    for each in named:
+        if each.opened is not None:
+            say(f"loading the draft model {each.opened.path.name}")
+    made = [drafters.make(each, config, kernels=kernels, pages=pages, vocab=vocab) for each in named]
+    return _assemble(config, target, [drafter] if drafter else made, plan, say=say)
 
 
 def _check_lent(config: EngineConfig, lent: EngineConfig) -> None:
@@ -205,74 +138,56 @@ def _kernels(config: EngineConfig, opened: Opened) -> Kernels:
     return select(config.kernels, dtype=config.dtype, threads=config.threads, head_dim=spec.head_dim, latent=latent)
 
 
-def _open(config: EngineConfig, model: str) -> Opened:
-    path, weights, tokenizer = open_model(model)
-    context = min(config.max_context or weights.spec.context, weights.spec.context)
-    if config.max_context is not None and config.max_context > weights.spec.context:
-        raise UsageError(
-            f"max_context = {config.max_context} is more than the model's {weights.spec.context} positions.",
-            "Leave it out to use all of them.",
-        )
-    sequences = min(config.max_sequences, config.max_rows)
-    return Opened(path, weights, tokenizer, Shape(config.max_rows, sequences, context, heads=config.max_rows))
-
-
-def _open_draft(config: EngineConfig, target: Opened, model: str | None) -> Opened:
-    path, weights, tokenizer = open_model(model or "")
-    check_same_vocabulary(target.tokenizer, tokenizer)
-    context = min(target.shape.context, weights.spec.context)
-    sequences = target.shape.sequences  # one row of each wants logits: the next guess comes out of it
-    return Opened(path, weights, tokenizer, Shape(config.max_rows, sequences, context, heads=sequences))
-
-
 def _plan(
-    config: EngineConfig, kernels: Kernels, target: Opened, draft: Opened | None, *, lent: LoadedTarget | None
+    config: EngineConfig, kernels: Kernels, target: Opened, named: Sequence[Named], *, lent: LoadedTarget | None
 ) -> MemoryPlan:
-    """Divide the memory; with a lent target its cache is a given and only the drafter comes on top."""
+    """Divide the memory; with a lent target its cache is a given and only the drafters come on top."""
     budget = config.memory if config.memory is not None else int(memory.available() * memory.SHARE)
     if lent is not None and config.memory is None:
         budget += lent.plan.total
+    resting, per_token = drafters.footprint(named, kernels)
     return memory.plan(
         budget=budget,
         weights=target.weight_bytes(kernels),
         workspace=target.workspace_bytes(kernels),
-        drafter=draft.weight_bytes(kernels) + draft.workspace_bytes(kernels) if draft else 0,
-        token_bytes=target.token_bytes(kernels) + (draft.token_bytes(kernels) if draft else 0),
+        drafter=resting,
+        token_bytes=target.token_bytes(kernels) + per_token,
         max_context=target.shape.context,
         cache_tokens=lent.plan.cache_tokens if lent else config.cache_tokens,
         full=config.memory is not None,
     )
 
 
-def _drafter(
-    config: EngineConfig, name: str, argument: str | None, target: LoadedTarget, draft: Opened | None
-) -> Drafter | None:
-    vocab = target.decoder.vocab
-    if name == "ngram":
-        return NgramDrafter(int(argument)) if argument else NgramDrafter()
-    if name == "model" and draft is not None:
-        decoder = draft.load(target.kernels, target.plan.pages)
-        return DraftModel(
-            decoder,
-            vocab=vocab,
-            max_context=draft.shape.context,
-            kernels=target.kernels,
-            prefix_cache=config.prefix_cache,
-        )
-    if name == "adversary":
-        from wager.testing import AdversaryDrafter
-
-        return AdversaryDrafter(vocab)
-    if name == "random-tree":
-        from wager.testing import RandomTreeDrafter
-
-        return RandomTreeDrafter(vocab)
-    return None
+def _prices(config: EngineConfig, target: LoadedTarget, say: Report) -> MeasuredSurface:
+    """What steps of a loaded target take: as calibrated, or else measured in a moment; every engine learns on from
+    there by itself."""
+    if target.surface is None:
+        target.surface = _calibrated(config, target, say) or _measured(config, target, say)
+    return MeasuredSurface.from_dict(target.surface.as_dict())
 
 
-def _assemble(config: EngineConfig, target: LoadedTarget, drafter: Drafter | None, plan: MemoryPlan) -> LoadedEngine:
+def _calibrated(config: EngineConfig, target: LoadedTarget, say: Report) -> MeasuredSurface | None:
+    found, why = find(hub.cache_dir(FOLDER), setup(target.kernels, target.opened.spec, model=config.model))
+    if why:
+        say(why)
+    return found.surface() if found else None
+
+
+def _measured(config: EngineConfig, target: LoadedTarget, say: Report) -> MeasuredSurface:
+    """A moment's measuring overwrites the cache, so whoever used it must forget what it held."""
+    if target.user is not None and target.user.busy:
+        raise UsageError("Another engine is using this model's cache.", "Load all engines before the first is busy.")
+    say("measuring a few steps")
+    runner = Runner(target.decoder, rule=config.verify, kernels=target.kernels)
+    target.user = None
+    return quick_surface(runner, max_context=target.opened.shape.context)
+
+
+def _assemble(
+    config: EngineConfig, target: LoadedTarget, guessers: Sequence[Drafter], plan: MemoryPlan, *, say: Report
+) -> LoadedEngine:
     opened, decoder = target.opened, target.decoder
-    depth = 0 if drafter is None else drafter.default_depth if config.depth is None else config.depth
+    policy, depth = betting.build(config, guessers, lambda: _prices(config, target, say))
     trace = Trace()
     scheduler = Scheduler(
         PageTable(decoder.cache.pages, prefix_cache=config.prefix_cache),
@@ -285,8 +200,8 @@ def _assemble(config: EngineConfig, target: LoadedTarget, drafter: Drafter | Non
     engine = LoadedEngine(
         Runner(decoder, rule=config.verify, kernels=target.kernels),
         scheduler,
-        policy=FixedDepth(depth),
-        drafting=Drafting(drafter if depth else None, vocab=decoder.vocab, chains=config.verify == "block"),
+        policy=policy,
+        drafting=Drafting(*(guessers if depth else ()), vocab=decoder.vocab, chains=config.verify == "block"),
         decoder=lambda: IncrementalDecoder(opened.tokenizer),
         eos=opened.tokenizer.eos_ids,
         trace=trace,

@@ -23,7 +23,7 @@ from wager.errors import RequestError
 from wager.kernels.base import PAGE
 from wager.kernels.noise import fresh_seed
 from wager.trace import Trace
-from wager.types import Ask, Completion, Draft, Event, Plan, Request, Span, StepRecord
+from wager.types import Ask, Completion, Draft, Event, Plan, Request, Span, StepRecord, Verdict
 
 
 class Engine:
@@ -58,6 +58,9 @@ class Engine:
         self._forward = self._trace.timed("forward", runner.forward)
         self._accept = self._trace.timed("accept", runner.rule_on)
         self._commit = self._trace.timed("commit", self._commit_all)
+        self._plan = self._trace.timed("policy", lambda spans: self.policy.plan(spans))
+        self._admit = self._trace.timed("policy", lambda drafts: self.policy.admit(drafts))
+        self._learn = self._trace.timed("policy", self._learn_all)
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
@@ -67,11 +70,12 @@ class Engine:
         spans = self._schedule()
         if not spans:
             return farewells
-        drafts = self.policy.admit(self._draft(spans, self.policy.plan(spans)))
+        drafts = self._admit(self._draft(spans, self._plan(spans)))
         output = self._forward(spans, drafts, self._tables(spans))
         rulings = self._accept(spans, drafts, output, self.scheduler.sequences)
         self.drafting.observe(output)
         events = self._commit(spans, rulings)
+        self._learn(rulings)
         self._tell(events)
         self._record(spans, drafts, events)
         return farewells + events
@@ -80,13 +84,16 @@ class Engine:
         return {span.sequence: self.scheduler.table.pages(span.sequence) for span in spans}
 
     def _drafts(self, spans: Sequence[Span], plan: Plan) -> dict[str, Draft]:
-        asks = [self._ask(sequence, depth) for sequence, depth in plan.depths.items() if depth]
-        return self.drafting.propose(asks, {span.sequence: span.room for span in spans})
+        asks = [self._ask(sequence, depth, plan) for sequence, depth in plan.depths.items() if depth]
+        return self.drafting.propose(asks, {span.sequence: span.room for span in spans}, plan.drafters)
 
-    def _ask(self, sequence: str, depth: int) -> Ask:
+    def _ask(self, sequence: str, depth: int, plan: Plan) -> Ask:
         s = self.scheduler.sequences[sequence]
-        law = self.runner.rule != "match"
-        return Ask(s.id, len(s.tokens), depth, s.params, s.seed, s.choice, law)
+        law, floor = self.runner.rule != "match", plan.floors.get(sequence, 0.0)
+        return Ask(s.id, len(s.tokens), depth, s.params, s.seed, s.choice, law, floor)
+
+    def _learn_all(self, rulings: Mapping[str, Ruling]) -> None:
+        self.policy.learn([Verdict(name, ruling.accepted, ruling.tokens) for name, ruling in rulings.items()])
 
     def _commit_all(self, spans: Sequence[Span], rulings: Mapping[str, Ruling]) -> list[Event]:
         table = self.scheduler.table
@@ -116,6 +123,7 @@ class Engine:
                 self.drafting.accept(sequence, event.tokens)
                 continue
             self.drafting.end(sequence)
+            self.policy.end(sequence)
             self._open[event.request] -= 1
             if not self._open[event.request]:
                 del self._open[event.request]
@@ -151,6 +159,7 @@ class Engine:
         self._open[request.id] = len(choices)
         for sequence in choices:
             self.drafting.begin(sequence.id, request.prompt, request.params)
+            self.policy.begin(sequence.id, weight=request.weight)
 
     def _sequence(self, request: Request, choice: int, seed: int) -> Running:
         text = TextStream(self._decoder(), request.params.stop) if self._decoder else None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from wager.economics.policy import FixedDepth
 from wager.economics.shapes import DEEPEST, Limits, Shape
 from wager.economics.surface import DRAFT_STAGE, StepPoint
 from wager.engine.core import Engine
@@ -36,25 +37,32 @@ _VISIT, _REPEATS = 4, 2
 """Shapes that are timed between one entrance of sequences and the next, and steps of each."""
 
 
-class _Script:
-    """Policy and drafter in one: as many guesses as the shape says, drawn at random, so all but never right."""
+class _Script(FixedDepth):
+    """A policy that asks for as many guesses as the shape says, and keeps the records."""
 
-    name = "script"
-    default_depth = 0
-    needs_law = False
-    branches = False
-
-    def __init__(self, vocab: int) -> None:
+    def __init__(self) -> None:
+        super().__init__(0)
         self.depths: Mapping[str, int] = {}
         self.records: list[StepRecord] = []
-        self._vocab = vocab
-        self._rng = random.Random(0)
 
     def plan(self, spans: Sequence[Span]) -> Plan:
         return Plan({span.sequence: min(self.depths.get(span.sequence, 0), span.room) for span in spans})
 
-    def admit(self, drafts: Mapping[str, Draft]) -> Mapping[str, Draft]:
-        return drafts
+    def observe(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+
+class _Babble:
+    """A drafter that draws its guesses at random, so that all but none is right."""
+
+    name = "babble"
+    default_depth = deepest = DEEPEST
+    needs_law = False
+    branches = False
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._rng = random.Random(0)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [Draft.chain(ask.sequence, self.words(ask.depth), drafter=self.name) for ask in asks]
@@ -68,9 +76,7 @@ class _Script:
 
     def end(self, sequence: str) -> None: ...
 
-    def observe(self, seen: Output | StepRecord) -> None:
-        if isinstance(seen, StepRecord):
-            self.records.append(seen)
+    def observe(self, output: Output) -> None: ...
 
 
 class Stage:
@@ -94,7 +100,7 @@ class Stage:
         target, trace = runner.target, trace or Trace()
         self.clock = trace.clock
         self.limits = _limits(runner, max_context=max_context, longest=longest, sequences=sequences)
-        self._script = _Script(target.vocab)
+        self._script, self._babble = _Script(), _Babble(target.vocab)
         self._scheduler = Scheduler(
             PageTable(target.cache.pages, prefix_cache=True),
             max_rows=target.max_rows,
@@ -107,7 +113,7 @@ class Stage:
             runner,
             self._scheduler,
             policy=self._script,
-            drafting=Drafting(self._script, vocab=target.vocab),
+            drafting=Drafting(self._babble, vocab=target.vocab),
             decoder=decoder,
             trace=trace,
         )
@@ -117,7 +123,7 @@ class Stage:
     def _furnish(self, index: int, length: int) -> list[int]:
         """A text whose pages are held for good, so that every request that begins with it finds them computed."""
         table, name = self._scheduler.table, f"text {index}"
-        words = self._script.words(length + 1)
+        words = self._babble.words(length + 1)
         table.reserve(name, length)
         for page in table.pages(name):
             self._engine.runner.target.cache.clear(page)  # writes it: memory never written is not memory yet

@@ -105,9 +105,10 @@ class Scheduler:
         spans: dict[str, Span] = {}
         left = self.max_rows
         decoding = [s for s in self.running if s.pending == 1]
-        room = self._room(len(decoding))
+        prompts = [s for s in self.running if s.pending > 1]
+        room = self._room(len(decoding), share=0.5 if prompts or self.waiting else 1.0)
         settled = True
-        for sequence in decoding + [s for s in self.running if s.pending > 1]:
+        for sequence in decoding + prompts:
             if left and sequence in self.running:
                 settled &= self._schedule(sequence, left, room, spans)
                 left = self.max_rows - _rows(spans)
@@ -118,9 +119,10 @@ class Scheduler:
             left = self.max_rows - _rows(spans)
         return list(spans.values())
 
-    def _room(self, decoding: int) -> int:
-        """Rows of guesses per sequence that the row budget leaves when all of `decoding` sequences take them."""
-        return min(self.guesses, max(0, self.max_rows // max(1, decoding) - 1))
+    def _room(self, decoding: int, *, share: float) -> int:
+        """Rows of guesses per sequence when all of `decoding` sequences take them within a share of the row budget;
+        prompts get the rest."""
+        return min(self.guesses, max(0, int(self.max_rows * share) // max(1, decoding) - 1))
 
     def _schedule(self, sequence: Sequence, left: int, room: int, spans: dict[str, Span]) -> bool:
         """Reserve and add the span of one running sequence within `left` rows; False if pages were short."""

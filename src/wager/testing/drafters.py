@@ -54,6 +54,7 @@ class _Remembering:
 
     name = "remembering"
     default_depth = 4
+    deepest = 8
     needs_law = False
     branches = False
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wager.draft.base import Drafter
-from wager.economics.policy import FixedDepth
+from wager.economics.policy import FixedDepth, Policy
 from wager.engine.core import Engine
 from wager.engine.drafting import Drafting
 from wager.engine.runner import Runner
@@ -18,6 +20,8 @@ def toy_engine(
     law: ToyLaw,
     *,
     drafter: Drafter | None = None,
+    others: Sequence[Drafter] = (),
+    policy: Policy | None = None,
     depth: int = 4,
     rule: VerifyRule = "match",
     pages: int = 64,
@@ -27,7 +31,11 @@ def toy_engine(
     prefix_cache: bool = True,
     trace: Trace | None = None,
 ) -> Engine:
-    """An engine that decodes `law`; `pages` small makes preemption common, `max_rows` small chunks prompts."""
+    """An engine that decodes `law`; `pages` small makes preemption common, `max_rows` small chunks prompts.
+
+    `others` are drafters besides the first. Without a `policy` the first guesses `depth` deep; with one that is the
+    most it may ask for.
+    """
     trace = trace or Trace()
     target = ToyTarget(law, pages=pages, max_rows=max_rows, max_sequences=max_sequences)
     scheduler = Scheduler(
@@ -41,8 +49,8 @@ def toy_engine(
     return Engine(
         Runner(target, rule=rule),
         scheduler,
-        policy=FixedDepth(depth),
-        drafting=Drafting(drafter, vocab=law.vocab),
+        policy=policy or FixedDepth(depth),
+        drafting=Drafting(*([drafter] if drafter else []), *others, vocab=law.vocab),
         eos=() if law.eos is None else (law.eos,),
         trace=trace,
     )

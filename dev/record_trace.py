@@ -1,0 +1,79 @@
+"""Record a trace for `wager replay`: what drafters would guess at every position of plain answers.
+
+    python dev/record_trace.py PROMPTS OUT [--drafter NAME[:ARG]]... [--limit N] [--max-tokens N] [--model MODEL]
+
+Answers come from an engine without a drafter, greedy; then each drafter is asked at every position with the answer so
+far, as deep as its default, and what it says is compared with how the answer goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from wager import EngineConfig, load
+from wager.bench.workload import read_prompts, spread
+from wager.cli.bench import to_requests
+from wager.cli.flags import Framing
+from wager.draft.base import Drafter
+from wager.types import Ask, Completion, Request, SamplingParams
+
+
+def guesses(drafter: Drafter, request: Request, answer: tuple[int, ...]) -> dict[str, Any]:
+    """`right` and `scores` of one drafter along one answer, as economics.worlds.Recorded reads them."""
+    drafter.begin(request.id, request.prompt, request.params)
+    right, scores = [], []
+    for at in range(len(answer)):
+        position = len(request.prompt) + at
+        [draft] = drafter.propose([Ask(request.id, position, drafter.default_depth, request.params, seed=0)])
+        ahead = answer[at:]
+        run = 0
+        while run < min(len(draft.tokens), len(ahead)) and draft.tokens[run] == ahead[run]:
+            run += 1
+        right.append(run)
+        scores.append([round(score, 4) for score in draft.scores])
+        drafter.accept(request.id, answer[at : at + 1])
+    drafter.end(request.id)
+    return {"right": right, "scores": scores}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--drafter", action="append")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--model", default=EngineConfig().model)
+    given = parser.parse_args()
+    plain = load(EngineConfig(model=given.model, drafter="none"))
+    prompts = spread(read_prompts(given.prompts), given.limit)
+    framing = Framing(raw=False, system=None)
+    requests = to_requests(prompts, plain.tokenizer, framing=framing, params=SamplingParams(given.max_tokens))
+    answers: list[Completion] = plain.generate(requests, concurrency=8)
+    drafters = {
+        name: load(EngineConfig(model=given.model, drafter=name), target=plain.target).drafting.drafter
+        for name in given.drafter or ["ngram"]
+    }
+    with given.out.open("w", encoding="utf-8") as file:
+        for prompt, request, answer in zip(prompts, requests, answers, strict=True):
+            row = {
+                "id": prompt.id,
+                "category": prompt.family,
+                "prompt_tokens": len(request.prompt),
+                "tokens": len(answer.token_ids),
+                "drafters": {
+                    name.partition(":")[0]: guesses(each, request, answer.token_ids)
+                    for name, each in drafters.items()
+                    if each is not None
+                },
+            }
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    sys.stderr.write(f"{len(answers)} answers in {given.out}\n")
+
+
+if __name__ == "__main__":
+    main()

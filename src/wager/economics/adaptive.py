@@ -1,0 +1,278 @@
+"""The policy that knows prices: a guess is asked for, and verified, only if it is worth its seconds.
+
+A second is worth what the machine lately made of one (weighted tokens per second), and that price decides everything:
+which drafter, how deep, which guesses to verify, and whether to draft at all. What to ask for is decided every few
+steps (`planning`), what to verify in every one (`admission`). Knows no tensors and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from wager.economics.acceptance import FADING, Acceptance
+from wager.economics.admission import keep, select
+from wager.economics.bets import Bet, Seat, Step, follow, is_chain, settle
+from wager.economics.explaining import explain
+from wager.economics.planning import Planner
+from wager.economics.policy import Offer
+from wager.economics.prices import NEAR, Prices, Rates
+from wager.economics.probing import ALLOWANCE, Allowance
+from wager.economics.surface import DRAFT_STAGE, POLICY_STAGE, StepSurface
+from wager.economics.worth import Objective, Worth
+from wager.types import Draft, Plan, Span, StepRecord, Verdict, VerifyRule
+
+_PROBE = 2
+"""How deep a probe goes."""
+
+_SELDOM = 8
+"""Steps between what need not be done in each. A pass over the weights leaves nothing else in the processor's caches,
+so code that runs once a step costs several times what it costs in a loop."""
+
+_OWN_RATE = 0.05
+
+_SAMPLE = 4
+"""What drafting took is told in every so many steps."""
+
+_ENOUGH = 16
+"""In a step with more bets, about this many of them teach, in turns."""
+
+
+class Adaptive:
+    """Implements `policy.Policy`.
+
+    `surface` prices steps and drafting, and is told what they took if it wants to know (`observe`, `observe_draft`).
+    `drafters` are those at hand. `rule` is the acceptance rule: under another than `match`, draws of a drafter are
+    never judged by anything that depends on them (they are verified as planned, from what older steps taught).
+    `allowance` is the share of time that probes may cost.
+    """
+
+    def __init__(
+        self,
+        surface: StepSurface,
+        acceptance: Acceptance | None = None,
+        *,
+        drafters: Mapping[str, Offer],
+        objective: Objective = "throughput",
+        rule: VerifyRule = "match",
+        allowance: float = ALLOWANCE,
+    ) -> None:
+        self.acceptance = acceptance or Acceptance()
+        self.worth = Worth(objective)
+        self._offers = list(drafters.items())
+        self._skills = [self.acceptance.skill(name) for name in drafters]
+        self._exact = rule != "match"
+        self._prices, self._rates = Prices(surface), Rates()
+        self._tell = getattr(surface, "observe", None)
+        self._tell_drafting = getattr(surface, "observe_draft", None)
+        self._allowance = Allowance(allowance)
+        self._weights: dict[str, float] = {}  # of sequences that have not run yet, where it is not 1
+        self._own = 0.0  # seconds that betting takes the policy itself, in a step
+        self._records: list[StepRecord] = []
+        self._seats: dict[str, Seat] = {}
+        self._step = Step()
+        self._planner = Planner(self._offers, self._skills, prices=self._prices, rates=self._rates)
+        self._steps = 0
+
+    def begin(self, sequence: str, *, weight: float) -> None:
+        """A sequence was accepted; `weight` is what its tokens count."""
+        if weight != 1.0:
+            self._weights[sequence] = weight
+
+    # ---- before drafting ------------------------------------------------------------------------------------------
+
+    def plan(self, spans: Sequence[Span]) -> Plan:
+        """Drafter and depth of every live sequence with room."""
+        self._prices.tick()
+        self._steps += 1
+        if self._steps % FADING == 0:
+            for skill in self._skills:
+                skill.age()
+        step = self._step = self._look(spans)
+        if not step.open or not self._offers:
+            return Plan({})
+        self._planner.decide(step, self.worth)
+        step.control = self._tell is not None and self._stays_plain(step)
+        if not step.control:
+            for name, seat, room, known in step.open:
+                choice = seat.choice
+                if choice.depth:
+                    self._ask(step, name, Bet(seat, choice.drafter, min(choice.depth, room), floor=choice.floor), known)
+            if self._allowance.any(step.plain):
+                self._probe(step)
+        bets = step.bets
+        return Plan(
+            {name: bet.depth for name, bet in bets.items()},
+            {name: self._offers[bet.drafter][0] for name, bet in bets.items()},
+            {name: bet.floor for name, bet in bets.items() if bet.floor},
+        )
+
+    def _look(self, spans: Sequence[Span]) -> Step:
+        step = Step(requests=len(spans))
+        cached = 0
+        for span in spans:
+            step.rows += len(span.tokens)
+            step.context += span.start
+            if span.live:
+                seat = self._seats.get(span.sequence) or self._seat(span.sequence)
+                step.live += 1
+                step.worth += self.worth.of(seat.merit)
+                cached += span.start
+                if span.room > 0:
+                    step.open.append((span.sequence, seat, span.room, span.start + 1))
+        if step.live:
+            step.plain = self._prices.plain(step.live, cached)
+            step.price = self._rates.factor(step.live) * step.worth / step.plain
+        return step
+
+    def _seat(self, sequence: str) -> Seat:
+        ratings = [skill.open() for skill in self._skills]
+        seat = self._seats[sequence] = Seat(
+            self.worth.open(self._weights.pop(sequence, 1.0)), ratings, self._planner.usual
+        )
+        return seat
+
+    def _ask(self, step: Step, name: str, bet: Bet, known: int) -> None:
+        step.waking |= self._planner.catching_up(bet.drafter, bet.seat, known) > 0
+        bet.seat.asked_at[bet.drafter], bet.seat.asked_in[bet.drafter] = known, self._steps
+        bet.seat.left = None
+        step.bets[name] = bet
+
+    def _stays_plain(self, step: Step) -> bool:
+        """Whether this step is taken plain where all speculate; it loses what speculation gains."""
+        speculates = any(seat.choice.depth for _, seat, _, _ in step.open)
+        lost = (step.price * step.plain / step.worth - 1) * step.plain
+        return self._allowance.plain_step(step.live, speculates=speculates, lost=lost, plain=step.plain)
+
+    def _probe(self, step: Step) -> None:
+        """Ask each drafter about one sequence left plain, the one asked longest ago."""
+        for index, (drafter, offer) in enumerate(self._offers):
+            plain = [each for each in step.open if each[0] not in step.bets]
+            if not plain:
+                return
+            name, seat, room, known = min(plain, key=lambda each: each[1].asked_in[index])
+            depth = min(room, offer.depth, _PROBE)
+            depths = step.passes().get(index, [])
+            cost = self._prices.ragged(drafter, [*depths, depth]) - self._prices.ragged(drafter, depths)
+            if self._exact:  # draws are verified unseen
+                cost += self._prices.extra(step.rows, step.requests, step.context, count=depth)[depth]
+            cost += self._planner.catching_up(index, seat, known) + self._own
+            if self._allowance.spend(cost, plain=step.plain):
+                self._ask(step, name, Bet(seat, index, depth, probe=True), known)
+
+    # ---- after drafting -------------------------------------------------------------------------------------------
+
+    def admit(self, drafts: Mapping[str, Draft]) -> Mapping[str, Draft]:
+        """The guesses worth verifying, over the whole batch at once."""
+        step = self._step
+        if not step.bets and self._steps % _SELDOM:  # nothing was asked: most of what follows can wait
+            if step.live:
+                self._rates.learn(step.live, worth=step.worth, plain=step.worth)
+            return {}
+        admitted: dict[str, Draft] = {}
+        gains: list[float] = []
+        owners: list[Bet] = []
+        promised, forced = 0.0, 0
+        for name, draft in drafts.items():
+            bet = step.bets.get(name)
+            if bet is None:
+                continue
+            bet.draft = draft
+            worth = self.worth.of(bet.seat.merit)
+            drawn = self._exact and draft.law is not None
+            if not drawn:
+                bet.survival = self._skills[bet.drafter].judge(draft, bet.seat.ratings[bet.drafter])
+            if drawn:
+                admitted[name] = draft
+                forced += len(draft)
+                promised += worth * bet.promise(len(draft))
+            elif bet.survival:
+                bet.start = len(gains)
+                gains += [worth * survival for survival in bet.survival]
+                owners += [bet] * len(bet.survival)
+        extra = self._prices.extra(step.rows, step.requests, step.context, count=forced + len(gains) + NEAR)
+        chosen = select(gains, extra[forced:] if forced else extra, price=step.price)
+        for index in chosen.taken:
+            bet = owners[index]
+            bet.taken.append(index - bet.start)
+        for name, bet in step.bets.items():
+            if bet.taken and bet.draft:
+                bet.taken.sort()
+                admitted[name] = keep(bet.draft, bet.taken)
+        if step.live:
+            self._account(step, extra, forced + len(chosen.taken), gain=promised + chosen.gain, cut=chosen.cut)
+        step.admitted = admitted
+        return admitted
+
+    def _account(self, step: Step, extra: Sequence[float], rows: int, *, gain: float, cut: float | None) -> None:
+        """What the step promises, and with it what a second and a row are worth."""
+        step.drafting = sum([self._prices.ragged(self._offers[each][0], deep) for each, deep in step.passes().items()])
+        seconds = step.plain + extra[rows] + step.drafting
+        self._rates.learn(step.live, worth=step.worth + gain, plain=step.worth / step.plain * seconds)
+        self._rates.learn_hurdle(step.live, extra=extra, rows=rows, cut=cut, price=step.price)
+
+    # ---- after the pass ---------------------------------------------------------------------------------------------
+
+    def learn(self, verdicts: Iterable[Verdict]) -> None:
+        """What became of each live sequence."""
+        bets = self._step.bets
+        turns = max(1, len(bets) // _ENOUGH)
+        for number, verdict in enumerate(verdicts, self._steps):
+            seat = self._seats.get(verdict.sequence)
+            if seat is None:
+                continue
+            self.worth.learn(seat.merit, len(verdict.tokens))
+            bet = bets.get(verdict.sequence)
+            if bet is None:
+                follow(seat, verdict.tokens, self._skills)
+            elif bet.probe or number % turns == 0:
+                settle(bet, verdict, self._skills[bet.drafter])
+        if bets:
+            self._note(list(bets.values())[self._steps % len(bets)])
+
+    def _note(self, bet: Bet) -> None:
+        """How a draft came out, one a step."""
+        expected, skill = bet.seat.choice.expected, self._skills[bet.drafter]
+        if expected and skill.scored and (bet.draft is None or is_chain(bet.draft)):
+            made = bet.survival or []
+            skill.learn_shift(expected[bet.drafter], made + [0.0] * (bet.passes - len(made)))
+
+    def observe(self, record: StepRecord) -> None:
+        """What the step took."""
+        seconds = sum(record.seconds.values())
+        self.worth.clock(seconds)
+        self._allowance.earn(seconds)
+        if self._step.bets:
+            self._own += _OWN_RATE * (record.seconds.get(POLICY_STAGE, 0.0) - self._own)
+        if self._tell:
+            self._records.append(record)
+            if len(self._records) == _SELDOM:
+                for each in self._records:
+                    self._tell(each)
+                self._records.clear()
+        if self._tell_drafting and self._steps % _SAMPLE == 0 and not self._step.waking:
+            for told in self._shares(record.seconds.get(DRAFT_STAGE, 0.0)):
+                self._tell_drafting(*told[:3], seconds=told[3])
+
+    def _shares(self, taken: float) -> Iterator[tuple[str, int, int, float]]:
+        """Drafter, sequences, depth and seconds: what drafting took, shared out as expected. Depths differ from
+        sequence to sequence, and a surface knows even ones: it is told what an even ask would have taken, were it as
+        far off as this one."""
+        passes, expected = self._step.passes(), self._step.drafting
+        for index, depths in passes.items():
+            name = self._offers[index][0]
+            even = self._prices.draft(name, len(depths), max(depths))
+            yield name, len(depths), max(depths), taken * even / expected if expected > 0 else taken / len(passes)
+
+    def end(self, sequence: str) -> None:
+        """The sequence is over."""
+        self._weights.pop(sequence, None)
+        seat = self._seats.pop(sequence, None)
+        if seat is not None:
+            for skill, rating in zip(self._skills, seat.ratings, strict=True):
+                skill.close(rating)
+
+    def explain(self) -> str:
+        """Why the last step was what it was, in words."""
+        step = self._step
+        costs = {name: self._prices.draft(name, len(step.open), 1) for name, _ in self._offers}
+        return explain(step, hurdle=self._rates.hurdle(step.live) or 0.0, drafters=costs)

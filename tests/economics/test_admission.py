@@ -1,0 +1,172 @@
+"""Which guesses are worth their seconds: the published golden case, staircases, trees, and sorting against search."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wager.economics.admission import keep, select
+from wager.economics.prices import Prices, Rates
+from wager.types import Draft
+
+# economics reference, section 11: conditional confidences of three requests, and two cost curves by rows of the step
+CONFIDENCE = [[0.95, 0.90, 0.85], [0.60, 0.50, 0.40], [0.80, 0.30, 0.20]]
+SMOOTH = [1.00, 1.04, 1.09, 1.15, 1.24, 1.36, 1.52, 1.72, 1.96, 2.24]
+STAIRS = [1.00, 1.00, 1.40, 1.40, 1.40, 1.40, 2.00, 2.00, 2.00, 2.00]
+SURVIVAL = np.cumprod(CONFIDENCE, axis=1)
+
+
+def settle(cost: list[float]) -> tuple[list[int], float]:
+    """Depths by request and throughput where the price of a second agrees with what a step brings for it."""
+    price = 3 / cost[0]
+    for _ in range(20):
+        chosen = select(SURVIVAL.ravel().tolist(), cost, price=price)
+        price = (3 + chosen.gain) / cost[len(chosen.taken)]
+    return [sum(index // 3 == request for index in chosen.taken) for request in range(3)], price
+
+
+def test_the_golden_case_on_a_smooth_curve() -> None:
+    depths, rate = settle(SMOOTH)
+    assert depths == [3, 0, 1]
+    assert rate == pytest.approx(5.1062, abs=1e-4)
+
+
+def test_the_golden_case_on_a_staircase_goes_past_the_step_where_the_first_stop_would_end() -> None:
+    depths, rate = settle(STAIRS)
+    assert depths == [3, 1, 1]
+    assert rate == pytest.approx(4.9512, abs=1e-4)
+    ranked = np.sort(SURVIVAL.ravel())[::-1]
+    rates = (3 + np.concatenate([[0], np.cumsum(ranked)])) / STAIRS
+    first_stop = next(n for n in range(9) if rates[n + 1] < rates[n])
+    assert first_stop == 1
+    assert rates[first_stop] == pytest.approx(3.95, abs=1e-3)
+
+
+chances = st.lists(st.lists(st.floats(0.01, 0.999), min_size=2, max_size=3), min_size=1, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(chances, st.integers(0, 10_000), st.floats(0.05, 5.0))
+def test_the_selection_is_the_best_of_all_sets_of_beginnings(rates: list[list[float]], seed: int, price: float) -> None:
+    chains = [np.cumprod(chain).tolist() for chain in rates]
+    gains = [gain for chain in chains for gain in chain]
+    owners = [request for request, chain in enumerate(chains) for _ in chain]
+    steps = np.random.default_rng(seed).exponential(size=len(gains)) * (np.arange(len(gains)) % 3 == 0)
+    seconds = (1.0 + np.concatenate([[0.0], np.cumsum(steps)])).tolist()
+    chosen = select(gains, seconds, price=price)
+    depths = tuple(sum(owners[index] == request for index in chosen.taken) for request in range(len(chains)))
+
+    def profit(depths: tuple[int, ...]) -> float:
+        gain = sum(sum(chain[:depth]) for chain, depth in zip(chains, depths, strict=True))
+        return float(gain - price * seconds[sum(depths)])
+
+    best = max(map(profit, product(*(range(len(chain) + 1) for chain in rates))))
+    assert profit(depths) == pytest.approx(best, abs=1e-9)
+    for request, depth in enumerate(depths):
+        first = owners.index(request)
+        assert sorted(index - first for index in chosen.taken if owners[index] == request) == list(range(depth))
+
+
+def test_guesses_of_several_drafts_compete() -> None:
+    chosen = select([0.9, 0.8, 0.85, 0.1, 0.05], [float(n) for n in range(6)], price=0.5)
+    assert list(chosen.taken) == [0, 2, 1]
+    assert chosen.gain == pytest.approx(2.55)
+    assert chosen.cut == pytest.approx((0.8 + 0.1) / 2)
+
+
+def test_nothing_is_taken_that_does_not_pay_or_brings_nothing() -> None:
+    assert select([0.4, 0.3], [0.0, 1.0, 2.0], price=0.5).taken == []
+    assert select([], [0.0], price=1.0).taken == []
+    assert list(select([0.4, 0.0], [1.0, 1.0, 1.0], price=1.0).taken) == [0]
+
+
+def chain(size: int, *, law: bool = False) -> Draft:
+    scores = tuple(0.9 ** (node + 1) for node in range(size))
+    rows = np.eye(size, 8) if law else None
+    return Draft("r", tuple(range(10, 10 + size)), tuple(range(-1, size - 1)), scores, "d", rows)
+
+
+def test_a_chain_keeps_a_beginning_with_its_scores_and_law() -> None:
+    draft = keep(chain(4, law=True), [0, 1])
+    assert (draft.tokens, draft.parents, len(draft.scores)) == ((10, 11), (-1, 0), 2)
+    assert draft.law is not None
+    assert draft.law.shape == (2, 8)
+
+
+def test_a_tree_keeps_any_set_closed_under_parents_renumbered() -> None:
+    tree = Draft("r", (1, 2, 3, 4, 5), (-1, -1, 0, 1, 3), (0.5, 0.4, 0.1, 0.3, 0.2), "d", np.eye(5, 8))
+    draft = keep(tree, [1, 3, 4])
+    assert (draft.tokens, draft.parents, draft.scores) == ((2, 4, 5), (-1, 0, 1), (0.4, 0.3, 0.2))
+    assert draft.law is not None
+    assert draft.law.argmax(axis=1).tolist() == [1, 3, 4]
+
+
+class Stairs:
+    """Rows come in tiles of eight; a drafter `slow` takes a pass a depth, 2 ms and 0.1 ms a sequence; `block` one."""
+
+    asked = 0
+
+    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
+        self.asked += 1
+        return 1e-3 * -(-rows // 8) + 1e-6 * requests + 1e-9 * context_sum
+
+    def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
+        if drafter == "block":
+            return 4e-3 + 1e-4 * requests if depth else 0.0
+        return depth * (2e-3 + 1e-4 * requests)
+
+
+def test_curves_follow_the_staircase_and_are_asked_for_once() -> None:
+    surface = Stairs()
+    prices = Prices(surface)
+    extra = prices.extra(6, 6, 1000, count=20)
+    assert extra[:3] == pytest.approx([0.0, 0.0, 0.0])
+    assert extra[3] == pytest.approx(1e-3)
+    assert all(a <= b for a, b in pairwise(extra))
+    asked = surface.asked
+    prices.extra(6, 6, 1010, count=12)
+    assert surface.asked == asked
+    for _ in range(64):
+        prices.tick()
+    prices.extra(6, 6, 1010, count=12)
+    assert surface.asked > asked
+    assert prices.plain(6, 1000) == surface.seconds(6, 6, 1000)
+
+
+@pytest.mark.parametrize("drafter", ["slow", "block"])
+def test_what_each_sequence_adds_to_drafting_sums_to_the_passes(drafter: str) -> None:
+    surface = Stairs()
+    marginal = Prices(surface).marginal(drafter, 5, 3)
+    assert marginal.shape == (5, 3)
+    ragged = [3, 3, 1, 1, 1]  # five sequences draft once, two of them three times
+    summed = sum(marginal[rank, :depth].sum() for rank, depth in enumerate(ragged))
+    ask = surface.draft_seconds
+    passes = ask(drafter, 5, 1) + ask(drafter, 2, 2) - ask(drafter, 2, 1) + ask(drafter, 2, 3) - ask(drafter, 2, 2)
+    assert summed == pytest.approx(passes)
+    assert Prices(surface).ragged(drafter, [1, 3, 1, 3, 1]) == pytest.approx(passes)
+
+
+def test_a_second_is_worth_what_steps_lately_brought_by_size_of_batch() -> None:
+    rates = Rates()
+    assert rates.factor(4) == 1.0
+    for _ in range(50):
+        rates.learn(4, worth=8.0, plain=5.0)
+    assert rates.factor(4) == pytest.approx(1.6)
+    assert rates.factor(5) == pytest.approx(1.6), "sizes up to the next power of two are alike"
+    assert rates.factor(32) == 1.0
+    rates.learn(32, worth=1.0, plain=5.0)
+    assert rates.factor(32) == 1.0, "a second is never worth less than plain decoding makes of it"
+
+
+def test_a_row_is_worth_what_the_staircase_says_around_it() -> None:
+    rates = Rates()
+    assert rates.hurdle(2) is None
+    stairs = [0.0] * 4 + [1.0] * 20
+    rates.learn_hurdle(2, extra=stairs, rows=0, cut=None, price=2.0)
+    assert rates.hurdle(2) == pytest.approx(0.0), "three rows are free"
+    rates.learn_hurdle(8, extra=stairs, rows=4, cut=0.3, price=2.0)
+    assert rates.hurdle(8) == pytest.approx(0.5), "four rows cost a second, two tokens' worth"

@@ -1,0 +1,127 @@
+"""Under an exact rule what is verified must not depend on the guess itself: laws by enumeration, and a check that the
+check can fail.
+
+Source: the published counter-examples to anticipating policies (DSpark, arXiv 2607.05147, appendix A, and one more).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import product
+
+import numpy as np
+import pytest
+
+from wager.economics.adaptive import Adaptive
+from wager.economics.policy import Offer, Threshold
+from wager.types import Draft, Plan, Span, StepRecord, Verdict
+
+Law = tuple[float, float]
+Keep = Callable[[tuple[int, ...]], int]
+"""The draws -> how many of them are verified."""
+
+
+def first_token(p: Law, q: Law, *, depth: int, keep: Keep) -> list[float]:
+    """Law of the first emitted token when `keep` decides and the rest is speculative sampling (arXiv 2211.17192)."""
+    law = [0.0, 0.0]
+    left = [max(0.0, p[a] - q[a]) for a in (0, 1)]
+    for draws in product((0, 1), repeat=depth):
+        chance = float(np.prod([q[x] for x in draws]))
+        if not keep(draws):
+            law = [law[a] + chance * p[a] for a in (0, 1)]
+            continue
+        accepted = min(1.0, p[draws[0]] / q[draws[0]])
+        law[draws[0]] += chance * accepted
+        if accepted < 1.0:
+            law = [law[a] + chance * (1 - accepted) * left[a] / sum(left) for a in (0, 1)]
+    return law
+
+
+def confidence(draws: tuple[int, ...]) -> tuple[float, ...]:
+    """The first guess is right with 0.8; the second nearly always after an A, and never after a B."""
+    return (0.8, 0.8 * (0.9 if draws[0] == 0 else 0.0))[: len(draws)]
+
+
+def drafted(draws: tuple[int, ...], q: Law, scores: tuple[float, ...]) -> Draft:
+    parents = tuple(range(-1, len(draws) - 1))
+    return Draft("r", draws, parents, scores, "d", np.array([q] * len(draws)))
+
+
+def test_a_policy_that_searches_over_the_survival_of_the_draws_changes_the_law() -> None:
+    def full_search(draws: tuple[int, ...]) -> int:
+        survival = np.concatenate([[0.0], confidence(draws)])
+        return int(((1 + survival.cumsum()) * [1.0, 0.5, 0.45]).argmax())
+
+    law = first_token((0.7, 0.3), (0.5, 0.5), depth=2, keep=full_search)
+    assert law == pytest.approx([0.85, 0.15], abs=1e-12)
+
+
+def test_a_policy_that_drops_a_guess_for_its_own_doubt_changes_the_law() -> None:
+    law = first_token((0.5, 0.5), (0.8, 0.2), depth=1, keep=lambda draws: int(draws[0] == 0))
+    assert law == pytest.approx([0.6, 0.4], abs=1e-12)
+
+
+class Machine:
+    """Rows that get dearer in steps, so that admission has something to decide."""
+
+    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
+        return 5e-3 * (1.0 + 0.3 * max(0, rows - 1))
+
+    def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
+        return 1e-5 * depth
+
+
+def experienced(rule: str) -> tuple[Adaptive, int]:
+    """A policy that has learned that guesses are mostly right, and how deep it asks next."""
+    policy = Adaptive(Machine(), drafters={"d": Offer(2, stops=True)}, rule=rule)  # type: ignore[arg-type]
+    draw = np.random.default_rng(5)
+    for position in range(100, 160):
+        plan = ask(policy, position)
+        drafts = {}
+        if plan.depths:
+            draws = tuple(draw.integers(0, 2, plan.depths["r"]).tolist())
+            drafts = {"r": drafted(draws, (0.5, 0.5), confidence(draws))}
+        kept = policy.admit(drafts).get("r", ())
+        policy.learn([Verdict("r", tuple(range(len(kept))), (0,) * (len(kept) + 1))])
+        policy.observe(StepRecord(1 + len(kept), 1, len(kept), 0, 1, {"forward": 5e-3}, (position,)))
+    return policy, ask(policy, 160).depths.get("r", 0)
+
+
+def ask(policy: Adaptive, position: int) -> Plan:
+    return policy.plan([Span("r", position, (0,), True, 2)])
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.5, 0.5), (0.8, 0.2)), ((0.1, 0.9), (0.6, 0.4))])
+def test_the_adaptive_policy_leaves_the_law_as_it_is(rule: str, p: Law, q: Law) -> None:
+    policy, depth = experienced(rule)
+    assert depth > 0, "it does bet"
+    kept = {}
+    for draws in product((0, 1), repeat=depth):
+        doubt = confidence(draws)
+        for scores in (doubt, tuple(q[x] for x in draws)):
+            copy = deepcopy(policy)
+            kept[draws, scores] = len(copy.admit({"r": drafted(draws, q, scores)}).get("r", ()))
+    assert len(set(kept.values())) == 1
+    law = first_token(p, q, depth=depth, keep=lambda draws: kept[draws, confidence(draws)])
+    assert law == pytest.approx(p, abs=1e-12)
+
+
+def test_under_match_it_does_look_at_the_draws() -> None:
+    policy = Adaptive(Machine(), drafters={"d": Offer(2)})
+    depth = ask(policy, 100).depths["r"]
+    sizes = {
+        len(deepcopy(policy).admit({"r": drafted(draws, (0.5, 0.5), confidence(draws))}).get("r", ()))
+        for draws in product((0, 1), repeat=depth)
+    }
+    assert len(sizes) > 1
+
+
+@pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.5, 0.5), (0.8, 0.2))])
+def test_threshold_decoding_leaves_the_law_as_it_is(p: Law, q: Law) -> None:
+    def keep(draws: tuple[int, ...]) -> int:
+        policy = Threshold(2, threshold=0.5, rule="rejection")
+        return len(policy.admit({"r": drafted(draws, q, tuple(q[x] for x in draws))}).get("r", ()))
+
+    assert first_token(p, q, depth=2, keep=keep) == pytest.approx(p, abs=1e-12)

@@ -1,0 +1,466 @@
+"""Policies: the named ones, and what the adaptive one promises: no losing bets, doors that open, exactness, words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from wager.economics.adaptive import Adaptive
+from wager.economics.policy import FixedDepth, Offer, Policy, Threshold
+from wager.economics.surface import MeasuredSurface
+from wager.errors import UsageError
+from wager.types import Draft, Plan, Span, StepRecord, Verdict
+
+WRONG, DEPTH = -1, 7
+ROWS = [1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256]
+SECONDS = [5.2e-3, 5.6e-3, 6.2e-3, 6.9e-3, 9.9e-3, 11.3e-3, 15e-3, 19e-3, 36e-3, 70e-3, 140e-3]
+
+
+class Machine:
+    """A staircase of a processor, with drafters at set prices per pass. Counts what drafting would cost."""
+
+    def __init__(self, passes: Mapping[str, float] | None = None) -> None:
+        self._passes = dict(passes or {})
+
+    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
+        return float(np.interp(rows, ROWS, SECONDS)) + 1e-8 * context_sum
+
+    def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
+        return self._passes.get(drafter, 0.0) * depth * (1 + 0.05 * requests)
+
+
+Skill = Callable[[str, int], float]
+"""(sequence, position) -> chance that the next guess there is right."""
+
+
+class Table:
+    """Sequences around a policy: drafts by set skill, verifies by truth, counts. Tokens are positions."""
+
+    def __init__(
+        self, policy: Policy, surface: Machine, skills: Mapping[str, Skill], sequences: Sequence[str], *, seed: int = 0
+    ) -> None:
+        self.policy, self.surface, self.skills = policy, surface, dict(skills)
+        self.at = dict.fromkeys(sequences, 100)
+        self.draw = np.random.default_rng(seed)
+        self.seconds = self.tokens = 0.0
+        self.asked: dict[str, int] = dict.fromkeys(skills, 0)
+        self.admitted = 0
+        self.emitted = dict.fromkeys(sequences, 0)
+        self.confident = False
+
+    def step(self) -> Plan:
+        spans = [Span(name, at, (0,), True, DEPTH) for name, at in self.at.items()]
+        plan = self.policy.plan(spans)
+        drafts = {name: self.draft(name, depth, plan) for name, depth in plan.depths.items() if depth}
+        kept = self.policy.admit(drafts)
+        rows = len(spans) + sum(map(len, kept.values()))
+        seconds = {"forward": self.surface.seconds(rows, len(spans), sum(self.at.values())), "draft": 0.0}
+        for drafter in self.skills:
+            depths = [d for name, d in plan.depths.items() if d and (plan.drafters.get(name) or drafter) == drafter]
+            self.asked[drafter] += len(depths)
+            if depths:
+                seconds["draft"] += self.surface.draft_seconds(drafter, len(depths), max(depths))
+        verdicts = [self.verdict(name, kept.get(name)) for name in self.at]
+        self.policy.learn(verdicts)
+        contexts = tuple(self.at.values())
+        for verdict in verdicts:
+            self.at[verdict.sequence] += len(verdict.tokens)
+            self.emitted[verdict.sequence] += len(verdict.tokens)
+        emitted = sum(len(verdict.tokens) for verdict in verdicts)
+        self.policy.observe(StepRecord(rows, len(spans), rows - len(spans), 0, emitted, seconds, contexts))
+        self.seconds += sum(seconds.values())
+        self.tokens += emitted
+        self.admitted += rows - len(spans)
+        return plan
+
+    def run(self, steps: int) -> Table:
+        for _ in range(steps):
+            self.step()
+        return self
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    def draft(self, name: str, depth: int, plan: Plan) -> Draft:
+        drafter = plan.drafters.get(name) or next(iter(self.skills))
+        chance = self.skills[drafter](name, self.at[name])
+        right = self.draw.random(depth) < chance
+        run = depth if right.all() else int(right.argmin())
+        tokens = (*range(self.at[name], self.at[name] + run), *((WRONG,) * (depth - run)))
+        scores = tuple((chance ** np.arange(1, depth + 1)).tolist()) if self.confident else ()
+        return Draft.chain(name, tokens, drafter=drafter, scores=scores)
+
+    def verdict(self, name: str, draft: Draft | None) -> Verdict:
+        at, run = self.at[name], 0
+        while draft is not None and run < len(draft) and draft.tokens[run] == at + run:
+            run += 1
+        return Verdict(name, tuple(range(run)), tuple(range(at, at + run + 1)))
+
+
+def names(count: int) -> list[str]:
+    return [f"r{i}" for i in range(count)]
+
+
+def always(chance: float) -> Skill:
+    return lambda _sequence, _position: chance
+
+
+def adaptive(
+    surface: Machine, *drafters: str, weights: Mapping[str, float] | None = None, **options: object
+) -> Adaptive:
+    offers = {name: Offer(DEPTH) for name in drafters or ("d",)}
+    policy = Adaptive(surface, drafters=offers, **options)  # type: ignore[arg-type]
+    for sequence, weight in (weights or {}).items():
+        policy.begin(sequence, weight=weight)
+    return policy
+
+
+# ---- the named ones -------------------------------------------------------------------------------------------------
+
+
+def test_fixed_depth_asks_for_the_same_everywhere_within_room() -> None:
+    spans = [Span("a", 9, (1,), True, 5), Span("b", 9, (1,), True, 2), Span("c", 0, (1, 2), False, 0)]
+    assert FixedDepth(4).plan(spans) == Plan({"a": 4, "b": 2})
+    assert FixedDepth(4, drafter="x").plan(spans).drafters == {"a": "x", "b": "x"}
+    assert FixedDepth(0).plan(spans) == Plan({})
+
+
+def test_threshold_keeps_what_is_likely_enough() -> None:
+    policy = Threshold(4, threshold=0.5, target=None)
+    drafts = {
+        "a": Draft.chain("a", range(4), drafter="d", scores=[0.9, 0.6, 0.4, 0.3]),
+        "b": Draft.chain("b", range(4), drafter="d", scores=[0.3, 0.2, 0.1, 0.1]),
+        "c": Draft("c", (1, 2, 3), (-1, -1, 0), (0.8, 0.4, 0.7), "d"),
+    }
+    assert {name: len(draft) for name, draft in policy.admit(drafts).items()} == {"a": 2, "c": 1}
+
+
+def test_threshold_adapts_to_acceptance() -> None:
+    def settled(chance: float) -> float:
+        policy = Threshold(4, threshold=0.4, target=0.7)
+        for _ in range(60):
+            scores = [chance**depth for depth in range(1, 5)]
+            kept = policy.admit({"a": Draft.chain("a", range(4), drafter="d", scores=scores)})
+            run = len(kept.get("a", ())) if chance > 0.9 else 0
+            policy.learn([Verdict("a", tuple(range(run)), tuple(range(run + 1)))])
+        return policy.threshold
+
+    assert settled(0.95) < 0.1
+    assert settled(0.8) > 0.6
+
+
+def test_threshold_without_scores_learns_survival() -> None:
+    policy = Threshold(4, threshold=0.3, target=None)
+    draft = Draft.chain("a", range(4), drafter="d")
+    assert len(policy.admit({"a": draft})["a"]) == 4
+    for _ in range(60):
+        policy.admit({"a": draft})
+        policy.learn([Verdict("a", (0,), (0, 9))])
+    assert len(policy.admit({"a": draft})["a"]) == 1
+
+
+def test_threshold_leaves_draws_whole_under_an_exact_rule() -> None:
+    draw = Draft("a", (1, 2), (-1, 0), (0.1, 0.05), "d", np.eye(2))
+    assert len(Threshold(4, rule="rejection").admit({"a": draw})["a"]) == 2
+    assert Threshold(4).admit({"a": draw}) == {}
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.2, 3.0])
+def test_a_threshold_out_of_range_is_named(value: float) -> None:
+    with pytest.raises(UsageError, match="threshold"):
+        Threshold(4, threshold=value)
+
+
+# ---- never a losing bet ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("confident", [False, True])
+@pytest.mark.parametrize("live", [1, 2, 4, 8, 16, 32])
+def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(live: int, confident: bool) -> None:
+    surface = Machine({"d": 4e-4})
+    plain = Table(FixedDepth(0), surface, {"d": always(0)}, names(live)).run(500)
+    table = Table(adaptive(surface), surface, {"d": always(0)}, names(live))
+    table.confident = confident
+    assert table.run(500).rate > 0.975 * plain.rate, "what it took to find out included"
+    settled = Table(table.policy, surface, {"d": always(0)}, names(live), seed=1)
+    settled.confident = confident
+    assert settled.run(500).rate > 0.99 * plain.rate
+    assert settled.asked["d"] < 0.05 * 500 * live
+
+
+@pytest.mark.parametrize("live", [1, 4, 16])
+@pytest.mark.parametrize("chance", [0.3, 0.6, 0.9])
+def test_it_keeps_up_with_the_best_fixed_depth(live: int, chance: float) -> None:
+    surface = Machine({"d": 1e-4})
+
+    def expected(depth: int) -> float:
+        tokens = live * sum(chance**k for k in range(depth + 1))
+        drafting = surface.draft_seconds("d", live, depth)
+        return tokens / (surface.seconds(live * (depth + 1), live, 500 * live) + drafting)
+
+    table = Table(adaptive(surface), surface, {"d": always(chance)}, names(live)).run(900)
+    assert table.rate > 0.97 * max(map(expected, range(DEPTH + 1)))
+
+
+def test_sequences_that_differ_are_bet_on_differently() -> None:
+    surface = Machine()
+    skills: dict[str, Skill] = {"d": lambda sequence, _: 0.95 if int(sequence[1:]) % 4 == 0 else 0.1}
+    table = Table(adaptive(surface), surface, skills, names(8)).run(500)
+    best = max(Table(FixedDepth(k), surface, skills, names(8)).run(500).rate for k in range(8))
+    assert table.rate > 1.1 * best
+    assert table.emitted["r0"] > 2 * table.emitted["r1"]
+
+
+# ---- doors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("price", [0.0, 4e-4])
+def test_a_closed_door_opens_again(price: float) -> None:
+    surface = Machine({"d": price})
+    skill = {"now": 0.0}
+    table = Table(adaptive(surface), surface, {"d": lambda *_: skill["now"]}, names(2)).run(400)
+    closed = table.admitted
+    table.run(200)
+    assert table.admitted - closed < 40, "closed"
+    skill["now"] = 0.9
+    table.run(1500)
+    opened = table.admitted
+    table.run(100)
+    assert table.admitted - opened > 300, "open"
+
+
+def test_a_sleeping_drafter_is_not_asked_and_probes_keep_to_their_allowance() -> None:
+    surface = Machine({"d": 2e-3})
+    table = Table(adaptive(surface), surface, {"d": always(0.2)}, names(8)).run(200)
+    asked, seconds = table.asked["d"], table.seconds
+    table.run(2000)
+    spent = (table.asked["d"] - asked) * surface.draft_seconds("d", 1, 2)
+    assert 0 < spent < 0.006 * (table.seconds - seconds)
+
+
+def test_a_silent_policy_probes_nothing() -> None:
+    surface = Machine({"d": 2e-3})
+    table = Table(adaptive(surface, allowance=0.0), surface, {"d": always(0.0)}, names(2)).run(300)
+    asked = table.asked["d"]
+    table.run(500)
+    assert table.asked["d"] == asked
+
+
+def test_what_was_guessed_and_not_verified_teaches_too() -> None:
+    """A probe that is right goes on being compared while its sequence decodes plainly."""
+    surface = Machine({"d": 3e-4})
+    policy = adaptive(surface)
+    table = Table(policy, surface, {"d": always(0.0)}, names(8)).run(300)
+    depths = policy.acceptance.skill("d").depths
+    tried, admitted = depths.tried[1], table.admitted
+    table.skills["d"] = always(0.97)
+    learned = tried
+    for _ in range(400):
+        table.step()
+        if table.admitted > admitted:
+            break
+        learned = depths.tried[1]
+    assert learned > tried, "depth 2 was seen before any of the new guesses was verified"
+
+
+def test_plain_steps_are_taken_now_and_then_where_prices_are_learned() -> None:
+    surface = MeasuredSurface(ROWS, SECONDS)
+    policy = Adaptive(surface, drafters={"d": Offer(DEPTH)})
+    machine = Machine()
+    table = Table(policy, machine, {"d": always(0.9)}, names(1)).run(200)
+    plain = sum(not table.step().depths for _ in range(2000))
+    assert 2 <= plain <= 20
+
+
+# ---- several drafters -----------------------------------------------------------------------------------------------
+
+
+def test_the_better_drafter_is_used_and_the_price_counts() -> None:
+    for passes, better in (({"slow": 1e-4, "free": 0.0}, "slow"), ({"slow": 4e-3, "free": 0.0}, "free")):
+        surface = Machine(passes)
+        skills = {"slow": always(0.9), "free": always(0.7)}
+        table = Table(adaptive(surface, "slow", "free"), surface, skills, names(2)).run(300)
+        before = dict(table.asked)
+        table.run(300)
+        asked = {name: table.asked[name] - before[name] for name in skills}
+        assert asked[better] > 0.9 * sum(asked.values())
+
+
+def test_each_sequence_gets_the_drafter_that_suits_it() -> None:
+    surface = Machine()
+    skills: dict[str, Skill] = {
+        "one": lambda sequence, _: 0.95 if sequence < "r4" else 0.1,
+        "two": lambda sequence, _: 0.1 if sequence < "r4" else 0.95,
+    }
+    table = Table(adaptive(surface, "one", "two"), surface, skills, names(8)).run(400)
+    drafters: dict[str, list[str]] = {name: [] for name in names(8)}
+    for _ in range(100):
+        for name, drafter in table.step().drafters.items():
+            drafters[name].append(drafter)
+    wins = [max(set(used), key=used.count) for used in drafters.values() if used]
+    assert wins == ["one"] * 4 + ["two"] * 4
+
+
+def test_catching_up_is_priced_before_a_drafter_is_woken() -> None:
+    surface = Machine({"d": 1e-4})
+    skills = {"d": always(0.6)}
+
+    def asked(catch_up: float) -> int:
+        policy = Adaptive(surface, drafters={"d": Offer(DEPTH, catch_up=catch_up)})
+        spans = [Span("r0", 4000, (0,), True, DEPTH)]
+        return policy.plan(spans).depths.get("r0", 0)
+
+    assert skills and asked(0.0) > 0
+    assert asked(1e-3) == 0, "four seconds to read the prompt are not won back"
+
+
+# ---- objectives -----------------------------------------------------------------------------------------------------
+
+
+def mixed(policy: Adaptive, surface: Machine) -> Table:
+    skills: dict[str, Skill] = {"d": lambda sequence, _: 0.93 if int(sequence[1:]) < 6 else 0.62}
+    return Table(policy, surface, skills, names(12)).run(700)
+
+
+def test_weights_move_rows_to_whom_they_favour() -> None:
+    surface = Machine()
+    even = mixed(adaptive(surface), surface)
+    favoured = mixed(adaptive(surface, weights={f"r{i}": 4.0 for i in range(6, 12)}), surface)
+    assert favoured.emitted["r8"] / favoured.seconds > 1.1 * even.emitted["r8"] / even.seconds
+    assert favoured.rate < even.rate
+
+
+def test_latency_favours_whoever_is_slow_and_an_slo_those_it_can_bring_there() -> None:
+    surface = Machine()
+    fast, fair = (mixed(adaptive(surface, objective=goal), surface) for goal in ("throughput", "latency"))
+
+    def pace(table: Table, name: str) -> float:
+        return table.seconds / table.emitted[name]
+
+    assert fair.rate <= 1.005 * fast.rate
+    assert pace(fair, "r8") < 0.99 * pace(fast, "r8")
+    target = 0.92 * pace(fast, "r8")
+    kept = mixed(adaptive(surface, objective=("slo", target)), surface)
+    assert np.mean([pace(kept, f"r{i}") for i in range(6, 12)]) < 1.03 * target
+    assert max(pace(kept, f"r{i}") for i in range(6)) < target
+    hopeless = mixed(adaptive(surface, objective=("slo", 1e-5)), surface)
+    assert hopeless.rate > 0.97 * fast.rate
+
+
+@pytest.mark.parametrize("objective", ["speed", ("slo", 0.0), ("slo",), ("latency", 1.0)])
+def test_an_objective_that_is_none_is_named(objective: object) -> None:
+    with pytest.raises(UsageError, match="objective"):
+        adaptive(Machine(), objective=objective)
+
+
+# ---- exact rules ----------------------------------------------------------------------------------------------------
+
+
+def drawn(name: str, tokens: Sequence[int], scores: Sequence[float]) -> Draft:
+    parents = tuple(range(-1, len(tokens) - 1))
+    return Draft(name, tuple(tokens), parents, tuple(scores), "d", np.full((len(tokens), 50), 0.02))
+
+
+def test_draws_are_verified_as_planned_whatever_they_turned_out_to_be() -> None:
+    """Same history, other draws: what is admitted, and what is planned next before any verdict, does not depend on
+    them, under either exact rule. Under `match` it does."""
+
+    def sizes(rule: str, seed: int) -> list[dict[str, int]]:
+        policy = adaptive(Machine(), rule=rule)
+        draw = np.random.default_rng(seed)
+        spans = [Span(name, 100, (0,), True, DEPTH) for name in names(4)]
+        seen = []
+        for step in range(40):
+            plan = policy.plan(spans)
+            drafts = {
+                name: drawn(name, draw.integers(0, 50, depth).tolist(), np.sort(draw.random(depth))[::-1].tolist())
+                for name, depth in plan.depths.items()
+            }
+            seen.append({name: len(draft) for name, draft in policy.admit(drafts).items()})
+            # the same accepted counts and emitted tokens in every world
+            policy.learn([Verdict(name, (0,) * (step % 2) if name in drafts else (), (7, 8)) for name in names(4)])
+            policy.observe(StepRecord(8, 4, 4, 0, 8, {"forward": 6e-3}, (100,) * 4))
+        return seen
+
+    for rule in ("rejection", "block"):
+        assert sizes(rule, 1) == sizes(rule, 2) == sizes(rule, 3)
+        assert any(sizes(rule, 1))
+    assert sizes("match", 1) != sizes("match", 2)
+
+
+def test_deterministic_drafts_may_be_cut_under_an_exact_rule() -> None:
+    policy = adaptive(Machine(), rule="rejection")
+    spans = [Span(name, 100, (0,), True, DEPTH) for name in names(16)]
+    plan = policy.plan(spans)
+    drafts = {name: Draft.chain(name, range(DEPTH), drafter="d", scores=[0.02] * DEPTH) for name in plan.depths}
+    assert sum(len(draft) for draft in policy.admit(drafts).values()) < 16 * DEPTH
+
+
+# ---- the step's edges -----------------------------------------------------------------------------------------------
+
+
+def test_prompt_chunks_full_rooms_and_silence_are_nothing_special() -> None:
+    policy = adaptive(Machine())
+    assert policy.plan([]) == Plan({})
+    assert policy.admit({}) == {}
+    policy.learn([])
+    spans = [Span("a", 0, (1,) * 64, False, 0), Span("b", 50, (1,), True, 0), Span("c", 9, (1, 2, 3), True, 3)]
+    for _ in range(5):
+        plan = policy.plan(spans)
+        assert set(plan.depths) <= {"c"}
+        assert plan.depths.get("c", 0) <= 3
+        assert policy.admit({}) == {}
+        policy.learn([Verdict("b", (), (5,)), Verdict("c", (), (6,))])
+        policy.observe(StepRecord(68, 3, 0, 0, 2, {"forward": 0.05}, (0, 50, 9)))
+    policy.end("a")
+    policy.end("never seen")
+
+
+def test_a_verdict_that_does_not_come_is_no_observation() -> None:
+    policy = adaptive(Machine())
+    spans = [Span("a", 50, (1,), True, DEPTH), Span("b", 50, (1,), True, DEPTH)]
+    plan = policy.plan(spans)
+    policy.admit({name: Draft.chain(name, range(depth), drafter="d") for name, depth in plan.depths.items()})
+    policy.learn([Verdict("a", (), (99,))])
+    assert policy.acceptance.skill("d").depths.tried[0] == 1
+
+
+def test_trees_are_admitted_closed_under_parents_and_learned_from() -> None:
+    policy = adaptive(Machine())
+    spans = [Span(name, 50, (1,), True, DEPTH) for name in names(2)]
+    tree = Draft("r0", (5, 6, 7, 8), (-1, -1, 0, 1), (0.6, 0.3, 0.5, 0.2), "d")
+    for _ in range(30):
+        plan = policy.plan(spans)
+        drafts = {name: Draft(name, tree.tokens, tree.parents, tree.scores, "d") for name in plan.depths}
+        kept = policy.admit(drafts)
+        for draft in kept.values():
+            assert all(-1 <= parent < node for node, parent in enumerate(draft.parents))
+        policy.learn([Verdict(name, (0,) if name in kept else (), (5, 9)) for name in names(2)])
+        policy.observe(StepRecord(10, 2, 8, 2, 4, {"forward": 7e-3}, (50, 50)))
+    skill = policy.acceptance.skill("d")
+    survival = skill.judge(tree, skill.open())
+    assert survival[0] > 0.85
+    assert survival[1] < 0.15
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_says_why() -> None:
+    surface = Machine({"d": 2e-4, "slow": 5e-3})
+    policy = adaptive(surface, "d", "slow")
+    assert policy.explain() == "No sequence decodes in this step, so there is nothing to bet on."
+    table = Table(policy, surface, {"d": always(0.8), "slow": always(0.8)}, names(3))
+    table.confident = True
+    table.run(60)
+    words = policy.explain()
+    assert "3 sequences would take 5.9" in words
+    assert "d drafts" in words
+    assert "slow sleeps" in words
+    assert "admitted" in words
+    table.skills["d"] = always(0.0)
+    table.run(200)
+    assert "d sleeps: its first guess would be right" in policy.explain()

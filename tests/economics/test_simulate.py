@@ -1,0 +1,290 @@
+"""The simulated server: the published envelopes, synthetic and recorded texts, loads, regret and raggedness."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wager.economics import replay
+from wager.economics.envelopes import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, EnvelopeSurface, conditional
+from wager.economics.policy import FixedDepth
+from wager.economics.replay import Setting
+from wager.economics.simulate import Load, Server
+from wager.economics.worlds import Curve, Recorded, Synthetic, World
+from wager.errors import UsageError
+
+SURFACE = EnvelopeSurface()
+
+# economics reference, section 15: tokens a second by concurrency 1, 2, 4, ... 2048, and the best fixed depths
+PLAIN = [1394, 2076, 2789, 3488, 4292, 5561, 8157, 14096, 25788, 45169, 72388, 103604]
+BEST = {
+    "mtp": [1618, 2263, 2925, 3680, 6197, 11701, 22073, 41889, 78841, 140324, 196811, 235818],
+    "dflash": [1658, 2222, 2868, 4044, 7891, 15241, 28301, 50046, 80753, 102539, 112607, 114318],
+}
+DEPTHS = {"mtp": [1, 1, 1, 2, 8, 8, 8, 8, 8, 7, 4, 3], "dflash": [3, 2, 2, 15, 15, 15, 15, 15, 14, 8, 5, 4]}
+
+
+# ---- the published envelopes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "dflash"])
+@pytest.mark.parametrize("row", range(12))
+def test_the_published_envelopes(drafter: str, row: int) -> None:
+    users = 2**row
+    context = 512 * users  # answers of 1024 tokens, on average half done
+    curve = CURVES[drafter]
+
+    def rate(depth: int) -> float:
+        seconds = SURFACE.seconds(users * (depth + 1), users, context) + SURFACE.draft_seconds(drafter, users, depth)
+        return users * (1 + sum(curve[:depth])) / seconds
+
+    best = max(range(1, len(curve) + 1), key=rate)
+    assert best == DEPTHS[drafter][row]
+    assert rate(best) == pytest.approx(BEST[drafter][row], rel=0.04)
+    assert rate(0) == pytest.approx(PLAIN[row], rel=0.01)
+
+
+def test_conditional_rates_rise_with_depth() -> None:
+    found = [round(chance, 3) for chance in conditional(MTP_SURVIVAL)]
+    assert found == [0.779, 0.748, 0.762, 0.786, 0.799, 0.810, 0.819, 0.838]
+
+
+# ---- made-up texts --------------------------------------------------------------------------------------------------
+
+
+def world(name: str, *, output: int = 256, curve: Curve | None = None) -> Synthetic:
+    return Synthetic({name: curve or Curve(CURVES[name])}, output=output)
+
+
+@pytest.mark.parametrize("name", ["mtp", "dflash"])
+def test_guesses_survive_as_the_curve_says(name: str) -> None:
+    runs = np.concatenate([world(name, output=300).text(number).guesses[name].right for number in range(80)])
+    survival = [float((runs > depth).mean()) for depth in range(len(CURVES[name]))]
+    assert survival == pytest.approx(CURVES[name], abs=0.035)
+
+
+def test_confidence_tells_right_from_wrong_about_as_well_as_published_heads() -> None:
+    said, right = [], []
+    for number in range(30):
+        guesses = world("mtp").text(number).guesses["mtp"]
+        assert guesses.scores is not None
+        said.append(guesses.scores[:, 0])
+        right.append(guesses.right > 0)
+    score, outcome = np.concatenate(said), np.concatenate(right)
+    rank = score.argsort().argsort() + 1
+    positive = outcome.sum()
+    auc = (rank[outcome].sum() - positive * (positive + 1) / 2) / (positive * (~outcome).sum())
+    assert 0.86 < auc < 0.93
+
+
+def test_a_text_is_always_the_same_and_drafters_may_have_no_confidence() -> None:
+    curves = {"mtp": Curve(MTP_SURVIVAL, blur=None), "dflash": Curve(DFLASH_SURVIVAL)}
+    one, two = (Synthetic(curves, output=64, prompt=9, seed=3, vary=0.5).text(5) for _ in range(2))
+    assert (one.prompt, one.output) == (two.prompt, two.output)
+    assert one.guesses["mtp"].scores is None
+    assert one.guesses["dflash"].right.tolist() == two.guesses["dflash"].right.tolist()
+    other = Synthetic(curves, output=64, prompt=9, seed=4, vary=0.5).text(5)
+    assert other.output != one.output
+
+
+# ---- the server -----------------------------------------------------------------------------------------------------
+
+
+def test_plain_decoding_takes_what_the_surface_says() -> None:
+    result = Server(world("mtp"), SURFACE, FixedDepth(0), Load(concurrency=4, requests=8)).run()
+    assert (result.tokens, result.rounds, result.tau) == (8 * 256, 8 * 256, 1.0)
+    decode = sum(SURFACE.seconds(4, 4, 4 * (1 + at)) for at in range(255))
+    assert result.seconds == pytest.approx(2 * (decode + SURFACE.seconds(4, 4, 0)), rel=0.01)
+
+
+def test_fixed_depth_gets_the_tokens_the_curve_promises() -> None:
+    alike = Curve(MTP_SURVIVAL, request=0, round=0, token=0)
+    result = Server(world("mtp", curve=alike), SURFACE, FixedDepth(4), Load(concurrency=8, rounds=12_000)).run()
+    assert result.tau == pytest.approx(1 + sum(MTP_SURVIVAL[:4]), rel=0.02)
+    uneven = Server(world("mtp"), SURFACE, FixedDepth(4), Load(concurrency=8, rounds=12_000)).run()
+    assert 0.9 * result.tau < uneven.tau < 0.99 * result.tau, "hard texts take more rounds and so weigh more"
+    assert result.admitted == result.drafted
+    assert result.accepted == result.tokens - result.rounds
+
+
+def test_prompts_are_computed_in_chunks_before_the_first_token() -> None:
+    slow = Synthetic({"mtp": Curve(MTP_SURVIVAL)}, prompt=1200, output=4)
+    result = Server(slow, SURFACE, FixedDepth(0), Load(concurrency=1, requests=1, chunk=500)).run()
+    assert result.steps == 3 + 3, "three chunks, the last of which brings a token, then three more"
+    chunks = SURFACE.seconds(500, 1, 0) + SURFACE.seconds(500, 1, 500) + SURFACE.seconds(200, 1, 1000)
+    assert result.served[0].first == pytest.approx(chunks)
+
+
+def test_requests_that_arrive_on_their_own_wait_only_when_they_must() -> None:
+    quiet = Server(world("mtp"), SURFACE, FixedDepth(0), Load(rate=0.5, requests=20)).run()
+    assert quiet.throughput == pytest.approx(0.5 * 256, rel=0.5)
+    alone = 1 / SURFACE.seconds(1, 1, 128)
+    assert 1 / np.mean(quiet.paces()) == pytest.approx(alone, rel=0.15)
+    busy = Server(world("mtp"), SURFACE, FixedDepth(0), Load(rate=1e4, requests=60, batch=4)).run()
+    arrived = [each.first - each.arrived for each in busy.served]
+    assert max(arrived) > 0.5 * busy.seconds, "with four places the last ones wait"
+
+
+def test_a_simulation_is_the_same_twice_and_jitter_changes_it() -> None:
+    def seconds(jitter: float) -> float:
+        policy = replay.build("adaptive", Setting(world("mtp"), SURFACE))
+        return Server(world("mtp"), SURFACE, policy, Load(concurrency=3, rounds=600), jitter=jitter).run().seconds
+
+    assert seconds(0.0) == seconds(0.0)
+    assert seconds(0.1) != seconds(0.0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"concurrency": 1, "rate": 1.0}, {"concurrency": 0}, {"rate": -1.0}, {"concurrency": 1, "rounds": 0}]
+)
+def test_a_load_that_is_none_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        Load(**wrong)  # type: ignore[arg-type]
+
+
+# ---- regret and raggedness ------------------------------------------------------------------------------------------
+
+
+def gain(setting: Setting, users: int, fixed: list[str], *, rounds: int) -> float:
+    """What adaptive brings over the best fixed depth, as a share."""
+    points = replay.compare(setting, [*fixed, "adaptive"], [Load(concurrency=users, rounds=rounds)])
+    return -next(point.regret for point in points if point.policy == "adaptive")
+
+
+@pytest.mark.parametrize(
+    ("users", "rounds", "depths", "ahead"),
+    [(1, 4000, [1, 2], 0.08), (8, 8000, [1, 2, 3], 0.07), (16, 8000, [6, 8], 0.01), (64, 10_000, [7, 8], -0.01),
+     (512, 24_000, [7, 8], -0.01)],
+)  # fmt: skip
+def test_of_the_published_head_the_best_fixed_depth_is_reached_or_beaten(
+    users: int, rounds: int, depths: list[int], ahead: float
+) -> None:
+    setting = Setting(world("mtp", output=1024), SURFACE)
+    adaptive = gain(setting, users, ["none", *(f"fixed:mtp:{depth}" for depth in depths)], rounds=rounds)
+    assert adaptive > ahead
+
+
+@pytest.mark.parametrize(
+    ("users", "rounds", "depths", "ahead"),
+    [(1, 4000, [2, 3], 0.2), (2, 5000, [2, 3], 0.2), (8, 8000, [3, 15], 0.2), (32, 8000, [15], -0.01),
+     (256, 15_000, [12, 15], -0.01)],
+)  # fmt: skip
+def test_of_the_published_block_drafter_ragged_admission_is_ten_to_thirty_per_cent_ahead_where_rows_are_dear(
+    users: int, rounds: int, depths: list[int], ahead: float
+) -> None:
+    setting = Setting(world("dflash", output=1024), SURFACE)
+    adaptive = gain(setting, users, ["none", *(f"fixed:dflash:{depth}" for depth in depths)], rounds=rounds)
+    assert adaptive > ahead
+
+
+def test_without_confidence_nothing_is_lost() -> None:
+    setting = Setting(world("mtp", curve=Curve(MTP_SURVIVAL, blur=None)), SURFACE)
+    adaptive = gain(setting, 32, ["none", "fixed:mtp:7", "fixed:mtp:8"], rounds=12_000)
+    assert adaptive > -0.01
+
+
+@pytest.mark.parametrize(("users", "rounds", "better"), [(32, 9000, "dflash"), (1024, 40_000, "mtp")])
+def test_of_two_drafters_the_right_one_is_chosen(users: int, rounds: int, better: str) -> None:
+    both = Synthetic({name: Curve(CURVES[name]) for name in ("dflash", "mtp")}, output=256)
+    load = Load(concurrency=users, rounds=rounds)
+    rates = {
+        name: replay.measure(Setting(each, SURFACE), "adaptive", load).throughput
+        for name, each in (("both", both), ("mtp", world("mtp")), ("dflash", world("dflash")))
+    }
+    worse = "mtp" if better == "dflash" else "dflash"
+    assert rates[better] > 1.1 * rates[worse]
+    assert rates["both"] > 0.95 * rates[better], "the few steps of finding out included"
+
+
+# ---- recorded texts -------------------------------------------------------------------------------------------------
+
+
+def trace(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", encoding="utf-8")
+    return path
+
+
+def answer(tokens: int = 6, **changes: object) -> dict[str, object]:
+    lookup = {"right": [2, 1, 0, 0, 1, 0], "scores": [[0.9, 0.8], [0.7], [], [0.4], [0.9], []]}
+    return {"id": 1, "prompt_tokens": 3, "tokens": tokens, "drafters": {"lookup": {**lookup, **changes}}}
+
+
+def test_a_trace_is_replayed_token_by_token(tmp_path: Path) -> None:
+    recorded = Recorded.read(trace(tmp_path / "t.jsonl", [answer(), answer()]))
+    assert (len(recorded), recorded.deepest()) == (2, {"lookup": 2})
+    result = Server(recorded, SURFACE, FixedDepth(2), Load(concurrency=1, requests=2)).run()
+    # from 0: two right and one more; from 3: none right; from 4: one right and the end
+    assert (result.tokens, result.rounds, result.drafted, result.accepted) == (12, 6, 8, 6)
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"tokens": 3}, "line 2"),
+        (answer(tokens=5), "line 2"),
+        (answer(right=[2, 2, 0, 0, 1, 0]), "right more often"),
+        (answer(scores=[[1.9, 0.8], [0.7], [], [0.4], [0.9], []]), "outside"),
+        ([1, 2], "line 2"),
+    ],
+)
+def test_a_damaged_trace_names_the_line(tmp_path: Path, row: dict[str, object], complaint: str) -> None:
+    with pytest.raises(UsageError, match=f"(?i){complaint}"):
+        Recorded.read(trace(tmp_path / "t.jsonl", [answer(), row]))
+
+
+def test_a_trace_that_is_not_there_or_empty_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        Recorded.read(tmp_path / "nowhere.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(UsageError, match="no answers"):
+        Recorded.read(tmp_path / "empty.jsonl")
+
+
+# ---- side by side ---------------------------------------------------------------------------------------------------
+
+
+def test_regret_and_frontier() -> None:
+    setting = Setting(world("mtp"), SURFACE, devices=2)
+    loads = [Load(concurrency=users, rounds=600) for users in (1, 8)]
+    points = replay.compare(setting, ["none", "fixed:2", "threshold:0.5"], loads)
+    assert [point.concurrency for point in points] == [1, 1, 1, 8, 8, 8]
+    for point in points:
+        best = max(p.throughput for p in points if p.concurrency == point.concurrency and p.policy != "threshold:0.5")
+        assert point.regret == pytest.approx(1 - point.throughput / best)
+        assert point.per_user == pytest.approx(point.throughput / (point.concurrency or 0))
+        assert point.per_device == point.throughput / 2
+        beaten = [p for p in points if p.per_user > point.per_user and p.per_device > point.per_device]
+        assert point.frontier == (not beaten)
+    assert replace(points[0], policy="x").as_dict()["policy"] == "x"
+
+
+def test_where_requests_come_on_their_own_regret_is_in_a_users_speed() -> None:
+    setting = Setting(world("mtp"), SURFACE)
+    points = replay.compare(setting, ["none", "fixed:mtp:1"], [Load(rate=0.2, requests=6)])
+    slow, fast = sorted(points, key=lambda point: point.per_user)
+    assert (slow.policy, fast.regret) == ("none", 0.0)
+    assert slow.regret == pytest.approx(1 - slow.per_user / fast.per_user)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("adaptve", "adaptive"), ("fixed", "fixed:K"), ("fixed:x", "fixed:K"), ("threshold:high", "threshold:0.4"),
+     ("fixed:eagle:3", "mtp"), ("none:3", "none")],
+)  # fmt: skip
+def test_a_policy_that_is_not_known_is_named(name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        replay.build(name, Setting(world("mtp"), SURFACE))
+    assert hint in str(caught.value)
+
+
+def test_every_drafter_has_its_fixed_depths() -> None:
+    both: World = Synthetic({"mtp": Curve(MTP_SURVIVAL[:3]), "dflash": Curve(DFLASH_SURVIVAL[:2])})
+    assert replay.fixed(Setting(both, SURFACE)) == [
+        "none", "fixed:mtp:1", "fixed:mtp:2", "fixed:mtp:3", "fixed:dflash:1", "fixed:dflash:2",
+    ]  # fmt: skip
+    offers = Setting(both, SURFACE).offers()
+    assert (offers["mtp"].stops, offers["dflash"].stops) == (True, False)

@@ -1,0 +1,226 @@
+"""The policy in the engine: whatever it decides the text is the same, and it is told what it needs to decide well."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from wager.config import EngineConfig
+from wager.draft.base import Drafter
+from wager.draft.model import DraftModel
+from wager.draft.ngram import NgramDrafter
+from wager.economics.adaptive import Adaptive
+from wager.economics.policy import FixedDepth, Offer, Threshold
+from wager.economics.surface import MeasuredSurface
+from wager.engine import betting
+from wager.engine.core import Engine
+from wager.errors import RequestError, UsageError
+from wager.testing import (
+    AdversaryDrafter,
+    DyingDrafter,
+    FakeClock,
+    OracleDrafter,
+    RandomTreeDrafter,
+    SetAcceptanceDrafter,
+    ToyLaw,
+    ToySeer,
+    ToyTarget,
+)
+from wager.testing.engines import toy_engine
+from wager.trace import Trace
+from wager.types import Draft, Plan, Request, SamplingParams, Span, StepRecord, Verdict
+
+LAW = ToyLaw(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
+SEER = ToySeer(LAW)
+
+
+def surface() -> MeasuredSurface:
+    """A staircase: eight rows cost hardly more than one, sixteen twice as much."""
+    return MeasuredSurface([1, 2, 4, 8, 16, 32, 64, 128], [5e-3, 5.1e-3, 5.3e-3, 5.6e-3, 9e-3, 16e-3, 31e-3, 60e-3])
+
+
+def drafters() -> list[Drafter]:
+    return [
+        SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], seer=SEER),
+        NgramDrafter(),
+        AdversaryDrafter(LAW.vocab, seer=SEER),
+        RandomTreeDrafter(LAW.vocab, seer=SEER),
+        DraftModel(ToyTarget(LAW, pages=40)),
+    ]
+
+
+def engine(*guessers: Drafter, policy: object = None, **options: object) -> Engine:
+    """With a clock that stands still, so that prices stay what they are."""
+    offers = {each.name: Offer(8, stops=each.needs_law) for each in guessers}
+    chosen = policy or Adaptive(surface(), drafters=offers)
+    first, *others = guessers
+    return toy_engine(LAW, drafter=first, others=others, policy=chosen, depth=8, trace=Trace(FakeClock()), **options)  # type: ignore[arg-type]
+
+
+def requests(count: int = 12) -> list[Request]:
+    params = [
+        SamplingParams(max_tokens=50),
+        SamplingParams(max_tokens=50, temperature=0.8),
+        SamplingParams(max_tokens=50, temperature=1.2, top_p=0.9, frequency_penalty=0.4),
+    ]
+    return [
+        Request(f"r{i}", tuple(range(4, 10 + i)), replace(params[i % 3], seed=i), weight=1.0 + i % 2)
+        for i in range(count)
+    ]
+
+
+def plain() -> list[tuple[int, ...]]:
+    return [each.token_ids for each in toy_engine(LAW, depth=0).generate(requests(), concurrency=4)]
+
+
+class Whims:
+    """Asks anybody for anything, keeps any beginning, and stays plain for a while now and then."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names, self.draw, self.steps = list(names), random.Random(3), 0
+
+    def begin(self, sequence: str, *, weight: float) -> None: ...
+
+    def plan(self, spans: Sequence[Span]) -> Plan:
+        self.steps += 1
+        if self.steps // 7 % 3 == 0:
+            return Plan({})
+        live = [span.sequence for span in spans if span.room and self.draw.random() < 0.8]
+        depths = {name: self.draw.randint(0, 8) for name in live}
+        return Plan(depths, {name: self.draw.choice(self.names) for name in live}, dict.fromkeys(live, 0.02))
+
+    def admit(self, drafts: Mapping[str, Draft]) -> Mapping[str, Draft]:
+        return {name: draft.cut(self.draw.randint(1, len(draft))) for name, draft in drafts.items()}
+
+    def learn(self, verdicts: Iterable[Verdict]) -> None: ...
+
+    def observe(self, record: StepRecord) -> None: ...
+
+    def end(self, sequence: str) -> None: ...
+
+    def explain(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("pages", [256, 24])
+@pytest.mark.parametrize("mind", ["adaptive", "latency", "slo", "whims", "threshold"])
+def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
+    guessers = drafters()
+    offers = {each.name: Offer(8, stops=each.needs_law) for each in guessers}
+    policies = {
+        "adaptive": lambda: Adaptive(surface(), drafters=offers),
+        "latency": lambda: Adaptive(surface(), drafters=offers, objective="latency"),
+        "slo": lambda: Adaptive(surface(), drafters=offers, objective=("slo", 4e-3)),
+        "whims": lambda: Whims([*offers]),
+        "threshold": lambda: Threshold(8),
+    }
+    betting_engine = engine(*guessers, policy=policies[mind](), pages=pages)
+    answers = betting_engine.generate(requests(), concurrency=6)
+    assert [each.token_ids for each in answers] == plain()
+    assert sum(each.stats.accepted for each in answers) > 20
+    again = betting_engine.generate([replace(each, id=f"again-{each.id}") for each in requests()], concurrency=3)
+    assert [each.token_ids for each in again] == plain()
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_a_drafter_that_slept_wakes_to_the_truth(rule: str) -> None:
+    """An identical model is right in every guess it makes (under `match`), however long it was not asked."""
+    model = DraftModel(ToyTarget(LAW, pages=200))
+    waking = engine(model, policy=Whims(["model"]), rule=rule)
+    greedy = [replace(each, params=SamplingParams(max_tokens=60)) for each in requests(6)]
+    answers = waking.generate(greedy, concurrency=3)
+    assert sum(each.stats.drafted for each in answers) > 60
+    assert all(each.stats.accepted >= each.stats.drafted - 8 for each in answers), "but for what an end cut off"
+
+
+def test_a_drafter_that_is_always_wrong_is_left_alone() -> None:
+    losing = engine(AdversaryDrafter(LAW.vocab, seer=SEER))
+    long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]
+    answers = losing.generate(long, concurrency=4)
+    assert sum(each.stats.drafted for each in answers) < 0.15 * sum(each.stats.tokens for each in answers)
+    assert "adversary" in losing.policy.explain()
+
+
+def test_the_right_drafter_is_found_among_several() -> None:
+    both = engine(AdversaryDrafter(LAW.vocab, seer=SEER), OracleDrafter(SEER))
+    long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]
+    answers = both.generate(long, concurrency=4)
+    origins = [origin for each in answers for origin in each.origins if origin]
+    assert origins.count("oracle") == len(origins)
+    assert sum(each.stats.tokens for each in answers) > 2 * sum(each.stats.rounds for each in answers)
+
+
+def test_a_drafter_that_dies_leaves_the_others_at_work() -> None:
+    left = engine(DyingDrafter(lives=20), OracleDrafter(SEER), policy=Whims(["dying", "oracle"]))
+    answers = left.generate(requests(), concurrency=4)
+    assert [each.token_ids for each in answers] == plain()
+    assert left.drafting.name == "oracle"
+
+
+def test_weights_reach_the_policy() -> None:
+    told = {}
+
+    class Listening(FixedDepth):
+        def begin(self, sequence: str, *, weight: float) -> None:
+            told[sequence] = weight
+
+        def end(self, sequence: str) -> None:
+            told[sequence] = -told[sequence]
+
+    listening = engine(NgramDrafter(), policy=Listening(2))
+    listening.generate([replace(requests()[0], weight=3.0, params=SamplingParams(max_tokens=5, n=2, seed=0))])
+    assert told == {"r0": -3.0, "r0#1": -3.0}
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_none_is_refused(weight: float) -> None:
+    with pytest.raises(RequestError, match="weight"):
+        Request("r", (1,), weight=weight)
+
+
+# ---- from words -----------------------------------------------------------------------------------------------------
+
+
+def made(*guessers: Drafter, **options: object) -> tuple[object, int]:
+    return betting.build(EngineConfig(**options), guessers, surface)  # type: ignore[arg-type]
+
+
+def test_the_configuration_says_who_decides() -> None:
+    ngram = NgramDrafter()
+    policy, deepest = made(ngram)
+    assert isinstance(policy, Adaptive)
+    assert deepest == ngram.deepest
+    assert made(ngram, policy="adaptive", depth=3)[1] == 3
+    fixed, deepest = made(ngram, depth=3)
+    assert (type(fixed), deepest) == (FixedDepth, 3)
+    assert made(ngram, policy="fixed")[1] == ngram.default_depth
+    threshold, _ = made(ngram, policy="threshold:0.3")
+    assert isinstance(threshold, Threshold)
+    assert threshold.threshold == 0.3
+    assert made()[1] == made(ngram, depth=0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"policy": "adaptiv"}, "'adaptive'"),
+        ({"policy": "fixed:3"}, "fixed:3"),
+        ({"policy": "threshold:high"}, "high"),
+        ({"policy": "threshold:1.5"}, "1.5"),
+        ({"objective": "speed"}, "speed"),
+        ({"objective": "slo:0ms"}, "slo:0ms"),
+        ({"objective": "slo:20"}, "slo:20"),
+    ],
+)
+def test_what_is_not_known_is_named(options: dict[str, str], named: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        made(NgramDrafter(), **options)
+    assert named in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_one_drafter_for_a_policy_that_asks_one() -> None:
+    with pytest.raises(UsageError, match="asks one drafter"):
+        made(NgramDrafter(), OracleDrafter(SEER), depth=4)
