@@ -98,7 +98,7 @@ def _touch(kernels: CpuKernels, block: _native.Block) -> None:
     k = 1 << 12
     n = block.nbytes // (2 * k) // 32 * 32
     ones = torch.ones(n, k, dtype=torch.bfloat16)
-    _native.pack(kernels.pool, ones.data_ptr(), n, k, block)
+    _native.pack(kernels.pool, ones.data_ptr(), n, k, block, 0)
 
 
 def linears(kernels: CpuKernels, rounds: int, against_torch: bool) -> None:

@@ -1,4 +1,4 @@
-"""The bill of a step: streams, prices, sharding, calibration; against formulas written out by hand."""
+"""The bill of a step: streams, prices, sharding, overheads; against formulas written out by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.economics.cost import Calibration, CostModel, Load
+from wager.economics.cost import CostModel, Load, Overheads
 from wager.economics.device import DEVICES, Device, find_device
 from wager.economics.routing import Routing, distinct
 from wager.errors import UsageError
@@ -141,7 +141,7 @@ def test_more_rows_and_longer_contexts_never_cost_less(name: str, shape: list[tu
 
 
 def test_a_step_of_nothing_costs_nothing_and_less_than_nothing_is_refused() -> None:
-    cost = CostModel(LLAMA, H100, calibration=Calibration(fixed=1.0))
+    cost = CostModel(LLAMA, H100, overheads=Overheads(fixed=1.0))
     assert cost.seconds([]) == cost.seconds([Load(100, 0)]) == 0
     assert cost.step([Load(0, 1), Load(10**5, 0)]) == cost.step([Load(0, 1)])
     for load in (Load(-1, 1), Load(1, -1), Load(1, 1, -2)):
@@ -149,9 +149,9 @@ def test_a_step_of_nothing_costs_nothing_and_less_than_nothing_is_refused() -> N
             cost.step([load])
 
 
-def test_calibration_scales_parts_and_adds_what_no_roofline_has() -> None:
+def test_overheads_scale_parts_and_add_what_no_roofline_has() -> None:
     ideal = CostModel(LLAMA, H100).step([Load(100, 1, 2)])
-    real = CostModel(LLAMA, H100, calibration=Calibration(fixed=1e-4, per_sequence=1e-5, slowdown={"ffn": 1.5})).step(
+    real = CostModel(LLAMA, H100, overheads=Overheads(fixed=1e-4, per_sequence=1e-5, slowdown={"ffn": 1.5})).step(
         [Load(100, 1, 2)]
     )
     assert real.parts["ffn"].seconds == pytest.approx(1.5 * ideal.parts["ffn"].seconds)

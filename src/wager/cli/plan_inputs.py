@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wager.economics.bill import Acceptance, Question
-from wager.economics.cost import Calibration, CostModel
+from wager.economics.cost import CostModel, Overheads
 from wager.economics.device import Device, find_device
 from wager.economics.drafters import DraftCost, Fraction, Free, Measured, Small, block, mtp
 from wager.economics.measured import MeasuredCost, Timed
@@ -52,7 +52,7 @@ def question(
             routing=Routing(None if popularity is None else wanted(popularity), locality),
             tp=tp,
             ep=ep,
-            calibration=Calibration(fixed=seconds("overhead", overhead)),
+            overheads=Overheads(fixed=seconds("overhead", overhead)),
         )
     elif (tp, ep, locality, popularity, precision, cache, seconds("overhead", overhead)) != _AS_IT_IS:
         raise UsageError(

@@ -1,7 +1,7 @@
 """What one step costs on paper: for each stream the larger of bytes over bandwidth and FLOPs over peak, summed.
 
 A step is a list of loads: sequences with a context and rows (query positions). Takes a model's physics and a device's
-datasheet, returns seconds by part. Knows no drafter and no policy; what kernels add to the roofline is Calibration.
+datasheet, returns seconds by part. Knows no drafter and no policy; what kernels add to the roofline are Overheads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Overheads:
     """How far reality is from the roofline: seconds per step and per sequence, and a factor per part (1: none)."""
 
     fixed: float = 0.0
@@ -61,7 +61,7 @@ class Calibration:
     slowdown: Mapping[str, float] = field(default_factory=dict)
 
 
-UNIFORM, IDEAL = Routing(), Calibration()
+UNIFORM, IDEAL = Routing(), Overheads()
 
 
 class CostModel:
@@ -81,9 +81,9 @@ class CostModel:
         tp: int = 1,
         ep: int = 1,
         balanced: bool = False,
-        calibration: Calibration = IDEAL,
+        overheads: Overheads = IDEAL,
     ) -> None:
-        self.model, self.device, self.routing, self.calibration = model, device, routing, calibration
+        self.model, self.device, self.routing, self.overheads = model, device, routing, overheads
         self.cluster = Cluster(device, tp, ep)
         self.balanced = balanced
         if ep > 1 and not model.sparse:
@@ -181,12 +181,12 @@ class _Bill:
     """Adds streams up by part; each waits for memory or compute on its own, since kernels run one after another."""
 
     def __init__(self, cost: CostModel) -> None:
-        self._device, self._calibration = cost.device, cost.calibration
+        self._device, self._overheads = cost.device, cost.overheads
         self.parts: dict[str, Part] = {}
 
     def add(self, stream: Stream, *, times: float = 1) -> None:
         read, computed = stream.bytes / self._device.bandwidth, stream.flops / self._device.peak(stream.compute)
-        taken = times * max(read, computed) * self._calibration.slowdown.get(stream.part, 1.0)
+        taken = times * max(read, computed) * self._overheads.slowdown.get(stream.part, 1.0)
         past = self.parts.get(stream.part, Part(0.0, bound=""))
         bound = "compute" if computed > read else "memory"
         if past.bound not in ("", bound):
@@ -196,7 +196,7 @@ class _Bill:
         )
 
     def closed(self, sequences: float) -> StepCost:
-        fixed = self._calibration.fixed + self._calibration.per_sequence * sequences
+        fixed = self._overheads.fixed + self._overheads.per_sequence * sequences
         if fixed:
             self.parts["overhead"] = Part(fixed, bound="fixed")
         return StepCost(sum(part.seconds for part in self.parts.values()), self.parts)

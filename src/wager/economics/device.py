@@ -1,7 +1,7 @@
 """Machines as a datasheet: peaks by arithmetic, bandwidth, memory, links. Dense peaks, never the sparse ones.
 
 A device is one GPU (or one CPU's cores together). What nobody published is None and is said to be unknown; how far a
-kernel stays below its peak is calibration (cost.py), not a fact about the device.
+kernel stays below its peak is an overhead (cost.py), not a fact about the device.
 """
 
 from __future__ import annotations

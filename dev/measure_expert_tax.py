@@ -1,0 +1,157 @@
+"""The expert tax, measured: seconds of a step against its rows, with the experts that it hit, as JSON.
+
+A step is a pass over the next tokens of as many sequences as it has rows. Models, row counts, a plain read of memory
+and a product from the processor's cache take turns in shuffled rounds, so that all are of one machine at one time.
+A run is appended to the file; plot_expert_tax.py draws them. Where others use the machine too, begin with `chrt -f 50`.
+
+usage: python dev/measure_expert_tax.py docs/expert_tax.json [--threads 2] [--context 64] [--seconds 30]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from bench_experts import ROWS, batch
+
+from wager.kernels import _native, machine
+from wager.kernels.cpu import CpuKernels
+from wager.models.random_models import make
+from wager.models.transformer import Decoder
+
+MODELS = ("random:qwen3-moe:300m", "random:deepseek:300m", "random:mixtral:300m", "random:llama:135m")
+STEPS, SEEDS = 3, 32
+"""Timed steps of a visit, after one that is not: it finds caches as another model left them. Different steps."""
+SWEPT = 512 << 20
+SQUARE, TALL, TIMES = 512, 192, 10
+"""Side of the matrix whose product is timed for the peak, rows that it meets, and products of a tape."""
+
+
+class Counting(Decoder):
+    """A decoder that keeps each layer's choice of experts apart, so that they can be counted after a pass."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.choices: list[torch.Tensor] = []
+        super().__init__(*arguments, **named)
+
+    def _record_experts(self, tensors: Any, to: Any, how: Any) -> None:
+        to.routing = replace(to.routing, ids=torch.zeros_like(to.routing.ids))
+        self.choices.append(to.routing.ids)
+        super()._record_experts(tensors, to, how)
+
+    def hit(self, rows: int) -> float:
+        """Distinct experts of a layer in the last pass, the mean over layers; 0 without experts."""
+        return fmean(len(ids[:rows].unique()) for ids in self.choices) if self.choices else 0.0
+
+
+def seconds(task: Callable[[], object]) -> float:
+    """Of its second call: the first finds the caches as something else left them."""
+    task()
+    begun = time.perf_counter()
+    task()
+    return time.perf_counter() - begun
+
+
+def reading(kernels: CpuKernels) -> Callable[[], object]:
+    """A plain read of memory by all threads."""
+    block = _native.Block(SWEPT)
+    ctypes.memset(block.address, 1, block.nbytes)  # pages nobody wrote to are one page of zeros
+    return lambda: _native.sweep(kernels.pool, kernels.isa, block)
+
+
+def multiplying(kernels: CpuKernels, rows: int) -> Callable[[], object]:
+    """The product kernel on a matrix that stays in the processor's cache."""
+    tape = kernels.tape(max_rows=rows, max_sequences=1, max_pages=rows // 16, heads=1, kv_heads=1, head_dim=16)
+    x, out = torch.randn(rows, SQUARE).bfloat16(), torch.zeros(rows, SQUARE)
+    weight = kernels.pack(torch.randn(SQUARE, SQUARE))
+    for _ in range(TIMES):
+        tape.linear(x, weight, out)
+    every = torch.arange(rows, dtype=torch.int32)
+    for name, values in {"positions": every, "slots": every, "parents": every - 1}.items():
+        getattr(tape.inputs, name).copy_(values)
+    return lambda: tape.run(rows=rows, sequences=1, heads=0)
+
+
+class Stage:
+    """A model with a cache for the most rows, and some steps of each number of rows: other tokens choose other
+    experts, and the same again would find its experts in the processor's cache."""
+
+    def __init__(self, name: str, kernels: CpuKernels, *, context: int) -> None:
+        weights, _ = make(name)
+        most, pages = ROWS[-1], context // 16 + 1
+        sizes = dict(pages=most * pages, max_rows=most, max_sequences=most, max_pages=pages)
+        self.decoder = Counting(weights, kernels, **sizes)
+        vocab = weights.spec.vocab
+        self._steps = {rows: [batch(rows, context, vocab, pages, seed=seed) for seed in range(SEEDS)] for rows in ROWS}
+        self._next = dict.fromkeys(ROWS, 0)
+        self.taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
+        self.hits: dict[int, list[float]] = {rows: [] for rows in ROWS}
+
+    def visit(self, rows: int) -> None:
+        for index in range(1 + STEPS):
+            step = self._steps[rows][self._next[rows] % SEEDS]
+            self._next[rows] += 1
+            begun = time.perf_counter()
+            self.decoder.forward(step)
+            took = time.perf_counter() - begun
+            if index:
+                self.taken[rows].append(took)
+                self.hits[rows].append(self.decoder.hit(rows))
+
+
+def measure(threads: int, context: int, *, limit: float) -> dict[str, Any]:
+    """One run: medians of rounds that end once `limit` seconds have passed."""
+    torch.set_num_threads(1)
+    kernels = CpuKernels(threads=threads)
+    stages = {name: Stage(name, kernels, context=context) for name in MODELS}
+    sweep, multiply = reading(kernels), multiplying(kernels, TALL)
+    swept, multiplied = list[float](), list[float]()
+    tasks: list[Callable[[], object]] = [partial(each.visit, rows) for each in stages.values() for rows in ROWS]
+    tasks += [lambda: swept.append(seconds(sweep)), lambda: multiplied.append(seconds(multiply))]
+    rng, end = random.Random(0), time.perf_counter() + limit
+    while time.perf_counter() < end:
+        for task in rng.sample(tasks, len(tasks)):
+            task()
+    return {
+        "machine": machine(),
+        "kernels": kernels.name,
+        "threads": threads,
+        "context": context,
+        "rounds": len(swept),
+        "bandwidth": round(SWEPT / median(swept), -7),
+        "peak": round(2 * SQUARE**2 * TALL * TIMES / median(multiplied), -7),
+        "rows": ROWS,
+        "models": {
+            name: {
+                "seconds": [round(median(stage.taken[rows]), 7) for rows in ROWS],
+                "experts": [round(fmean(stage.hits[rows]), 2) for rows in ROWS],
+            }
+            for name, stage in stages.items()
+        },
+    }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("runs", type=Path)
+    options.add_argument("--threads", type=int, default=2)
+    options.add_argument("--context", type=int, default=64)
+    options.add_argument("--seconds", type=float, default=30)
+    given = options.parse_args()
+    runs = json.loads(given.runs.read_text()) if given.runs.exists() else []
+    runs.append(measure(given.threads, given.context, limit=given.seconds))
+    given.runs.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()
