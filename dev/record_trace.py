@@ -28,7 +28,7 @@ def guesses(drafter: Drafter, request: Request, answer: tuple[int, ...]) -> dict
     right, scores = [], []
     for at in range(len(answer)):
         position = len(request.prompt) + at
-        [draft] = drafter.propose([Ask(request.id, position, drafter.default_depth, request.params, seed=0)])
+        [draft] = drafter.propose([Ask(request.id, position, drafter.deepest, request.params, seed=0)])
         ahead = answer[at:]
         run = 0
         while run < min(len(draft.tokens), len(ahead)) and draft.tokens[run] == ahead[run]:
@@ -55,7 +55,7 @@ def main() -> None:
     requests = to_requests(prompts, plain.tokenizer, framing=framing, params=SamplingParams(given.max_tokens))
     answers: list[Completion] = plain.generate(requests, concurrency=8)
     drafters = {
-        name: load(EngineConfig(model=given.model, drafter=name), target=plain.target).drafting.drafter
+        name: load(EngineConfig(given.model, name, depth=1), target=plain.target).drafting.drafters.values()
         for name in given.drafter or ["ngram"]
     }
     with given.out.open("w", encoding="utf-8") as file:
@@ -66,9 +66,7 @@ def main() -> None:
                 "prompt_tokens": len(request.prompt),
                 "tokens": len(answer.token_ids),
                 "drafters": {
-                    name.partition(":")[0]: guesses(each, request, answer.token_ids)
-                    for name, each in drafters.items()
-                    if each is not None
+                    each.name: guesses(each, request, answer.token_ids) for found in drafters.values() for each in found
                 },
             }
             file.write(json.dumps(row, separators=(",", ":")) + "\n")

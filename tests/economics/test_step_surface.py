@@ -80,9 +80,18 @@ def test_steps_correct_the_level_everywhere_and_a_stair_where_it_is() -> None:
 def test_drafting_and_prompts_teach_nothing_about_steps() -> None:
     surface = kernel()
     surface.observe(record(8, 4, 10, seconds=surface.seconds(8, 4, 40), draft=5.0))
-    surface.observe(record(500, 1, 10, seconds=9.0))
     surface.observe(StepRecord(8, 2, 0, 0, 1, {"forward": 9.0}, (0, 50)))
     assert [surface.seconds(rows, 1, 0) for rows in ROWS] == pytest.approx(SECONDS)
+
+
+def test_steps_beyond_what_was_measured_move_the_end_of_the_curve() -> None:
+    surface = kernel()
+    before = surface.seconds(4, 1, 0), surface.seconds(500, 1, 0)
+    for _ in range(200):
+        surface.observe(record(500, 4, 10, seconds=2 * before[1]))
+        surface.observe(record(4, 1, 10, seconds=before[0]))
+    assert surface.seconds(500, 4, 40) == pytest.approx(2 * before[1], rel=0.15)
+    assert surface.seconds(4, 1, 0) == pytest.approx(before[0], rel=0.1)
 
 
 def test_a_pause_of_the_machine_moves_little() -> None:

@@ -210,6 +210,8 @@ def test_the_configuration_says_who_decides() -> None:
         ({"policy": "fixed:3"}, "fixed:3"),
         ({"policy": "threshold:high"}, "high"),
         ({"policy": "threshold:1.5"}, "1.5"),
+        ({"policy": "fixed", "objective": "latency"}, "latency"),
+        ({"depth": 3, "objective": "slo:20ms"}, "slo:20ms"),
         ({"objective": "speed"}, "speed"),
         ({"objective": "slo:0ms"}, "slo:0ms"),
         ({"objective": "slo:20"}, "slo:20"),

@@ -10,8 +10,12 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
+from wager.economics.calibrate import FOLDER, Calibration
+from wager.economics.surface import StepPoint
 from wager.engine import memory
+from wager.engine.calibrating import setup
 from wager.errors import MemoryPlanError, TokenizerError, UsageError
+from wager.models import hub
 from wager.types import Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
@@ -110,3 +114,38 @@ def test_plans_are_plain_arithmetic() -> None:
     )
     assert (plan.cache_tokens, plan.cache, plan.pages) == (848, 8480, 53)
     assert memory.available() > 2**20
+
+
+def test_a_calibration_is_used_where_it_was_made_and_named_where_not(
+    config: wager.EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    betting = replace(config, drafter="ngram")
+    first = wager.load(betting)
+    here = setup(first.kernels, first.spec, model="tiny")
+    points = [StepPoint(rows, 1, 100, 1.0 * rows) for rows in (1, 2, 4)]  # seconds no machine would measure
+    calibration = Calibration.fit(here, points, points[:1], seconds=1)
+    folder = hub.cache_dir(FOLDER)
+    path = calibration.write(folder)
+    loaded = wager.load(betting)
+    assert loaded.target.surface is not None
+    assert loaded.target.surface.seconds(4, 1, 100) == pytest.approx(4.0, rel=0.01)
+    assert not caplog.records
+    path.unlink()
+    replace(calibration, setup=replace(here, machine="a toaster")).write(folder)
+    measured = wager.load(betting)
+    assert measured.target.surface is not None
+    assert measured.target.surface.seconds(4, 1, 100) < 1.0
+    assert "a toaster" in caplog.text
+
+
+def test_engines_on_one_target_learn_apart(config: wager.EngineConfig) -> None:
+    one = wager.load(replace(config, drafter="ngram"))
+    two = wager.load(replace(config, drafter="ngram,ngram:5"), target=one.target)
+    assert two.drafter_name == "ngram,ngram:5"
+    params = SamplingParams(max_tokens=40, seed=1, ignore_eos=True)
+    request = Request("r", tuple(one.tokenizer.encode("one two one two one two")), params)
+    (a,), (b,) = one.generate([request]), two.generate([replace(request, id="s")])
+    assert a.token_ids == b.token_ids
+    assert one.policy.explain() != ""
+    assert one.target.surface is two.target.surface

@@ -43,9 +43,9 @@ _DEFAULT_CONCURRENCY = "1,4,16,64,256"
               help="T tokens of one request hit as many experts as T^X unrelated ones.")  # fmt: skip
 @click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
               help="Of adaptive: throughput, latency, or slo:TIME (per token, such as slo:20ms).")  # fmt: skip
-@click.option("--prompt", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+@click.option("--prompt", type=click.IntRange(min=1, max=10_000_000), default=1, show_default=True, metavar="N",
               help="Prompt tokens of made-up requests.")  # fmt: skip
-@click.option("--output", type=click.IntRange(min=1), default=1024, show_default=True, metavar="N",
+@click.option("--output", type=click.IntRange(min=1, max=100_000), default=1024, show_default=True, metavar="N",
               help="Answer tokens of made-up requests.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(min=1), default=20_000, show_default=True, metavar="N",
               help="Passes to simulate per policy and load, summed over made-up requests.")  # fmt: skip

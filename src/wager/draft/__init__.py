@@ -54,6 +54,6 @@ def parse(text: str) -> tuple[str, str | None]:
         raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
     if need == 2 and not argument:
         raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{what}.")
-    if need == 1 and argument and not argument.isdigit():
+    if need == 1 and argument and not argument.isdecimal():
         raise UsageError(f"Drafter {name!r} takes a number, not {argument!r}.", f"Write {name} or {name}:{what}.")
     return name, argument or None

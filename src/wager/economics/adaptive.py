@@ -25,8 +25,10 @@ _PROBE = 2
 """How deep a probe goes."""
 
 _SELDOM = 8
-"""Steps between what need not be done in each. A pass over the weights leaves nothing else in the processor's caches,
-so code that runs once a step costs several times what it costs in a loop."""
+"""Steps between what need not be done in each."""
+
+_MOST = 16
+"""Steps that may wait to be learned from."""
 
 _OWN_RATE = 0.05
 
@@ -58,8 +60,8 @@ class Adaptive:
     ) -> None:
         self.acceptance = acceptance or Acceptance()
         self.worth = Worth(objective)
-        self._offers = list(drafters.items())
-        self._skills = [self.acceptance.skill(name) for name in drafters]
+        self._offers = [each for each in drafters.items() if each[1].depth]
+        self._skills = [self.acceptance.skill(name) for name, _ in self._offers]
         self._exact = rule != "match"
         self._prices, self._rates = Prices(surface), Rates()
         self._tell = getattr(surface, "observe", None)
@@ -68,8 +70,10 @@ class Adaptive:
         self._weights: dict[str, float] = {}  # of sequences that have not run yet, where it is not 1
         self._own = 0.0  # seconds that betting takes the policy itself, in a step
         self._records: list[StepRecord] = []
+        self._verdicts: list[tuple[Seat, Bet | None, Verdict, bool]] = []
+        self._samples: list[Bet] = []
         self._seats: dict[str, Seat] = {}
-        self._step = Step()
+        self._step = self._last = Step()
         self._planner = Planner(self._offers, self._skills, prices=self._prices, rates=self._rates)
         self._steps = 0
 
@@ -90,7 +94,10 @@ class Adaptive:
         step = self._step = self._look(spans)
         if not step.open or not self._offers:
             return Plan({})
-        self._planner.decide(step, self.worth)
+        self._last = step
+        if self._planner.due(step):
+            self._digest()
+            self._planner.decide(step, self.worth)
         step.control = self._tell is not None and self._stays_plain(step)
         if not step.control:
             for name, seat, room, known in step.open:
@@ -134,7 +141,6 @@ class Adaptive:
     def _ask(self, step: Step, name: str, bet: Bet, known: int) -> None:
         step.waking |= self._planner.catching_up(bet.drafter, bet.seat, known) > 0
         bet.seat.asked_at[bet.drafter], bet.seat.asked_in[bet.drafter] = known, self._steps
-        bet.seat.left = None
         step.bets[name] = bet
 
     def _stays_plain(self, step: Step) -> bool:
@@ -144,18 +150,21 @@ class Adaptive:
         return self._allowance.plain_step(step.live, speculates=speculates, lost=lost, plain=step.plain)
 
     def _probe(self, step: Step) -> None:
-        """Ask each drafter about one sequence left plain, the one asked longest ago."""
+        """Ask each drafter about one sequence left plain, or left to another drafter, the one asked longest ago."""
         for index, (drafter, offer) in enumerate(self._offers):
             plain = [each for each in step.open if each[0] not in step.bets]
-            if not plain:
-                return
-            name, seat, room, known = min(plain, key=lambda each: each[1].asked_in[index])
+            others = [each for each in step.open if each[0] in step.bets and step.bets[each[0]].drafter != index]
+            if not plain and not others:
+                continue
+            name, seat, room, known = min(plain or others, key=lambda each: each[1].asked_in[index])
             depth = min(room, offer.depth, _PROBE)
             depths = step.passes().get(index, [])
             cost = self._prices.ragged(drafter, [*depths, depth]) - self._prices.ragged(drafter, depths)
             if self._exact:  # draws are verified unseen
                 cost += self._prices.extra(step.rows, step.requests, step.context, count=depth)[depth]
             cost += self._planner.catching_up(index, seat, known) + self._own
+            if not plain:  # what the other drafter's guesses would have brought
+                cost += (step.price * step.plain / step.worth - 1) * step.plain / len(step.open)
             if self._allowance.spend(cost, plain=step.plain):
                 self._ask(step, name, Bet(seat, index, depth, probe=True), known)
 
@@ -178,7 +187,7 @@ class Adaptive:
                 continue
             bet.draft = draft
             worth = self.worth.of(bet.seat.merit)
-            drawn = self._exact and draft.law is not None
+            drawn = bet.seat.drawn = self._exact and draft.law is not None
             if not drawn:
                 bet.survival = self._skills[bet.drafter].judge(draft, bet.seat.ratings[bet.drafter])
             if drawn:
@@ -222,16 +231,31 @@ class Adaptive:
                 continue
             self.worth.learn(seat.merit, len(verdict.tokens))
             bet = bets.get(verdict.sequence)
+            self._verdicts.append((seat, bet, verdict, number % turns == 0))
+        if bets:
+            self._samples.append(list(bets.values())[self._steps % len(bets)])
+
+    def _digest(self) -> None:
+        """Learn from what has gathered: in a loop, since a pass over the weights leaves cold caches behind."""
+        for seat, bet, verdict, turn in self._verdicts:
             if bet is None:
                 follow(seat, verdict.tokens, self._skills)
-            elif bet.probe or number % turns == 0:
+                continue
+            seat.left = None
+            if turn or bet.probe:
                 settle(bet, verdict, self._skills[bet.drafter])
-        if bets:
-            self._note(list(bets.values())[self._steps % len(bets)])
+        for bet in self._samples:
+            self._note(bet)
+        if self._tell:
+            for record in self._records:
+                self._tell(record)
+        self._verdicts, self._samples, self._records = [], [], []
 
     def _note(self, bet: Bet) -> None:
         """How a draft came out, one a step."""
         expected, skill = bet.seat.choice.expected, self._skills[bet.drafter]
+        if bet.draft is not None and bet.survival is None:
+            return  # draws were not judged
         if expected and skill.scored and (bet.draft is None or is_chain(bet.draft)):
             made = bet.survival or []
             skill.learn_shift(expected[bet.drafter], made + [0.0] * (bet.passes - len(made)))
@@ -243,12 +267,9 @@ class Adaptive:
         self._allowance.earn(seconds)
         if self._step.bets:
             self._own += _OWN_RATE * (record.seconds.get(POLICY_STAGE, 0.0) - self._own)
-        if self._tell:
-            self._records.append(record)
-            if len(self._records) == _SELDOM:
-                for each in self._records:
-                    self._tell(each)
-                self._records.clear()
+        self._records.append(record)
+        if len(self._records) >= _MOST:
+            self._digest()
         if self._tell_drafting and self._steps % _SAMPLE == 0 and not self._step.waking:
             for told in self._shares(record.seconds.get(DRAFT_STAGE, 0.0)):
                 self._tell_drafting(*told[:3], seconds=told[3])
@@ -268,11 +289,12 @@ class Adaptive:
         self._weights.pop(sequence, None)
         seat = self._seats.pop(sequence, None)
         if seat is not None:
+            self._digest()
             for skill, rating in zip(self._skills, seat.ratings, strict=True):
                 skill.close(rating)
 
     def explain(self) -> str:
-        """Why the last step was what it was, in words."""
-        step = self._step
+        """Why the last step in which anyone could guess was what it was, in words."""
+        step = self._last
         costs = {name: self._prices.draft(name, len(step.open), 1) for name, _ in self._offers}
-        return explain(step, hurdle=self._rates.hurdle(step.live) or 0.0, drafters=costs)
+        return explain(step, hurdle=self._rates.hurdle(step.live), drafters=costs)

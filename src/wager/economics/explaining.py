@@ -9,7 +9,7 @@ from wager.economics.bets import Seat, Step
 _PLURAL = {"sequence": "sequences", "draft": "drafts", "guess": "guesses"}
 
 
-def explain(step: Step, *, hurdle: float, drafters: Mapping[str, float]) -> str:
+def explain(step: Step, *, hurdle: float | None, drafters: Mapping[str, float]) -> str:
     """A few sentences, one a line: what a second is worth, who drafts and why others do not, what was admitted.
     `hurdle` is what a row must bring; `drafters` says what one guess for everyone costs, by name and in order."""
     if not step.live:
@@ -17,7 +17,7 @@ def explain(step: Step, *, hurdle: float, drafters: Mapping[str, float]) -> str:
     factor = step.price * step.plain / step.worth
     lines = [
         f"{_count(step.live, 'sequence')} would take {_ms(step.plain)} for a plain step; lately steps brought "
-        f"{factor:.2f} times that rate, so a row must bring {hurdle:.2f} tokens."
+        f"{factor:.2f} times that rate" + (f", so a row must bring {hurdle:.2f} tokens." if hurdle is not None else ".")
     ]
     if len(step.open) < step.live:
         lines.append(f"No room for guesses: {_count(step.live - len(step.open), 'sequence')}.")

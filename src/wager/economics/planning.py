@@ -22,7 +22,7 @@ from wager.economics.worth import Worth
 
 Ints = NDArray[np.intp]
 
-_PATIENCE = 16
+_PATIENCE = 32
 """Steps that decisions stand; the first stands one step, the second two, and so on up to this many."""
 
 _HASTE = 8
@@ -53,14 +53,16 @@ class Planner:
         self._age = self._new = self._patience = 0
         self._asks = True
 
-    def decide(self, step: Step, worth: Worth) -> None:
-        """Renew the choices of the step's open sequences, if it is time."""
+    def due(self, step: Step) -> bool:
+        """Whether it is time to decide; asked once a step."""
         self._age += 1
         self._new += sum([not seat.choice.own for _, seat, _, _ in step.open])
-        if self._age < self._patience and self._new * _HASTE < len(step.open):
-            return
+        return self._age >= self._patience or self._new * _HASTE >= len(step.open)
+
+    def decide(self, step: Step, worth: Worth) -> None:
+        """Renew the choices of the step's open sequences."""
         self._age = self._new = 0
-        self._patience = min(_PATIENCE if self._asks else 4 * _PATIENCE, self._patience + 1 + 3 * (not self._asks))
+        self._patience = min(_PATIENCE if self._asks else 2 * _PATIENCE, self._patience + 1 + 3 * (not self._asks))
         rooms = np.array([room for _, _, room, _ in step.open])
         values = np.array([worth.of(seat.merit) for _, seat, _, _ in step.open])
         batch = Batch(step.rows, step.requests, step.context, step.price, rooms, values)
@@ -80,7 +82,9 @@ class Planner:
     def catching_up(self, index: int, seat: Seat, known: int) -> float:
         """Seconds for a drafter with a cache of its own to read what it missed of a sequence."""
         offer = self._offers[index][1]
-        return max(0, known - seat.asked_at[index] - offer.depth) * offer.catch_up if offer.catch_up else 0.0
+        if not offer.catch_up:
+            return 0.0
+        return max(0, known - seat.asked_at[index] - offer.depth) * offer.catch_up
 
     def _outlook(self, index: int, step: Step, rooms: Ints) -> Outlook:
         name, offer = self._offers[index]
@@ -90,7 +94,8 @@ class Planner:
         survival = np.where(np.arange(depth) < rooms[:, None], survival, 0.0)
         waking = [self.catching_up(index, seat, known) / _STAY for _, seat, _, known in step.open]
         marginal = self._prices.marginal(name, len(step.open), depth)
-        return Outlook(skill, survival, marginal, np.array(waking), offer.stops)
+        drawn = np.array([seat.drawn for _, seat, _, _ in step.open])
+        return Outlook(skill, survival, marginal, np.array(waking), drawn, offer.stops)
 
     def _hurdles(self, step: Step) -> list[float]:
         """What a row may cost: what it lately did, and what it would if everyone drafted one guess."""
@@ -122,12 +127,14 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What a drafter is expected to do: survival by sequence and depth, [sequences, depth], 0 beyond their room;
-    `drafting` the seconds that the j-th to draft at a depth adds, `waking` those of catching up, [sequences]."""
+    `drafting` the seconds that the j-th to draft at a depth adds, `waking` those of catching up, [sequences]; `drawn`
+    whose guesses are verified unseen, [sequences]."""
 
     skill: Skill
     survival: Floats
     drafting: Floats
     waking: Floats
+    drawn: NDArray[np.bool_]
     stops: bool
 
     def floors(self, batch: Batch, *, hurdle: float) -> Floats:
@@ -191,10 +198,11 @@ def decide(outlooks: Sequence[Outlook], batch: Batch, *, prices: Prices, hurdles
 def bid(outlook: Outlook, batch: Batch, *, hurdle: float, floor: Floats) -> Bid:
     """One drafter's offer to everyone."""
     survival, drafting, worth = outlook.survival, outlook.drafting, batch.worth[:, None]
-    if outlook.skill.scored:
-        gain, rows, reach = outlook.skill.option(survival, hurdle=hurdle / worth, floor=floor[:, None])
-    else:
-        gain, rows, reach = survival, (survival > 0).astype(np.float64), np.ones_like(survival)
+    gain, rows, reach = survival, (survival > 0).astype(np.float64), np.ones_like(survival)
+    if outlook.skill.scored:  # guesses are judged once they are made, but for those that are draws
+        option = outlook.skill.option(survival, hurdle=hurdle / worth, floor=floor[:, None])
+        unseen = outlook.drawn[:, None]
+        gain, rows, reach = (np.where(unseen, *each) for each in zip((gain, rows, reach), option, strict=True))
     gain = gain * worth
     net = np.minimum.accumulate(gain - hurdle * rows, axis=1)
     own = np.cumsum(net - batch.price * drafting[-1] * reach, axis=1)

@@ -89,8 +89,10 @@ def build(name: str, setting: Setting) -> Policy:
     deepest = offers[drafter].depth
     if kind == "none" and not rest:
         return FixedDepth(0)
-    if kind == "fixed" and number.isdigit():
-        return FixedDepth(min(int(number), deepest), drafter=drafter)
+    if kind == "fixed" and number.isdecimal():
+        if int(number) > deepest:
+            raise UsageError(f"Policy {name!r} is too deep: {drafter} guesses at most {deepest}.", "Ask for no more.")
+        return FixedDepth(int(number), drafter=drafter)
     if kind == "threshold":
         return Threshold(deepest, drafter=drafter, threshold=_share(name, number) if number else 0.4)
     if kind == "adaptive" and not rest:

@@ -86,7 +86,7 @@ def sketch(limits: Limits) -> list[Shape]:
     """A dozen shapes, the most telling first, for when there is no time for a grid."""
     texts = limits.texts()
     longest = texts[-1]
-    wanted = [(rows, 1, 32) for rows in (1, 16, 4, 8, 32, 2, 64)]
+    wanted = [(rows, 1, 32) for rows in (1, 16, 8, 4, 12, 32, 2, 24, 64)]
     wanted += [(rows, requests, context) for requests, context in ((4, 32), (1, longest), (4, longest))
                for rows in (4, 16)]  # fmt: skip
     return [

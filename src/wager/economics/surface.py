@@ -102,18 +102,19 @@ class MeasuredSurface:
     def observe(self, record: StepRecord) -> None:
         """Learn from a step: how fast the machine is now, and how this number of rows differs from the rest.
 
-        Steps that compute prompts (their rows need no logits) and those with more rows than were ever measured teach
-        nothing.
+        Steps that compute prompts (their rows need no logits) teach nothing; those with more rows than were measured
+        move the end of the curve.
         """
         if record.rows > record.sequences + record.guesses:
             return
         taken = sum(value for stage, value in record.seconds.items() if stage != DRAFT_STAGE)
-        if taken <= 0 or not 0 < record.rows <= self.rows[-1]:
+        if taken <= 0 or record.rows <= 0:
             return
         expected = self.seconds(record.rows, record.sequences, sum(record.contexts))
         surprise = max(-_MOST_SURPRISE, min(_MOST_SURPRISE, math.log(taken / expected)))
         self.level *= math.exp(_LEVEL_RATE * surprise)
         right, share = self._place(record.rows)
+        share = min(1.0, share)
         for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
             self._local[knot] += weight * _LOCAL_RATE * surprise
             self._now[knot] = self._base[knot] * math.exp(self._local[knot])

@@ -166,8 +166,14 @@ class Recorded:
             if line.strip():
                 try:
                     texts.append(_parse(json.loads(line)))
-                except (ValueError, TypeError, KeyError, AttributeError) as error:
+                except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
                     raise UsageError(f"Line {number} of the trace {path} is not an answer: {error!r}.") from error
+        names = {frozenset(text.guesses) for text in texts}
+        if len(names) > 1 or frozenset() in names:
+            raise UsageError(
+                f"The answers of the trace {path} have different drafters, or none.",
+                "Record every answer with the same ones.",
+            )
         return cls(texts)
 
     def deepest(self) -> Mapping[str, int]:
@@ -186,6 +192,8 @@ class Recorded:
 
 def _parse(row: Mapping[str, Any]) -> Text:
     output = int(row["tokens"])
+    if output < 1:
+        raise ValueError(f"it has {output} tokens")
     guesses = {}
     for name, trace in row["drafters"].items():
         right = np.array(trace["right"], dtype=np.int16)

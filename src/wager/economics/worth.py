@@ -66,7 +66,7 @@ class Worth:
         self._mean += 0.2 * _RATE * (tokens - self._mean)
         if self._target and self._seconds:
             late = self._seconds > _AIM * self._target * merit.tokens
-            merit.strain += late and merit.press >= _MOST
+            merit.strain = 0 if not late else merit.strain + (merit.press >= _MOST)
             factor = _UP if late and merit.strain < _GIVE_UP else _DOWN
             merit.press = min(_MOST, max(1.0, merit.press * factor))
 

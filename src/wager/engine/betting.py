@@ -19,6 +19,9 @@ POLICIES = ("adaptive", "threshold", "fixed")
 _CATCHING_UP = 8
 """A drafter with a cache of its own computes about this many missed tokens in the time of one guess."""
 
+_LIKELY = 0.25
+"""Share of the target's step that a guess is taken to cost where it was never timed."""
+
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
@@ -33,6 +36,11 @@ def build(
     objective = parse_objective(config.objective)
     if not drafters or config.depth == 0:
         return FixedDepth(0), 0
+    if name != "adaptive" and objective != "throughput":
+        raise UsageError(
+            f"objective = {config.objective!r} says nothing to policy {name!r}, which knows no prices.",
+            "Leave it out, or use --policy adaptive.",
+        )
     first = drafters[0]
     if name == "adaptive":
         most = {each.name: each.deepest if config.depth is None else config.depth for each in drafters}
@@ -70,11 +78,14 @@ def _policy(config: EngineConfig) -> tuple[str, float]:
         hint = f"Did you mean {near[0]!r}?" if near else f"Known policies: {', '.join(POLICIES)}."
         raise UsageError(f"policy = {config.policy!r} is not known.", hint)
     try:
-        return name, float(argument or 0.4)
+        threshold = float(argument or 0.4)
     except ValueError:
-        raise UsageError(f"threshold = {argument!r} is not a number.", "Write threshold:0.4.") from None
+        threshold = -1.0
+    if not 0 < threshold < 1:
+        raise UsageError(f"threshold = {argument!r} is not between 0 and 1.", "Write threshold:0.4.")
+    return name, threshold
 
 
 def _offer(drafter: Drafter, depth: int, prices: MeasuredSurface) -> Offer:
-    once = prices.draft_seconds(drafter.name, 1, 1)
+    once = prices.draft_seconds(drafter.name, 1, 1) or _LIKELY * prices.seconds(1, 1, 0)
     return Offer(depth, stops=drafter.needs_law, catch_up=once / _CATCHING_UP if drafter.needs_law else 0.0)

@@ -5,6 +5,7 @@ Everything that may be refused (model, tokenizer, drafter, memory) is looked at 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
 from wager.trace import Trace
 from wager.types import Request
+
+log = logging.getLogger("wager")
 
 Report = Callable[[str], None]
 
@@ -162,15 +165,20 @@ def _prices(config: EngineConfig, target: LoadedTarget, say: Report) -> Measured
     """What steps of a loaded target take: as calibrated, or else measured in a moment; every engine learns on from
     there by itself."""
     if target.surface is None:
-        target.surface = _calibrated(config, target, say) or _measured(config, target, say)
+        target.surface = _calibrated(target, say) or _measured(config, target, say)
     return MeasuredSurface.from_dict(target.surface.as_dict())
 
 
-def _calibrated(config: EngineConfig, target: LoadedTarget, say: Report) -> MeasuredSurface | None:
-    found, why = find(hub.cache_dir(FOLDER), setup(target.kernels, target.opened.spec, model=config.model))
-    if why:
-        say(why)
-    return found.surface() if found else None
+def _calibrated(target: LoadedTarget, say: Report) -> MeasuredSurface | None:
+    folder = hub.cache_dir(FOLDER)
+    here = setup(target.kernels, target.opened.spec, model=target.opened.path.name)
+    found, why = find(folder, here)
+    if found:
+        say(f"prices as calibrated {found.age}")
+        return found.surface()
+    if any(folder.glob(f"{here.shape}-*.json")):  # there is one, but it is damaged or of another machine
+        log.warning("%s Steps are measured anew; `wager calibrate` stores them.", why)
+    return None
 
 
 def _measured(config: EngineConfig, target: LoadedTarget, say: Report) -> MeasuredSurface:
@@ -180,7 +188,11 @@ def _measured(config: EngineConfig, target: LoadedTarget, say: Report) -> Measur
     say("measuring a few steps")
     runner = Runner(target.decoder, rule=config.verify, kernels=target.kernels)
     target.user = None
-    return quick_surface(runner, max_context=target.opened.shape.context)
+    try:
+        return quick_surface(runner, max_context=target.opened.shape.context)
+    except UsageError as error:  # a cache of a few pages: begin with a guess, the steps will correct it
+        log.warning("%s Prices begin as a guess.", error.message)
+        return MeasuredSurface([1, 256], [5e-3, 5e-2])
 
 
 def _assemble(

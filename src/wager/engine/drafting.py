@@ -94,7 +94,7 @@ class Drafting:
             draft,
             tokens=tuple(draft.tokens[:size]),
             parents=tuple(draft.parents[:size]),
-            scores=tuple(draft.scores[:size]),
+            scores=tuple(draft.scores[:size]) if _scored(draft) else (),
             drafter=drafter.name,
             law=None if draft.law is None else draft.law[:size],
         )
@@ -105,3 +105,8 @@ class Drafting:
             return draft.law.shape == (len(draft.tokens), self.vocab)
         drawn = drafter.needs_law and not ask.params.greedy
         return not (ask.law and drawn)
+
+
+def _scored(draft: Draft) -> bool:
+    """Whether every guess has a score that is a chance."""
+    return len(draft.scores) == len(draft.tokens) and all(0.0 <= score <= 1.0 for score in draft.scores)
