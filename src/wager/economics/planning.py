@@ -25,7 +25,7 @@ Ints = NDArray[np.intp]
 _PATIENCE = 32
 """Steps that decisions stand; the first stands one step, the second two, and so on up to this many."""
 
-_HASTE = 8
+_HASTE = 1
 """One new sequence in so many, summed over steps, calls for decisions anew; until then it gets the usual one."""
 
 _STAY = 64.0
