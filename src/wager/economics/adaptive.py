@@ -30,8 +30,6 @@ _SELDOM = 8
 _MOST = 16
 """Steps that may wait to be learned from."""
 
-_OWN_RATE = 0.05
-
 _SAMPLE = 4
 """What drafting took is told in every so many steps."""
 
@@ -68,7 +66,6 @@ class Adaptive:
         self._tell_drafting = getattr(surface, "observe_draft", None)
         self._allowance = Allowance(allowance)
         self._weights: dict[str, float] = {}  # of sequences that have not run yet, where it is not 1
-        self._own = 0.0  # seconds that betting takes the policy itself, in a step
         self._records: list[StepRecord] = []
         self._verdicts: list[tuple[Seat, Bet | None, Verdict, bool]] = []
         self._samples: list[Bet] = []
@@ -162,7 +159,7 @@ class Adaptive:
             cost = self._prices.ragged(drafter, [*depths, depth]) - self._prices.ragged(drafter, depths)
             if self._exact:  # draws are verified unseen
                 cost += self._prices.extra(step.rows, step.requests, step.context, count=depth)[depth]
-            cost += self._planner.catching_up(index, seat, known) + self._own
+            cost += self._planner.catching_up(index, seat, known) + self._planner.own
             if not plain:  # what the other drafter's guesses would have brought
                 cost += (step.price * step.plain / step.worth - 1) * step.plain / len(step.open)
             if self._allowance.spend(cost, plain=step.plain):
@@ -265,8 +262,7 @@ class Adaptive:
         seconds = sum(record.seconds.values())
         self.worth.clock(seconds)
         self._allowance.earn(seconds)
-        if self._step.bets:
-            self._own += _OWN_RATE * (record.seconds.get(POLICY_STAGE, 0.0) - self._own)
+        self._planner.note(record.seconds.get(POLICY_STAGE, 0.0), len(self._step.bets))
         self._records.append(record)
         if len(self._records) >= _MOST:
             self._digest()

@@ -31,6 +31,9 @@ _HASTE = 1
 _STAY = 64.0
 """Steps over which the cost of waking a drafter is spread."""
 
+_NOTED = 0.05
+"""How fast the policy's own time is followed."""
+
 _FREE = 0.002
 """Guesses that cost less than this share of a step's worth are asked for: they may turn out to be good."""
 
@@ -52,6 +55,7 @@ class Planner:
         self._offers, self._skills, self._prices, self._rates = offers, skills, prices, rates
         self._age = self._new = self._patience = 0
         self._asks = True
+        self._idle = self._busy = self._bets = 0.0
 
     def due(self, step: Step) -> bool:
         """Whether it is time to decide; asked once a step."""
@@ -79,6 +83,19 @@ class Planner:
         choices.sort(key=lambda choice: (choice.drafter, choice.depth))
         self.usual = replace(choices[len(choices) // 2], own=False)
 
+    def note(self, seconds: float, bets: int) -> None:
+        """A step took the policy itself so long, with so many bets."""
+        if bets:
+            self._busy += _NOTED * (seconds - self._busy)
+            self._bets += _NOTED * (bets - self._bets)
+        else:
+            self._idle += _NOTED * (seconds - self._idle)
+
+    @property
+    def own(self) -> float:
+        """Seconds that one more bet takes the policy itself."""
+        return max(0.0, self._busy - self._idle) / self._bets if self._bets else 0.0
+
     def catching_up(self, index: int, seat: Seat, known: int) -> float:
         """Seconds for a drafter with a cache of its own to read what it missed of a sequence."""
         offer = self._offers[index][1]
@@ -93,7 +110,8 @@ class Planner:
         survival = skill.expect([seat.ratings[index] for _, seat, _, _ in step.open], depth)
         survival = np.where(np.arange(depth) < rooms[:, None], survival, 0.0)
         waking = [self.catching_up(index, seat, known) / _STAY for _, seat, _, known in step.open]
-        marginal = self._prices.marginal(name, len(step.open), depth)
+        marginal = self._prices.marginal(name, len(step.open), depth).copy()
+        marginal[:, 0] += self.own
         drawn = np.array([seat.drawn for _, seat, _, _ in step.open])
         return Outlook(skill, survival, marginal, np.array(waking), drawn, offer.stops)
 
