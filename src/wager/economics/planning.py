@@ -93,8 +93,10 @@ class Planner:
 
     @property
     def own(self) -> float:
-        """Seconds that one more bet takes the policy itself."""
-        return max(0.0, self._busy - self._idle) / self._bets if self._bets else 0.0
+        """Seconds that one more bet takes the policy itself; until a step without bets was timed, half of what one with
+        bets takes is put down to the step."""
+        idle = self._idle or self._busy / 2
+        return max(0.0, self._busy - idle) / self._bets if self._bets else 0.0
 
     def catching_up(self, index: int, seat: Seat, known: int) -> float:
         """Seconds for a drafter with a cache of its own to read what it missed of a sequence."""
