@@ -68,13 +68,22 @@ def test_steps_correct_the_level_everywhere_and_a_stair_where_it_is() -> None:
     for _ in range(300):
         surface.observe(record(8, 4, 10, seconds=2 * 6.87e-3))
         surface.observe(record(2, 2, 10, seconds=2 * 5.79e-3))
-    assert surface.seconds(8, 1, 0) == pytest.approx(2 * 6.87e-3, rel=0.02)
+    assert surface.seconds(8, 4, 40) == pytest.approx(2 * 6.87e-3, rel=0.02)
     assert surface.seconds(16, 1, 0) == pytest.approx(2 * 11.3e-3, rel=0.1), "never seen, but the machine is slower"
     for _ in range(300):
         surface.observe(record(8, 4, 10, seconds=1.5 * 2 * 6.87e-3))
         surface.observe(record(2, 2, 10, seconds=2 * 5.79e-3))
     assert surface.seconds(8, 1, 0) == pytest.approx(3 * 6.87e-3, rel=0.05)
     assert surface.seconds(2, 1, 0) == pytest.approx(2 * 5.79e-3, rel=0.05)
+
+
+def test_steps_with_guesses_tell_what_many_requests_cost_without() -> None:
+    surface = kernel(per_request=3e-4)  # which is ten times too dear
+    for rows in (8, 12, 16) * 30:
+        surface.observe(record(rows, 8, 10, seconds=kernel(per_request=3e-5).seconds(rows, 8, 0)))
+    for rows in (1, 4, 16):
+        surface.observe(record(rows, 1, 10, seconds=kernel().seconds(rows, 1, 0)))
+    assert surface.seconds(8, 8, 0) == pytest.approx(kernel(per_request=3e-5).seconds(8, 8, 0), rel=0.05)
 
 
 def test_drafting_and_prompts_teach_nothing_about_steps() -> None:
@@ -96,6 +105,8 @@ def test_steps_beyond_what_was_measured_move_the_end_of_the_curve() -> None:
 
 def test_a_pause_of_the_machine_moves_little() -> None:
     surface = kernel()
+    for _ in range(10):
+        surface.observe(record(8, 4, 0, seconds=6.87e-3))
     surface.observe(record(8, 4, 0, seconds=3.0))
     assert surface.seconds(8, 4, 0) == pytest.approx(6.87e-3, rel=0.05)
 

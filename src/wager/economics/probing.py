@@ -13,8 +13,9 @@ ALLOWANCE = 0.004
 _SAVED = 1500
 """Steps of allowance that can be saved up: a burst costs a few steps at most."""
 
-_PLAIN_EVERY = 200
-"""Steps of the same size of batch, all speculating, before one is taken plain."""
+_PLAIN_FIRST, _PLAIN_EVERY = 8, 128
+"""Steps of the same size of batch, all speculating, before the first is taken plain, and before a later one; every
+time it takes twice as many."""
 
 _LEAST = 0.005
 """A probe counts as at least this share of a plain step, so that free drafters are not probed in every step."""
@@ -27,6 +28,7 @@ class Allowance:
         self._share = share
         self._seconds = 0.0
         self._streak: dict[int, int] = {}
+        self._patience: dict[int, int] = {}
 
     def earn(self, seconds: float) -> None:
         """A step took this long."""
@@ -48,7 +50,8 @@ class Allowance:
         """Whether a step of `live` sequences should be taken plain, which loses `lost` seconds."""
         size = live.bit_length()
         self._streak[size] = streak = self._streak.get(size, 0) + 1 if speculates else 0
-        if streak < _PLAIN_EVERY or not self.spend(lost, plain=plain):
+        patience = self._patience.get(size, _PLAIN_FIRST)
+        if streak < patience or not self.spend(lost, plain=plain):
             return False
-        self._streak[size] = 0
+        self._streak[size], self._patience[size] = 0, min(_PLAIN_EVERY, 2 * patience)
         return True

@@ -83,17 +83,15 @@ def grid(limits: Limits) -> list[Shape]:
 
 
 def sketch(limits: Limits) -> list[Shape]:
-    """A dozen shapes, the most telling first, for when there is no time for a grid."""
+    """Ten shapes, the most telling first, for when there is no time for a grid: one sequence, all at once, and a few
+    long ones. What many cost cannot be told from few."""
     texts = limits.texts()
-    longest = texts[-1]
-    wanted = [(rows, 1, 32) for rows in (1, 16, 8, 4, 12, 32, 2, 24, 64)]
-    wanted += [(rows, requests, context) for requests, context in ((4, 32), (1, longest), (4, longest))
-               for rows in (4, 16)]  # fmt: skip
-    return [
-        even(rows, requests, min(context, longest))
-        for rows, requests, context in wanted
-        if rows <= limits.rows and requests <= len(texts)
-    ]
+    most, few = len(texts), min(4, len(texts))
+    wanted = [(rows, 1, PAGE) for rows in (1, 16, 8, 4, 32)]
+    wanted += [(rows, most, PAGE) for rows in (most, 2 * most, most + most // 2)]
+    wanted += [(rows, few, texts[few - 1]) for rows in (4, 16)]
+    shapes = [even(*shape) for shape in wanted if shape[1] <= shape[0] <= limits.rows]
+    return list(dict.fromkeys(shapes))
 
 
 def drawn(limits: Limits, count: int, *, seed: int) -> list[Shape]:

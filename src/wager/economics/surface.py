@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.economics.draftcurve import DraftCurve
+from wager.economics.tracking import Tracker
 from wager.errors import UsageError
 from wager.types import StepRecord
 
@@ -26,10 +27,13 @@ DRAFT_STAGE = "draft"
 POLICY_STAGE = "policy"
 """The stage that is the policy's."""
 
-_LEVEL_RATE, _LOCAL_RATE = 0.05, 0.10
-_SETTLE_EVERY, _SETTLE_SHARE = 16, 0.25
-_MOST_SURPRISE = 0.3
-"""A step may surprise by this much (in log seconds) before the rest is put down to a pause of the machine."""
+_LEVEL, _KNOT, _REQUEST = (0.1, 0.01), (0.05, 1e-3), (0.01, 2e-4)
+"""How far off a careful fit is believed to be, and to drift in a step: all of it (relative), one row count (relative),
+and the price of a request (in steps of one row)."""
+
+_NOISE = 0.1
+"""How far steps of one kind scatter, relative."""
+
 _PENALTY = 1e-3
 
 
@@ -60,6 +64,7 @@ class MeasuredSurface:
     `rows` are the measured row counts, ascending; `seconds` the curve there, linear in between, and beyond the last two
     along their line. `per_context` prices reading a cached position once a request, `per_pair` a row's work on it.
     `drafters` price drafting by name; one never measured is taken to be free until it is observed.
+    `doubt` says how many times further off than a careful fit it may be, for steps to correct.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class MeasuredSurface:
         per_context: float = 0.0,
         per_pair: float = 0.0,
         drafters: Mapping[str, DraftCurve] | None = None,
+        doubt: float = 1.0,
     ) -> None:
         self.rows = list(rows)
         self.per_request, self.per_context, self.per_pair = per_request, per_context, per_pair
@@ -78,10 +84,12 @@ class MeasuredSurface:
         self.level = 1.0
         _check_curve(self.rows, seconds)
         self._base = [float(value) for value in seconds]
-        self._local = [0.0] * len(self.rows)  # log corrections at the measured row counts
         self._now = list(self._base)
-        self._seen: set[int] = set()
-        self._observed = 0
+        self._request = per_request
+        off, drift = zip(_LEVEL, *[_KNOT] * len(self.rows), _REQUEST, strict=True)
+        self._tracker = Tracker(
+            [doubt * each for each in off], drift=drift, noise=_NOISE
+        )  # log level, log curve at each knot, request
 
     def seconds(self, rows: float, requests: float, context_sum: float) -> float:
         """See StepSurface; about a microsecond. A step without rows costs nothing. Derivatives need real numbers."""
@@ -100,7 +108,8 @@ class MeasuredSurface:
         return curve.seconds(requests, depth) if curve and requests > 0 and depth > 0 else 0.0
 
     def observe(self, record: StepRecord) -> None:
-        """Learn from a step: how fast the machine is now, and how this number of rows differs from the rest.
+        """Learn from a step: how fast the machine is now, how this number of rows differs from the rest, and what a
+        request adds.
 
         Steps that compute prompts (their rows need no logits) teach nothing; those with more rows than were measured
         move the end of the curve.
@@ -110,27 +119,22 @@ class MeasuredSurface:
         taken = sum(value for stage, value in record.seconds.items() if stage != DRAFT_STAGE)
         if taken <= 0 or record.rows <= 0:
             return
-        expected = self.seconds(record.rows, record.sequences, sum(record.contexts))
-        surprise = max(-_MOST_SURPRISE, min(_MOST_SURPRISE, math.log(taken / expected)))
-        self.level *= math.exp(_LEVEL_RATE * surprise)
+        expected = self.seconds(record.rows, record.sequences, sum(record.contexts)) / self.level
         right, share = self._place(record.rows)
         share = min(1.0, share)
-        for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
-            self._local[knot] += weight * _LOCAL_RATE * surprise
-            self._now[knot] = self._base[knot] * math.exp(self._local[knot])
-            if weight > 0:
-                self._seen.add(knot)
-        self._observed += 1
-        if self._observed % _SETTLE_EVERY == 0:
-            self._settle()
+        knots = {right: share, right - 1: 1 - share} if right else {0: 1.0}
+        causes, slopes = [0, len(self.rows) + 1], [1.0, self._base[0] * record.sequences / expected]
+        for knot, weight in knots.items():
+            causes.append(knot + 1)
+            slopes.append(weight * self._now[knot] / expected)
+        self._tracker.learn(causes, slopes, missed=math.log(taken / (self.level * expected)))
+        self._correct()
 
-    def _settle(self) -> None:
-        """What all observed row counts have in common is the machine's, and holds where nothing was observed too."""
-        shift = _SETTLE_SHARE * sum(self._local[knot] for knot in self._seen) / len(self._seen)
-        self.level *= math.exp(shift)
-        for knot in self._seen:
-            self._local[knot] -= shift
-            self._now[knot] = self._base[knot] * math.exp(self._local[knot])
+    def _correct(self) -> None:
+        level, *curve, request = self._tracker.values.tolist()
+        self.level = math.exp(level)
+        self._now = [base * math.exp(off) for base, off in zip(self._base, curve, strict=True)]
+        self.per_request = max(0.0, self._request + self._base[0] * request)
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
         """Learn what drafting for `requests` sequences to `depth` took."""
@@ -154,7 +158,9 @@ class MeasuredSurface:
     # ---- from measurements, and to a file --------------------------------------------------------------------------
 
     @classmethod
-    def fit(cls, points: Sequence[StepPoint], *, drafters: Mapping[str, DraftCurve] | None = None) -> MeasuredSurface:
+    def fit(
+        cls, points: Sequence[StepPoint], *, drafters: Mapping[str, DraftCurve] | None = None, doubt: float = 1.0
+    ) -> MeasuredSurface:
         """The surface nearest to measured points in relative error, with no negative price.
 
         Needs two or more row counts, or raises UsageError. A price that the points do not tell apart (one context,
@@ -177,6 +183,7 @@ class MeasuredSurface:
             per_context=float(context),
             per_pair=float(pair),
             drafters=drafters,
+            doubt=doubt,
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -7,16 +7,16 @@ Knows no files and no model.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from wager.economics.calibrate import Calibration, Errors, Setup, draft_curve, fingerprint, typical
 from wager.economics.draftcurve import DraftCurve
 from wager.economics.shapes import REQUESTS, drawn, grid, sketch
-from wager.economics.surface import MeasuredSurface
+from wager.economics.surface import MeasuredSurface, StepPoint
 from wager.engine.drafting import Drafting
-from wager.engine.rehearsal import Report, Stage, rehearse
+from wager.engine.rehearsal import Report, Stage, Timed, rehearse
 from wager.engine.runner import Runner
 from wager.errors import UsageError
 from wager.kernels import machine
@@ -28,7 +28,7 @@ from wager.types import Ask, SamplingParams
 HELD_OUT = 32
 """Shapes drawn at random that judge the fit."""
 
-_QUICK_CONTEXT, _QUICK_SEQUENCES = 512, 4
+_QUICK_CONTEXT, _QUICK_TOKENS, _QUICK_DOUBT = 512, 3072, 3.0
 _DEPTHS = (1, 2, 4, 8)
 _DRAFT_ROUNDS = 12
 _PERIOD, _PROMPT = 11, 44
@@ -63,20 +63,28 @@ def calibrate(
 
 
 def quick_surface(
-    runner: Runner, *, max_context: int, seconds: float = 0.4, trace: Trace | None = None
+    runner: Runner, *, max_context: int, seconds: float = 0.5, trace: Trace | None = None
 ) -> MeasuredSurface:
     """A surface from about `seconds` of measuring, for an engine that was never calibrated.
 
     Call it before anyone uses the target: afterwards its cache holds nothing of worth, and no page table knows of it.
     UsageError if the cache is too small to measure in.
     """
-    stage = Stage(runner, max_context=max_context, longest=_QUICK_CONTEXT, sequences=_QUICK_SEQUENCES, trace=trace)
+    stage = Stage(runner, max_context=max_context, longest=_QUICK_CONTEXT, tokens=_QUICK_TOKENS, trace=trace)
     shapes = sketch(stage.limits)
-    taken = rehearse(stage, shapes, seconds=seconds, seed=None)
-    found = list(typical([(timed.shape, timed.point) for timed in taken], fitted=range(len(shapes))).values())
+    taken = rehearse(stage, shapes, seconds=seconds, seed=None, repeats=1)
+    found = _quickest(taken)
     if len({point.rows for point in found}) == 1:
         return MeasuredSurface([found[0].rows], [median(point.seconds for point in found)])
-    return MeasuredSurface.fit(found)
+    return MeasuredSurface.fit(found, doubt=_QUICK_DOUBT)
+
+
+def _quickest(taken: Sequence[Timed]) -> list[StepPoint]:
+    """The quickest step of every shape: of a few, taken in rounds, a pause of the machine spoils any other measure."""
+    quickest: dict[int, StepPoint] = {}
+    for timed in sorted(taken, key=lambda timed: timed.point.seconds):
+        quickest.setdefault(timed.shape, timed.point)
+    return list(quickest.values())
 
 
 @dataclass(frozen=True, slots=True)

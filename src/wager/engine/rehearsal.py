@@ -83,8 +83,8 @@ class Stage:
     """An engine of its own on `runner`'s target, whose cache already holds texts of all lengths that the limits allow.
 
     Nobody else may use the target meanwhile, and what its cache held before is lost: an engine that shares it must
-    forget its prefixes. `decoder` makes the detokenizers whose time a real step pays too. UsageError if the cache is
-    too small.
+    forget its prefixes. `tokens` bounds all texts together. `decoder` makes the detokenizers whose time a real step
+    pays too. UsageError if the cache is too small.
     """
 
     def __init__(
@@ -94,12 +94,13 @@ class Stage:
         max_context: int,
         longest: int = LONGEST,
         sequences: int = _SEQUENCES,
+        tokens: int | None = None,
         decoder: Callable[[], Decoder] | None = None,
         trace: Trace | None = None,
     ) -> None:
         target, trace = runner.target, trace or Trace()
         self.clock = trace.clock
-        self.limits = _limits(runner, max_context=max_context, longest=longest, sequences=sequences)
+        self.limits = _limits(runner, max_context=max_context, longest=longest, sequences=sequences, tokens=tokens)
         self._script, self._babble = _Script(), _Babble(target.vocab)
         self._scheduler = Scheduler(
             PageTable(target.cache.pages, prefix_cache=True),
@@ -157,7 +158,7 @@ class Stage:
         self._running.clear()
 
 
-def _limits(runner: Runner, *, max_context: int, longest: int, sequences: int) -> Limits:
+def _limits(runner: Runner, *, max_context: int, longest: int, sequences: int, tokens: int | None) -> Limits:
     """What fits. The scheduler wants free pages for a whole prompt before it looks which of them it has, and every
     sequence needs some to grow; where a shape finds too few all the same, its steps come out otherwise."""
     target = runner.target
@@ -165,13 +166,14 @@ def _limits(runner: Runner, *, max_context: int, longest: int, sequences: int) -
     growth = min(PAGE * (DEEPEST + 2), max_context // 2)  # a visit's steps and their guesses
     context = min(longest, max_context - growth, cached // 4)
     sequences = min(sequences, target.max_sequences, target.max_rows)
-    tokens = cached - context - PAGE - min(target.max_rows + 3 * PAGE * sequences, cached // 4)
-    if min(context, tokens) < PAGE:
+    left = cached - context - PAGE - min(target.max_rows + 3 * PAGE * sequences, cached // 4)
+    left = left if tokens is None else min(left, tokens)
+    if min(context, left) < PAGE:
         raise UsageError(
             f"A cache of {cached} tokens for contexts of {max_context} is too small to measure steps in.",
             "Raise --memory or --max-context.",
         )
-    return Limits(target.max_rows, sequences, context // PAGE * PAGE, tokens)
+    return Limits(target.max_rows, sequences, context // PAGE * PAGE, left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +193,13 @@ class Timed:
 
 def rehearse(
     stage: Stage, shapes: Sequence[Shape], *, seconds: float, seed: int | None = 0, held_out: int = 0,
-    report: Report | None = None,
+    repeats: int = _REPEATS, report: Report | None = None,
 ) -> list[Timed]:  # fmt: skip
     """Steps of every shape again and again for `seconds`, in the order they were taken.
 
     Rounds are shuffled, so that a machine that is slow for a while is slow for all shapes alike; with `seed` None they
-    go in order, and where time is short the last shapes are never reached. The last `held_out` shapes are not for
+    go in order, and where time is short the last shapes are never reached. A shape is timed `repeats` times a visit.
+    The last `held_out` shapes are not for
     fitting. Whatever it takes, two of the others are timed, and one of these.
     """
     rng = None if seed is None else random.Random(seed)
@@ -207,7 +210,7 @@ def rehearse(
         for visit in _visits(shapes, rng):
             stage.enter(shapes[visit[0]].contexts)
             for index in visit:
-                records = [stage.step(shapes[index].depths) for _ in range(_REPEATS)]
+                records = [stage.step(shapes[index].depths) for _ in range(repeats)]
                 taken += [Timed(index, record) for record in records if record is not None]
                 passed = stage.clock() - begun
                 if report:
