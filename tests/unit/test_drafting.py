@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from wager.engine.drafting import Drafting
+from wager.engine.drafting import Drafting, level
 from wager.testing import SilentDrafter
 from wager.types import Ask, Draft, SamplingParams
 
@@ -82,3 +82,11 @@ def test_a_failing_drafter_is_switched_off_and_named(caplog: pytest.LogCaptureFi
         assert drafting.propose([Ask("s", 5, 8, SamplingParams(), 0)], {"s": 8}) == {}
     assert drafting.name == "none"
     assert "'failing'" in caplog.text and "no idea" in caplog.text
+
+
+def test_what_is_too_much_together_is_cut_where_it_is_longest() -> None:
+    assert level([3, 5, 1], 9) == 5
+    assert level([3, 5, 1], 8) == 4
+    assert level([3, 5, 1], 5) == 2
+    assert level([3, 5, 1], 2) == 0, "none is preferred"
+    assert level([], 0) == 0

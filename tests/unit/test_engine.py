@@ -10,6 +10,7 @@ import pytest
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
+from wager.economics.policy import FixedDepth
 from wager.engine.drafting import Drafting
 from wager.errors import RequestError, UsageError
 from wager.testing import (
@@ -27,7 +28,7 @@ from wager.testing import (
     TwinDrafter,
 )
 from wager.testing.engines import toy_engine
-from wager.types import Completion, Request, SamplingParams, VerifyRule
+from wager.types import Completion, Request, SamplingParams, StepRecord, VerifyRule
 from wager.verify.distribution import History, shape
 
 LAW = ToyLaw(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
@@ -89,6 +90,17 @@ def plain(request: Request, choice: int = 0) -> tuple[int, ...]:
         if out[-1] == LAW.eos and not params.ignore_eos:
             break
     return tuple(out)
+
+
+class Watched(FixedDepth):
+    """A fixed depth that keeps every step's record."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self.records: list[StepRecord] = []
+
+    def observe(self, record: StepRecord) -> None:
+        self.records.append(record)
 
 
 @pytest.fixture(scope="module")
@@ -308,3 +320,37 @@ def test_a_batch_that_is_refused_half_way_leaves_nothing_behind() -> None:
         engine.generate([good, good], concurrency=1)
     assert len(engine.generate([good])) == 1
     assert engine.scheduler.table.free == engine.scheduler.table.total
+
+
+def crowd(prompts: tuple[int, ...]) -> list[Request]:
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    return [Request(str(at), tuple((at + i) % 40 + 4 for i in range(size)), params) for at, size in enumerate(prompts)]
+
+
+@pytest.mark.parametrize(("drafter", "guessing"), [(SilentDrafter, False), (OverlongDrafter, True)])
+def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], guessing: bool) -> None:
+    policy = Watched(15)
+    engine = toy_engine(LAW, drafter=drafter(), policy=policy, depth=15, pages=512, max_rows=64, max_context=4096)
+    requests = [*crowd((4, 4, 4)), replace(crowd((1,))[0], id="long", prompt=(5,) * 600)]
+    engine.generate(requests)
+    chunks = [each.rows - each.guesses for each in policy.records if each.rows - each.guesses > 8]
+    assert all(each.rows <= 64 for each in policy.records)
+    if guessing:
+        assert max(each.guesses for each in policy.records[:6]) > 20, "they take what they take"
+        assert 30 <= sorted(chunks)[len(chunks) // 2] < 40, "half is the prompt's all the same"
+    else:
+        assert sorted(chunks)[len(chunks) // 2] >= 56
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_a_full_step_cuts_guesses_and_changes_nothing(rule: VerifyRule) -> None:
+    """Draws have to fit before they are drawn, or what is kept would tell what was drawn."""
+    policy = Watched(6)
+    drafter = DraftModel(ToyTarget(LAW, pages=256, max_sequences=8))
+    engine = toy_engine(LAW, drafter=drafter, policy=policy, depth=6, rule=rule, pages=256, max_rows=24)
+    requests = crowd((3, 5, 40, 60, 50))
+    done = {each.request: each for each in engine.generate(requests)}
+    assert all(each.rows <= 24 for each in policy.records)
+    assert any(each.rows > 20 and 0 < each.guesses < 12 for each in policy.records), "beside a prompt"
+    for request in requests:  # greedy: every rule emits what the target says
+        assert done[request.id].token_ids == plain(request)

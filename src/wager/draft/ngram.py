@@ -1,6 +1,7 @@
 """Prompt lookup: guess that what followed the same tokens before follows them again.
 
-Costs no pass of any model and a constant time per token, however long the context. Knows token ids only.
+Costs no pass of any model and a constant time per token, however long the context; what became known is looked at when
+a guess is asked for, so that a drafter that is left alone costs nothing. Knows token ids only.
 
 One table says how far a match can be trusted: the chance that the next token is right after a match of m tokens. A
 guess at depth d, if all above it was right, *is* a guess after a match of m + d - 1 tokens, so the same table gives the
@@ -47,11 +48,8 @@ class NgramDrafter:
         self._indexes: dict[str, _Index] = {}
 
     def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        """Index the prompt; it teaches nothing about how often the *model* repeats what was said."""
-        self._indexes[sequence] = index = _Index(self._longest)
-        for token in tokens:
-            index.append(token)
-        index.match()
+        """Take the prompt; it teaches nothing about how often the *model* repeats what was said."""
+        self._indexes[sequence] = _Index(self._longest, tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """One chain per ask, or an empty draft where nothing is known."""
@@ -61,18 +59,15 @@ class NgramDrafter:
         """Nothing: tokens are all it looks at."""
 
     def accept(self, sequence: str, tokens: Sequence[int]) -> None:
-        """Learn from each token whether the match before it would have been right, then index it."""
-        index = self._indexes[sequence]
-        for token in tokens:
-            index.learn(token)
-            index.append(token)
-            index.match()
+        """Take what became known."""
+        self._indexes[sequence].news += tokens
 
     def end(self, sequence: str) -> None:
         self._indexes.pop(sequence, None)
 
     def _draft(self, ask: Ask) -> Draft:
         index = self._indexes[ask.sequence]
+        index.catch_up()
         scores = index.survival(ask.depth)
         return Draft.chain(ask.sequence, index.copy(len(scores)), drafter=self.name, scores=scores)
 
@@ -80,34 +75,52 @@ class NgramDrafter:
 class _Index:
     """The tokens of one sequence, where each n-gram was last followed by what, and how well that predicts."""
 
-    __slots__ = ("_after", "_longest", "_right", "_tried", "hit", "length", "tokens")
+    __slots__ = ("_after", "_chances", "_endings", "_longest", "_prompt", "_tried", "hit", "length", "news", "tokens")
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int, prompt: Sequence[int]) -> None:
         self.tokens: list[int] = []
+        self.news: list[int] = []  # tokens that are known and were not looked at
+        self._prompt = prompt
         self.hit = 0  # where the present match goes on
         self.length = 0  # how many tokens match; 0: none
         self._longest = longest
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> position of the token after its last occurrence
-        self._right = [PRIOR_WEIGHT * chance for chance in PRIOR]
-        self._tried = [PRIOR_WEIGHT] * len(PRIOR)
+        self._endings: list[tuple[int, ...]] = []  # the n-grams that the known text ends with, the shortest first
+        self._chances, self._tried = list(PRIOR), [PRIOR_WEIGHT] * len(PRIOR)
+
+    def catch_up(self) -> None:
+        """Index the prompt if that was not done, then learn from each new token whether the match before it would have
+        been right, and index it."""
+        if self._prompt:
+            for token in self._prompt:
+                self.append(token)
+            self._prompt = ()
+            self.match()
+        for token in self.news:
+            self.learn(token)
+            self.append(token)
+            self.match()
+        self.news.clear()
 
     def append(self, token: int) -> None:
         """Index the n-grams before `token`, so that an ending never finds itself, and add it."""
         tokens, end = self.tokens, len(self.tokens)
-        for n in range(1, min(self._longest, end) + 1):
-            self._after[tuple(tokens[end - n :])] = end
+        for ending in self._endings:
+            self._after[ending] = end
         tokens.append(token)
+        end += 1
+        self._endings = [tuple(tokens[end - n :]) for n in range(1, min(self._longest, end) + 1)]
 
     def match(self) -> None:
         """Find the most recent occurrence of the longest known ending."""
-        tokens, end = self.tokens, len(self.tokens)
         self.length = 0
-        for n in range(min(self._longest, end), 0, -1):
-            hit = self._after.get(tuple(tokens[end - n :]))
+        for ending in reversed(self._endings):
+            hit = self._after.get(ending)
             if hit is not None:
-                self.hit, self.length = hit, n
+                self.hit, self.length = hit, len(ending)
                 break
         if self.length == self._longest:  # it may be longer than what is indexed
+            tokens, end = self.tokens, len(self.tokens)
             most = min(self.hit, len(PRIOR))
             while self.length < most and tokens[self.hit - self.length - 1] == tokens[end - self.length - 1]:
                 self.length += 1
@@ -115,15 +128,18 @@ class _Index:
     def learn(self, token: int) -> None:
         """Count whether the present match predicts `token`."""
         if self.length:
-            self._tried[self.length - 1] += 1
-            self._right[self.length - 1] += self.tokens[self.hit] == token
+            row = self.length - 1
+            self._tried[row] += 1
+            self._chances[row] += ((self.tokens[self.hit] == token) - self._chances[row]) / self._tried[row]
 
     def survival(self, depth: int) -> list[float]:
         """Chance that depths 1, 2, ... are reached and right, at most `depth` of them, while they are worth a row."""
+        if not self.length:
+            return []
         survival, chances = 1.0, []
-        for longer in range(depth if self.length else 0):
-            row = min(self.length + longer, len(PRIOR)) - 1
-            survival *= self._right[row] / self._tried[row]
+        rows = self._chances[self.length - 1 :]
+        for chance in rows + rows[-1:] * (depth - len(rows)) if depth > len(rows) else rows[:depth]:
+            survival *= chance
             if survival < WORTH_A_ROW:
                 break
             chances.append(survival)

@@ -13,7 +13,7 @@ import torch
 
 from wager.economics.policy import Policy
 from wager.engine.collect import Collector
-from wager.engine.drafting import Drafting
+from wager.engine.drafting import Drafting, level
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.engine.sequence import Ruling, sequence_id
@@ -70,7 +70,7 @@ class Engine:
         spans = self._schedule()
         if not spans:
             return farewells
-        drafts = self._admit(self._draft(spans, self._plan(spans)))
+        drafts = self._fit(spans, self._admit(self._draft(spans, self._plan(spans))))
         output = self._forward(spans, drafts, self._tables(spans))
         rulings = self._accept(spans, drafts, output, self.scheduler.sequences)
         self.drafting.observe(output)
@@ -84,8 +84,20 @@ class Engine:
         return {span.sequence: self.scheduler.table.pages(span.sequence) for span in spans}
 
     def _drafts(self, spans: Sequence[Span], plan: Plan) -> dict[str, Draft]:
-        asks = [self._ask(sequence, depth, plan) for sequence, depth in plan.depths.items() if depth]
+        depths = plan.depths
+        if self.runner.rule != "match":  # what is drawn is verified, so it has to fit before it is drawn
+            most = level(depths.values(), self.scheduler.left(spans))
+            depths = {sequence: min(depth, most) for sequence, depth in depths.items()}
+        asks = [self._ask(sequence, depth, plan) for sequence, depth in depths.items() if depth]
         return self.drafting.propose(asks, {span.sequence: span.room for span in spans}, plan.drafters)
+
+    def _fit(self, spans: Sequence[Span], drafts: Mapping[str, Draft]) -> Mapping[str, Draft]:
+        """What the rows that are left have room for: the longest are cut."""
+        left = self.scheduler.left(spans)
+        if sum([len(draft) for draft in drafts.values()]) <= left:
+            return drafts
+        most = level([len(draft) for draft in drafts.values()], left)
+        return {sequence: draft.cut(most) for sequence, draft in drafts.items() if most}
 
     def _ask(self, sequence: str, depth: int, plan: Plan) -> Ask:
         s = self.scheduler.sequences[sequence]

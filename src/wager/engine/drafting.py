@@ -8,7 +8,7 @@ that one that was not asked for a while is not stale. Knows no target and no cac
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from wager.draft.base import Drafter
@@ -84,6 +84,8 @@ class Drafting:
 
     def _sound(self, draft: Draft, ask: Ask, room: int, drafter: Drafter) -> Draft:
         """The longest beginning of a draft that is a tree of known tokens within the room and has the law it needs."""
+        if self._whole(draft, ask, room, drafter):
+            return draft
         size = min(room, len(draft.tokens), len(draft.parents)) if self._lawful(draft, ask, drafter) else 0
         for node in range(size):
             lowest = node - 1 if self._chains else -1
@@ -99,6 +101,18 @@ class Drafting:
             law=None if draft.law is None else draft.law[:size],
         )
 
+    def _whole(self, draft: Draft, ask: Ask, room: int, drafter: Drafter) -> bool:
+        """Whether it is a chain with nothing to cut, as nearly all are: seen at a glance."""
+        tokens = draft.tokens
+        return (
+            len(tokens) <= room
+            and draft.drafter == drafter.name
+            and draft.is_chain
+            and (not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab))
+            and (not draft.scores or _scored(draft))
+            and self._lawful(draft, ask, drafter)
+        )
+
     def _lawful(self, draft: Draft, ask: Ask, drafter: Drafter) -> bool:
         """Draws come with the law they were drawn from when it was asked for: without it no rule would be exact."""
         if draft.law is not None:
@@ -110,3 +124,11 @@ class Drafting:
 def _scored(draft: Draft) -> bool:
     """Whether every guess has a score that is a chance."""
     return len(draft.scores) == len(draft.tokens) and all(0.0 <= score <= 1.0 for score in draft.scores)
+
+
+def level(wanted: Collection[int], rows: int) -> int:
+    """The greatest length at which all that are longer can be cut off so that they take `rows` together."""
+    length = max(wanted, default=0)
+    while sum([min(each, length) for each in wanted]) > rows:
+        length -= 1
+    return length

@@ -8,7 +8,7 @@ which are kept, are computed again later. Knows no tensors, drafters or distribu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -17,6 +17,9 @@ from wager.errors import RequestError
 from wager.kernels.base import PAGE
 from wager.kv.pages import PageTable
 from wager.types import Event, FinishReason, Span
+
+_LEAST, _FADING = 16, 0.75
+"""One row in so many is kept for guesses beside prompts; and what is left, a step later, of the rows they took."""
 
 Move = Callable[[str, int, tuple[int, ...]], None]
 """(sequence, position of the first guess, accepted nodes): bring an accepted tree path to its own positions."""
@@ -46,6 +49,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._clock = clock
+        self._guessed = 0  # rows that guesses lately took
         self._sequences: dict[str, Sequence] = {}
 
     # ---- arrivals and departures -------------------------------------------------------------------------------
@@ -101,34 +105,44 @@ class Scheduler:
     # ---- before the pass ----------------------------------------------------------------------------------------
 
     def next(self) -> list[Span]:
-        """Spans of the next step, their pages reserved (room for guesses included)."""
+        """Spans of the next step, their pages reserved (room for guesses included). Rooms together may be more than the
+        rows that `left` says are left."""
         spans: dict[str, Span] = {}
-        left = self.max_rows
         decoding = [s for s in self.running if s.pending == 1]
         prompts = [s for s in self.running if s.pending > 1]
-        room = self._room(len(decoding), share=0.5 if prompts or self.waiting else 1.0)
+        room = min(self.guesses, max(0, self.max_rows // max(1, len(decoding)) - 1))
         settled = True
-        for sequence in decoding + prompts:
+        for sequence in decoding:
+            left = self.max_rows - len(spans)  # so far all have one row
             if left and sequence in self.running:
                 settled &= self._schedule(sequence, left, room, spans)
-                left = self.max_rows - _rows(spans)
-        while settled and left and self.waiting and len(self.running) < self.max_sequences:
-            if not self._admit(self.waiting[0]):
+        kept = self._kept(len(decoding), room)
+        for sequence in prompts:
+            left = self.left(spans.values()) - kept
+            if left > 0 and sequence in self.running:
+                settled &= self._schedule(sequence, left, room, spans)
+        while settled and self.waiting and len(self.running) < self.max_sequences:
+            left = self.left(spans.values()) - kept
+            if left <= 0 or not self._admit(self.waiting[0]):
                 break
             self._schedule(self.running[-1], left, room, spans)
-            left = self.max_rows - _rows(spans)
         return list(spans.values())
 
-    def _room(self, decoding: int, *, share: float) -> int:
-        """Rows of guesses per sequence when all of `decoding` sequences take them within a share of the row budget;
-        prompts get the rest."""
-        return min(self.guesses, max(0, int(self.max_rows * share) // max(1, decoding) - 1))
+    def left(self, spans: Iterable[Span]) -> int:
+        """Rows of the budget that guesses may have beside these spans' known tokens."""
+        return self.max_rows - sum([len(span.tokens) for span in spans])
+
+    def _kept(self, decoding: int, room: int) -> int:
+        """Rows that prompts leave to guesses: twice what guesses lately took, so that they can grow, and half the
+        budget at most."""
+        least = max(decoding, self.max_rows // _LEAST)
+        return min(room * decoding, max(least, 2 * self._guessed), self.max_rows // 2)
 
     def _schedule(self, sequence: Sequence, left: int, room: int, spans: dict[str, Span]) -> bool:
         """Reserve and add the span of one running sequence within `left` rows; False if pages were short."""
         rows = min(sequence.pending, left)
         live = rows == sequence.pending
-        room = min(room, left - rows, self._growth(sequence)) if live else 0
+        room = min(room, self._growth(sequence)) if live else 0
         end = sequence.cached + rows
         settled = self.table.reserve(sequence.id, end + room)
         if not settled:
@@ -180,6 +194,7 @@ class Scheduler:
         """Write the step's result: append, move accepted paths, register full pages, trim, finish."""
         now = self._clock()
         events = []
+        self._guessed = max(sum([ruling.drafted for ruling in rulings.values()]), int(_FADING * self._guessed))
         for span in spans:
             sequence = self._sequences[span.sequence]
             sequence.cached = span.start + len(span.tokens)
@@ -237,7 +252,3 @@ class Scheduler:
         self.finish(sequence)
         news = news or Event(sequence.request.id, sequence.choice)
         return replace(news, finish=finish, error=error, stats=sequence.stats())
-
-
-def _rows(spans: Mapping[str, Span]) -> int:
-    return sum(len(span.tokens) + span.room for span in spans.values())
