@@ -425,7 +425,9 @@ def test_a_verdict_that_does_not_come_is_no_observation() -> None:
     plan = policy.plan(spans)
     policy.admit({name: Draft.chain(name, range(depth), drafter="d") for name, depth in plan.depths.items()})
     policy.learn([Verdict("a", (), (99,))])
-    policy.end("a")  # what was bet on it is learned before it is forgotten
+    policy.end("a")  # what was bet on it is learned all the same
+    policy.end("b")
+    policy.plan([Span("c", 50, (1,), True, DEPTH)])  # decides, and so looks at what it knows
     assert policy.acceptance.skill("d").depths.tried[0] == 1
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from wager.economics.acceptance import FADING, Acceptance
 from wager.economics.admission import keep, select
-from wager.economics.bets import Bet, Seat, Step, follow, is_chain, settle
+from wager.economics.bets import Bet, Seat, Step
 from wager.economics.explaining import explain
+from wager.economics.lessons import Lessons
 from wager.economics.planning import Planner
 from wager.economics.policy import Offer
 from wager.economics.prices import NEAR, Prices, Rates
@@ -27,14 +28,11 @@ _PROBE = 2
 _SELDOM = 8
 """Steps between what need not be done in each."""
 
-_MOST = 16
-"""Steps that may wait to be learned from."""
-
 _SAMPLE = 4
 """What drafting took is told in every so many steps."""
 
-_ENOUGH = 16
-"""In a step with more bets, about this many of them teach, in turns."""
+_NAP = 4
+"""Steps after one in which nobody wanted to guess that go by without a look; who comes ends it."""
 
 
 class Adaptive:
@@ -62,17 +60,16 @@ class Adaptive:
         self._skills = [self.acceptance.skill(name) for name, _ in self._offers]
         self._exact = rule != "match"
         self._prices, self._rates = Prices(surface), Rates()
-        self._tell = getattr(surface, "observe", None)
+        self._corrected = hasattr(surface, "observe")
         self._tell_drafting = getattr(surface, "observe_draft", None)
         self._allowance = Allowance(allowance)
         self._weights: dict[str, float] = {}  # of sequences that have not run yet, where it is not 1
-        self._records: list[StepRecord] = []
-        self._verdicts: list[tuple[Seat, Bet | None, Verdict, bool]] = []
-        self._samples: list[Bet] = []
+        self._lessons = Lessons(self._skills, getattr(surface, "observe", None))
         self._seats: dict[str, Seat] = {}
         self._step = self._last = Step()
         self._planner = Planner(self._offers, self._skills, prices=self._prices, rates=self._rates)
         self._steps = 0
+        self._nap, self._crowd = 0, (0, "")
 
     def begin(self, sequence: str, *, weight: float) -> None:
         """A sequence was accepted; `weight` is what its tokens count."""
@@ -88,27 +85,39 @@ class Adaptive:
         if self._steps % FADING == 0:
             for skill in self._skills:
                 skill.age()
+        if self._dozes(spans):
+            self._step = Step()
+            return Plan({})
         step = self._step = self._look(spans)
         if not step.open or not self._offers:
             return Plan({})
         self._last = step
-        if self._planner.due(step):
-            self._digest()
+        if self._planner.due(step, now=self._steps):
+            self._lessons.learn()
             self._planner.decide(step, self.worth)
-        step.control = self._tell is not None and self._stays_plain(step)
+        step.control = self._corrected and self._stays_plain(step)
         if not step.control:
             for name, seat, room, known in step.open:
                 choice = seat.choice
                 if choice.depth:
                     self._ask(step, name, Bet(seat, choice.drafter, min(choice.depth, room), floor=choice.floor), known)
-            if self._allowance.any(step.plain):
-                self._probe(step)
+            self._nap = 0 if step.bets else _NAP
+            for _ in range(self._nap + 1):
+                if self._allowance.any(step.plain):
+                    self._probe(step)
         bets = step.bets
         return Plan(
             {name: bet.depth for name, bet in bets.items()},
             {name: self._offers[bet.drafter][0] for name, bet in bets.items()},
             {name: bet.floor for name, bet in bets.items() if bet.floor},
         )
+
+    def _dozes(self, spans: Sequence[Span]) -> bool:
+        """Whether nothing has happened since nobody wanted to guess. Who comes, comes last."""
+        crowd = len(spans), spans[-1].sequence if spans else ""
+        self._nap = self._nap - 1 if crowd == self._crowd else 0
+        self._crowd = crowd
+        return self._nap > 0
 
     def _look(self, spans: Sequence[Span]) -> Step:
         step = Step(requests=len(spans))
@@ -170,8 +179,8 @@ class Adaptive:
     def admit(self, drafts: Mapping[str, Draft]) -> Mapping[str, Draft]:
         """The guesses worth verifying, over the whole batch at once."""
         step = self._step
-        if not step.bets and self._steps % _SELDOM:  # nothing was asked: most of what follows can wait
-            if step.live:
+        if not step.live or (not step.bets and self._steps % _SELDOM):
+            if step.live:  # nothing was asked: most of what follows can wait
                 self._rates.learn(step.live, worth=step.worth, plain=step.worth)
             return {}
         admitted: dict[str, Draft] = {}
@@ -220,42 +229,13 @@ class Adaptive:
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
         """What became of each live sequence."""
-        bets = self._step.bets
-        turns = max(1, len(bets) // _ENOUGH)
-        for number, verdict in enumerate(verdicts, self._steps):
+        told: list[tuple[Seat, Verdict]] = []
+        for verdict in verdicts:
             seat = self._seats.get(verdict.sequence)
-            if seat is None:
-                continue
-            self.worth.learn(seat.merit, len(verdict.tokens))
-            bet = bets.get(verdict.sequence)
-            self._verdicts.append((seat, bet, verdict, number % turns == 0))
-        if bets:
-            self._samples.append(list(bets.values())[self._steps % len(bets)])
-
-    def _digest(self) -> None:
-        """Learn from what has gathered: in a loop, since a pass over the weights leaves cold caches behind."""
-        for seat, bet, verdict, turn in self._verdicts:
-            if bet is None:
-                follow(seat, verdict.tokens, self._skills)
-                continue
-            seat.left = None
-            if turn or bet.probe:
-                settle(bet, verdict, self._skills[bet.drafter])
-        for bet in self._samples:
-            self._note(bet)
-        if self._tell:
-            for record in self._records:
-                self._tell(record)
-        self._verdicts, self._samples, self._records = [], [], []
-
-    def _note(self, bet: Bet) -> None:
-        """How a draft came out, one a step."""
-        expected, skill = bet.seat.choice.expected, self._skills[bet.drafter]
-        if bet.draft is not None and bet.survival is None:
-            return  # draws were not judged
-        if expected and skill.scored and (bet.draft is None or is_chain(bet.draft)):
-            made = bet.survival or []
-            skill.learn_shift(expected[bet.drafter], made + [0.0] * (bet.passes - len(made)))
+            if seat is not None:
+                self.worth.learn(seat.merit, len(verdict.tokens))
+                told.append((seat, verdict))
+        self._lessons.verdicts(told, self._step.bets, number=self._steps)
 
     def observe(self, record: StepRecord) -> None:
         """What the step took."""
@@ -263,9 +243,7 @@ class Adaptive:
         self.worth.clock(seconds)
         self._allowance.earn(seconds)
         self._planner.note(record.seconds.get(POLICY_STAGE, 0.0), len(self._step.bets))
-        self._records.append(record)
-        if len(self._records) >= _MOST:
-            self._digest()
+        self._lessons.record(record, rare=self._step.control)
         if self._tell_drafting and self._steps % _SAMPLE == 0 and not self._step.waking:
             for told in self._shares(record.seconds.get(DRAFT_STAGE, 0.0)):
                 self._tell_drafting(*told[:3], seconds=told[3])
@@ -285,9 +263,7 @@ class Adaptive:
         self._weights.pop(sequence, None)
         seat = self._seats.pop(sequence, None)
         if seat is not None:
-            self._digest()
-            for skill, rating in zip(self._skills, seat.ratings, strict=True):
-                skill.close(rating)
+            self._lessons.end(seat)
 
     def explain(self) -> str:
         """Why the last step in which anyone could guess was what it was, in words."""

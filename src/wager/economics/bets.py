@@ -36,15 +36,15 @@ class Seat:
     `ratings`, `asked_at` (the position it was last drafted for at, 0 for never) and `asked_in` (in which step; -1 for
     never) have an item per drafter. `left` is what remains of the last draft if all of it that can be compared was
     right: drafter, guesses, and how many of them came true. `drawn` says that its last guesses were draws under an
-    exact rule, which are verified unseen.
+    exact rule, which are verified unseen; `watched` that what it emits next may tell something.
     """
 
-    __slots__ = ("asked_at", "asked_in", "choice", "drawn", "left", "merit", "ratings")
+    __slots__ = ("asked_at", "asked_in", "choice", "drawn", "left", "merit", "ratings", "watched")
 
     def __init__(self, merit: Merit, ratings: list[Rating], choice: Choice) -> None:
         self.merit, self.ratings, self.choice = merit, ratings, choice
         self.left: tuple[int, Sequence[int], int] | None = None
-        self.drawn = False
+        self.drawn = self.watched = False
         self.asked_at, self.asked_in = [0] * len(ratings), [-1] * len(ratings)
 
 

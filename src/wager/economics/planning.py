@@ -53,20 +53,23 @@ class Planner:
     ) -> None:
         self.usual = Choice()
         self._offers, self._skills, self._prices, self._rates = offers, skills, prices, rates
-        self._age = self._new = self._patience = 0
-        self._asks = True
+        self.asks = True  # whether anybody was to draft when that was last decided
+        self._due = self._now = self._new = self._patience = self._size = 0
         self._idle = self._busy = self._bets = 0.0
 
-    def due(self, step: Step) -> bool:
-        """Whether it is time to decide; asked once a step."""
-        self._age += 1
+    def due(self, step: Step, *, now: int) -> bool:
+        """Whether it is time to decide, in step number `now`."""
+        self._now = now
         self._new += sum([not seat.choice.own for _, seat, _, _ in step.open])
-        return self._age >= self._patience or self._new * _HASTE >= len(step.open)
+        another = len(step.open).bit_length() != self._size
+        return another or now >= self._due or self._new * _HASTE >= len(step.open)
 
     def decide(self, step: Step, worth: Worth) -> None:
         """Renew the choices of the step's open sequences."""
-        self._age = self._new = 0
-        self._patience = min(_PATIENCE if self._asks else 2 * _PATIENCE, self._patience + 1 + 3 * (not self._asks))
+        self._new = 0
+        self._patience = min(_PATIENCE, self._patience + 1 + 3 * (not self.asks))
+        self._due = self._now + self._patience
+        self._size = len(step.open).bit_length()
         rooms = np.array([room for _, _, room, _ in step.open])
         values = np.array([worth.of(seat.merit) for _, seat, _, _ in step.open])
         batch = Batch(step.rows, step.requests, step.context, step.price, rooms, values)
@@ -79,7 +82,7 @@ class Planner:
             floor = self._skills[drafter].raw(floor) if depth and floor > 0 else 0.0
             seat.choice = Choice(drafter, depth, floor, [each[row] for each in expected], own=True)
             choices.append(seat.choice)
-        self._asks = any(choice.depth for choice in choices)
+        self.asks = any(choice.depth for choice in choices)
         choices.sort(key=lambda choice: (choice.drafter, choice.depth))
         self.usual = replace(choices[len(choices) // 2], own=False)
 
@@ -118,12 +121,12 @@ class Planner:
         return Outlook(skill, survival, marginal, np.array(waking), drawn, offer.stops)
 
     def _hurdles(self, step: Step) -> list[float]:
-        """What a row may cost: what it lately did, and what it would if everyone drafted one guess."""
+        """What a row may cost: what it lately did, and what it would if everyone drafted one guess, if that is less."""
         count = len(step.open)
         extra = self._prices.extra(step.rows, step.requests, step.context, count=count)
         crowd = step.price * extra[count] / count
         lately = self._rates.hurdle(step.live)
-        return [crowd] if lately is None else [lately, crowd]
+        return [lately] if lately is not None and lately <= crowd else [crowd] if lately is None else [lately, crowd]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +240,8 @@ def bid(outlook: Outlook, batch: Batch, *, hurdle: float, floor: Floats) -> Bid:
 
 def assign(bids: Sequence[Bid], size: int) -> Ints:
     """Index of each sequence's drafter, -1 for none: the set of drafters that together make the most."""
+    if len(bids) == 1:  # `fill`, which looks at all depths, says more
+        return np.where(bids[0].profit > 0, 0, -1)
     best, choice = 0.0, np.full(size, -1)
     sizes = range(1, len(bids) + 1) if len(bids) <= 3 else (1, len(bids))
     for chosen in (each for number in sizes for each in combinations(range(len(bids)), number)):
@@ -245,7 +250,7 @@ def assign(bids: Sequence[Bid], size: int) -> Ints:
         used = [index for index in chosen if (taken == index).any()]
         total = float(profits.max(0).sum()) - sum([bids[index].opening for index in used])
         total *= _LUCK ** (len(used) - 1)
-        if total > best or (len(bids) == 1 and used):  # of one drafter `fill`, which looks at all depths, says more
+        if total > best:
             best, choice = total, taken
     return choice
 
