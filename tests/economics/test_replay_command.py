@@ -12,8 +12,8 @@ from wager.cli import main
 QUICK = ["--rounds", "200", "--output", "64"]
 
 
-def replayed(*arguments: str, out: Path) -> dict[str, object]:
-    assert main(["replay", *QUICK, *arguments, "--json", str(out)]) == 0
+def replayed(*arguments: str, out: Path, quick: list[str] = QUICK) -> dict[str, object]:
+    assert main(["replay", *quick, *arguments, "--json", str(out)]) == 0
     found: dict[str, object] = json.loads(out.read_text())
     return found
 
@@ -47,7 +47,7 @@ def test_a_trace_on_the_paper_prices_of_a_model(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(json.dumps(row) + "\n")
     options = ["--model", "Qwen3-8B", "--hardware", "H100", "--drafter-shape", "free", "--concurrency", "1"]
-    found = replayed(str(trace), *options, out=tmp_path / "r.json")
+    found = replayed(str(trace), *options, out=tmp_path / "r.json", quick=[])
     points = {point["policy"]: point for point in found["points"]}  # type: ignore[attr-defined]
     assert set(points) == {"none", "fixed:ngram:1", "threshold", "adaptive"}
     assert points["none"]["tau"] == 1.0

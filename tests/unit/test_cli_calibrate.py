@@ -51,6 +51,22 @@ def test_it_measures_prints_and_stores(wager: Call, flags: list[str], folder: Pa
     assert "ngram" in value["surface"]["drafters"]
 
 
+def test_a_spoilt_one_does_not_replace_a_good_one(
+    wager: Call, flags: list[str], stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wager.cli.calibrate.DISTURBED", 1e-6)  # whatever is measured now was disturbed
+    errors = json.loads(stored.read_text())["errors"]
+    edit(stored, errors={**errors, "p90": 0.0})
+    before = stored.read_bytes()
+    result = wager("calibrate", *flags, "--seconds", "0.5")
+    assert result.code == 0
+    assert "not stored: the one made just now is kept" in " ".join(result.err.split())
+    assert stored.read_bytes() == before
+    edit(stored, errors={**errors, "p90": 1.0})
+    assert "stored in" in wager("calibrate", *flags, "--seconds", "0.5").err
+    assert stored.read_bytes() != before
+
+
 def test_json_holds_the_whole_and_stdout_nothing_else(wager: Call, flags: list[str], folder: Path) -> None:
     result = wager("calibrate", *flags, "--seconds", "0.5", "--drafter", "none", "--json", "-")
     value = json.loads(result.out)
@@ -90,6 +106,7 @@ def test_a_check_needs_a_calibration_of_this_setup(wager: Call, flags: list[str]
         (["--model", "nobody"], "Model 'nobody' is not known"),
         (["--drafter", "oracel"], "oracel"),
         (["--drafter", "ngram", "--drafter", "ngram:2", "--seconds", "0.1"], "Two drafters go by the name 'ngram'"),
+        (["--drafter", "ngram,ngram:2", "--seconds", "0.1"], "Two drafters go by the name 'ngram'"),
         (["--json", "nowhere/x.json"], "cannot be written to nowhere/x.json"),
         (["--max-context", "16"], "contexts of 16 is too small to measure steps in"),
         (["--depth", "3"], "No such option"),

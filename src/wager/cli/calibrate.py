@@ -75,7 +75,7 @@ def command(
         return
     stage = _stage(engine)
     curves: dict[str, DraftCurve] = {}
-    for each in drafters:
+    for each in ",".join(drafters).split(","):
         asked = replace(config, drafter=each, policy="fixed")
         curve = _time_drafters(engine, stage, asked, seconds=seconds * _DRAFT_SHARE)
         if curve.keys() & curves.keys():
@@ -89,12 +89,18 @@ def command(
             drafters=curves,
             report=lambda passed: update("Timing steps", int(passed), math.ceil(seconds)),
         )
-    path = calibration.write(folder)
+    before, _ = find(folder, setup)
+    spoilt = calibration.errors.p90 > DISTURBED
+    kept = before if spoilt and before and before.errors.p90 <= DISTURBED else None
+    path = None if kept else calibration.write(folder)
     if json_path:
-        console.write_json({**calibration.as_dict(), "path": str(path)}, json_path)
+        console.write_json({**calibration.as_dict(), "path": path and str(path)}, json_path)
     if str(json_path) != "-":
         _show(calibration)
-    console.say(f"stored in {path}")
+    if kept:
+        console.say(f"not stored: the one made {kept.age} is kept, which was off by {kept.errors}")
+    else:
+        console.say(f"stored in {path}")
 
 
 def _stage(engine: LoadedEngine) -> Stage:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wager.economics.worth import Objective
 
 _DEFAULT_CONCURRENCY = "1,4,16,64,256"
+_PROMPT, _OUTPUT = 1, 1024
 
 
 @click.command("replay")
@@ -43,10 +44,10 @@ _DEFAULT_CONCURRENCY = "1,4,16,64,256"
               help="T tokens of one request hit as many experts as T^X unrelated ones.")  # fmt: skip
 @click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
               help="Of adaptive: throughput, latency, or slo:TIME (per token, such as slo:20ms).")  # fmt: skip
-@click.option("--prompt", type=click.IntRange(min=1, max=10_000_000), default=1, show_default=True, metavar="N",
-              help="Prompt tokens of made-up requests.")  # fmt: skip
-@click.option("--output", type=click.IntRange(min=1, max=100_000), default=1024, show_default=True, metavar="N",
-              help="Answer tokens of made-up requests.")  # fmt: skip
+@click.option("--prompt", type=click.IntRange(min=1, max=10_000_000), metavar="N",
+              help=f"Prompt tokens of made-up requests.  [default: {_PROMPT}]")  # fmt: skip
+@click.option("--output", type=click.IntRange(min=1, max=100_000), metavar="N",
+              help=f"Answer tokens of made-up requests.  [default: {_OUTPUT}]")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(min=1), default=20_000, show_default=True, metavar="N",
               help="Passes to simulate per policy and load, summed over made-up requests.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
@@ -93,7 +94,10 @@ def _setting(trace: Path | None, values: dict[str, Any]) -> Setting:
     world: World = Recorded.read(trace) if trace else _made_up(values)
     if trace and values["curves"]:
         raise UsageError("A trace brings its own acceptance, so --curve says nothing.", "Leave one of them out.")
-    surface, devices = _prices(list(world.deepest()), values)
+    for flag in ("prompt", "output"):
+        if trace and values[flag] is not None:
+            raise UsageError(f"A trace brings its own lengths, so --{flag} says nothing.", "Leave one of them out.")
+    surface, devices = _prices(world, values)
     return Setting(world, surface, _objective(values["objective"]), devices)
 
 
@@ -110,10 +114,12 @@ def _made_up(values: dict[str, Any]) -> World:
         [rates] = plan_inputs.acceptances(word)
         alive = rates.alive(8 if rates.most is None else rates.most)
         curves[rates.label] = Curve(tuple(max(1e-4, chance) for chance in alive))
-    return Synthetic(curves, prompt=values["prompt"], output=values["output"], seed=values["seed"])
+    return Synthetic(
+        curves, prompt=values["prompt"] or _PROMPT, output=values["output"] or _OUTPUT, seed=values["seed"]
+    )
 
 
-def _prices(drafters: Sequence[str], values: dict[str, Any]) -> tuple[Any, int]:
+def _prices(world: World, values: dict[str, Any]) -> tuple[Any, int]:
     from wager.cli import plan_inputs
     from wager.economics.envelopes import EnvelopeSurface
 
@@ -133,8 +139,9 @@ def _prices(drafters: Sequence[str], values: dict[str, Any]) -> tuple[Any, int]:
     cost = CostModel(plan_inputs.find(model), plan_inputs.find_hardware(hardware),
                      routing=Routing(locality=values["locality"]), tp=values["tp"], ep=values["ep"])  # fmt: skip
     drafter = plan_inputs.drafter(cost, shape=values["shape"], price=None)
-    context = values["prompt"] + values["output"] / 2
-    return PaperSurface(cost, drafters=dict.fromkeys(drafters, drafter), context=context), values["tp"]
+    first = world.text(0)
+    context = first.prompt + first.output / 2
+    return PaperSurface(cost, drafters=dict.fromkeys(world.deepest(), drafter), context=context), values["tp"]
 
 
 def _objective(text: str) -> Objective:
@@ -143,8 +150,8 @@ def _objective(text: str) -> Objective:
     if text in ("throughput", "latency"):
         return "latency" if text == "latency" else "throughput"
     kind, _, time = text.partition(":")
-    if kind == "slo" and time:
-        return "slo", plan_inputs.seconds("objective", time)
+    if kind == "slo" and time and (target := plan_inputs.seconds("objective", time)) > 0:
+        return "slo", target
     raise UsageError(f"objective = {text!r} is not known.", "Use throughput, latency, or slo:20ms.")
 
 
@@ -159,7 +166,7 @@ def _loads(setting: Setting, values: dict[str, Any]) -> list[Load]:
     seed, rounds = values["seed"], values["rounds"]
     if values["rate"]:
         rates = _numbers("rate", values["rate"])
-        requests = answers or max(100, 3 * rounds // values["output"])
+        requests = answers or max(100, 3 * rounds // (values["output"] or _OUTPUT))
         return [Load(rate=rate, requests=requests, seed=seed) for rate in rates]
     users = [int(each) for each in _numbers("concurrency", values["concurrency"] or _DEFAULT_CONCURRENCY)]
     return [
