@@ -108,6 +108,53 @@ def test_the_adaptive_policy_leaves_the_law_as_it_is(rule: str, p: Law, q: Law) 
     assert law == pytest.approx(p, abs=1e-12)
 
 
+def two_tokens(p: Law, q: Law, made: Callable[[tuple[int, ...]], bool], keep: Keep) -> dict[tuple[int, ...], float]:
+    """Law of the first two emitted tokens when a drafter goes on after `draws` if `made` says so, and draws two at
+    most; the target says `p` wherever it is asked."""
+    law = dict.fromkeys(product((0, 1), repeat=2), 0.0)
+
+    def draw(draws: tuple[int, ...], chance: float) -> None:
+        if len(draws) < 2 and (not draws or made(draws)):
+            for token in (0, 1):
+                draw((*draws, token), chance * q[token])
+        else:
+            emit((), draws[: keep(draws)], chance)
+
+    def emit(told: tuple[int, ...], draws: tuple[int, ...], chance: float) -> None:
+        if len(told) == 2:
+            law[told] += chance
+        elif not draws:  # the bonus token, and whatever a later step brings
+            for token in (0, 1):
+                emit((*told, token), (), chance * p[token])
+        else:
+            accepted = min(1.0, p[draws[0]] / q[draws[0]])
+            emit((*told, draws[0]), draws[1:], chance * accepted)
+            left = [max(0.0, p[token] - q[token]) for token in (0, 1)]
+            for token in (0, 1):
+                if accepted < 1.0:
+                    emit((*told, token), (), chance * (1 - accepted) * left[token] / sum(left))
+
+    draw((), 1.0)
+    return law
+
+
+@pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.1, 0.9), (0.6, 0.4))])
+def test_a_drafter_that_stops_in_doubt_leaves_the_law_as_it_is(p: Law, q: Law) -> None:
+    """It stops for what it drew, but what it drew stays: only what nobody has drawn yet depends on it."""
+    policy, _ = experienced("rejection")
+
+    def goes_on(draws: tuple[int, ...]) -> bool:
+        return draws[-1] == 0  # as confidence() says
+
+    def keep(draws: tuple[int, ...]) -> int:
+        return len(deepcopy(policy).admit({"r": drafted(draws, q, confidence(draws))}).get("r", ()))
+
+    for emitted, chance in two_tokens(p, q, goes_on, keep).items():
+        assert chance == pytest.approx(p[emitted[0]] * p[emitted[1]], abs=1e-12)
+    wrong = two_tokens(p, q, goes_on, lambda draws: len(draws) - (draws[-1] == 1))  # the doubted guess is dropped
+    assert any(abs(chance - p[a] * p[b]) > 0.01 for (a, b), chance in wrong.items())
+
+
 def test_under_match_it_does_look_at_the_draws() -> None:
     policy = Adaptive(Machine(), drafters={"d": Offer(2)})
     depth = ask(policy, 100).depths["r"]

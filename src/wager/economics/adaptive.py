@@ -28,10 +28,10 @@ _PROBE = 2
 _SELDOM = 8
 """Steps between what need not be done in each."""
 
-_SAMPLE = 4
-"""What drafting took is told in every so many steps."""
+_TOLD, _SAMPLE = 2, 4
+"""What a step promises is told in every so many steps, and what drafting took (which needs that)."""
 
-_NAP = 4
+_NAP = 6
 """Steps after one in which nobody wanted to guess that go by without a look; who comes ends it."""
 
 
@@ -102,9 +102,10 @@ class Adaptive:
                 if choice.depth:
                     self._ask(step, name, Bet(seat, choice.drafter, min(choice.depth, room), floor=choice.floor), known)
             self._nap = 0 if step.bets else _NAP
-            for _ in range(self._nap + 1):
-                if self._allowance.any(step.plain):
-                    self._probe(step)
+            if len(step.bets) < len(step.open) or len(self._offers) > 1:
+                for _ in range(self._nap + 1):
+                    if self._allowance.any(step.plain):
+                        self._probe(step)
         bets = step.bets
         return Plan(
             {name: bet.depth for name, bet in bets.items()},
@@ -151,9 +152,8 @@ class Adaptive:
 
     def _stays_plain(self, step: Step) -> bool:
         """Whether this step is taken plain where all speculate; it loses what speculation gains."""
-        speculates = any(seat.choice.depth for _, seat, _, _ in step.open)
         lost = (step.price * step.plain / step.worth - 1) * step.plain
-        return self._allowance.plain_step(step.live, speculates=speculates, lost=lost, plain=step.plain)
+        return self._allowance.plain_step(step.live, speculates=self._planner.asks, lost=lost, plain=step.plain)
 
     def _probe(self, step: Step) -> None:
         """Ask each drafter about one sequence left plain, or left to another drafter, the one asked longest ago."""
@@ -213,7 +213,7 @@ class Adaptive:
             if bet.taken and bet.draft:
                 bet.taken.sort()
                 admitted[name] = keep(bet.draft, bet.taken)
-        if step.live:
+        if self._steps % _TOLD == 0:
             self._account(step, extra, forced + len(chosen.taken), gain=promised + chosen.gain, cut=chosen.cut)
         step.admitted = admitted
         return admitted
@@ -235,6 +235,9 @@ class Adaptive:
             if seat is not None:
                 self.worth.learn(seat.merit, len(verdict.tokens))
                 told.append((seat, verdict))
+                bet = self._step.bets.get(verdict.sequence)
+                if bet and bet.probe and bet.draft and bet.draft.tokens[:1] == verdict.tokens[:1]:
+                    self._planner.hurry()
         self._lessons.verdicts(told, self._step.bets, number=self._steps)
 
     def observe(self, record: StepRecord) -> None:

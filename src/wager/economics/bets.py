@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wager.economics.acceptance import Rating, Skill
+from wager.economics.acceptance import Rating, Skill, is_chain
 from wager.economics.worth import Merit
 from wager.types import Draft, Verdict
-
-_CHAIN = tuple(range(-1, 4095))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +131,6 @@ def follow(seat: Seat, emitted: Sequence[int], skills: Sequence[Skill]) -> None:
             right += 1
         skills[drafter].learn_round(seat.ratings[drafter], first=done, right=right, tried=min(right + 1, most))
         seat.left = (drafter, tokens, right) if right == most < len(tokens) else None
-
-
-def is_chain(draft: Draft) -> bool:
-    """Draft.is_chain, for where it is asked often."""
-    return draft.parents == _CHAIN[: len(draft.parents)]
 
 
 def _accepted(draft: Draft, verdict: Verdict) -> tuple[Sequence[int], Sequence[int]]:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from wager.economics.acceptance import Skill
-from wager.economics.bets import Bet, Seat, follow, is_chain, settle
+from wager.economics.acceptance import Skill, is_chain
+from wager.economics.bets import Bet, Seat, follow, settle
 from wager.types import StepRecord, Verdict
 
 _MOST = 16
 """Steps that may wait to be learned from."""
 
-_ENOUGH = 8
+_ENOUGH = 4
 """In a step with more bets, about this many of them teach, in turns."""
 
 
-_FIRST, _SELDOM = 64, 3
-"""Steps that all tell what steps take; of later ones every third does."""
+_FIRST, _SELDOM = 64, 5
+"""Steps that all tell what steps take; of later ones every fifth does."""
 
 
 class Lessons:
@@ -43,8 +43,8 @@ class Lessons:
             elif not seat.watched:
                 continue
             self._verdicts.append((seat, bet, verdict, turn % turns == 0))
-        if bets:
-            self._samples.append(list(bets.values())[number % len(bets)])
+        if bets and number % 2:
+            self._samples.append(list(bets.values())[number // 2 % len(bets)])
 
     def record(self, record: StepRecord, *, rare: bool) -> None:
         """What a step took; a `rare` one tells in any case."""

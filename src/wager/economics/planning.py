@@ -22,11 +22,12 @@ from wager.economics.worth import Worth
 
 Ints = NDArray[np.intp]
 
-_PATIENCE = 32
-"""Steps that decisions stand; the first stands one step, the second two, and so on up to this many."""
+_PATIENCE, _ASLEEP, _SOON = 32, 128, 4
+"""Steps that decisions stand; the first stands one step, the second two, and so on up to this many; up to the second
+number where nobody drafts, and up to the third once a probe came true."""
 
-_HASTE = 1
-"""One new sequence in so many, summed over steps, calls for decisions anew; until then it gets the usual one."""
+_OTHER = 1.5
+"""A batch larger or smaller by this factor is another one."""
 
 _STAY = 64.0
 """Steps over which the cost of waking a drafter is spread."""
@@ -54,22 +55,33 @@ class Planner:
         self.usual = Choice()
         self._offers, self._skills, self._prices, self._rates = offers, skills, prices, rates
         self.asks = True  # whether anybody was to draft when that was last decided
+        self._alike = False
         self._due = self._now = self._new = self._patience = self._size = 0
         self._idle = self._busy = self._bets = 0.0
 
     def due(self, step: Step, *, now: int) -> bool:
-        """Whether it is time to decide, in step number `now`."""
+        """Whether it is time to decide, in step number `now`: decisions stand for a while, but for another size of
+        batch, and for new sequences (all at once, or fewer for longer) where they were not all alike."""
         self._now = now
+        size = len(step.open)
+        if now >= self._due or max(size, self._size) > _OTHER * min(size, self._size):
+            return True
+        if self._alike:
+            return False
         self._new += sum([not seat.choice.own for _, seat, _, _ in step.open])
-        another = len(step.open).bit_length() != self._size
-        return another or now >= self._due or self._new * _HASTE >= len(step.open)
+        return self._new >= size
+
+    def hurry(self) -> None:
+        """A probe came true: decide before long."""
+        self._due = min(self._due, self._now + _SOON)
 
     def decide(self, step: Step, worth: Worth) -> None:
         """Renew the choices of the step's open sequences."""
         self._new = 0
-        self._patience = min(_PATIENCE, self._patience + 1 + 3 * (not self.asks))
+        most, more = (_PATIENCE, 1) if self.asks else (_ASLEEP, 4)
+        self._patience = min(most, self._patience + more)
         self._due = self._now + self._patience
-        self._size = len(step.open).bit_length()
+        self._size = len(step.open)
         rooms = np.array([room for _, _, room, _ in step.open])
         values = np.array([worth.of(seat.merit) for _, seat, _, _ in step.open])
         batch = Batch(step.rows, step.requests, step.context, step.price, rooms, values)
@@ -85,6 +97,8 @@ class Planner:
         self.asks = any(choice.depth for choice in choices)
         choices.sort(key=lambda choice: (choice.drafter, choice.depth))
         self.usual = replace(choices[len(choices) // 2], own=False)
+        first, last = choices[0], choices[-1]
+        self._alike = len(choices) > 1 and (first.drafter, first.depth) == (last.drafter, last.depth)
 
     def note(self, seconds: float, bets: int) -> None:
         """A step took the policy itself so long, with so many bets."""

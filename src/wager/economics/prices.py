@@ -21,7 +21,7 @@ _HURDLE_RATE = 0.1
 NEAR = 4
 """Rows on either side within which the price of a row at the margin is looked for."""
 
-_FINE = 32
+_FINE = 16
 """Up to this many extra rows every one is priced, beyond it fewer and fewer."""
 
 
@@ -88,7 +88,7 @@ class Prices:
         key = drafter, requests, depth
         if key in self._marginal:
             return self._marginal[key]
-        knots = _knots(requests)
+        knots = [0, *sorted({min(requests, 1 << power) for power in range(requests.bit_length() + 1)})]
         at = np.array([[self.draft(drafter, j, k) for k in range(depth + 1)] for j in knots])
         passes = np.diff(at, axis=1)
         every = np.arange(requests + 1)
@@ -106,7 +106,7 @@ def _knots(most: int) -> list[int]:
     """0, 1, 2, ... one by one at first, then ever fewer, and `most`."""
     knots = list(range(min(most, _FINE) + 1))
     while knots[-1] < most:
-        knots.append(min(most, knots[-1] + max(1, knots[-1] // 16)))
+        knots.append(min(most, knots[-1] + max(1, knots[-1] // 8)))
     return knots
 
 

@@ -83,11 +83,11 @@ def grid(limits: Limits) -> list[Shape]:
 
 
 def sketch(limits: Limits) -> list[Shape]:
-    """Ten shapes, the most telling first, for when there is no time for a grid: one sequence, all at once, and a few
+    """A dozen shapes, the most telling first, for when there is no time for a grid: one sequence, all at once, a few
     long ones. What many cost cannot be told from few."""
     texts = limits.texts()
     most, few = len(texts), min(4, len(texts))
-    wanted = [(rows, 1, PAGE) for rows in (1, 16, 8, 4, 32)]
+    wanted = [(rows, 1, PAGE) for rows in (1, 16, 8, 4, 32, 12, 24)]
     wanted += [(rows, most, PAGE) for rows in (most, 2 * most, most + most // 2)]
     wanted += [(rows, few, texts[few - 1]) for rows in (4, 16)]
     shapes = [even(*shape) for shape in wanted if shape[1] <= shape[0] <= limits.rows]
