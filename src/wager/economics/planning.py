@@ -24,7 +24,7 @@ Ints = NDArray[np.intp]
 
 _PATIENCE, _ASLEEP, _SOON = 32, 128, 4
 """Steps that decisions stand; the first stands one step, the second two, and so on up to this many; up to the second
-number where nobody drafts, and up to the third once a probe came true."""
+number where nobody drafts, but up to the third once a probe came true there."""
 
 _OTHER = 1.5
 """A batch larger or smaller by this factor is another one."""
@@ -72,8 +72,9 @@ class Planner:
         return self._new >= size
 
     def hurry(self) -> None:
-        """A probe came true: decide before long."""
-        self._due = min(self._due, self._now + _SOON)
+        """A probe came true: where nobody drafts, decide before long."""
+        if not self.asks:
+            self._due = min(self._due, self._now + _SOON)
 
     def decide(self, step: Step, worth: Worth) -> None:
         """Renew the choices of the step's open sequences."""
