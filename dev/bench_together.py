@@ -1,0 +1,156 @@
+"""Policies side by side on one target: the same requests, a step of each engine in turns.
+
+    python dev/bench_together.py MODEL PROMPTS [--concurrency 1,4,32] [--requests N] [--rotations 6] [--tokens 128]
+
+Engines: off, n-grams at depths 1, 3 and 7, the adaptive policy, and the adaptive policy with a drafter that is always
+wrong. A machine that changes its pace meets all alike, since their steps alternate; a part of the cache that lies
+better in memory serves each in turn, since parts rotate. Tokens over seconds, prompts included; ids asserted equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+import wager
+from wager.bench.workload import read_prompts, spread
+from wager.cli.bench import to_requests
+from wager.cli.flags import Framing
+from wager.engine.build import LoadedEngine
+from wager.engine.core import Engine
+from wager.kernels.base import PAGE
+from wager.types import Request, SamplingParams
+
+ENGINES = {
+    "off": {"drafter": "none"},
+    "1": {"drafter": "ngram", "depth": 1},
+    "3": {"drafter": "ngram", "depth": 3},
+    "7": {"drafter": "ngram", "depth": 7},
+    "adaptive": {"drafter": "ngram"},
+    "wrong": {"drafter": "adversary"},
+}
+LONGEST = 1500
+"""Characters of a prompt; the cache has to hold six batches."""
+
+_PART = 24_576
+"""Positions of the cache for each engine."""
+
+
+class Run:
+    """One engine serving requests, `concurrency` at a time; `seconds` are those of its own steps."""
+
+    def __init__(self, engine: LoadedEngine, requests: Sequence[Request], concurrency: int) -> None:
+        self.engine, self.todo, self.concurrency = engine, deque(requests), concurrency
+        self.seconds, self.steps, self.running = 0.0, 0, 0
+        self.texts: dict[str, list[int]] = defaultdict(list)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.todo or self.engine.busy)
+
+    def step(self) -> None:
+        begun = time.perf_counter()
+        while self.todo and self.running < self.concurrency:
+            Engine.add(self.engine, self.todo.popleft())  # not the loaded engine's own, which wants the cache to itself
+            self.running += 1
+        events = self.engine.step()
+        self.seconds += time.perf_counter() - begun
+        self.steps += 1
+        for event in events:
+            self.texts[event.request] += event.tokens
+            self.running -= event.finish is not None
+
+
+def load(model: str) -> dict[str, LoadedEngine]:
+    """All engines on one target, each page of whose cache was written once."""
+    base = {"model": model, "prefix_cache": False, "max_context": 2048, "cache_tokens": _PART * len(ENGINES)}
+    engines: dict[str, LoadedEngine] = {}
+    for name, given in ENGINES.items():
+        first = engines["off"].target if engines else None
+        engines[name] = wager.load(wager.EngineConfig(**base, **given), target=first)
+    cache = engines["off"].runner.target.cache
+    for page in range(cache.pages):
+        cache.clear(page)
+    return engines
+
+
+def divide(engines: Mapping[str, LoadedEngine], turn: int) -> None:
+    """A part of the cache for each, another one every turn."""
+    for index, engine in enumerate(engines.values()):
+        table, part = engine.scheduler.table, (index + turn) % len(engines)
+        for name in ("below", "own", "above"):
+            table.release(name)
+        table.reserve("below", part * _PART)
+        table.reserve("own", _PART)
+        table.reserve("above", table.free * PAGE)
+        table.release("own")
+
+
+def measure(
+    engines: Mapping[str, LoadedEngine], batches: Sequence[Sequence[Request]], concurrency: int
+) -> list[dict[str, Run]]:
+    """Runs by engine for every batch of requests, the first of which warms up."""
+    rng, done = random.Random(concurrency), []
+    for turn, requests in enumerate(batches):
+        divide(engines, turn)
+        runs = {name: Run(engine, requests, concurrency) for name, engine in engines.items()}
+        while busy := [run for run in runs.values() if run.busy]:
+            rng.shuffle(busy)
+            for run in busy:
+                run.step()
+        assert all(run.texts == runs["off"].texts for run in runs.values()), "speculation changed a text"
+        done.append(runs)
+    return done[1:]
+
+
+def report(concurrency: int, turns: Sequence[Mapping[str, Run]]) -> None:
+    tokens = sum(len(text) for runs in turns for text in runs["off"].texts.values())
+    seconds = {name: sum(runs[name].seconds for runs in turns) for name in ENGINES}
+    fixed = [name for name in ENGINES if name not in ("adaptive", "wrong")]
+    best = min(fixed, key=seconds.__getitem__)
+    rates = "  ".join(f"{tokens / seconds[name]:8.1f}" for name in ENGINES)
+    apart = [runs[best].seconds / runs["adaptive"].seconds for runs in turns]
+    print(
+        f"{concurrency:8}  {rates}  {seconds[best] / seconds['adaptive']:7.3f} (of {best}; "
+        f"{min(apart):.2f} to {max(apart):.2f})  {seconds['off'] / seconds['wrong']:9.3f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("--concurrency", default="1,2,4,8,16,32")
+    parser.add_argument("--requests", type=int, help="a rotation  [default: 4 and twice the concurrency]")
+    parser.add_argument("--rotations", type=int, default=len(ENGINES))
+    parser.add_argument("--tokens", type=int, default=128)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    prompts = spread([each for each in read_prompts(given.prompts) if len(each.text) < LONGEST], 240)
+    random.Random(1).shuffle(prompts)
+    print("requests  " + "  ".join(f"{name:>8}" for name in ENGINES) + "  adaptive / best fixed  wrong / off")
+    for concurrency in map(int, given.concurrency.split(",")):
+        engines = load(given.model)
+        requests = to_requests(
+            prompts,
+            engines["off"].tokenizer,
+            framing=Framing(raw=False, system=None),
+            params=SamplingParams(given.tokens, seed=0),
+        )
+        count = given.requests or 4 + 2 * concurrency
+        every = [
+            [requests[(turn * count + i) % len(requests)] for i in range(count)] for turn in range(given.rotations)
+        ]
+        warm = requests[-max(2, concurrency // 4) :]
+        report(concurrency, measure(engines, [warm, *every], concurrency))
+
+
+if __name__ == "__main__":
+    main()
