@@ -25,6 +25,7 @@ from wager.cli.flags import Framing
 from wager.engine.build import LoadedEngine
 from wager.engine.core import Engine
 from wager.kernels.base import PAGE
+from wager.kv.pages import PageTable
 from wager.types import Request, SamplingParams
 
 ENGINES = {
@@ -83,10 +84,9 @@ def load(model: str) -> dict[str, LoadedEngine]:
 def divide(engines: Mapping[str, LoadedEngine], turn: int) -> None:
     """A part of the cache for each, another one every turn."""
     for index, engine in enumerate(engines.values()):
-        table, part = engine.scheduler.table, (index + turn) % len(engines)
-        for name in ("below", "own", "above"):
-            table.release(name)
-        table.reserve("below", part * _PART)
+        part = (index + turn) % len(engines)
+        table = engine.scheduler.table = PageTable(engine.runner.target.cache.pages, prefix_cache=False)
+        table.reserve("below", part * _PART)  # a new table gives its pages in order
         table.reserve("own", _PART)
         table.reserve("above", table.free * PAGE)
         table.release("own")

@@ -187,7 +187,7 @@ def test_without_confidence_nothing_is_lost() -> None:
     assert adaptive > -0.01
 
 
-@pytest.mark.parametrize(("users", "rounds", "better"), [(32, 9000, "dflash"), (1024, 40_000, "mtp")])
+@pytest.mark.parametrize(("users", "rounds", "better"), [(32, 9000, "dflash"), (1024, 60_000, "mtp")])
 def test_of_two_drafters_the_right_one_is_chosen(users: int, rounds: int, better: str) -> None:
     both = Synthetic({name: Curve(CURVES[name]) for name in ("dflash", "mtp")}, output=256)
     load = Load(concurrency=users, rounds=rounds)

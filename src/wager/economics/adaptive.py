@@ -34,6 +34,9 @@ _TOLD, _SAMPLE = 2, 4
 _NAP = 6
 """Steps after one in which nobody wanted to guess that go by without a look; who comes ends it."""
 
+_YOUNG = 64
+"""Steps before the first nap."""
+
 
 class Adaptive:
     """Implements `policy.Policy`.
@@ -101,7 +104,7 @@ class Adaptive:
                 choice = seat.choice
                 if choice.depth:
                     self._ask(step, name, Bet(seat, choice.drafter, min(choice.depth, room), floor=choice.floor), known)
-            self._nap = 0 if step.bets else _NAP
+            self._nap = 0 if step.bets or self._steps < _YOUNG else _NAP
             if len(step.bets) < len(step.open) or len(self._offers) > 1:
                 for _ in range(self._nap + 1):
                     if self._allowance.any(step.plain):

@@ -15,12 +15,15 @@ from wager.types import StepRecord, Verdict
 _MOST = 16
 """Steps that may wait to be learned from."""
 
-_ENOUGH = 4
-"""In a step with more bets, about this many of them teach, in turns."""
+_ENOUGH, _EAGER = 4, 256
+"""In a step with more bets, about this many of them teach, in turns; the second number holds at first."""
 
+
+_SAMPLES = 16
+"""Drafts of a step that tell how they came out, at first; later one does."""
 
 _FIRST, _SELDOM = 64, 5
-"""Steps that all tell what steps take; of later ones every fifth does."""
+"""Steps at first, which all tell what steps take; of later ones every fifth does."""
 
 
 class Lessons:
@@ -35,7 +38,8 @@ class Lessons:
 
     def verdicts(self, told: Sequence[tuple[Seat, Verdict]], bets: Mapping[str, Bet], *, number: int) -> None:
         """What became of live sequences in step `number`, and of the bets on them."""
-        turns = max(1, len(bets) // _ENOUGH)
+        early = self._steps < _FIRST
+        turns = max(1, len(bets) // (_EAGER if early else _ENOUGH))
         for turn, (seat, verdict) in enumerate(told, number):
             bet = bets.get(verdict.sequence)
             if bet is not None:
@@ -43,8 +47,10 @@ class Lessons:
             elif not seat.watched:
                 continue
             self._verdicts.append((seat, bet, verdict, turn % turns == 0))
-        if bets and number % 2:
-            self._samples.append(list(bets.values())[number // 2 % len(bets)])
+        if bets and (early or number % 2):
+            asked = list(bets.values())
+            apart = max(1, len(asked) // (_SAMPLES if early else 1))
+            self._samples += asked[number // 2 % apart :: apart]
 
     def record(self, record: StepRecord, *, rare: bool) -> None:
         """What a step took; a `rare` one tells in any case."""
