@@ -48,7 +48,7 @@ class Run:
 
     def __init__(self, engine: LoadedEngine, requests: Sequence[Request], concurrency: int) -> None:
         self.engine, self.todo, self.concurrency = engine, deque(requests), concurrency
-        self.seconds, self.steps, self.running = 0.0, 0, 0
+        self.seconds, self.running = 0.0, 0
         self.texts: dict[str, list[int]] = defaultdict(list)
 
     @property
@@ -62,7 +62,6 @@ class Run:
             self.running += 1
         events = self.engine.step()
         self.seconds += time.perf_counter() - begun
-        self.steps += 1
         for event in events:
             self.texts[event.request] += event.tokens
             self.running -= event.finish is not None

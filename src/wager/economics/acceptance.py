@@ -56,14 +56,6 @@ _POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gau
 _SHARES = np.array([1 / 6, 2 / 3, 1 / 6])[:, None, None]
 
 
-_CHAIN = tuple(range(-1, 4095))
-
-
-def is_chain(draft: Draft) -> bool:
-    """Draft.is_chain, for where it is asked often."""
-    return draft.parents == _CHAIN[: len(draft.parents)]
-
-
 def logit(chance: float) -> float:
     """Log-odds, kept finite."""
     chance = min(_MOST, max(_LEAST, chance))
@@ -224,15 +216,6 @@ class Skill:
         if not scored:
             return self._by_depth(draft, rating)
         scores, times = draft.scores, self.bands.times
-        if is_chain(draft):
-            alive, above = 1.0, 1.0
-            for score in scores:
-                felt = min(_MOST, score / above) if above > 0 else 0.0
-                odds = felt * times[bisect(BANDS, felt)]
-                alive *= odds / (odds + 1.0 - felt)
-                survival.append(alive)
-                above = score
-            return survival
         for score, parent in zip(scores, draft.parents, strict=True):
             above, alive = (scores[parent], survival[parent]) if parent >= 0 else (1.0, 1.0)
             felt = _felt(score, above)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wager.economics.acceptance import Rating, Skill, is_chain
+from wager.economics.acceptance import Rating, Skill
 from wager.economics.worth import Merit
 from wager.types import Draft, Verdict
 
@@ -112,7 +112,7 @@ def settle(bet: Bet, verdict: Verdict, skill: Skill) -> None:
         return
     nodes, path = _accepted(draft, verdict) if bet.survival is None else _tested(draft, verdict.tokens)
     right = len(path)
-    deepest = len(draft.tokens) if is_chain(draft) else max(draft.depths)
+    deepest = len(draft.tokens) if draft.is_chain else max(draft.depths)
     declined = right == deepest < bet.depth and not bet.floor and len(verdict.tokens) > right
     skill.learn_round(rating, right=right, tried=min(right + 1, deepest + declined, len(verdict.tokens)))
     if bet.survival is not None and draft.scores:
@@ -141,7 +141,7 @@ def _tested(draft: Draft, emitted: Sequence[int]) -> tuple[Sequence[int], Sequen
     """Nodes that were put to the test, and those that were right, from the root down. What lies beyond the last emitted
     token was not tested."""
     tokens = draft.tokens
-    if is_chain(draft):
+    if draft.is_chain:
         right, most = 0, min(len(tokens), len(emitted))
         while right < most and tokens[right] == emitted[right]:
             right += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from wager.economics.acceptance import Skill, is_chain
+from wager.economics.acceptance import Skill
 from wager.economics.bets import Bet, Seat, follow, settle
 from wager.types import StepRecord, Verdict
 
@@ -17,7 +17,6 @@ _MOST = 16
 
 _ENOUGH, _EAGER = 4, 256
 """In a step with more bets, about this many of them teach, in turns; the second number holds at first."""
-
 
 _SAMPLES = 16
 """Drafts of a step that tell how they came out, at first; later one does."""
@@ -89,6 +88,6 @@ class Lessons:
         expected, skill = bet.seat.choice.expected, self._skills[bet.drafter]
         if bet.draft is not None and bet.survival is None:
             return  # draws were not judged
-        if expected and skill.scored and (bet.draft is None or is_chain(bet.draft)):
+        if expected and skill.scored and (bet.draft is None or bet.draft.is_chain):
             made = bet.survival or []
             skill.learn_shift(expected[bet.drafter], made + [0.0] * (bet.passes - len(made)))

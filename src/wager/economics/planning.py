@@ -141,7 +141,9 @@ class Planner:
         extra = self._prices.extra(step.rows, step.requests, step.context, count=count)
         crowd = step.price * extra[count] / count
         lately = self._rates.hurdle(step.live)
-        return [lately] if lately is not None and lately <= crowd else [crowd] if lately is None else [lately, crowd]
+        if lately is None:
+            return [crowd]
+        return [lately] if lately <= crowd else [lately, crowd]
 
 
 @dataclass(frozen=True, slots=True)

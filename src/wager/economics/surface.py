@@ -87,9 +87,8 @@ class MeasuredSurface:
         self._now = list(self._base)
         self._request = per_request
         off, drift = zip(_LEVEL, *[_KNOT] * len(self.rows), _REQUEST, strict=True)
-        self._tracker = Tracker(
-            [doubt * each for each in off], drift=drift, noise=_NOISE
-        )  # log level, log curve at each knot, request
+        # It follows the log level, the log curve at each knot, and the price of a request.
+        self._tracker = Tracker([doubt * each for each in off], drift=drift, noise=_NOISE)
 
     def seconds(self, rows: float, requests: float, context_sum: float) -> float:
         """See StepSurface; about a microsecond. A step without rows costs nothing. Derivatives need real numbers."""

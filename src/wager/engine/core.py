@@ -93,10 +93,7 @@ class Engine:
 
     def _fit(self, spans: Sequence[Span], drafts: Mapping[str, Draft]) -> Mapping[str, Draft]:
         """What the rows that are left have room for: the longest are cut."""
-        left = self.scheduler.left(spans)
-        if sum([len(draft) for draft in drafts.values()]) <= left:
-            return drafts
-        most = level([len(draft) for draft in drafts.values()], left)
+        most = level([len(draft) for draft in drafts.values()], self.scheduler.left(spans))
         return {sequence: draft.cut(most) for sequence, draft in drafts.items() if most}
 
     def _ask(self, sequence: str, depth: int, plan: Plan) -> Ask:

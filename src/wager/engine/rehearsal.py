@@ -199,8 +199,7 @@ def rehearse(
 
     Rounds are shuffled, so that a machine that is slow for a while is slow for all shapes alike; with `seed` None they
     go in order, and where time is short the last shapes are never reached. A shape is timed `repeats` times a visit.
-    The last `held_out` shapes are not for
-    fitting. Whatever it takes, two of the others are timed, and one of these.
+    The last `held_out` shapes are not for fitting. Whatever it takes, two of the others are timed, and one of these.
     """
     rng = None if seed is None else random.Random(seed)
     fitted = len(shapes) - held_out
