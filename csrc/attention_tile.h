@@ -99,7 +99,7 @@ struct Work {
         row = step.plan.tile_rows[tile];
         rows = step.plan.tile_sizes[tile];
         head = kv_head;
-        table = step.in.tables + static_cast<size_t>(step.in.owners[row]) * step.in.max_pages;
+        table = step.in.block_tables + static_cast<size_t>(step.in.seq_ids[row]) * step.in.max_pages;
         shared = whole_to = INT32_MAX;
         whole_from = 0;
         refitted = 0;
@@ -148,7 +148,7 @@ struct Work {
 
     // Copies into path order what lies scattered: the page where the row's path leaves position order, then its nodes.
     void gather(int t) {
-        const int tail = step.plan.tails[row + t], base = step.in.bases[step.in.owners[row]];
+        const int tail = step.plan.tails[row + t], base = step.in.num_computed_tokens[step.in.seq_ids[row]];
         const int pages = position(t) / kPage - tail + 1;
         const size_t page_bytes = static_cast<size_t>(kPage) * d * 2;
         uint16_t *keys = tail_keys + tail_offset(t, 0), *values = tail_values + tail_offset(t, 0);
@@ -158,11 +158,11 @@ struct Work {
             std::memset(values, 0, pages * page_bytes);
             std::memcpy(values, cached(op.cache.values, tail), page_bytes);
         }
-        const int start = step.in.starts[step.in.owners[row]];
+        const int start = step.in.query_start_loc[step.in.seq_ids[row]];
         for (int a = row + t; a >= start; a = step.in.parents[a]) {
             const int at = step.in.positions[a];
             if (a - start == at - base) break;  // from here down the path lies in position order
-            copy_key(step.in.slots[a], keys, values, at - tail * kPage);
+            copy_key(step.in.slot_mapping[a], keys, values, at - tail * kPage);
         }
         for (int page = 0; page < (op.cache.values ? 0 : pages); ++page)
             turn(keys + tail_offset(0, page), values_d, values + tail_offset(0, page));

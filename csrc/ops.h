@@ -30,7 +30,8 @@ struct CacheView {
 };
 
 struct Inputs {
-    const int32_t *tokens, *positions, *parents, *slots, *owners, *heads, *starts, *bases, *tables;
+    const int32_t *tokens, *positions, *parents, *slot_mapping, *seq_ids, *logits_indices, *query_start_loc,
+        *num_computed_tokens, *block_tables;
     int max_rows, max_sequences, max_pages;
 };
 

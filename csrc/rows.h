@@ -94,7 +94,7 @@ inline void rotary(const Rotary& op, const Step& step, int thread) {
         const int row = static_cast<int>(item / all), head = static_cast<int>(item % all);
         const float* x = op.qkv + item * d;
         const float* table = op.table + static_cast<size_t>(step.in.positions[row]) * d;
-        const int slot = step.in.slots[row];
+        const int slot = step.in.slot_mapping[row];
         if (head < op.heads) {
             rotate(x, op.q_norm, op.eps, table, d, op.q + (static_cast<size_t>(row) * op.heads + head) * d);
         } else if (head < op.heads + cache.kv_heads) {
@@ -127,7 +127,7 @@ inline void latent(const LatentWrite& op, const Step& step, int thread) {
         const F scale = splat(1.0f / sqrtf(sum_of_squares(x, rank) / static_cast<float>(rank) + op.eps));
         for (int i = 0; i < rank; i += 16) narrow(key + i, mul(mul(load(x + i), scale), load(op.norm + i)));
         rotate(x + rank, nullptr, 0.0f, table, rope, key + rank);
-        write_key(op.cache, op.layer, 0, step.in.slots[row], key);
+        write_key(op.cache, op.layer, 0, step.in.slot_mapping[row], key);
     }
 }
 
@@ -135,7 +135,7 @@ inline void select(const Select& op, const Step& step, int thread) {
     const int first = static_cast<int>(part(step.head_rows, thread, step.threads));
     const int last = static_cast<int>(part(step.head_rows, thread + 1, step.threads));
     for (int head = first; head < last; ++head) {
-        const float* from = op.x + static_cast<size_t>(step.in.heads[head]) * op.n;
+        const float* from = op.x + static_cast<size_t>(step.in.logits_indices[head]) * op.n;
         std::memcpy(op.out + static_cast<size_t>(head) * op.n, from, static_cast<size_t>(op.n) * sizeof(float));
     }
 }

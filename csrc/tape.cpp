@@ -62,48 +62,48 @@ void Tape::record(Attention op) {
 }
 
 void Tape::check_row(int row, int sequences) const {
-    const int owner = in_.owners[row], position = in_.positions[row];
-    require(owner >= 0 && owner < sequences, "owners", row, owner);
+    const int owner = in_.seq_ids[row], position = in_.positions[row];
+    require(owner >= 0 && owner < sequences, "seq_ids", row, owner);
     require(in_.tokens[row] >= 0 && in_.tokens[row] < vocab_, "tokens", row, in_.tokens[row]);
     require(position >= 0 && position < positions_ && position / kPage < in_.max_pages, "positions", row, position);
-    require(in_.slots[row] >= 0 && in_.slots[row] / kPage < pages_, "slots", row, in_.slots[row]);
-    require(row >= in_.starts[owner], "starts", owner, in_.starts[owner], "past a row of its sequence");
+    require(in_.slot_mapping[row] >= 0 && in_.slot_mapping[row] / kPage < pages_, "slot_mapping", row, in_.slot_mapping[row]);
+    require(row >= in_.query_start_loc[owner], "query_start_loc", owner, in_.query_start_loc[owner], "past a row of its sequence");
     check_path(row);
 }
 
 // A path is followed from row to row and its keys laid out by position, so each step must lead one position down.
 void Tape::check_path(int row) const {
-    const int owner = in_.owners[row], position = in_.positions[row], parent = in_.parents[row];
+    const int owner = in_.seq_ids[row], position = in_.positions[row], parent = in_.parents[row];
     require(parent >= -1 && parent < row, "parents", row, parent);
     if (parent < 0) {
-        require(position == in_.bases[owner], "positions", row, position, "not the base of its sequence");
+        require(position == in_.num_computed_tokens[owner], "positions", row, position, "not the base of its sequence");
         return;
     }
-    require(in_.owners[parent] == owner, "parents", row, parent, "a row of another sequence");
+    require(in_.seq_ids[parent] == owner, "parents", row, parent, "a row of another sequence");
     require(position == in_.positions[parent] + 1, "positions", row, position, "not one past its parent's");
 }
 
 void Tape::check(int rows, int sequences, int head_rows) const {
     require(rows >= 0 && rows <= in_.max_rows, "rows", 0, rows);
     require(sequences >= 0 && sequences <= in_.max_sequences, "sequences", 0, sequences);
-    require(head_rows >= 0 && head_rows <= in_.max_rows, "heads", 0, head_rows);
+    require(head_rows >= 0 && head_rows <= in_.max_rows, "logits_rows", 0, head_rows);
     for (int s = 0; s < sequences; ++s) {
-        require(in_.bases[s] >= 0, "bases", s, in_.bases[s]);
-        require(in_.starts[s] >= 0 && in_.starts[s] < rows, "starts", s, in_.starts[s]);
+        require(in_.num_computed_tokens[s] >= 0, "num_computed_tokens", s, in_.num_computed_tokens[s]);
+        require(in_.query_start_loc[s] >= 0 && in_.query_start_loc[s] < rows, "query_start_loc", s, in_.query_start_loc[s]);
     }
     int checked = -1, pages = 0;  // pages of the table already seen, for the sequence before
     for (int row = 0; row < rows; ++row) {
         check_row(row, sequences);
-        const int owner = in_.owners[row];
+        const int owner = in_.seq_ids[row];
         if (owner != checked) pages = 0;
         checked = owner;
-        const int32_t* table = in_.tables + static_cast<size_t>(owner) * in_.max_pages;
+        const int32_t* table = in_.block_tables + static_cast<size_t>(owner) * in_.max_pages;
         for (; pages <= in_.positions[row] / kPage; ++pages)
-            require(table[pages] >= 0 && table[pages] < pages_, "tables", pages, table[pages]);
+            require(table[pages] >= 0 && table[pages] < pages_, "block_tables", pages, table[pages]);
     }
     for (int s = 0; s < sequences; ++s)
-        require(in_.owners[in_.starts[s]] == s, "starts", s, in_.starts[s], "not a row of its sequence");
-    for (int i = 0; i < head_rows; ++i) require(in_.heads[i] >= 0 && in_.heads[i] < rows, "heads", i, in_.heads[i]);
+        require(in_.seq_ids[in_.query_start_loc[s]] == s, "query_start_loc", s, in_.query_start_loc[s], "not a row of its sequence");
+    for (int i = 0; i < head_rows; ++i) require(in_.logits_indices[i] >= 0 && in_.logits_indices[i] < rows, "logits_indices", i, in_.logits_indices[i]);
 }
 
 // Attention is handed out by segment where tiles and kv heads alone would leave threads idle, and the parts have room.
@@ -122,8 +122,8 @@ AttentionPlan Tape::plan(int rows) {
     tile_rows_.clear();
     tile_sizes_.clear();
     for (int row = 0; row < rows; ++row) {
-        const int owner = in_.owners[row], start = in_.starts[owner], base = in_.bases[owner];
-        const bool fresh = row == 0 || in_.owners[row - 1] != owner || tile_sizes_.back() == tile_rows(group_);
+        const int owner = in_.seq_ids[row], start = in_.query_start_loc[owner], base = in_.num_computed_tokens[owner];
+        const bool fresh = row == 0 || in_.seq_ids[row - 1] != owner || tile_sizes_.back() == tile_rows(group_);
         if (fresh) {
             tile_rows_.push_back(row);
             tile_sizes_.push_back(1);

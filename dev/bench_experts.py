@@ -17,26 +17,26 @@ import torch
 from wager.kernels.cpu import CpuKernels
 from wager.models.random_models import make
 from wager.models.transformer import Decoder
-from wager.types import Batch
+from wager.types import PackedBatch
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
-def batch(rows: int, context: int, vocab: int, pages: int, *, seed: int) -> Batch:
+def batch(rows: int, context: int, vocab: int, pages: int, *, seed: int) -> PackedBatch:
     """One new token each for `rows` sequences whose earlier positions are whatever the cache holds."""
     tokens = np.random.default_rng(seed).integers(0, vocab, rows).astype(np.int32)
     every = np.arange(rows, dtype=np.int32)
     tables = every[:, None] * pages + np.arange(pages, dtype=np.int32)
-    return Batch(
+    return PackedBatch(
         tokens=tokens,
         positions=np.full(rows, context, np.int32),
         parents=np.full(rows, -1, np.int32),
-        slots=tables[:, context // 16] * 16 + context % 16,
-        owners=every,
-        heads=every,
-        starts=every,
-        bases=np.full(rows, context, np.int32),
-        tables=tables.astype(np.int32),
+        slot_mapping=tables[:, context // 16] * 16 + context % 16,
+        seq_ids=every,
+        logits_indices=every,
+        query_start_loc=every,
+        num_computed_tokens=np.full(rows, context, np.int32),
+        block_tables=tables.astype(np.int32),
     )
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     spec, pages = weights.spec, arguments.context // 16 + 1
     kernels = CpuKernels(isa=arguments.isa, threads=arguments.threads)
     most = ROWS[-1]
-    decoder = Decoder(weights, kernels, pages=most * pages, max_rows=most, max_sequences=most, max_pages=pages)
+    decoder = Decoder(weights, kernels, num_blocks=most * pages, max_rows=most, max_sequences=most, max_blocks=pages)
     print(f"{arguments.model} {kernels.name} threads {arguments.threads} context {arguments.context}")
     first = 0.0
     for rows in ROWS:

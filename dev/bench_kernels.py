@@ -51,7 +51,7 @@ class Linears:
     """Every matrix of SmolLM2-135M in order, over random weights, as one tape."""
 
     def __init__(self, kernels: CpuKernels, max_rows: int) -> None:
-        self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_pages=64, heads=1, kv_heads=1, head_dim=16)
+        self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_blocks=64, heads=1, kv_heads=1, head_dim=16)
         self.out = torch.zeros(max_rows, VOCAB)
         make = {"dtype": torch.bfloat16}
         hidden, mixed, act = (torch.randn(max_rows, n).to(**make) for n in (HIDDEN, HIDDEN, FFN))
@@ -65,11 +65,11 @@ class Linears:
         self.tape.linear(hidden, kernels.pack(torch.randn(VOCAB, HIDDEN) * 0.02), self.out)
         rows = torch.arange(max_rows, dtype=torch.int32)
         self.tape.inputs.positions.copy_(rows)
-        self.tape.inputs.slots.copy_(rows)
+        self.tape.inputs.slot_mapping.copy_(rows)
         self.tape.inputs.parents.copy_(rows - 1)
 
     def run(self, rows: int) -> None:
-        self.tape.run(rows=rows, sequences=1, heads=0)
+        self.tape.run(rows=rows, sequences=1, logits_rows=0)
 
 
 class TorchLinears:
@@ -118,12 +118,12 @@ def linears(kernels: CpuKernels, rounds: int, against_torch: bool) -> None:
 
 def overhead(kernels: CpuKernels, rounds: int) -> None:
     """240 ops on 16 numbers each: what a tape costs beside its arithmetic."""
-    tape = kernels.tape(max_rows=1, max_sequences=1, max_pages=1, heads=1, kv_heads=1, head_dim=16)
+    tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
     x, weight, out = torch.ones(1, 16), torch.ones(16), torch.zeros(1, 16, dtype=torch.bfloat16)
     for _ in range(240):
         tape.rms_norm(x, weight, 1e-5, out)
     tape.inputs.parents[0] = -1
-    low, mid = times([lambda: tape.run(rows=1, sequences=1, heads=0)], rounds * 20)[0]
+    low, mid = times([lambda: tape.run(rows=1, sequences=1, logits_rows=0)], rounds * 20)[0]
     print(f"tape of 240 empty ops: {low * 1e6:.1f} us (median {mid * 1e6:.1f})")
 
 
@@ -131,19 +131,19 @@ def attention(kernels: CpuKernels, rounds: int) -> None:
     for rows, context in ((1, 1000), (1, 4000), (8, 1000), (32, 1000), (512, 0), (1000, 0)):
         shape = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": D}
         pages = (context + rows) // 16 + 1
-        tape = kernels.tape(max_rows=1024, max_sequences=1, max_pages=pages, **shape)
-        cache = kernels.cache(layers=LAYERS, pages=pages, kv_heads=KV_HEADS, head_dim=D)
+        tape = kernels.tape(max_rows=1024, max_sequences=1, max_blocks=pages, **shape)
+        cache = kernels.cache(layers=LAYERS, num_blocks=pages, kv_heads=KV_HEADS, head_dim=D)
         q = torch.randn(1024, HEADS * D).bfloat16()
         out = torch.zeros_like(q)
         for layer in range(LAYERS):
             tape.attention(q, cache, layer, window=None, out=out)
         at = torch.arange(rows, dtype=torch.int32)
         tape.inputs.positions[:rows] = at + context
-        tape.inputs.slots[:rows] = at + context
+        tape.inputs.slot_mapping[:rows] = at + context
         tape.inputs.parents[:rows] = at - 1
-        tape.inputs.bases[0] = context
-        tape.inputs.tables[0] = torch.arange(pages, dtype=torch.int32)
-        low, mid = times([lambda: tape.run(rows=rows, sequences=1, heads=0)], rounds)[0]  # noqa: B023
+        tape.inputs.num_computed_tokens[0] = context
+        tape.inputs.block_tables[0] = torch.arange(pages, dtype=torch.int32)
+        low, mid = times([lambda: tape.run(rows=rows, sequences=1, logits_rows=0)], rounds)[0]  # noqa: B023
         keys = sum(context + i + 1 for i in range(rows))
         flops = 4 * keys * HEADS * D * LAYERS
         line = f"attention x {LAYERS}, {rows:4d} rows after {context:4d}: {low * 1e3:7.2f} ms (median {mid * 1e3:7.2f})"

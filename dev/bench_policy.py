@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from wager.economics.adaptive import Adaptive
-from wager.economics.draftcurve import DraftCurve
-from wager.economics.envelopes import MTP_SURVIVAL
-from wager.economics.policy import Offer
-from wager.economics.simulate import Load, Server
-from wager.economics.surface import MeasuredSurface
-from wager.economics.worlds import Curve, Synthetic
+from wager.economics.latency.draft_curve import DraftCurve
+from wager.economics.latency.surface import LatencySurface
+from wager.economics.policy.adaptive import Adaptive
+from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.simulation.server import SimulatedServer, Workload
+from wager.economics.simulation.workload import Curve, Synthetic
+from wager.economics.survival import MTP_SURVIVAL
 
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 STAGES = ("plan", "admit", "learn", "observe")
@@ -41,11 +41,11 @@ class Timed:
             setattr(self, stage, self._timed(stage, getattr(policy, stage)))
 
     def _timed(self, stage: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def timed(argument: Any) -> Any:
+        def timed(*arguments: Any) -> Any:
             if stage in ("plan", "learn"):
                 self._weights.sum()
             clock = time.perf_counter()
-            result = call(argument)
+            result = call(*arguments)
             self.seconds[stage].append(time.perf_counter() - clock)
             return result
 
@@ -55,11 +55,11 @@ class Timed:
 def measure(requests: int, *, steps: int, silent: bool, cold: bool) -> np.ndarray:
     """Microseconds by stage and step, [4, steps]."""
     rows = [1, 8, 64, 1024]
-    surface = MeasuredSurface(rows, [5e-3 + 1e-5 * row for row in rows], drafters={"d": DraftCurve.free()})
+    surface = LatencySurface(rows, [5e-3 + 1e-5 * row for row in rows], drafters={"d": DraftCurve.free()})
     curve = Curve(MTP_SURVIVAL[:7], blur=None) if silent else Curve(MTP_SURVIVAL[:7])
-    policy = Timed(Adaptive(surface, drafters={"d": Offer(7)}), cold=cold)
-    load = Load(concurrency=requests, rounds=requests * (steps + 50))
-    Server(Synthetic({"d": curve}, output=128), surface, policy, load).run()  # type: ignore[arg-type]
+    policy = Timed(Adaptive(surface, drafters={"d": DrafterCapabilities(7)}), cold=cold)
+    load = Workload(concurrency=requests, rounds=requests * (steps + 50))
+    SimulatedServer(Synthetic({"d": curve}, output=128), surface, policy, load).run()  # type: ignore[arg-type]
     return 1e6 * np.array([policy.seconds[stage][50 : 50 + steps] for stage in STAGES])
 
 

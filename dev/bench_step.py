@@ -18,7 +18,7 @@ from statistics import median
 import torch
 
 from wager.kernels import _native, select
-from wager.kernels.base import PAGE
+from wager.kernels.base import BLOCK_SIZE
 from wager.models import hub
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
@@ -38,7 +38,7 @@ def seconds(task: Callable[[], object], times: int = 1) -> float:
 
 def pass_of(decoder: Decoder, rows: int, context: int) -> Callable[[], object]:
     """A verification pass: the last known token and rows - 1 guesses behind `context` cached tokens."""
-    pages = list(range(-(-(context + rows) // PAGE)))
+    pages = list(range(-(-(context + rows) // BLOCK_SIZE)))
     draft = Draft.chain("s", [50 + i for i in range(rows - 1)], drafter="bench")
     batch = pack([Span("s", context, (7,), True, rows)], {"s": draft}, {"s": pages})
     return lambda: decoder.forward(batch)
@@ -46,7 +46,7 @@ def pass_of(decoder: Decoder, rows: int, context: int) -> Callable[[], object]:
 
 def prefill(decoder: Decoder, tokens: int) -> Callable[[], object]:
     """A whole prompt in chunks of the decoder's rows."""
-    pages = list(range(-(-tokens // PAGE)))
+    pages = list(range(-(-tokens // BLOCK_SIZE)))
     ids = tuple(100 + i % 1000 for i in range(tokens))
     starts = range(0, tokens, decoder.max_rows)
     chunks = [Span("s", at, ids[at : at + decoder.max_rows], at + decoder.max_rows >= tokens) for at in starts]
@@ -62,7 +62,7 @@ def main() -> None:
     chosen = options.parse_args()
     torch.set_num_threads(1)
     weights, kernels = open_weights(hub.resolve(chosen.model)), select("native")
-    decoder = Decoder(weights, kernels, pages=256, max_rows=512, max_sequences=16, max_pages=256)
+    decoder = Decoder(weights, kernels, num_blocks=256, max_rows=512, max_sequences=16, max_blocks=256)
     size = 2 * weights.spec.streamed_elements
     block = _native.Block(size)
     ctypes.memset(block.address, 1, block.nbytes)  # pages nobody wrote to are one page of zeros

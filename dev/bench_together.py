@@ -20,12 +20,12 @@ import torch
 
 import wager
 from wager.bench.workload import read_prompts, spread
+from wager.build.load import LoadedEngine
 from wager.cli.bench import to_requests
 from wager.cli.flags import Framing
-from wager.engine.build import LoadedEngine
 from wager.engine.core import Engine
-from wager.kernels.base import PAGE
-from wager.kv.pages import PageTable
+from wager.kernels.base import BLOCK_SIZE
+from wager.kv.blocks import BlockPool
 from wager.types import Request, SamplingParams
 
 ENGINES = {
@@ -63,8 +63,8 @@ class Run:
         events = self.engine.step()
         self.seconds += time.perf_counter() - begun
         for event in events:
-            self.texts[event.request] += event.tokens
-            self.running -= event.finish is not None
+            self.texts[event.request_id] += event.token_ids
+            self.running -= event.finish_reason is not None
 
 
 def load(model: str) -> dict[str, LoadedEngine]:
@@ -75,7 +75,7 @@ def load(model: str) -> dict[str, LoadedEngine]:
         first = engines["off"].target if engines else None
         engines[name] = wager.load(wager.EngineConfig(**base, **given), target=first)
     cache = engines["off"].runner.target.cache
-    for page in range(cache.pages):
+    for page in range(cache.num_blocks):
         cache.clear(page)
     return engines
 
@@ -84,10 +84,10 @@ def divide(engines: Mapping[str, LoadedEngine], turn: int) -> None:
     """A part of the cache for each, another one every turn."""
     for index, engine in enumerate(engines.values()):
         part = (index + turn) % len(engines)
-        table = engine.scheduler.table = PageTable(engine.runner.target.cache.pages, prefix_cache=False)
+        table = engine.scheduler.block_pool = BlockPool(engine.runner.target.cache.num_blocks, prefix_cache=False)
         table.reserve("below", part * _PART)  # a new table gives its pages in order
         table.reserve("own", _PART)
-        table.reserve("above", table.free * PAGE)
+        table.reserve("above", table.num_free_blocks * BLOCK_SIZE)
         table.release("own")
 
 

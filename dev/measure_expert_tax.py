@@ -71,15 +71,15 @@ def reading(kernels: CpuKernels) -> Callable[[], object]:
 
 def multiplying(kernels: CpuKernels, rows: int) -> Callable[[], object]:
     """The product kernel on a matrix that stays in the processor's cache."""
-    tape = kernels.tape(max_rows=rows, max_sequences=1, max_pages=rows // 16, heads=1, kv_heads=1, head_dim=16)
+    tape = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=rows // 16, heads=1, kv_heads=1, head_dim=16)
     x, out = torch.randn(rows, SQUARE).bfloat16(), torch.zeros(rows, SQUARE)
     weight = kernels.pack(torch.randn(SQUARE, SQUARE))
     for _ in range(TIMES):
         tape.linear(x, weight, out)
     every = torch.arange(rows, dtype=torch.int32)
-    for name, values in {"positions": every, "slots": every, "parents": every - 1}.items():
+    for name, values in {"positions": every, "slot_mapping": every, "parents": every - 1}.items():
         getattr(tape.inputs, name).copy_(values)
-    return lambda: tape.run(rows=rows, sequences=1, heads=0)
+    return lambda: tape.run(rows=rows, sequences=1, logits_rows=0)
 
 
 class Stage:
@@ -89,7 +89,7 @@ class Stage:
     def __init__(self, name: str, kernels: CpuKernels, *, context: int) -> None:
         weights, _ = make(name)
         most, pages = ROWS[-1], context // 16 + 1
-        sizes = dict(pages=most * pages, max_rows=most, max_sequences=most, max_pages=pages)
+        sizes = dict(num_blocks=most * pages, max_rows=most, max_sequences=most, max_blocks=pages)
         self.decoder = Counting(weights, kernels, **sizes)
         vocab = weights.spec.vocab
         self._steps = {rows: [batch(rows, context, vocab, pages, seed=seed) for seed in range(SEEDS)] for rows in ROWS}

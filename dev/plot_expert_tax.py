@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from measure_expert_tax import MODELS
 
-from wager.economics.cost import CostModel, Load
-from wager.economics.device import Device
-from wager.economics.routing import distinct
-from wager.models.physics import from_spec
+from wager.arch import from_spec
+from wager.economics.costmodel.devices import Device
+from wager.economics.costmodel.experts import distinct
+from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.models.random_models import shape
 
 PRICED, GUESSING = (1, 4, 16, 64), (1, 2, 4, 8, 16, 32)
@@ -58,7 +58,7 @@ class Curves:
         self.bandwidth = fmean(run["bandwidth"] for run in runs)
         device = Device("here", {"bf16": fmean(run["peak"] for run in runs)}, self.bandwidth, None)
         cost = CostModel(from_spec(shape(name)), device)
-        loads = [[Load(runs[0]["context"], 1, rows)] for rows in ROWS]
+        loads = [[SequenceLoad(runs[0]["context"], 1, rows)] for rows in ROWS]
         steps = [cost.step(each) for each in loads]
         read = [sum(part.bytes for part in step.parts.values()) for step in steps]
         roofline = relative([step.seconds for step in steps])

@@ -19,7 +19,7 @@ from wager.bench.workload import read_prompts, spread
 from wager.cli.bench import to_requests
 from wager.cli.flags import Framing
 from wager.draft.base import Drafter
-from wager.types import Ask, Completion, Request, SamplingParams
+from wager.types import Completion, DraftRequest, Request, SamplingParams
 
 
 def guesses(drafter: Drafter, request: Request, answer: tuple[int, ...]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def guesses(drafter: Drafter, request: Request, answer: tuple[int, ...]) -> dict
     right, scores = [], []
     for at in range(len(answer)):
         position = len(request.prompt) + at
-        [draft] = drafter.propose([Ask(request.id, position, drafter.deepest, request.params, seed=0)])
+        [draft] = drafter.propose([DraftRequest(request.id, position, drafter.max_depth, request.params, seed=0)])
         ahead = answer[at:]
         run = 0
         while run < min(len(draft.tokens), len(ahead)) and draft.tokens[run] == ahead[run]:
@@ -55,7 +55,7 @@ def main() -> None:
     requests = to_requests(prompts, plain.tokenizer, framing=framing, params=SamplingParams(given.max_tokens))
     answers: list[Completion] = plain.generate(requests, concurrency=8)
     drafters = {
-        name: load(EngineConfig(given.model, name, depth=1), target=plain.target).drafting.drafters.values()
+        name: load(EngineConfig(given.model, name, depth=1), target=plain.target).proposer.drafters.values()
         for name in given.drafter or ["ngram"]
     }
     with given.out.open("w", encoding="utf-8") as file:

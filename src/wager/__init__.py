@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from wager.config import EngineConfig
 from wager.errors import WagerError
-from wager.types import Completion, Event, Request, SamplingParams, Stats
+from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
-    from wager.engine.build import LoadedEngine, load
+    from wager.build.load import LoadedEngine, load
     from wager.engine.core import Engine
 
 __version__ = "0.1.0"
@@ -26,8 +26,8 @@ __all__ = [
     "Completion",
     "Engine",
     "EngineConfig",
-    "Event",
     "LoadedEngine",
+    "OutputDelta",
     "Request",
     "SamplingParams",
     "Stats",
@@ -35,7 +35,7 @@ __all__ = [
     "load",
 ]
 
-_LATER = {"Engine": "wager.engine.core", "LoadedEngine": "wager.engine.build", "load": "wager.engine.build"}
+_LATER = {"Engine": "wager.engine.core", "LoadedEngine": "wager.build.load", "load": "wager.build.load"}
 
 
 def __getattr__(name: str) -> Any:

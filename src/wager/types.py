@@ -133,15 +133,15 @@ class Span:
     its logits yield the next one; only then may guesses follow, at most `room` of them (pages, length, row budget).
     """
 
-    sequence: str
-    start: int
+    seq_id: str
+    num_computed_tokens: int
     tokens: tuple[int, ...]
-    live: bool
-    room: int = 0
+    needs_logits: bool
+    max_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class DraftRequest:
     """What a drafter is asked for one sequence: up to `depth` guesses after position `position - 1`.
 
     `position` is the absolute position of the first guess, that is, the number of known tokens. Noise for a guess at
@@ -150,14 +150,14 @@ class Ask:
     `floor` no further one is wanted.
     """
 
-    sequence: str
+    seq_id: str
     position: int
     depth: int
     params: SamplingParams
     seed: int
     choice: int = 0
-    law: bool = False
-    floor: float = 0.0
+    needs_draft_probs: bool = False
+    min_survival: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +169,16 @@ class Draft:
     float64 [nodes, vocabulary]; None means the guesses are deterministic (q is a point mass).
     """
 
-    sequence: str
+    seq_id: str
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
     drafter: str = ""
-    law: NDArray[np.float64] | None = None
+    draft_probs: NDArray[np.float64] | None = None
 
     @classmethod
-    def chain(cls, sequence: str, tokens: Sequence[int], *, drafter: str, scores: Sequence[float] = ()) -> Draft:
-        return cls(sequence, tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(scores), drafter)
+    def chain(cls, seq_id: str, tokens: Sequence[int], *, drafter: str, scores: Sequence[float] = ()) -> Draft:
+        return cls(seq_id, tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(scores), drafter)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -203,27 +203,32 @@ class Draft:
             node = self.parents[node]
         return tuple(reversed(steps))
 
-    def cut(self, size: int) -> Draft:
+    def truncate(self, size: int) -> Draft:
         """The first `size` nodes (parents precede children, so what is left is a tree)."""
         if size >= len(self):
             return self
-        law = None if self.law is None else self.law[:size]
-        return Draft(self.sequence, self.tokens[:size], self.parents[:size], self.scores[:size], self.drafter, law)
+        law = None if self.draft_probs is None else self.draft_probs[:size]
+        return Draft(self.seq_id, self.tokens[:size], self.parents[:size], self.scores[:size], self.drafter, law)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How many guesses each sequence may make this step; absent or zero is plain decoding. `drafters` names who makes
-    them; a sequence that is absent there is left to the engine's first drafter. `floors`: a drafter may stop after a
-    guess whose own survival estimate has fallen below this."""
+class DraftDecision:
+    """How one sequence drafts in a step: at most `depth` guesses (0: plain decoding) by `drafter` ("": the first one).
 
-    depths: Mapping[str, int]
-    drafters: Mapping[str, str] = field(default_factory=dict)
-    floors: Mapping[str, float] = field(default_factory=dict)
+    A drafter may stop after a guess whose own survival estimate has fallen below `min_survival`.
+    """
+
+    depth: int
+    drafter: str = ""
+    min_survival: float = 0.0
+
+
+Plan = Mapping[str, DraftDecision]
+"""The draft decision of each sequence, by sequence id; a sequence that is absent decodes plainly."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PackedBatch:
     """One ragged pass, packed: every row of every span with its guesses. All arrays int32.
 
     Rows of a sequence are contiguous. `parents` holds the batch row that precedes a row on its path (-1 for the first
@@ -234,12 +239,12 @@ class Batch:
     tokens: NDArray[np.int32]  # [rows]
     positions: NDArray[np.int32]  # [rows]
     parents: NDArray[np.int32]  # [rows]
-    slots: NDArray[np.int32]  # [rows] page * PAGE + offset
-    owners: NDArray[np.int32]  # [rows] index of the sequence
-    starts: NDArray[np.int32]  # [sequences] first row of the sequence
-    bases: NDArray[np.int32]  # [sequences] position of its first row
-    tables: NDArray[np.int32]  # [sequences, pages] page of each PAGE positions, padded with 0
-    heads: NDArray[np.int32]  # [heads]
+    slot_mapping: NDArray[np.int32]  # [rows] page * PAGE + offset
+    seq_ids: NDArray[np.int32]  # [rows] index of the sequence
+    query_start_loc: NDArray[np.int32]  # [sequences] first row of the sequence
+    num_computed_tokens: NDArray[np.int32]  # [sequences] position of its first row
+    block_tables: NDArray[np.int32]  # [sequences, pages] page of each PAGE positions, padded with 0
+    logits_indices: NDArray[np.int32]  # [heads]
 
     @property
     def rows(self) -> int:
@@ -254,22 +259,37 @@ class Verdict:
     bonus (or corrected) token. `heads[i]` is the logits row that emitted tokens[i]: 0 is the root's, 1 + node others.
     """
 
-    sequence: str
+    seq_id: str
     accepted: tuple[int, ...]
     tokens: tuple[int, ...]
 
     @property
-    def heads(self) -> tuple[int, ...]:
+    def logits_rows(self) -> tuple[int, ...]:
         return (0, *(1 + node for node in self.accepted))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a pass of the target means for one sequence: the verdict, and what is reported with its tokens.
+
+    `drafted` counts the guesses that were verified; `drafted_by` names the drafter of each emitted token ("": the
+    target itself). `error` ends the sequence after those tokens, unless one of them ended it before.
+    """
+
+    verdict: Verdict
+    drafted: int = 0
+    drafted_by: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Log-probability of an emitted token under the target's unprocessed distribution, and its best rivals."""
 
-    token: int
+    token_id: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +299,9 @@ class Stats:
     acceptance length (bonus token included). `seed` replays the text."""
 
     prompt_tokens: int
-    tokens: int
+    completion_tokens: int
     seed: int
-    prefix_hit_tokens: int = 0
+    cached_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     rounds: int = 0
@@ -292,23 +312,23 @@ class Stats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        return self.tokens / self.rounds if self.rounds else 0.0
+        return self.completion_tokens / self.rounds if self.rounds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class OutputDelta:
     """News of one sequence after a step: new tokens, their text, who guessed each ("" is the target itself).
 
     The last event of a sequence has `finish` set and carries its stats; with finish "error", `error` says why.
     """
 
-    request: str
-    choice: int
-    tokens: tuple[int, ...] = ()
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...] = ()
     text: str = ""
-    origins: tuple[str, ...] = ()
+    drafted_by: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    finish: FinishReason | None = None
+    finish_reason: FinishReason | None = None
     error: str = ""
     stats: Stats | None = None
 
@@ -317,15 +337,19 @@ class Event:
 class Completion:
     """One finished choice of one request."""
 
-    request: str
-    choice: int
+    request_id: str
+    index: int
     token_ids: tuple[int, ...]
     text: str
-    finish: FinishReason
+    finish_reason: FinishReason
     stats: Stats
-    origins: tuple[str, ...] = ()
+    drafted_by: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str = ""
+
+
+DRAFT_STAGE, POLICY_STAGE = "draft", "policy"
+"""The stages of StepRecord.seconds that are the drafters' and the policy's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +358,8 @@ class StepRecord:
 
     rows: int
     sequences: int
-    guesses: int
+    drafted: int
     accepted: int
     emitted: int
     seconds: Mapping[str, float]
-    contexts: tuple[int, ...] = ()
+    context_lens: tuple[int, ...] = ()

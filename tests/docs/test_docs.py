@@ -115,7 +115,7 @@ def test_the_bench_page_lists_the_fields_of_a_row() -> None:
     from wager.bench.workload import Prompt
     from wager.types import Completion, Stats
 
-    stats = Stats(prompt_tokens=1, tokens=1, seed=0, rounds=1)
+    stats = Stats(prompt_tokens=1, completion_tokens=1, seed=0, rounds=1)
     record = Record([[Completion("p", 0, (1,), "", "length", stats)]], [1.0])
     rows = report.rows([Prompt("p", "qa", "?")], record)
     listed = re.findall(r'"rows":\s+\[\{(.*?)\}\]', page, re.DOTALL)[0]

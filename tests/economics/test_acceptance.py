@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from wager.economics.acceptance import Acceptance, Rating, Skill
-from wager.economics.envelopes import DFLASH_SURVIVAL, MTP_SURVIVAL
-from wager.economics.worlds import Curve, Guesses, Synthetic
+from wager.economics.policy.acceptance import Acceptance, Rating, Skill
+from wager.economics.simulation.workload import Curve, Guesses, Synthetic
+from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL
 from wager.types import Draft
 
 DEPTH = 7
@@ -147,7 +147,7 @@ def test_survival_never_rises_along_a_path() -> None:
     skill, ratings = opened(1)
     for scores in ([0.5, 0.5, 0.4], [0.99] * 5, [0.0, 0.0], []):
         chain = Draft.chain("r0", range(5), drafter="d", scores=scores)
-        survival = skill.judge(chain if not scores else chain.cut(len(scores)), ratings[0])
+        survival = skill.judge(chain if not scores else chain.truncate(len(scores)), ratings[0])
         assert (np.diff(survival) <= 0).all()
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.economics.admission import keep, select
-from wager.economics.prices import Prices, Rates
+from wager.economics.latency_model import StaticLatency
+from wager.economics.policy.admission import keep, select
+from wager.economics.policy.prices import Prices, Rates
 from wager.types import Draft
 
 # economics reference, section 11: conditional confidences of three requests, and two cost curves by rows of the step
@@ -93,19 +94,19 @@ def chain(size: int, *, law: bool = False) -> Draft:
 def test_a_chain_keeps_a_beginning_with_its_scores_and_law() -> None:
     draft = keep(chain(4, law=True), [0, 1])
     assert (draft.tokens, draft.parents, len(draft.scores)) == ((10, 11), (-1, 0), 2)
-    assert draft.law is not None
-    assert draft.law.shape == (2, 8)
+    assert draft.draft_probs is not None
+    assert draft.draft_probs.shape == (2, 8)
 
 
 def test_a_tree_keeps_any_set_closed_under_parents_renumbered() -> None:
     tree = Draft("r", (1, 2, 3, 4, 5), (-1, -1, 0, 1, 3), (0.5, 0.4, 0.1, 0.3, 0.2), "d", np.eye(5, 8))
     draft = keep(tree, [1, 3, 4])
     assert (draft.tokens, draft.parents, draft.scores) == ((2, 4, 5), (-1, 0, 1), (0.4, 0.3, 0.2))
-    assert draft.law is not None
-    assert draft.law.argmax(axis=1).tolist() == [1, 3, 4]
+    assert draft.draft_probs is not None
+    assert draft.draft_probs.argmax(axis=1).tolist() == [1, 3, 4]
 
 
-class Stairs:
+class Stairs(StaticLatency):
     """Rows come in tiles of eight; a drafter `slow` takes a pass a depth, 2 ms and 0.1 ms a sequence; `block` one."""
 
     asked = 0

@@ -13,13 +13,16 @@ from itertools import product
 import numpy as np
 import pytest
 
-from wager.economics.adaptive import Adaptive
-from wager.economics.policy import Offer, Threshold
-from wager.types import Draft, Plan, Span, StepRecord, Verdict
+from wager.economics.latency_model import StaticLatency
+from wager.economics.policy.adaptive import Adaptive
+from wager.economics.policy.base import DrafterCapabilities, Threshold
+from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 Law = tuple[float, float]
 Keep = Callable[[tuple[int, ...]], int]
 """The draws -> how many of them are verified."""
+
+BUDGET = 10_000
 
 
 def first_token(p: Law, q: Law, *, depth: int, keep: Keep) -> list[float]:
@@ -62,7 +65,7 @@ def test_a_policy_that_drops_a_guess_for_its_own_doubt_changes_the_law() -> None
     assert law == pytest.approx([0.6, 0.4], abs=1e-12)
 
 
-class Machine:
+class Machine(StaticLatency):
     """Rows that get dearer in steps, so that admission has something to decide."""
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
@@ -74,22 +77,22 @@ class Machine:
 
 def experienced(rule: str) -> tuple[Adaptive, int]:
     """A policy that has learned that guesses are mostly right, and how deep it asks next."""
-    policy = Adaptive(Machine(), drafters={"d": Offer(2, stops=True)}, rule=rule)  # type: ignore[arg-type]
+    policy = Adaptive(Machine(), drafters={"d": DrafterCapabilities(2, stops_early=True)}, rule=rule)  # type: ignore[arg-type]
     draw = np.random.default_rng(5)
     for position in range(100, 160):
         plan = ask(policy, position)
         drafts = {}
-        if plan.depths:
-            draws = tuple(draw.integers(0, 2, plan.depths["r"]).tolist())
+        if plan:
+            draws = tuple(draw.integers(0, 2, plan["r"].depth).tolist())
             drafts = {"r": drafted(draws, (0.5, 0.5), confidence(draws))}
-        kept = policy.admit(drafts).get("r", ())
+        kept = policy.admit(drafts, BUDGET).get("r", ())
         policy.learn([Verdict("r", tuple(range(len(kept))), (0,) * (len(kept) + 1))])
         policy.observe(StepRecord(1 + len(kept), 1, len(kept), 0, 1, {"forward": 5e-3}, (position,)))
-    return policy, ask(policy, 160).depths.get("r", 0)
+    return policy, ask(policy, 160).get("r", DraftDecision(0)).depth
 
 
 def ask(policy: Adaptive, position: int) -> Plan:
-    return policy.plan([Span("r", position, (0,), True, 2)])
+    return policy.plan([Span("r", position, (0,), True, 2)], BUDGET)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -102,7 +105,7 @@ def test_the_adaptive_policy_leaves_the_law_as_it_is(rule: str, p: Law, q: Law) 
         doubt = confidence(draws)
         for scores in (doubt, tuple(q[x] for x in draws)):
             copy = deepcopy(policy)
-            kept[draws, scores] = len(copy.admit({"r": drafted(draws, q, scores)}).get("r", ()))
+            kept[draws, scores] = len(copy.admit({"r": drafted(draws, q, scores)}, BUDGET).get("r", ()))
     assert len(set(kept.values())) == 1
     law = first_token(p, q, depth=depth, keep=lambda draws: kept[draws, confidence(draws)])
     assert law == pytest.approx(p, abs=1e-12)
@@ -147,7 +150,7 @@ def test_a_drafter_that_stops_in_doubt_leaves_the_law_as_it_is(p: Law, q: Law) -
         return draws[-1] == 0  # as confidence() says
 
     def keep(draws: tuple[int, ...]) -> int:
-        return len(deepcopy(policy).admit({"r": drafted(draws, q, confidence(draws))}).get("r", ()))
+        return len(deepcopy(policy).admit({"r": drafted(draws, q, confidence(draws))}, BUDGET).get("r", ()))
 
     for emitted, chance in two_tokens(p, q, goes_on, keep).items():
         assert chance == pytest.approx(p[emitted[0]] * p[emitted[1]], abs=1e-12)
@@ -156,10 +159,10 @@ def test_a_drafter_that_stops_in_doubt_leaves_the_law_as_it_is(p: Law, q: Law) -
 
 
 def test_under_match_it_does_look_at_the_draws() -> None:
-    policy = Adaptive(Machine(), drafters={"d": Offer(2)})
-    depth = ask(policy, 100).depths["r"]
+    policy = Adaptive(Machine(), drafters={"d": DrafterCapabilities(2)})
+    depth = ask(policy, 100)["r"].depth
     sizes = {
-        len(deepcopy(policy).admit({"r": drafted(draws, (0.5, 0.5), confidence(draws))}).get("r", ()))
+        len(deepcopy(policy).admit({"r": drafted(draws, (0.5, 0.5), confidence(draws))}, BUDGET).get("r", ()))
         for draws in product((0, 1), repeat=depth)
     }
     assert len(sizes) > 1
@@ -169,6 +172,6 @@ def test_under_match_it_does_look_at_the_draws() -> None:
 def test_threshold_decoding_leaves_the_law_as_it_is(p: Law, q: Law) -> None:
     def keep(draws: tuple[int, ...]) -> int:
         policy = Threshold(2, threshold=0.5, rule="rejection")
-        return len(policy.admit({"r": drafted(draws, q, tuple(q[x] for x in draws))}).get("r", ()))
+        return len(policy.admit({"r": drafted(draws, q, tuple(q[x] for x in draws))}, BUDGET).get("r", ()))
 
     assert first_token(p, q, depth=2, keep=keep) == pytest.approx(p, abs=1e-12)

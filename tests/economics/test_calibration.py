@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wager.economics.calibrate import Calibration, Errors, Setup, draft_curve, find, latest, typical
-from wager.economics.cost import CostModel, Load
-from wager.economics.draftcurve import DraftCurve
-from wager.economics.measured import MeasuredCost, Timed
-from wager.economics.shapes import PAGE, Limits, Shape, drawn, even, grid, sketch
-from wager.economics.surface import MeasuredSurface, StepPoint
+from wager.arch import TABLE
+from wager.economics.costmodel.calibrated import CalibratedCostModel, CalibratedDraftCost
+from wager.economics.costmodel.roofline import CostModel, SequenceLoad
+from wager.economics.latency.calibration import Calibration, Errors, Setup, draft_curve, find, latest, typical
+from wager.economics.latency.draft_curve import DraftCurve
+from wager.economics.latency.shapes import PAGE, ShapeLimits, StepShape, drawn, even, grid, sketch
+from wager.economics.latency.surface import LatencySurface, StepPoint
 from wager.errors import UsageError
-from wager.models.physics import TABLE
 from wager.types import StepRecord
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-TRUTH = MeasuredSurface(
+TRUTH = LatencySurface(
     ROWS, [5e-3, 5.2e-3, 5.4e-3, 5.8e-3, 6.4e-3, 11e-3, 20e-3, 40e-3],
     per_request=6e-5, per_context=9e-7, per_pair=1.6e-7, drafters={"ngram": DraftCurve([1, 32], [6e-6, 1e-4], [0, 0])},
 )  # fmt: skip
 HERE = Setup("Processor X, 2 cores", "small", "llama-0123456789ab", "native avx512", 2, "bfloat16")
-ROOMY = Limits(512, 32, 4096, 26000)
+ROOMY = ShapeLimits(512, 32, 4096, 26000)
 
 
-def measure(shapes: list[Shape], *, noise: float = 0.0) -> list[StepPoint]:
+def measure(shapes: list[StepShape], *, noise: float = 0.0) -> list[StepPoint]:
     rng = random.Random(0)
     found = []
     for shape in shapes:
@@ -52,9 +52,16 @@ def calibration(setup: Setup = HERE, **changes: Any) -> Calibration:
 
 
 @pytest.mark.parametrize(
-    "limits", [ROOMY, Limits(512, 32, 4096, 5000), Limits(64, 8, 208, 640), Limits(16, 4, 32, 64), Limits(4, 1, 16, 16)]
+    "limits",
+    [
+        ROOMY,
+        ShapeLimits(512, 32, 4096, 5000),
+        ShapeLimits(64, 8, 208, 640),
+        ShapeLimits(16, 4, 32, 64),
+        ShapeLimits(4, 1, 16, 16),
+    ],
 )
-def test_shapes_keep_to_the_limits(limits: Limits) -> None:
+def test_shapes_keep_to_the_limits(limits: ShapeLimits) -> None:
     texts = limits.texts()
     assert sum(texts) <= limits.tokens
     assert texts == sorted(texts, reverse=True)
@@ -244,29 +251,29 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_measured_bill_is_the_surfaces_divided_as_on_paper() -> None:
     model = TABLE["SmolLM2-135M"]
-    cost = MeasuredCost(model, TRUTH, memory=8e9, label="measured")
-    loads = [Load(300, 2, 4), Load(900, 1)]
+    cost = CalibratedCostModel(model, TRUTH, memory=8e9, label="measured")
+    loads = [SequenceLoad(300, 2, 4), SequenceLoad(900, 1)]
     step, paper = cost.step(loads), CostModel(model, cost.device).step(loads)
     assert step.seconds == pytest.approx(TRUTH.seconds(9, 5, 2100))
     assert sum(part.seconds for part in step.parts.values()) == pytest.approx(step.seconds)
     shares = {name: part.seconds / step.seconds for name, part in step.parts.items()}
     assert shares == pytest.approx({name: part.seconds / paper.seconds for name, part in paper.parts.items()})
     assert cost.step([]).seconds == 0
-    dear, cheap = (cost.price([Load(0, rows)])["step"] for rows in (40, 3))
+    dear, cheap = (cost.price([SequenceLoad(0, rows)])["step"] for rows in (40, 3))
     assert dear > 0.8
     assert cheap < 0.1
 
 
 def test_what_a_surface_implies_about_the_machine() -> None:
     model = TABLE["SmolLM2-135M"]
-    device = MeasuredCost(model, TRUTH, memory=None, label="").device
+    device = CalibratedCostModel(model, TRUTH, memory=None, label="").device
     assert device.bandwidth == pytest.approx(model.streamed_bytes / (5e-3 + 6e-5))
     assert device.peak("bf16") == pytest.approx(2 * model.active * 64 / 20e-3)
-    single = MeasuredSurface([1], [5e-3])
-    assert MeasuredCost(model, single, memory=None, label="").device.peak("bf16") > 0
+    single = LatencySurface([1], [5e-3])
+    assert CalibratedCostModel(model, single, memory=None, label="").device.peak("bf16") > 0
 
 
 def test_a_timed_drafter_costs_what_its_curve_says() -> None:
-    drafter = Timed("ngram", TRUTH.drafters["ngram"])
+    drafter = CalibratedDraftCost("ngram", TRUTH.drafters["ngram"])
     assert drafter.seconds(32, 4, context=99) == pytest.approx(1e-4)
     assert drafter.seconds(32, 0, context=99) == drafter.seconds(0, 4, context=99) == 0

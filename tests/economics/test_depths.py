@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.economics.cost import CostModel, Load
-from wager.economics.device import DEVICES
-from wager.economics.drafters import Fraction
-from wager.economics.expect import (
+from wager.arch import TABLE, Model
+from wager.economics.costmodel.devices import DEVICES
+from wager.economics.costmodel.draft_cost import Fraction
+from wager.economics.costmodel.experts import ExpertRouting
+from wager.economics.costmodel.published import B200_ROUNDED, FLAT, MIXED
+from wager.economics.costmodel.roofline import CostModel, SequenceLoad
+from wager.economics.costmodel.speedup import (
     best,
     break_even,
     constant_tokens,
@@ -21,11 +24,8 @@ from wager.economics.expect import (
     survival,
     tokens_per_round,
 )
-from wager.economics.published import B200_ROUNDED, FLAT, MIXED
-from wager.economics.routing import Routing
-from wager.economics.surface import MeasuredSurface
+from wager.economics.latency.surface import LatencySurface
 from wager.errors import UsageError
-from wager.models.physics import TABLE, Model
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 MOST = 64
@@ -68,9 +68,9 @@ def parse(table: str) -> list[Row]:
 
 
 def curves(model: Model, *, batch: int, context: int, share: float, locality: float) -> tuple[list[float], list[float]]:
-    cost = CostModel(model, B200_ROUNDED, routing=Routing(locality=locality))
+    cost = CostModel(model, B200_ROUNDED, routing=ExpertRouting(locality=locality))
     drafter = Fraction(cost, share)
-    steps = [cost.seconds([Load(context, depth + 1, batch)]) for depth in range(MOST + 1)]
+    steps = [cost.seconds([SequenceLoad(context, depth + 1, batch)]) for depth in range(MOST + 1)]
     return steps, [drafter.seconds(batch, depth, context=context) for depth in range(MOST + 1)]
 
 
@@ -129,7 +129,7 @@ def test_the_blended_price() -> None:
     """Attention is weighted by what it costs plain and counted as paid in full, as the published figures do."""
     cost = CostModel(FLAT, B200_ROUNDED)
     for batch, expected in zip(BATCHES, BLENDED, strict=True):
-        loads = [Load(4096, 1, batch)]
+        loads = [SequenceLoad(4096, 1, batch)]
         step, prices = cost.step(loads), {**cost.price(loads), "attention": 1.0}
         blended = sum(prices[name] * part.seconds for name, part in step.parts.items()) / step.seconds
         assert blended == pytest.approx(expected, abs=5.1e-4), f"batch {batch}"
@@ -139,7 +139,7 @@ def test_exact_dimensions_and_ridges_change_no_depth() -> None:
     """The charts' constants are rounded. With the exact ones every depth is the same and speed-ups move by .001."""
     from dataclasses import replace
 
-    from wager.models.physics import Layer, Quoted
+    from wager.arch import Layer, Quoted
 
     flash = TABLE["DeepSeek-V4-Flash"]
     exact = replace(
@@ -150,7 +150,7 @@ def test_exact_dimensions_and_ridges_change_no_depth() -> None:
     drafter = Fraction(cost, 0.10)
     for acceptance, context, share, expected in parse(FLAT_ROWS):
         for batch, (depth, speedup) in zip(BATCHES, expected, strict=True) if share == 0.10 else ():
-            steps = [cost.seconds([Load(context, g + 1, batch)]) for g in range(depth + 3)]
+            steps = [cost.seconds([SequenceLoad(context, g + 1, batch)]) for g in range(depth + 3)]
             drafts = [drafter.seconds(batch, g, context=context) for g in range(depth + 3)]
             found = best(outcomes(steps, drafts, survival(acceptance, depth + 2)))
             assert found.depth == depth
@@ -201,12 +201,12 @@ def test_an_acceptance_beyond_one_is_refused() -> None:
 # ---- the CPU: prices that come in steps ---------------------------------------------------------------------------
 
 ROWS = (1, 2, 4, 8, 12, 16)
-KERNEL = MeasuredSurface(ROWS, [5.25e-3, 5.79e-3, 6.26e-3, 6.87e-3, 9.9e-3, 11.3e-3])
+KERNEL = LatencySurface(ROWS, [5.25e-3, 5.79e-3, 6.26e-3, 6.87e-3, 9.9e-3, 11.3e-3])
 TORCH_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-TORCH = MeasuredSurface(TORCH_ROWS, [10.3e-3, 10.7e-3, 10.9e-3, 12.1e-3, 14.2e-3, 18.6e-3, 28.1e-3, 42.3e-3])
+TORCH = LatencySurface(TORCH_ROWS, [10.3e-3, 10.7e-3, 10.9e-3, 12.1e-3, 14.2e-3, 18.6e-3, 28.1e-3, 42.3e-3])
 
 
-def measured(surface: MeasuredSurface, *, batch: int, most: int, share: float = 0.0) -> tuple[list[float], list[float]]:
+def measured(surface: LatencySurface, *, batch: int, most: int, share: float = 0.0) -> tuple[list[float], list[float]]:
     steps = [surface.seconds(batch * (depth + 1), batch, 0) for depth in range(most + 1)]
     return steps, [share * depth * steps[0] for depth in range(most + 1)]
 
@@ -235,7 +235,7 @@ def test_best_depth_on_the_measured_kernel(acceptance: float, depth: int, speedu
     ],
 )
 def test_free_drafts_at_measured_widths(
-    surface: MeasuredSurface, acceptance: float, batch: int, expected: dict[int, float]
+    surface: LatencySurface, acceptance: float, batch: int, expected: dict[int, float]
 ) -> None:
     steps, drafts = measured(surface, batch=batch, most=max(expected))
     found = outcomes(steps, drafts, survival(acceptance, max(expected)))

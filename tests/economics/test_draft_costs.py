@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from wager.economics.cost import CostModel, Load
-from wager.economics.device import DEVICES
-from wager.economics.drafters import Fraction, Free, Measured, Passes, Small, block, mtp
-from wager.economics.links import Cluster
-from wager.economics.memory import SPARE, footprint, largest_batch
-from wager.models.physics import TABLE
+from wager.arch import TABLE
+from wager.economics.costmodel.devices import DEVICES
+from wager.economics.costmodel.draft_cost import Fraction, Free, Measured, Passes, Small, block, mtp
+from wager.economics.costmodel.links import Cluster
+from wager.economics.costmodel.memory import SPARE, footprint, largest_batch
+from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 
 B200 = Cluster(DEVICES["B200"])
 QWEN = TABLE["Qwen3.6-35B-A3B"]
@@ -71,9 +71,9 @@ def test_drafters_without_a_roofline() -> None:
     cost = CostModel(QWEN, DEVICES["B200"])
     assert Free().seconds(64, 9, context=100) == 0
     assert Measured(3e-4).seconds(64, 3, context=0) == pytest.approx(9e-4)
-    assert Fraction(cost, 0.1).seconds(8, 4, context=77) == pytest.approx(0.4 * cost.seconds([Load(77, 1, 8)]))
+    assert Fraction(cost, 0.1).seconds(8, 4, context=77) == pytest.approx(0.4 * cost.seconds([SequenceLoad(77, 1, 8)]))
     small = Small(CostModel(TABLE["SmolLM2-135M"], DEVICES["B200"]))
-    assert small.seconds(2, 5, context=50) == pytest.approx(5 * small.cost.seconds([Load(50, 1, 2)]))
+    assert small.seconds(2, 5, context=50) == pytest.approx(5 * small.cost.seconds([SequenceLoad(50, 1, 2)]))
     for drafter in (HEAD, BLOCK, small, Fraction(cost, 0.1)):
         assert drafter.seconds(8, 0, context=0) == 0
 

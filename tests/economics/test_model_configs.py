@@ -8,21 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from wager.arch import TABLE, Compressed, DeltaNet, Dense, Experts, Gqa, Mla, Model, Precision, from_config, from_spec
+from wager.arch.families import spec_from_config
 from wager.errors import ModelError
-from wager.models.families import spec_from_config
-from wager.models.physics import (
-    TABLE,
-    Compressed,
-    DeltaNet,
-    Dense,
-    Experts,
-    Gqa,
-    Mla,
-    Model,
-    Precision,
-    from_config,
-    from_spec,
-)
 
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
          "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,

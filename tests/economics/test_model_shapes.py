@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from wager.economics.device import DEVICES
-from wager.errors import UsageError
-from wager.models.physics import (
+from wager.arch import (
     TABLE,
     Attention,
     Compressed,
@@ -22,7 +20,9 @@ from wager.models.physics import (
     find_model,
     from_spec,
 )
-from wager.models.spec import ModelSpec, Rope
+from wager.arch.spec import ModelSpec, Rope
+from wager.economics.costmodel.devices import DEVICES
+from wager.errors import UsageError
 
 BF16, FP8 = Precision.of("bf16"), Precision.of("fp8", cache="fp8")
 

@@ -18,10 +18,10 @@ from gguf import GGUFWriter
 import wager
 from wager.cli import main, plan_inputs, plan_page
 from wager.cli.plan_text import Answer
-from wager.economics.bill import Acceptance, Question
-from wager.economics.cost import CostModel, Load
-from wager.economics.drafters import Fraction, Measured, Passes, Small
-from wager.economics.published import B200_ROUNDED, FLAT
+from wager.economics.costmodel.bill import AcceptanceRates, PlanQuery
+from wager.economics.costmodel.draft_cost import Fraction, Measured, Passes, Small
+from wager.economics.costmodel.published import B200_ROUNDED, FLAT
+from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.errors import UsageError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -266,7 +266,7 @@ def test_prices_and_shapes_of_drafters() -> None:
         assert isinstance(plan_inputs.drafter(cost, shape=shape, price=None), kind)
     share = plan_inputs.drafter(cost, shape=None, price="0.25")
     assert isinstance(share, Fraction)
-    assert share.seconds(4, 2, context=10) == pytest.approx(0.5 * cost.seconds([Load(10, 1, 4)]))
+    assert share.seconds(4, 2, context=10) == pytest.approx(0.5 * cost.seconds([SequenceLoad(10, 1, 4)]))
     timed = plan_inputs.drafter(cost, shape=None, price="300us")
     assert isinstance(timed, Measured)
     assert timed.seconds(4, 2, context=10) == pytest.approx(6e-4)
@@ -277,8 +277,8 @@ def test_prices_and_shapes_of_drafters() -> None:
 
 def asked(model: str, *, batches: tuple[int, ...] = (1, 16, 256)) -> Answer:
     cost = CostModel(plan_inputs.find(model), plan_inputs.find_hardware("B200"))
-    question = Question(cost, plan_inputs.drafter(cost, shape="mtp", price=None), most=4)
-    return Answer.of(question, plan_inputs.Grid(batches, (1024,), (Acceptance("0.7", 0.7),)))
+    question = PlanQuery(cost, plan_inputs.drafter(cost, shape="mtp", price=None), most=4)
+    return Answer.of(question, plan_inputs.Grid(batches, (1024,), (AcceptanceRates("0.7", 0.7),)))
 
 
 @pytest.mark.parametrize(("model", "second"), [("Qwen3-30B-A3B", "Experts hit"), ("Llama-3.1-8B", "What a plain step")])

@@ -7,18 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from wager.economics.adaptive import Adaptive
-from wager.economics.policy import FixedDepth, Offer, Policy, Threshold
-from wager.economics.surface import MeasuredSurface
+from wager.economics.latency.surface import LatencySurface
+from wager.economics.latency_model import StaticLatency
+from wager.economics.policy.adaptive import Adaptive
+from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Policy, Threshold
 from wager.errors import UsageError
-from wager.types import Draft, Plan, Span, StepRecord, Verdict
+from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 WRONG, DEPTH = -1, 7
+BUDGET = 10_000
+"""Rows for guesses: more than any test asks for."""
+
 ROWS = [1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256]
 SECONDS = [5.2e-3, 5.6e-3, 6.2e-3, 6.9e-3, 9.9e-3, 11.3e-3, 15e-3, 19e-3, 36e-3, 70e-3, 140e-3]
 
 
-class Machine:
+class Machine(StaticLatency):
     """A staircase of a processor, with drafters at set prices per pass. Counts what drafting would cost."""
 
     def __init__(self, passes: Mapping[str, float] | None = None) -> None:
@@ -52,13 +56,19 @@ class Table:
 
     def step(self) -> Plan:
         spans = [Span(name, at, (0,), True, DEPTH) for name, at in self.at.items()]
-        plan = self.policy.plan(spans)
-        drafts = {name: self.draft(name, depth, plan) for name, depth in plan.depths.items() if depth}
-        kept = self.policy.admit(drafts)
+        plan = self.policy.plan(spans, BUDGET)
+        drafts = {
+            name: self.draft(name, depth, plan) for name, depth in ((name, each.depth) for name, each in plan.items())
+        }
+        kept = self.policy.admit(drafts, BUDGET)
         rows = len(spans) + sum(map(len, kept.values()))
         seconds = {"forward": self.surface.seconds(rows, len(spans), sum(self.at.values())), "draft": 0.0}
         for drafter in self.skills:
-            depths = [d for name, d in plan.depths.items() if d and (plan.drafters.get(name) or drafter) == drafter]
+            depths = [
+                d
+                for name, d in ((name, each.depth) for name, each in plan.items())
+                if d and (plan[name].drafter or drafter) == drafter
+            ]
             self.asked[drafter] += len(depths)
             if depths:
                 seconds["draft"] += self.surface.draft_seconds(drafter, len(depths), max(depths))
@@ -66,8 +76,8 @@ class Table:
         self.policy.learn(verdicts)
         contexts = tuple(self.at.values())
         for verdict in verdicts:
-            self.at[verdict.sequence] += len(verdict.tokens)
-            self.emitted[verdict.sequence] += len(verdict.tokens)
+            self.at[verdict.seq_id] += len(verdict.tokens)
+            self.emitted[verdict.seq_id] += len(verdict.tokens)
         emitted = sum(len(verdict.tokens) for verdict in verdicts)
         self.policy.observe(StepRecord(rows, len(spans), rows - len(spans), 0, emitted, seconds, contexts))
         self.seconds += sum(seconds.values())
@@ -85,7 +95,7 @@ class Table:
         return self.tokens / self.seconds
 
     def draft(self, name: str, depth: int, plan: Plan) -> Draft:
-        drafter = plan.drafters.get(name) or next(iter(self.skills))
+        drafter = plan[name].drafter or next(iter(self.skills))
         chance = self.skills[drafter](name, self.at[name])
         right = self.draw.random(depth) < chance
         run = depth if right.all() else int(right.argmin())
@@ -111,7 +121,7 @@ def always(chance: float) -> Skill:
 def adaptive(
     surface: Machine, *drafters: str, weights: Mapping[str, float] | None = None, **options: object
 ) -> Adaptive:
-    offers = {name: Offer(DEPTH) for name in drafters or ("d",)}
+    offers = {name: DrafterCapabilities(DEPTH) for name in drafters or ("d",)}
     policy = Adaptive(surface, drafters=offers, **options)  # type: ignore[arg-type]
     for sequence, weight in (weights or {}).items():
         policy.begin(sequence, weight=weight)
@@ -123,9 +133,9 @@ def adaptive(
 
 def test_fixed_depth_asks_for_the_same_everywhere_within_room() -> None:
     spans = [Span("a", 9, (1,), True, 5), Span("b", 9, (1,), True, 2), Span("c", 0, (1, 2), False, 0)]
-    assert FixedDepth(4).plan(spans) == Plan({"a": 4, "b": 2})
-    assert FixedDepth(4, drafter="x").plan(spans).drafters == {"a": "x", "b": "x"}
-    assert FixedDepth(0).plan(spans) == Plan({})
+    assert FixedDepth(4).plan(spans, BUDGET) == {"a": DraftDecision(4), "b": DraftDecision(2)}
+    assert FixedDepth(4, drafter="x").plan(spans, BUDGET) == {"a": DraftDecision(4, "x"), "b": DraftDecision(2, "x")}
+    assert FixedDepth(0).plan(spans, BUDGET) == {}
 
 
 def test_threshold_keeps_what_is_likely_enough() -> None:
@@ -135,7 +145,7 @@ def test_threshold_keeps_what_is_likely_enough() -> None:
         "b": Draft.chain("b", range(4), drafter="d", scores=[0.3, 0.2, 0.1, 0.1]),
         "c": Draft("c", (1, 2, 3), (-1, -1, 0), (0.8, 0.4, 0.7), "d"),
     }
-    assert {name: len(draft) for name, draft in policy.admit(drafts).items()} == {"a": 2, "c": 1}
+    assert {name: len(draft) for name, draft in policy.admit(drafts, BUDGET).items()} == {"a": 2, "c": 1}
 
 
 def test_threshold_adapts_to_acceptance() -> None:
@@ -143,7 +153,7 @@ def test_threshold_adapts_to_acceptance() -> None:
         policy = Threshold(4, threshold=0.4, target=0.7)
         for _ in range(60):
             scores = [chance**depth for depth in range(1, 5)]
-            kept = policy.admit({"a": Draft.chain("a", range(4), drafter="d", scores=scores)})
+            kept = policy.admit({"a": Draft.chain("a", range(4), drafter="d", scores=scores)}, BUDGET)
             run = len(kept.get("a", ())) if chance > 0.9 else 0
             policy.learn([Verdict("a", tuple(range(run)), tuple(range(run + 1)))])
         return policy.threshold
@@ -155,17 +165,17 @@ def test_threshold_adapts_to_acceptance() -> None:
 def test_threshold_without_scores_learns_survival() -> None:
     policy = Threshold(4, threshold=0.3, target=None)
     draft = Draft.chain("a", range(4), drafter="d")
-    assert len(policy.admit({"a": draft})["a"]) == 4
+    assert len(policy.admit({"a": draft}, BUDGET)["a"]) == 4
     for _ in range(60):
-        policy.admit({"a": draft})
+        policy.admit({"a": draft}, BUDGET)
         policy.learn([Verdict("a", (0,), (0, 9))])
-    assert len(policy.admit({"a": draft})["a"]) == 1
+    assert len(policy.admit({"a": draft}, BUDGET)["a"]) == 1
 
 
 def test_threshold_leaves_draws_whole_under_an_exact_rule() -> None:
     draw = Draft("a", (1, 2), (-1, 0), (0.1, 0.05), "d", np.eye(2))
-    assert len(Threshold(4, rule="rejection").admit({"a": draw})["a"]) == 2
-    assert Threshold(4).admit({"a": draw}) == {}
+    assert len(Threshold(4, rule="rejection").admit({"a": draw}, BUDGET)["a"]) == 2
+    assert Threshold(4).admit({"a": draw}, BUDGET) == {}
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.2, 3.0])
@@ -267,11 +277,11 @@ def test_what_was_guessed_and_not_verified_teaches_too() -> None:
 
 
 def test_plain_steps_are_taken_now_and_then_where_prices_are_learned() -> None:
-    surface = MeasuredSurface(ROWS, SECONDS)
-    policy = Adaptive(surface, drafters={"d": Offer(DEPTH)})
+    surface = LatencySurface(ROWS, SECONDS)
+    policy = Adaptive(surface, drafters={"d": DrafterCapabilities(DEPTH)})
     machine = Machine()
     table = Table(policy, machine, {"d": always(0.9)}, names(1)).run(200)
-    plain = sum(not table.step().depths for _ in range(2000))
+    plain = sum(not table.step() for _ in range(2000))
     assert 2 <= plain <= 20
 
 
@@ -298,8 +308,8 @@ def test_each_sequence_gets_the_drafter_that_suits_it() -> None:
     table = Table(adaptive(surface, "one", "two"), surface, skills, names(8)).run(400)
     drafters: dict[str, list[str]] = {name: [] for name in names(8)}
     for _ in range(100):
-        for name, drafter in table.step().drafters.items():
-            drafters[name].append(drafter)
+        for name, decision in table.step().items():
+            drafters[name].append(decision.drafter)
     wins = [max(set(used), key=used.count) for used in drafters.values() if used]
     assert wins == ["one"] * 4 + ["two"] * 4
 
@@ -309,9 +319,9 @@ def test_catching_up_is_priced_before_a_drafter_is_woken() -> None:
     skills = {"d": always(0.6)}
 
     def asked(catch_up: float) -> int:
-        policy = Adaptive(surface, drafters={"d": Offer(DEPTH, catch_up=catch_up)})
+        policy = Adaptive(surface, drafters={"d": DrafterCapabilities(DEPTH, catch_up_s=catch_up)})
         spans = [Span("r0", 4000, (0,), True, DEPTH)]
-        return policy.plan(spans).depths.get("r0", 0)
+        return policy.plan(spans, BUDGET).get("r0", DraftDecision(0)).depth
 
     assert skills and asked(0.0) > 0
     assert asked(1e-3) == 0, "four seconds to read the prompt are not won back"
@@ -374,12 +384,12 @@ def test_draws_are_verified_as_planned_whatever_they_turned_out_to_be() -> None:
         spans = [Span(name, 100, (0,), True, DEPTH) for name in names(4)]
         seen = []
         for step in range(40):
-            plan = policy.plan(spans)
+            plan = policy.plan(spans, BUDGET)
             drafts = {
                 name: drawn(name, draw.integers(0, 50, depth).tolist(), np.sort(draw.random(depth))[::-1].tolist())
-                for name, depth in plan.depths.items()
+                for name, depth in ((name, each.depth) for name, each in plan.items())
             }
-            seen.append({name: len(draft) for name, draft in policy.admit(drafts).items()})
+            seen.append({name: len(draft) for name, draft in policy.admit(drafts, BUDGET).items()})
             # the same accepted counts and emitted tokens in every world
             policy.learn([Verdict(name, (0,) * (step % 2) if name in drafts else (), (7, 8)) for name in names(4)])
             policy.observe(StepRecord(8, 4, 4, 0, 8, {"forward": 6e-3}, (100,) * 4))
@@ -394,9 +404,9 @@ def test_draws_are_verified_as_planned_whatever_they_turned_out_to_be() -> None:
 def test_deterministic_drafts_may_be_cut_under_an_exact_rule() -> None:
     policy = adaptive(Machine(), rule="rejection")
     spans = [Span(name, 100, (0,), True, DEPTH) for name in names(16)]
-    plan = policy.plan(spans)
-    drafts = {name: Draft.chain(name, range(DEPTH), drafter="d", scores=[0.02] * DEPTH) for name in plan.depths}
-    assert sum(len(draft) for draft in policy.admit(drafts).values()) < 16 * DEPTH
+    plan = policy.plan(spans, BUDGET)
+    drafts = {name: Draft.chain(name, range(DEPTH), drafter="d", scores=[0.02] * DEPTH) for name in plan}
+    assert sum(len(draft) for draft in policy.admit(drafts, BUDGET).values()) < 16 * DEPTH
 
 
 # ---- the step's edges -----------------------------------------------------------------------------------------------
@@ -404,15 +414,15 @@ def test_deterministic_drafts_may_be_cut_under_an_exact_rule() -> None:
 
 def test_prompt_chunks_full_rooms_and_silence_are_nothing_special() -> None:
     policy = adaptive(Machine())
-    assert policy.plan([]) == Plan({})
-    assert policy.admit({}) == {}
+    assert policy.plan([], BUDGET) == {}
+    assert policy.admit({}, BUDGET) == {}
     policy.learn([])
     spans = [Span("a", 0, (1,) * 64, False, 0), Span("b", 50, (1,), True, 0), Span("c", 9, (1, 2, 3), True, 3)]
     for _ in range(5):
-        plan = policy.plan(spans)
-        assert set(plan.depths) <= {"c"}
-        assert plan.depths.get("c", 0) <= 3
-        assert policy.admit({}) == {}
+        plan = policy.plan(spans, BUDGET)
+        assert set(plan) <= {"c"}
+        assert plan.get("c", DraftDecision(0)).depth <= 3
+        assert policy.admit({}, BUDGET) == {}
         policy.learn([Verdict("b", (), (5,)), Verdict("c", (), (6,))])
         policy.observe(StepRecord(68, 3, 0, 0, 2, {"forward": 0.05}, (0, 50, 9)))
     policy.end("a")
@@ -422,12 +432,18 @@ def test_prompt_chunks_full_rooms_and_silence_are_nothing_special() -> None:
 def test_a_verdict_that_does_not_come_is_no_observation() -> None:
     policy = adaptive(Machine())
     spans = [Span("a", 50, (1,), True, DEPTH), Span("b", 50, (1,), True, DEPTH)]
-    plan = policy.plan(spans)
-    policy.admit({name: Draft.chain(name, range(depth), drafter="d") for name, depth in plan.depths.items()})
+    plan = policy.plan(spans, BUDGET)
+    policy.admit(
+        {
+            name: Draft.chain(name, range(depth), drafter="d")
+            for name, depth in ((name, each.depth) for name, each in plan.items())
+        },
+        BUDGET,
+    )
     policy.learn([Verdict("a", (), (99,))])
     policy.end("a")  # what was bet on it is learned all the same
     policy.end("b")
-    policy.plan([Span("c", 50, (1,), True, DEPTH)])  # decides, and so looks at what it knows
+    policy.plan([Span("c", 50, (1,), True, DEPTH)], BUDGET)  # decides, and so looks at what it knows
     assert policy.acceptance.skill("d").depths.tried[0] == 1
 
 
@@ -436,9 +452,9 @@ def test_trees_are_admitted_closed_under_parents_and_learned_from() -> None:
     spans = [Span(name, 50, (1,), True, DEPTH) for name in names(2)]
     tree = Draft("r0", (5, 6, 7, 8), (-1, -1, 0, 1), (0.6, 0.3, 0.5, 0.2), "d")
     for _ in range(30):
-        plan = policy.plan(spans)
-        drafts = {name: Draft(name, tree.tokens, tree.parents, tree.scores, "d") for name in plan.depths}
-        kept = policy.admit(drafts)
+        plan = policy.plan(spans, BUDGET)
+        drafts = {name: Draft(name, tree.tokens, tree.parents, tree.scores, "d") for name in plan}
+        kept = policy.admit(drafts, BUDGET)
         for draft in kept.values():
             assert all(-1 <= parent < node for node, parent in enumerate(draft.parents))
         policy.learn([Verdict(name, (0,) if name in kept else (), (5, 9)) for name in names(2)])

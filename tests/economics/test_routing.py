@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.economics.device import DEVICES
-from wager.economics.routing import (
+from wager.economics.costmodel.devices import DEVICES
+from wager.economics.costmodel.experts import (
     LOCALITY,
-    Routing,
+    ExpertRouting,
     by_popularity,
     distinct,
     knee,
@@ -114,30 +114,30 @@ def test_half_and_nearly_all_experts_and_the_knees(line: str) -> None:
 def test_locality_reproduces_the_measured_run_within_two_per_cent() -> None:
     """A run of T tokens against unrelated ones: width at T^0.79 by popularity; or uniform with 0.74."""
     run = {1: 8.00, 2: 13.27, 3: 17.81, 4: 21.85, 6: 29.07, 8: 35.42, 12: 46.18, 16: 55.05}
-    uniform = Routing(locality=0.74)
+    uniform = ExpertRouting(locality=0.74)
     for tokens, expected in run.items():
         assert uniform.hit(256, 8, uniform.effective(tokens)) == pytest.approx(expected, rel=0.021)
     equal = {2: 1.73, 3: 2.38, 4: 2.99, 6: 4.12, 8: 5.17, 12: 7.12, 16: 8.94}
     for tokens, expected in equal.items():
-        assert Routing(locality=LOCALITY).effective(tokens) == pytest.approx(expected, abs=0.0051)
+        assert ExpertRouting(locality=LOCALITY).effective(tokens) == pytest.approx(expected, abs=0.0051)
 
 
 def test_width_by_popularity() -> None:
     """One expert that every third token wants leaves fewer distinct ones; by hand for two tokens."""
-    skewed = Routing(popularity=(0.5, 0.25, 0.25))
+    skewed = ExpertRouting(popularity=(0.5, 0.25, 0.25))
     assert skewed.hit(3, 1, 2) == pytest.approx((1 - 0.25) + 2 * (1 - 0.75**2))
-    assert skewed.hit(3, 1, 2) < Routing().hit(3, 1, 2)
+    assert skewed.hit(3, 1, 2) < ExpertRouting().hit(3, 1, 2)
 
 
 def test_bad_routing_is_named() -> None:
     with pytest.raises(UsageError, match=r"locality = 1\.5"):
-        Routing(locality=1.5)
+        ExpertRouting(locality=1.5)
     with pytest.raises(UsageError, match="lists 2 experts; a layer has 3"):
-        Routing(popularity=(0.5, 0.5)).hit(3, 1, 2)
+        ExpertRouting(popularity=(0.5, 0.5)).hit(3, 1, 2)
     with pytest.raises(UsageError, match=r"sums to 1; a token chooses 2"):
-        Routing(popularity=(0.5, 0.25, 0.25)).hit(3, 2, 1)
+        ExpertRouting(popularity=(0.5, 0.25, 0.25)).hit(3, 2, 1)
     with pytest.raises(UsageError, match="probability"):
-        Routing(popularity=(2.0, 0.5))
+        ExpertRouting(popularity=(2.0, 0.5))
 
 
 def test_the_fullest_rank_by_enumeration() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wager.economics import replay
-from wager.economics.envelopes import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, EnvelopeSurface, conditional
-from wager.economics.policy import FixedDepth
-from wager.economics.replay import Setting
-from wager.economics.simulate import Load, Server
-from wager.economics.worlds import Curve, Recorded, Synthetic, World
+from wager.economics.policy.base import FixedDepth
+from wager.economics.simulation import comparison as replay
+from wager.economics.simulation.comparison import ReplaySetting
+from wager.economics.simulation.server import SimulatedServer, Workload
+from wager.economics.simulation.workload import Curve, Recorded, Synthetic, World
+from wager.economics.survival import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, EnvelopeSurface, conditional
 from wager.errors import UsageError
 
 SURFACE = EnvelopeSurface()
@@ -95,7 +95,7 @@ def test_a_text_is_always_the_same_and_drafters_may_have_no_confidence() -> None
 
 
 def test_plain_decoding_takes_what_the_surface_says() -> None:
-    result = Server(world("mtp"), SURFACE, FixedDepth(0), Load(concurrency=4, requests=8)).run()
+    result = SimulatedServer(world("mtp"), SURFACE, FixedDepth(0), Workload(concurrency=4, requests=8)).run()
     assert (result.tokens, result.rounds, result.tau) == (8 * 256, 8 * 256, 1.0)
     decode = sum(SURFACE.seconds(4, 4, 4 * (1 + at)) for at in range(255))
     assert result.seconds == pytest.approx(2 * (decode + SURFACE.seconds(4, 4, 0)), rel=0.01)
@@ -103,9 +103,11 @@ def test_plain_decoding_takes_what_the_surface_says() -> None:
 
 def test_fixed_depth_gets_the_tokens_the_curve_promises() -> None:
     alike = Curve(MTP_SURVIVAL, request=0, round=0, token=0)
-    result = Server(world("mtp", curve=alike), SURFACE, FixedDepth(4), Load(concurrency=8, rounds=12_000)).run()
+    result = SimulatedServer(
+        world("mtp", curve=alike), SURFACE, FixedDepth(4), Workload(concurrency=8, rounds=12_000)
+    ).run()
     assert result.tau == pytest.approx(1 + sum(MTP_SURVIVAL[:4]), rel=0.02)
-    uneven = Server(world("mtp"), SURFACE, FixedDepth(4), Load(concurrency=8, rounds=12_000)).run()
+    uneven = SimulatedServer(world("mtp"), SURFACE, FixedDepth(4), Workload(concurrency=8, rounds=12_000)).run()
     assert 0.9 * result.tau < uneven.tau < 0.99 * result.tau, "hard texts take more rounds and so weigh more"
     assert result.admitted == result.drafted
     assert result.accepted == result.tokens - result.rounds
@@ -113,26 +115,30 @@ def test_fixed_depth_gets_the_tokens_the_curve_promises() -> None:
 
 def test_prompts_are_computed_in_chunks_before_the_first_token() -> None:
     slow = Synthetic({"mtp": Curve(MTP_SURVIVAL)}, prompt=1200, output=4)
-    result = Server(slow, SURFACE, FixedDepth(0), Load(concurrency=1, requests=1, chunk=500)).run()
+    result = SimulatedServer(slow, SURFACE, FixedDepth(0), Workload(concurrency=1, requests=1, chunk=500)).run()
     assert result.steps == 3 + 3, "three chunks, the last of which brings a token, then three more"
     chunks = SURFACE.seconds(500, 1, 0) + SURFACE.seconds(500, 1, 500) + SURFACE.seconds(200, 1, 1000)
     assert result.served[0].first == pytest.approx(chunks)
 
 
 def test_requests_that_arrive_on_their_own_wait_only_when_they_must() -> None:
-    quiet = Server(world("mtp"), SURFACE, FixedDepth(0), Load(rate=0.5, requests=20)).run()
+    quiet = SimulatedServer(world("mtp"), SURFACE, FixedDepth(0), Workload(rate=0.5, requests=20)).run()
     assert quiet.throughput == pytest.approx(0.5 * 256, rel=0.5)
     alone = 1 / SURFACE.seconds(1, 1, 128)
     assert 1 / np.mean(quiet.paces()) == pytest.approx(alone, rel=0.15)
-    busy = Server(world("mtp"), SURFACE, FixedDepth(0), Load(rate=1e4, requests=60, batch=4)).run()
+    busy = SimulatedServer(world("mtp"), SURFACE, FixedDepth(0), Workload(rate=1e4, requests=60, batch=4)).run()
     arrived = [each.first - each.arrived for each in busy.served]
     assert max(arrived) > 0.5 * busy.seconds, "with four places the last ones wait"
 
 
 def test_a_simulation_is_the_same_twice_and_jitter_changes_it() -> None:
     def seconds(jitter: float) -> float:
-        policy = replay.build("adaptive", Setting(world("mtp"), SURFACE))
-        return Server(world("mtp"), SURFACE, policy, Load(concurrency=3, rounds=600), jitter=jitter).run().seconds
+        policy = replay.build("adaptive", ReplaySetting(world("mtp"), SURFACE))
+        return (
+            SimulatedServer(world("mtp"), SURFACE, policy, Workload(concurrency=3, rounds=600), jitter=jitter)
+            .run()
+            .seconds
+        )
 
     assert seconds(0.0) == seconds(0.0)
     assert seconds(0.1) != seconds(0.0)
@@ -143,15 +149,15 @@ def test_a_simulation_is_the_same_twice_and_jitter_changes_it() -> None:
 )
 def test_a_load_that_is_none_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
-        Load(**wrong)  # type: ignore[arg-type]
+        Workload(**wrong)  # type: ignore[arg-type]
 
 
 # ---- regret and raggedness ------------------------------------------------------------------------------------------
 
 
-def gain(setting: Setting, users: int, fixed: list[str], *, rounds: int) -> float:
+def gain(setting: ReplaySetting, users: int, fixed: list[str], *, rounds: int) -> float:
     """What adaptive brings over the best fixed depth, as a share."""
-    points = replay.compare(setting, [*fixed, "adaptive"], [Load(concurrency=users, rounds=rounds)])
+    points = replay.compare(setting, [*fixed, "adaptive"], [Workload(concurrency=users, rounds=rounds)])
     return -next(point.regret for point in points if point.policy == "adaptive")
 
 
@@ -163,7 +169,7 @@ def gain(setting: Setting, users: int, fixed: list[str], *, rounds: int) -> floa
 def test_of_the_published_head_the_best_fixed_depth_is_reached_or_beaten(
     users: int, rounds: int, depths: list[int], ahead: float
 ) -> None:
-    setting = Setting(world("mtp", output=1024), SURFACE)
+    setting = ReplaySetting(world("mtp", output=1024), SURFACE)
     adaptive = gain(setting, users, ["none", *(f"fixed:mtp:{depth}" for depth in depths)], rounds=rounds)
     assert adaptive > ahead
 
@@ -176,13 +182,13 @@ def test_of_the_published_head_the_best_fixed_depth_is_reached_or_beaten(
 def test_of_the_published_block_drafter_ragged_admission_is_ten_to_thirty_per_cent_ahead_where_rows_are_dear(
     users: int, rounds: int, depths: list[int], ahead: float
 ) -> None:
-    setting = Setting(world("dflash", output=1024), SURFACE)
+    setting = ReplaySetting(world("dflash", output=1024), SURFACE)
     adaptive = gain(setting, users, ["none", *(f"fixed:dflash:{depth}" for depth in depths)], rounds=rounds)
     assert adaptive > ahead
 
 
 def test_without_confidence_nothing_is_lost() -> None:
-    setting = Setting(world("mtp", curve=Curve(MTP_SURVIVAL, blur=None)), SURFACE)
+    setting = ReplaySetting(world("mtp", curve=Curve(MTP_SURVIVAL, blur=None)), SURFACE)
     adaptive = gain(setting, 32, ["none", "fixed:mtp:7", "fixed:mtp:8"], rounds=12_000)
     assert adaptive > -0.01
 
@@ -190,9 +196,9 @@ def test_without_confidence_nothing_is_lost() -> None:
 @pytest.mark.parametrize(("users", "rounds", "better"), [(32, 9000, "dflash"), (1024, 60_000, "mtp")])
 def test_of_two_drafters_the_right_one_is_chosen(users: int, rounds: int, better: str) -> None:
     both = Synthetic({name: Curve(CURVES[name]) for name in ("dflash", "mtp")}, output=256)
-    load = Load(concurrency=users, rounds=rounds)
+    load = Workload(concurrency=users, rounds=rounds)
     rates = {
-        name: replay.measure(Setting(each, SURFACE), "adaptive", load).throughput
+        name: replay.measure(ReplaySetting(each, SURFACE), "adaptive", load).throughput
         for name, each in (("both", both), ("mtp", world("mtp")), ("dflash", world("dflash")))
     }
     worse = "mtp" if better == "dflash" else "dflash"
@@ -216,7 +222,7 @@ def answer(tokens: int = 6, **changes: object) -> dict[str, object]:
 def test_a_trace_is_replayed_token_by_token(tmp_path: Path) -> None:
     recorded = Recorded.read(trace(tmp_path / "t.jsonl", [answer(), answer()]))
     assert (len(recorded), recorded.deepest()) == (2, {"lookup": 2})
-    result = Server(recorded, SURFACE, FixedDepth(2), Load(concurrency=1, requests=2)).run()
+    result = SimulatedServer(recorded, SURFACE, FixedDepth(2), Workload(concurrency=1, requests=2)).run()
     # from 0: two right and one more; from 3: none right; from 4: one right and the end
     assert (result.tokens, result.rounds, result.drafted, result.accepted) == (12, 6, 8, 6)
 
@@ -248,8 +254,8 @@ def test_a_trace_that_is_not_there_or_empty_is_named(tmp_path: Path) -> None:
 
 
 def test_regret_and_frontier() -> None:
-    setting = Setting(world("mtp"), SURFACE, devices=2)
-    loads = [Load(concurrency=users, rounds=600) for users in (1, 8)]
+    setting = ReplaySetting(world("mtp"), SURFACE, devices=2)
+    loads = [Workload(concurrency=users, rounds=600) for users in (1, 8)]
     points = replay.compare(setting, ["none", "fixed:2", "threshold:0.5"], loads)
     assert [point.concurrency for point in points] == [1, 1, 1, 8, 8, 8]
     for point in points:
@@ -263,8 +269,8 @@ def test_regret_and_frontier() -> None:
 
 
 def test_where_requests_come_on_their_own_regret_is_in_a_users_speed() -> None:
-    setting = Setting(world("mtp"), SURFACE)
-    points = replay.compare(setting, ["none", "fixed:mtp:1"], [Load(rate=0.2, requests=6)])
+    setting = ReplaySetting(world("mtp"), SURFACE)
+    points = replay.compare(setting, ["none", "fixed:mtp:1"], [Workload(rate=0.2, requests=6)])
     slow, fast = sorted(points, key=lambda point: point.per_user)
     assert (slow.policy, fast.regret) == ("none", 0.0)
     assert slow.regret == pytest.approx(1 - slow.per_user / fast.per_user)
@@ -277,14 +283,14 @@ def test_where_requests_come_on_their_own_regret_is_in_a_users_speed() -> None:
 )  # fmt: skip
 def test_a_policy_that_is_not_known_is_named(name: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        replay.build(name, Setting(world("mtp"), SURFACE))
+        replay.build(name, ReplaySetting(world("mtp"), SURFACE))
     assert hint in str(caught.value)
 
 
 def test_every_drafter_has_its_fixed_depths() -> None:
     both: World = Synthetic({"mtp": Curve(MTP_SURVIVAL[:3]), "dflash": Curve(DFLASH_SURVIVAL[:2])})
-    assert replay.fixed(Setting(both, SURFACE)) == [
+    assert replay.fixed(ReplaySetting(both, SURFACE)) == [
         "none", "fixed:mtp:1", "fixed:mtp:2", "fixed:mtp:3", "fixed:dflash:1", "fixed:dflash:2",
     ]  # fmt: skip
-    offers = Setting(both, SURFACE).offers()
-    assert (offers["mtp"].stops, offers["dflash"].stops) == (True, False)
+    offers = ReplaySetting(both, SURFACE).offers()
+    assert (offers["mtp"].stops_early, offers["dflash"].stops_early) == (True, False)

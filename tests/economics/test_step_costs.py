@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.economics.cost import CostModel, Load, Overheads
-from wager.economics.device import DEVICES, Device, find_device
-from wager.economics.routing import Routing, distinct
+from wager.arch import TABLE, Precision
+from wager.economics.costmodel.devices import DEVICES, Device, find_device
+from wager.economics.costmodel.experts import ExpertRouting, distinct
+from wager.economics.costmodel.roofline import CostModel, Overheads, SequenceLoad
 from wager.errors import UsageError
-from wager.models.physics import TABLE, Precision
 
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
 FLASH, LLAMA, V3 = TABLE["DeepSeek-V4-Flash"], TABLE["Llama-3.1-8B"], TABLE["DeepSeek-V3"]
@@ -38,7 +38,7 @@ Kimi-K2 6.73 4.04
 def test_one_token_costs_its_bytes(line: str) -> None:
     name, h200, b200 = line.split()
     for device, expected in ((H200, h200), (B200, b200)):
-        cost = CostModel(TABLE[name], device).step([Load(0, 1)])
+        cost = CostModel(TABLE[name], device).step([SequenceLoad(0, 1)])
         weights = {"projections", "ffn", "router", "experts", "shared experts", "head"}
         taken = sum(part.seconds for part_name, part in cost.parts.items() if part_name in weights)
         assert taken * 1e3 == pytest.approx(float(expected), rel=0.012)
@@ -46,7 +46,7 @@ def test_one_token_costs_its_bytes(line: str) -> None:
 
 def test_a_dense_step_by_hand() -> None:
     """Llama-8B on H100, 3 requests of 1000 positions with 2 rows each: every stream written out."""
-    step = CostModel(LLAMA, H100).step([Load(1000, 2, 3)])
+    step = CostModel(LLAMA, H100).step([SequenceLoad(1000, 2, 3)])
     bandwidth, peak = 3.35e12, 989.5e12
     projections = 32 * 4096 * 128 * 80
     ffn, head = 32 * 3 * 4096 * 14336, 128256 * 4096
@@ -62,38 +62,40 @@ def test_a_dense_step_by_hand() -> None:
 
 def test_an_expert_layer_by_hand() -> None:
     """Routed and shared experts are one stream of fp4 weights; beyond the knee compute is the larger."""
-    step = CostModel(FLASH, B200).step([Load(0, 1, 43)])
+    step = CostModel(FLASH, B200).step([SequenceLoad(0, 1, 43)])
     size = 43 * 25_165_824 * 0.53 * (distinct(256, 6, 43) + 1)
     assert step.parts["experts"].bytes == pytest.approx(size)
     assert step.parts["experts"].seconds == pytest.approx(size / 8e12)
-    below, above = (CostModel(FLASH, B200).step([Load(0, 1, batch)]).parts["experts"] for batch in (10_900, 11_000))
+    below, above = (
+        CostModel(FLASH, B200).step([SequenceLoad(0, 1, batch)]).parts["experts"] for batch in (10_900, 11_000)
+    )
     assert (below.bound, above.bound) == ("memory", "compute")
 
 
 def test_requests_alike_may_be_counted_or_listed() -> None:
     cost = CostModel(V3, H200)
-    assert cost.seconds([Load(500, 2, 3)]) == pytest.approx(cost.seconds([Load(500, 2)] * 3))
-    mixed = [Load(500, 2), Load(9000, 1), Load(20, 7)]
+    assert cost.seconds([SequenceLoad(500, 2, 3)]) == pytest.approx(cost.seconds([SequenceLoad(500, 2)] * 3))
+    mixed = [SequenceLoad(500, 2), SequenceLoad(9000, 1), SequenceLoad(20, 7)]
     assert cost.seconds(mixed) == pytest.approx(cost.seconds(mixed[::-1]))
 
 
 def test_prompt_rows_need_no_logits() -> None:
     cost = CostModel(LLAMA, H100)
-    whole, last = cost.step([Load(0, 2048)]), cost.step([Load(0, 2048, heads=1)])
+    whole, last = cost.step([SequenceLoad(0, 2048)]), cost.step([SequenceLoad(0, 2048, heads=1)])
     assert last.parts["head"].flops * 2048 == whole.parts["head"].flops
     assert last.parts["ffn"] == whole.parts["ffn"]
 
 
 def test_a_measured_count_of_experts_replaces_the_expected_one() -> None:
     cost = CostModel(TABLE["Qwen3-30B-A3B"], H100)
-    step = cost.step([Load(0, 4)], experts=20)
+    step = cost.step([SequenceLoad(0, 4)], experts=20)
     assert step.parts["experts"].bytes == pytest.approx(48 * 20 * 4_718_592 * 2)
 
 
 def test_locality_makes_a_run_of_rows_cheaper_than_as_many_requests() -> None:
-    cost = CostModel(TABLE["Qwen3.6-35B-A3B"], B200, routing=Routing(locality=0.79))
-    run, batch = (cost.step(loads).parts["experts"].bytes for loads in ([Load(0, 8)], [Load(0, 1, 8)]))
-    uniform = CostModel(TABLE["Qwen3.6-35B-A3B"], B200).step([Load(0, 8)]).parts["experts"].bytes
+    cost = CostModel(TABLE["Qwen3.6-35B-A3B"], B200, routing=ExpertRouting(locality=0.79))
+    run, batch = (cost.step(loads).parts["experts"].bytes for loads in ([SequenceLoad(0, 8)], [SequenceLoad(0, 1, 8)]))
+    uniform = CostModel(TABLE["Qwen3.6-35B-A3B"], B200).step([SequenceLoad(0, 8)]).parts["experts"].bytes
     assert run < batch == pytest.approx(uniform)
     assert run / (40 * 2 * 3_145_728) - 1 == pytest.approx(distinct(256, 8, 8**0.79))
 
@@ -101,10 +103,10 @@ def test_locality_makes_a_run_of_rows_cheaper_than_as_many_requests() -> None:
 def test_prices_are_zero_on_a_memory_branch_and_one_on_a_compute_branch() -> None:
     """Two rows are charged for each element of weights read; beyond 295 rows the H100 waits for compute."""
     cost = CostModel(LLAMA, H100)
-    assert cost.price([Load(0, 1, 200)])["ffn"] == pytest.approx(0, abs=1e-5)
-    assert cost.price([Load(0, 1, 400)])["ffn"] == pytest.approx(1, abs=1e-5)
-    price = cost.price([Load(4096, 1, 64)])
-    step = cost.step([Load(4096, 1, 64)])
+    assert cost.price([SequenceLoad(0, 1, 200)])["ffn"] == pytest.approx(0, abs=1e-5)
+    assert cost.price([SequenceLoad(0, 1, 400)])["ffn"] == pytest.approx(1, abs=1e-5)
+    price = cost.price([SequenceLoad(4096, 1, 64)])
+    step = cost.step([SequenceLoad(4096, 1, 64)])
     blended = sum(price[name] * part.seconds for name, part in step.parts.items()) / step.seconds
     assert price["step"] == pytest.approx(blended, abs=1e-6)
 
@@ -113,15 +115,15 @@ def test_the_first_draft_row_crosses_a_latent_attentions_ridge() -> None:
     """64 heads, fp8 cache on a B200: T* = 1.16, so the second row is the first that is paid."""
     kimi = replace(TABLE["Kimi-K2"], precision=Precision.of("bf16", "int4", shared="bf16", cache="fp8"))
     cost = CostModel(kimi, B200)
-    assert cost.price([Load(10**6, 1)])["latent attention"] == pytest.approx(0, abs=1e-3)
-    assert cost.price([Load(10**6, 2)])["latent attention"] == pytest.approx(1, abs=1e-3)
+    assert cost.price([SequenceLoad(10**6, 1)])["latent attention"] == pytest.approx(0, abs=1e-3)
+    assert cost.price([SequenceLoad(10**6, 2)])["latent attention"] == pytest.approx(1, abs=1e-3)
 
 
 def test_marginal_seconds_are_a_difference_of_steps() -> None:
     cost = CostModel(V3, H200)
-    loads = [Load(100, 1), Load(60_000, 3)]
+    loads = [SequenceLoad(100, 1), SequenceLoad(60_000, 3)]
     found = cost.marginal(loads, 1)
-    assert found == pytest.approx(cost.seconds([Load(100, 1), Load(60_000, 4)]) - cost.seconds(loads))
+    assert found == pytest.approx(cost.seconds([SequenceLoad(100, 1), SequenceLoad(60_000, 4)]) - cost.seconds(loads))
     assert found > cost.marginal(loads, 0) > 0
 
 
@@ -132,27 +134,27 @@ def test_marginal_seconds_are_a_difference_of_steps() -> None:
 )
 def test_more_rows_and_longer_contexts_never_cost_less(name: str, shape: list[tuple[int, int]]) -> None:
     cost = CostModel(TABLE[name], B200)
-    loads = [Load(context, rows) for context, rows in shape]
+    loads = [SequenceLoad(context, rows) for context, rows in shape]
     here = cost.seconds(loads)
     assert here > 0
     assert cost.marginal(loads, 0) >= -1e-12
-    assert cost.seconds([*loads[1:], Load(shape[0][0] + 500, shape[0][1])]) >= here - 1e-12
+    assert cost.seconds([*loads[1:], SequenceLoad(shape[0][0] + 500, shape[0][1])]) >= here - 1e-12
     assert all(0 <= price <= 1 + 1e-4 for price in cost.price(loads).values())
 
 
 def test_a_step_of_nothing_costs_nothing_and_less_than_nothing_is_refused() -> None:
     cost = CostModel(LLAMA, H100, overheads=Overheads(fixed=1.0))
-    assert cost.seconds([]) == cost.seconds([Load(100, 0)]) == 0
-    assert cost.step([Load(0, 1), Load(10**5, 0)]) == cost.step([Load(0, 1)])
-    for load in (Load(-1, 1), Load(1, -1), Load(1, 1, -2)):
+    assert cost.seconds([]) == cost.seconds([SequenceLoad(100, 0)]) == 0
+    assert cost.step([SequenceLoad(0, 1), SequenceLoad(10**5, 0)]) == cost.step([SequenceLoad(0, 1)])
+    for load in (SequenceLoad(-1, 1), SequenceLoad(1, -1), SequenceLoad(1, 1, -2)):
         with pytest.raises(UsageError, match="no part of a step"):
             cost.step([load])
 
 
 def test_overheads_scale_parts_and_add_what_no_roofline_has() -> None:
-    ideal = CostModel(LLAMA, H100).step([Load(100, 1, 2)])
+    ideal = CostModel(LLAMA, H100).step([SequenceLoad(100, 1, 2)])
     real = CostModel(LLAMA, H100, overheads=Overheads(fixed=1e-4, per_sequence=1e-5, slowdown={"ffn": 1.5})).step(
-        [Load(100, 1, 2)]
+        [SequenceLoad(100, 1, 2)]
     )
     assert real.parts["ffn"].seconds == pytest.approx(1.5 * ideal.parts["ffn"].seconds)
     assert real.parts["overhead"].seconds == pytest.approx(1.2e-4)
@@ -164,28 +166,28 @@ def test_overheads_scale_parts_and_add_what_no_roofline_has() -> None:
 
 def test_dispatch_in_microseconds_a_token() -> None:
     for ranks, expected in {2: 1.174, 4: 1.761, 8: 2.055, 16: 21.135, 32: 31.703}.items():
-        step = CostModel(FLASH, B200, ep=ranks).step([Load(0, 1, 100)])
+        step = CostModel(FLASH, B200, ep=ranks).step([SequenceLoad(0, 1, 100)])
         assert step.parts["dispatch"].seconds / 100 * 1e6 == pytest.approx(expected, abs=5.1e-4)
         assert step.parts["dispatch"].bound == "link"
 
 
 def test_ranks_share_the_experts_that_all_of_them_hit() -> None:
-    mean = CostModel(FLASH, B200, ep=16, balanced=True).step([Load(0, 1, 2)]).parts["experts"]
+    mean = CostModel(FLASH, B200, ep=16, balanced=True).step([SequenceLoad(0, 1, 2)]).parts["experts"]
     expected = 43 * 25_165_824 * 0.53 * (distinct(256, 6, 32) / 16 + 1)
     assert mean.bytes == pytest.approx(expected)
-    fullest = CostModel(FLASH, B200, ep=16).step([Load(0, 1, 2)]).parts["experts"]
+    fullest = CostModel(FLASH, B200, ep=16).step([SequenceLoad(0, 1, 2)]).parts["experts"]
     assert 1.2 * mean.bytes < fullest.bytes < 43 * 25_165_824 * 0.53 * 17
 
 
 def test_wider_expert_parallelism_lowers_the_expert_tax() -> None:
     """The price of a row falls with the ranks: more tokens meet fewer experts; the links' price is always one."""
-    prices = [CostModel(FLASH, B200, ep=ranks, balanced=True).price([Load(0, 1, 8)]) for ranks in (1, 4, 16)]
+    prices = [CostModel(FLASH, B200, ep=ranks, balanced=True).price([SequenceLoad(0, 1, 8)]) for ranks in (1, 4, 16)]
     assert prices[0]["experts"] > prices[1]["experts"] > prices[2]["experts"]
     assert prices[2]["dispatch"] == pytest.approx(1)
 
 
 def test_tensor_parallelism_divides_matrices_and_pays_for_it() -> None:
-    one, eight = (CostModel(LLAMA, H100, tp=tp).step([Load(4096, 1, 4)]) for tp in (1, 8))
+    one, eight = (CostModel(LLAMA, H100, tp=tp).step([SequenceLoad(4096, 1, 4)]) for tp in (1, 8))
     assert eight.parts["ffn"].seconds == pytest.approx(one.parts["ffn"].seconds / 8)
     assert eight.parts["attention"].bytes == pytest.approx(one.parts["attention"].bytes / 8)
     sent = 2 * 32 * 4 * 4096 * 2 * 2 * 7 / 8
@@ -193,7 +195,9 @@ def test_tensor_parallelism_divides_matrices_and_pays_for_it() -> None:
 
 
 def test_a_latent_that_all_heads_share_is_read_on_every_device() -> None:
-    one, eight = (CostModel(V3, B200, tp=tp).step([Load(100_000, 1)]).parts["latent attention"] for tp in (1, 8))
+    one, eight = (
+        CostModel(V3, B200, tp=tp).step([SequenceLoad(100_000, 1)]).parts["latent attention"] for tp in (1, 8)
+    )
     assert eight.bytes > 0.99 * one.bytes
     assert eight.flops == one.flops / 8
 
@@ -241,7 +245,7 @@ def test_a_device_that_cannot_do_an_arithmetic_says_so() -> None:
     with pytest.raises(UsageError, match="H100 has no known peak for fp32"):
         H100.peak("fp32")
     with pytest.raises(UsageError, match="no known peak for fp32"):
-        CostModel(replace(LLAMA, precision=Precision.of("fp32")), H100).seconds([Load(0, 1)])
+        CostModel(replace(LLAMA, precision=Precision.of("fp32")), H100).seconds([SequenceLoad(0, 1)])
 
 
 @pytest.mark.parametrize("name", ["b200", "H100-SXM", "cpu", "RTX4090", "rtx 4090"])

@@ -8,22 +8,22 @@ import timeit
 
 import pytest
 
-from wager.economics.cost import CostModel
-from wager.economics.device import DEVICES, find_device
-from wager.economics.draftcurve import DraftCurve
-from wager.economics.drafters import block, mtp
-from wager.economics.paper import PaperSurface, tabulate
-from wager.economics.surface import MeasuredSurface, StepPoint
+from wager.arch import TABLE
+from wager.economics.costmodel.devices import DEVICES, find_device
+from wager.economics.costmodel.draft_cost import block, mtp
+from wager.economics.costmodel.paper import PaperSurface, tabulate
+from wager.economics.costmodel.roofline import CostModel
+from wager.economics.latency.draft_curve import DraftCurve
+from wager.economics.latency.surface import LatencySurface, StepPoint
 from wager.errors import UsageError
-from wager.models.physics import TABLE
 from wager.types import StepRecord
 
 ROWS = (1, 2, 4, 8, 12, 16)
 SECONDS = (5.25e-3, 5.79e-3, 6.26e-3, 6.87e-3, 9.9e-3, 11.3e-3)
 
 
-def kernel(**prices: float) -> MeasuredSurface:
-    return MeasuredSurface(ROWS, SECONDS, **prices)
+def kernel(**prices: float) -> LatencySurface:
+    return LatencySurface(ROWS, SECONDS, **prices)
 
 
 def record(rows: int, requests: int, context: int, *, seconds: float, draft: float = 0.0) -> StepRecord:
@@ -49,7 +49,7 @@ def test_a_fit_finds_what_made_the_points() -> None:
     truth = kernel(per_request=1e-5, per_context=1e-8, per_pair=2e-9)
     noise = random.Random(0)
     shapes = [(n, q, q * context) for n in ROWS for q in (1, 2, 4, 8) if q <= n for context in (50, 800, 4000)]
-    fitted = MeasuredSurface.fit([StepPoint(*shape, truth.seconds(*shape) * noise.gauss(1, 0.01)) for shape in shapes])
+    fitted = LatencySurface.fit([StepPoint(*shape, truth.seconds(*shape) * noise.gauss(1, 0.01)) for shape in shapes])
     for shape in ((3, 1, 300), (8, 4, 2000), (14, 7, 9000), (6, 6, 100)):
         assert fitted.seconds(*shape) == pytest.approx(truth.seconds(*shape), rel=0.02)
 
@@ -57,7 +57,7 @@ def test_a_fit_finds_what_made_the_points() -> None:
 def test_prices_that_the_points_do_not_tell_apart_are_zero_not_negative() -> None:
     points = [StepPoint(rows, 1, 100, seconds) for rows, seconds in zip(ROWS, SECONDS, strict=True)]
     points += [StepPoint(4, 4, 400, 6.0e-3)]  # more requests, yet faster
-    fitted = MeasuredSurface.fit(points)
+    fitted = LatencySurface.fit(points)
     assert min(fitted.per_request, fitted.per_context, fitted.per_pair) == 0
     assert all(value >= 0 for value in (fitted.per_request, fitted.per_context, fitted.per_pair))
     assert fitted.seconds(8, 1, 100) == pytest.approx(6.87e-3, rel=0.03)
@@ -126,20 +126,20 @@ def test_what_was_learned_survives_a_file() -> None:
     surface.observe_draft("mtp", 4, 3, seconds=1e-3)
     for _ in range(20):
         surface.observe(record(8, 4, 10, seconds=9e-3))
-    again = MeasuredSurface.from_dict(surface.as_dict())
+    again = LatencySurface.from_dict(surface.as_dict())
     for shape in ((1, 1, 0), (8, 4, 999), (15, 3, 12)):
         assert again.seconds(*shape) == pytest.approx(surface.seconds(*shape))
     assert again.draft_seconds("mtp", 4, 3) == pytest.approx(1e-3)
     with pytest.raises(UsageError, match="damaged"):
-        MeasuredSurface.from_dict({"rows": [1, 2]})
+        LatencySurface.from_dict({"rows": [1, 2]})
 
 
 def test_curves_that_are_none_are_refused() -> None:
     for rows, seconds in (((2, 1), (1.0, 1.0)), ((1, 2), (1.0, 0.0)), ((), ()), ((1, 2), (1.0,))):
         with pytest.raises(UsageError, match="is not one"):
-            MeasuredSurface(rows, seconds)
+            LatencySurface(rows, seconds)
     with pytest.raises(UsageError, match="do not make a surface"):
-        MeasuredSurface.fit([StepPoint(1, 1, 0, 1.0)])
+        LatencySurface.fit([StepPoint(1, 1, 0, 1.0)])
     with pytest.raises(UsageError, match="is not one"):
         DraftCurve([1, 2], [0.0], [0.0, 0.0])
 

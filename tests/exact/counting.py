@@ -15,10 +15,10 @@ import numpy as np
 from scipy import stats
 
 from wager.draft.model import DraftModel
-from wager.kernels.base import Output
+from wager.kernels.base import TargetOutput
 from wager.testing import ToyLaw, ToyTarget
 from wager.testing.engines import toy_engine
-from wager.types import Ask, Draft, Event, Request, SamplingParams
+from wager.types import Draft, DraftRequest, OutputDelta, Request, SamplingParams
 from wager.verify.distribution import Shaped, shape, without_replacement
 
 V = 8
@@ -59,7 +59,7 @@ class LawDrafter:
 
     name = "law"
     default_depth = 3
-    needs_law = True
+    samples = True
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         self.widths = widths
@@ -71,21 +71,21 @@ class LawDrafter:
     def accept(self, sequence: str, tokens: Sequence[int]) -> None:
         self.last[sequence] = tokens[-1]
 
-    def observe(self, output: Output) -> None:
+    def observe(self, output: TargetOutput) -> None:
         pass
 
     def end(self, sequence: str) -> None:
         self.last.pop(sequence, None)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(ask) for ask in asks]
 
-    def _draft(self, ask: Ask) -> Draft:
-        assert ask.law
+    def _draft(self, ask: DraftRequest) -> Draft:
+        assert ask.needs_draft_probs
         tokens: list[int] = []
         parents: list[int] = []
         laws: list[np.ndarray] = []
-        level = [(-1, self.last[ask.sequence])]
+        level = [(-1, self.last[ask.seq_id])]
         for depth, width in enumerate(self.widths[: ask.depth], start=1):
             grown = []
             for parent, last in level:
@@ -96,9 +96,9 @@ class LawDrafter:
                 parents += [parent] * len(children)
                 laws += list(without_replacement(row.probabilities(V), children))
             level = grown
-        return Draft(ask.sequence, tuple(tokens), tuple(parents), drafter=self.name, law=np.array(laws))
+        return Draft(ask.seq_id, tuple(tokens), tuple(parents), drafter=self.name, draft_probs=np.array(laws))
 
-    def draw(self, row: Shaped, width: int, ask: Ask, depth: int) -> list[int]:
+    def draw(self, row: Shaped, width: int, ask: DraftRequest, depth: int) -> list[int]:
         at = (ask.seed, ask.position + depth - 1, ask.choice)
         if width == 1:
             return [row.choose(*at, private=depth)]
@@ -109,13 +109,13 @@ class FixedDrafter(LawDrafter):
     """The likeliest tokens of GUESSER's law: deterministic guesses, no law."""
 
     name = "fixed"
-    needs_law = False
+    samples = False
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftRequest) -> Draft:
         draft = super()._draft(ask)
-        return Draft(ask.sequence, draft.tokens, draft.parents, drafter=self.name)
+        return Draft(ask.seq_id, draft.tokens, draft.parents, drafter=self.name)
 
-    def draw(self, row: Shaped, width: int, ask: Ask, depth: int) -> list[int]:
+    def draw(self, row: Shaped, width: int, ask: DraftRequest, depth: int) -> list[int]:
         return np.argsort(-row.probabilities(V), kind="stable")[: min(width, len(row.scores))].tolist()
 
 
@@ -123,7 +123,7 @@ class ModelDrafter(DraftModel):
     """The production draft model around GUESSER."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
-        super().__init__(ToyTarget(GUESSER, pages=400, max_rows=400, max_sequences=48))
+        super().__init__(ToyTarget(GUESSER, num_blocks=400, max_rows=400, max_sequences=48))
         self.widths = widths
 
 
@@ -144,20 +144,20 @@ class Sample:
     preemptions: int = 0
 
 
-ROOMY = dict(pages=400, max_rows=800, max_sequences=48)
-TIGHT = dict(pages=16, max_rows=40, max_sequences=6)
+ROOMY = dict(num_blocks=400, max_rows=800, max_sequences=48)
+TIGHT = dict(num_blocks=16, max_rows=40, max_sequences=6)
 
 
 def sample(drafter, params: SamplingParams, *, rule: str, base: int, rooms=ROOMY, tokens: int = TOKENS) -> Sample:
     """Texts of requests that run side by side; TIGHT makes sequences preempt each other and find cached prefixes."""
     engine = toy_engine(TARGET, drafter=drafter, depth=_nodes(drafter.widths), rule=rule, **rooms)
-    events: dict[str, list[Event]] = {}
+    events: dict[str, list[OutputDelta]] = {}
     prefix = (0,) * 20 if rooms is TIGHT else ()
     requests = [
         Request(f"r{i}", (*prefix, i % V), replace(params, seed=base * 1_000_003 + i))
         for i in range(max(1, tokens // LENGTH))
     ]
-    done = engine.generate(requests, on_event=lambda event: events.setdefault(event.request, []).append(event))
+    done = engine.generate(requests, on_event=lambda event: events.setdefault(event.request_id, []).append(event))
     got = Sample()
     for request, completion in zip(requests, done, strict=True):
         got.texts.append([request.prompt[-1], *completion.token_ids])
@@ -171,14 +171,14 @@ def _nodes(widths: tuple[int, ...]) -> int:
     return int(np.cumprod(widths).sum())
 
 
-def _rounds(events: Sequence[Event], last: int, widths: tuple[int, ...]) -> list[list[tuple[int, int, bool]]]:
+def _rounds(events: Sequence[OutputDelta], last: int, widths: tuple[int, ...]) -> list[list[tuple[int, int, bool]]]:
     rounds, told, depth = [], 0, len(widths)
     for event in events:
-        before = [last, *event.tokens]
-        guessed = [origin != "" for origin in event.origins]
-        if event.tokens and told + _nodes(widths) < LENGTH:
-            rounds.append([*zip(before[:depth], event.tokens, guessed, strict=False)])
-        told += len(event.tokens)
+        before = [last, *event.token_ids]
+        guessed = [origin != "" for origin in event.drafted_by]
+        if event.token_ids and told + _nodes(widths) < LENGTH:
+            rounds.append([*zip(before[:depth], event.token_ids, guessed, strict=False)])
+        told += len(event.token_ids)
         last = before[-1]
     return rounds
 

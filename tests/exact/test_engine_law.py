@@ -33,7 +33,7 @@ from counting import (
 
 from wager.engine import runner
 from wager.kernels.noise import DRAFT, gumbel
-from wager.types import Ask, Draft
+from wager.types import Draft, DraftRequest
 from wager.verify.accept import FieldChance
 
 LEVEL = 1e-4
@@ -107,10 +107,10 @@ def test_an_unprocessed_law_is_noticed():
     class Unprocessed(LawDrafter):
         """Draws with the request's temperature and top-p, and reports the law without them."""
 
-        def _draft(self, ask: Ask) -> Draft:
+        def _draft(self, ask: DraftRequest) -> Draft:
             draft = super()._draft(ask)
-            lasts = [self.last[ask.sequence] if up < 0 else draft.tokens[up] for up in draft.parents]
+            lasts = [self.last[ask.seq_id] if up < 0 else draft.tokens[up] for up in draft.parents]
             raw = transition(GUESSER, replace(ask.params, temperature=1.0, top_p=1.0))
-            return replace(draft, law=raw[lasts])
+            return replace(draft, draft_probs=raw[lasts])
 
     assert noticed("rejection", Unprocessed, (1, 1, 1), CUT)

@@ -57,7 +57,7 @@ def test_residual_with_the_law_of_the_next_row(rule, monkeypatch):
 @BOTH
 @pytest.mark.parametrize("residual", [lambda p, q: np.abs(p - q), lambda p, q: p], ids=["absolute", "whole"])
 def test_residual_that_is_not_clipped(rule, residual, monkeypatch):
-    monkeypatch.setattr(accept, "_excess", lambda p, draft, node: residual(p, draft.law[node]))
+    monkeypatch.setattr(accept, "_excess", lambda p, draft, node: residual(p, draft.draft_probs[node]))
     assert worst(rule) > NOTICED
 
 
@@ -67,7 +67,7 @@ def test_unprocessed_law(rule):
 
     def sharpened(world):
         for _, draft in worlds.chains(world, 2):
-            laws = draft.law**2 / (draft.law**2).sum(axis=1, keepdims=True)
+            laws = draft.draft_probs**2 / (draft.draft_probs**2).sum(axis=1, keepdims=True)
             yield float(np.prod(laws[range(2), draft.tokens])), draft
 
     assert worst(rule, drafts=sharpened) > NOTICED
@@ -100,8 +100,8 @@ def test_admission_that_reads_the_guess(rule):
 
     def admitted(world):
         for mass, draft in worlds.chains(world, 2):
-            unsure = [node for node in range(2) if draft.law[node, draft.tokens[node]] < 0.5]
-            yield mass, draft.cut(unsure[0]) if unsure else draft
+            unsure = [node for node in range(2) if draft.draft_probs[node, draft.tokens[node]] < 0.5]
+            yield mass, draft.truncate(unsure[0]) if unsure else draft
 
     assert worst(rule, drafts=admitted) > NOTICED
 
@@ -112,8 +112,8 @@ def test_admission_that_stops_after_the_unsure_guess_is_safe(rule):
 
     def admitted(world):
         for mass, draft in worlds.chains(world, 2):
-            unsure = [node for node in range(2) if draft.law[node, draft.tokens[node]] < 0.5]
-            yield mass, draft.cut(unsure[0] + 1) if unsure else draft
+            unsure = [node for node in range(2) if draft.draft_probs[node, draft.tokens[node]] < 0.5]
+            yield mass, draft.truncate(unsure[0] + 1) if unsure else draft
 
     assert worst(rule, drafts=admitted) < 1e-12
 
@@ -121,19 +121,19 @@ def test_admission_that_stops_after_the_unsure_guess_is_safe(rule):
 def _siblings(change):
     def mutated(world):
         for mass, draft in worlds.trees(world, (2, 1), worlds.distinct):
-            yield mass, replace(draft, law=change(world, draft))
+            yield mass, replace(draft, draft_probs=change(world, draft))
 
     return mutated
 
 
 def _not_renormalised(world, draft):
-    law = draft.law.copy()
-    law[1] = np.where(draft.law[1] > 0, world.q(()), 0)
+    law = draft.draft_probs.copy()
+    law[1] = np.where(draft.draft_probs[1] > 0, world.q(()), 0)
     return law
 
 
 def _first_law_for_all(world, draft):
-    law = draft.law.copy()
+    law = draft.draft_probs.copy()
     law[1] = law[0]
     return law
 
@@ -141,23 +141,23 @@ def _first_law_for_all(world, draft):
 @pytest.mark.parametrize("change", [_not_renormalised, _first_law_for_all])
 def test_siblings_whose_law_is_not_that_of_their_draw(change):
     assert worst(rejection, drafts=_siblings(change)) > NOTICED
-    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.law)) < 1e-12
+    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.draft_probs)) < 1e-12
 
 
 def test_siblings_judged_by_the_first_residual(monkeypatch):
     monkeypatch.setattr(accept, "_normalised", lambda weights, *, otherwise: otherwise)
-    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.law)) > NOTICED
+    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.draft_probs)) > NOTICED
 
 
 def test_residual_that_is_not_normalised(monkeypatch):
     monkeypatch.setattr(accept, "_normalised", lambda weights, *, otherwise: weights if weights.any() else otherwise)
-    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.law)) > NOTICED
+    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.draft_probs)) > NOTICED
 
 
 def test_siblings_tried_in_another_order_than_drawn():
     def reordered(world):
         for mass, draft in worlds.trees(world, (2,), worlds.distinct):
-            yield mass, replace(draft, tokens=draft.tokens[::-1], law=draft.law[::-1])
+            yield mass, replace(draft, tokens=draft.tokens[::-1], draft_probs=draft.draft_probs[::-1])
 
     assert worst(rejection, drafts=reordered, depth=1) > NOTICED
 
@@ -207,7 +207,7 @@ def second_token(rule, *, stale: bool) -> float:
     law = np.zeros(3)
     rows = np.tile(p, (3, 1))
     for pair in itertools.product(range(3), repeat=2):
-        draft = Draft("s", pair, (-1, 0), law=np.tile(q, (2, 1)))
+        draft = Draft("s", pair, (-1, 0), draft_probs=np.tile(q, (2, 1)))
         for mass, verdict in worlds.explore(lambda chance, d=draft: rule(d, rows, chance=chance)):
             mass *= q[pair[0]] * q[pair[1]]
             if len(verdict.tokens) > 1:
@@ -215,7 +215,7 @@ def second_token(rule, *, stale: bool) -> float:
                 continue
             for third, first in itertools.product(range(3), [pair[1]] if stale else range(3)):
                 weight = mass * q[third] * (1 if stale else q[first])
-                again = Draft("s", (first, third), (-1, 0), law=np.tile(q, (2, 1)))
+                again = Draft("s", (first, third), (-1, 0), draft_probs=np.tile(q, (2, 1)))
                 for share, then in worlds.explore(lambda chance, d=again: rule(d, rows, chance=chance)):
                     law[then.tokens[0]] += weight * share
     assert law.sum() == pytest.approx(1)
@@ -254,7 +254,7 @@ def through_the_field(chance_type, p: list[float], q: list[float], *, depth: int
     seen = np.zeros(len(p))
     for position in range(count):
         guesses = tuple(shaped.choose(3, position + i, private=1 + i) for i in range(depth))
-        draft = Draft("s", guesses, tuple(range(-1, depth - 1)), law=laws)
+        draft = Draft("s", guesses, tuple(range(-1, depth - 1)), draft_probs=laws)
         tokens = rejection(draft, rows, chance=chance_type(3, position)).tokens
         if len(tokens) >= depth:
             seen[tokens[depth - 1]] += 1

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import wager
+from wager.build.load import LoadedEngine
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.engine.build import LoadedEngine
 from wager.models.transformer import Decoder
 from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceSeer
 from wager.types import Request, SamplingParams
@@ -61,7 +61,7 @@ def requests(plain: LoadedEngine) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def texts(plain: LoadedEngine, requests: list[Request]) -> Texts:
-    return {c.request: c.token_ids for c in plain.generate(requests, concurrency=1)}
+    return {c.request_id: c.token_ids for c in plain.generate(requests, concurrency=1)}
 
 
 def drafter(name: str, plain: LoadedEngine, requests: list[Request], texts: Texts) -> Drafter:
@@ -73,7 +73,7 @@ def drafter(name: str, plain: LoadedEngine, requests: list[Request], texts: Text
     if name == "random-tree":
         return RandomTreeDrafter(vocab, seer=seer)
     twin = Decoder(
-        plain.target.opened.weights, plain.kernels, pages=256, max_rows=64, max_sequences=8, max_pages=64
+        plain.target.opened.weights, plain.kernels, num_blocks=256, max_rows=64, max_sequences=8, max_blocks=64
     )  # the target as its own draft model: right every time, if the noise and the processors are shared
     return DraftModel(twin, vocab=vocab, max_context=1024, kernels=plain.kernels)
 
@@ -92,9 +92,9 @@ def test_speculation_changes_no_token(name: str, plain: LoadedEngine, requests: 
     alone = engine.generate(requests, concurrency=1)
     company = engine.generate(requests, concurrency=8, on_event=shake)
     for done in (alone, company):
-        assert {c.request: c.token_ids for c in done} == texts
+        assert {c.request_id: c.token_ids for c in done} == texts
     assert sum(c.stats.preemptions for c in company) > 0
-    assert sum(c.stats.prefix_hit_tokens for c in company) > 0
+    assert sum(c.stats.cached_tokens for c in company) > 0
     accepted, drafted = (sum(getattr(c.stats, what) for c in alone) for what in ("accepted", "drafted"))
     assert drafted > 0
     lost = 6 * len(requests)  # guesses beyond the end of a text may be right and count for nothing
@@ -104,4 +104,4 @@ def test_speculation_changes_no_token(name: str, plain: LoadedEngine, requests: 
 def test_a_prompt_may_be_cut_into_chunks_of_any_size(smollm2: Path, requests: list[Request], texts: Texts) -> None:
     small = wager.EngineConfig(model=str(smollm2), drafter="ngram", max_context=512, cache_tokens=2048, max_rows=7)
     engine = wager.load(small)
-    assert {c.request: c.token_ids for c in engine.generate(requests, concurrency=3)} == texts
+    assert {c.request_id: c.token_ids for c in engine.generate(requests, concurrency=3)} == texts

@@ -125,7 +125,7 @@ def test_block_refuses_a_tree():
 def test_guesses_outside_the_vocabulary_never_move_the_law(rule, token, lawful):
     world = World(4, 6)
     law = np.tile(world.q(()), (1, 1)) if lawful else None
-    drafts = iter([(1.0, Draft("s", (token,), (-1,), law=law))])
+    drafts = iter([(1.0, Draft("s", (token,), (-1,), draft_probs=law))])
     rows = lambda draft: np.array([world.p(()), world.p(())])  # noqa: E731
     out, accepted = emitted(world, rule, drafts, rows)
     assert accepted == 0
@@ -136,7 +136,7 @@ def test_guesses_outside_the_vocabulary_never_move_the_law(rule, token, lawful):
 def test_a_law_that_is_no_number_yields_tokens_all_the_same(broken):
     """A drafter gone mad may bias its own round under `rejection`, but never ends a request or leaves the support."""
     world = World(4, 7, "zeros_p")
-    draft = Draft("s", (1, 2), (-1, 0), law=np.array([[0.5, 0.5, broken, 0.0], [broken, 0.5, 0.5, 0.0]]))
+    draft = Draft("s", (1, 2), (-1, 0), draft_probs=np.array([[0.5, 0.5, broken, 0.0], [broken, 0.5, 0.5, 0.0]]))
     for rule in (rejection, block):
         outcomes = list(worlds.explore(lambda chance, rule=rule: rule(draft, world.rows(draft), chance=chance)))
         assert sum(mass for mass, _ in outcomes) == pytest.approx(1)

@@ -212,7 +212,7 @@ def _grow(world: World, widths: tuple[int, ...], pick: Callable[[np.ndarray, int
 
 def _draft(tokens: Context, parents, laws) -> Draft:
     law = None if laws is None else np.array(laws)
-    return Draft("s", tuple(tokens), tuple(parents), law=law)
+    return Draft("s", tuple(tokens), tuple(parents), draft_probs=law)
 
 
 # --- what comes out -----------------------------------------------------------------------------------------

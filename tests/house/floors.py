@@ -8,44 +8,50 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
-_VALUES = {"types", "errors", "models.spec", "models.physics"}
+_VALUES = {"types", "errors", "arch"}
+_ECONOMICS = {"economics", "economics.costmodel", "economics.latency", "economics.policy", "economics.simulation"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
-_ROOMS = _NUMBERS | {"models", "kv", "verify", "draft", "economics", "engine"}
+_BELOW_ENGINE = _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "draft"}
+_BELOW_BUILD = _BELOW_ENGINE | {"engine", "profiling"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     # floor 0
     "types": {"errors"},
     "errors": set(),
-    "models.spec": {"errors"},
-    "models.physics": {"errors", "models.spec"},
+    "arch": {"errors"},
     # floor 1
     "config": _VALUES,
     "trace": _VALUES,
     "kernels": _VALUES,
     "economics": _VALUES,
+    "economics.costmodel": _VALUES | {"economics"},
+    "economics.latency": _VALUES | {"economics"},
+    "economics.policy": _VALUES | {"economics"},
+    "economics.simulation": _VALUES | {"economics", "economics.costmodel", "economics.policy"},
     # floor 2: never each other
     "models": _NUMBERS,
     "kv": _NUMBERS,
     "verify": _NUMBERS,
-    "bench": _NUMBERS | {"economics"},
+    "bench": _NUMBERS | _ECONOMICS,
     # floor 3
     "draft": {"models", "kv", "kernels", "verify"} | _VALUES,
-    # floor 4
-    "engine": _ROOMS - {"engine"},
-    "testing": _ROOMS,
-    # drafters made for proofs are asked for by name too, and no other engine file knows them
-    "engine.drafters": _ROOMS | {"testing"},
-    "engine.build": _ROOMS | {"engine.drafters"},
-    # above: the front door opens on everything but the command line, which sees everything
-    "": _ROOMS | {"engine.build", "testing"},
-    "cli": _ROOMS | {"", "engine.build", "bench", "testing"},
+    # floor 4: profiling and the toys run a whole engine
+    "engine": _BELOW_ENGINE,
+    "profiling": _BELOW_ENGINE | {"engine"},
+    "testing": _BELOW_ENGINE | {"engine"},
+    # floor 5
+    "build": _BELOW_BUILD,
+    "llm": _BELOW_BUILD | {"build"},
+    # above: the front door opens on everything but the command line, which sees everything but the toys
+    "": _BELOW_BUILD | {"build", "llm"},
+    "cli": _BELOW_BUILD | {"", "build", "llm", "bench"},
 }
 """Room -> rooms it may import besides itself; "" is the front door, wager/__init__.py."""
 
 LATE = {"", "cli"}
 """Rooms that import by names they look up, so that a short start stays short."""
 
-NO_TORCH = {"types", "errors", "models.spec", "models.physics", "config", "trace", "economics", "bench"}
+NO_TORCH = {"types", "errors", "arch", "config", "trace", "bench", *_ECONOMICS}
 
 
 def files() -> list[Path]:

@@ -148,7 +148,8 @@ def test_the_front_door() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["wager.cli", "wager.cli.plan_text", "wager.bench.report", "wager.economics.policy", "wager.models.hub"]
+    "name",
+    ["wager.cli", "wager.cli.plan_text", "wager.bench.report", "wager.economics.policy.base", "wager.models.hub"],
 )
 def test_torch_is_not_imported_before_it_is_needed(name: str) -> None:
     code = f"import {name}, sys; sys.exit('torch' in sys.modules)"

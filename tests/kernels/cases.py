@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wager.kernels.base import PAGE, Kernels
-from wager.types import Batch
+from wager.kernels.base import BLOCK_SIZE, Kernels
+from wager.types import PackedBatch
 
 
 def angles(positions: int, d: int) -> Tensor:
@@ -38,30 +38,30 @@ class Piece:
         return list(self.parents) or list(range(-1, len(self.rows) - 1))
 
 
-def batch_of(pieces: Sequence[Piece], max_pages: int, heads: Sequence[int] = ()) -> Batch:
+def batch_of(pieces: Sequence[Piece], max_pages: int, heads: Sequence[int] = ()) -> PackedBatch:
     """Pack pieces as types.Batch says; row i of a span is cached at the slot of position base + i."""
-    columns: dict[str, list[int]] = {name: [] for name in ("positions", "parents", "slots", "owners")}
+    columns: dict[str, list[int]] = {name: [] for name in ("positions", "parents", "slot_mapping", "seq_ids")}
     starts, bases, tables = [], [], np.zeros((len(pieces), max_pages), np.int32)
     for owner, piece in enumerate(pieces):
-        start, depth = len(columns["slots"]), []
+        start, depth = len(columns["slot_mapping"]), []
         for i, parent in enumerate(piece.chain()):
             depth.append(0 if parent < 0 else depth[parent] + 1)
             columns["positions"].append(piece.base + depth[i])
             columns["parents"].append(-1 if parent < 0 else start + parent)
             place = piece.base + i
-            columns["slots"].append(piece.pages[place // PAGE] * PAGE + place % PAGE)
-            columns["owners"].append(owner)
+            columns["slot_mapping"].append(piece.pages[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE)
+            columns["seq_ids"].append(owner)
         starts.append(start)
         bases.append(piece.base)
         tables[owner, : len(piece.pages)] = piece.pages
     arrays = {name: np.asarray(values, np.int32) for name, values in columns.items()}
-    tokens = np.zeros(len(arrays["slots"]), np.int32)
-    return Batch(
+    tokens = np.zeros(len(arrays["slot_mapping"]), np.int32)
+    return PackedBatch(
         tokens=tokens,
-        starts=np.asarray(starts, np.int32),
-        bases=np.asarray(bases, np.int32),
-        tables=tables,
-        heads=np.asarray(heads, np.int32),
+        query_start_loc=np.asarray(starts, np.int32),
+        num_computed_tokens=np.asarray(bases, np.int32),
+        block_tables=tables,
+        logits_indices=np.asarray(heads, np.int32),
         **arrays,
     )
 
@@ -84,12 +84,14 @@ class World:
 
     def __post_init__(self) -> None:
         shape = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.d}
-        self.cache = self.kernels.cache(layers=self.layers, pages=self.pages, kv_heads=self.kv_heads, head_dim=self.d)
-        self.tape = self.kernels.tape(max_rows=self.max_rows, max_sequences=16, max_pages=self.max_pages, **shape)
+        self.cache = self.kernels.cache(
+            layers=self.layers, num_blocks=self.pages, kv_heads=self.kv_heads, head_dim=self.d
+        )
+        self.tape = self.kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_pages, **shape)
         self.qkv = torch.zeros(self.max_rows, self.width)
         self.q = torch.zeros(self.max_rows, self.heads * self.d, dtype=self.kernels.act)
         self.out = torch.zeros_like(self.q)
-        table = angles(self.max_pages * PAGE, self.d)
+        table = angles(self.max_pages * BLOCK_SIZE, self.d)
         layer = self.layers - 1
         self.tape.rotary(self.qkv, table, self.norms, self.cache, layer, self.q)
         self.tape.attention(self.q, self.cache, layer, window=self.window, out=self.out)
@@ -107,7 +109,7 @@ class World:
         batch = batch_of(pieces, self.max_pages)
         self.tape.inputs.fill(batch)
         self.qkv[: batch.rows] = torch.cat([piece.rows for piece in pieces])
-        self.tape.run(rows=batch.rows, sequences=len(pieces), heads=0)
+        self.tape.run(rows=batch.rows, sequences=len(pieces), logits_rows=0)
         return [part.clone() for part in self.out[: batch.rows].split([len(piece.rows) for piece in pieces])]
 
 
@@ -128,9 +130,9 @@ class LatentWorld(World):
         self.kernels, self.heads, self.layers = kernels, heads, layers
         self.rank, self.rope, self.queries = rank, rope, heads * (nope + rope)
         self.max_rows, self.max_pages, self.pages = 256, 48, 64
-        self.cache = kernels.latent_cache(layers=layers, pages=self.pages, rank=rank, rope=rope)
+        self.cache = kernels.latent_cache(layers=layers, num_blocks=self.pages, rank=rank, rope=rope)
         shape = {"heads": heads, "kv_heads": 1, "head_dim": rank + rope}
-        self.tape = kernels.tape(max_rows=self.max_rows, max_sequences=16, max_pages=self.max_pages, **shape)
+        self.tape = kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_pages, **shape)
         act, rows, layer = kernels.act, self.max_rows, layers - 1
         self.qkv = torch.zeros(rows, self.width)
         self.q, self.kv = torch.zeros(rows, self.queries), torch.zeros(rows, rank + rope)
@@ -139,7 +141,7 @@ class LatentWorld(World):
         make = torch.Generator().manual_seed(0)
         norm = torch.rand(rank, generator=make) + 0.5
         absorb = torch.randn(heads, rank, nope, generator=make) * nope**-0.5
-        table = angles(self.max_pages * PAGE, rope)
+        table = angles(self.max_pages * BLOCK_SIZE, rope)
         self.tape.latent(self.q, self.kv, table, (norm, 1e-6), self.cache, layer, plain, query)
         self.tape.per_head(plain, kernels.pack_heads(absorb), query)
         self.tape.attention(query, self.cache, layer, window=window, out=self.out, scale=0.11)

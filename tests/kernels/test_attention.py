@@ -142,19 +142,19 @@ def test_cleared_pages_are_zero(kernels):
 def test_wrong_integers_are_named_and_not_followed(kernels):
     world = World(kernels)
     rows = world.rows(3, seed=20)
-    for name, row, value in (("slots", 1, 64 * 16), ("owners", 2, 3), ("positions", 0, -1), ("parents", 1, 2)):
+    for name, row, value in (("slot_mapping", 1, 64 * 16), ("seq_ids", 2, 3), ("positions", 0, -1), ("parents", 1, 2)):
         world.step(Piece([5, 6], 0, rows))
         getattr(world.tape.inputs, name)[row] = value
         with pytest.raises(CacheIntegrityError, match=f"{name} is {value} at index {row}"):
-            world.tape.run(rows=3, sequences=1, heads=0)
+            world.tape.run(rows=3, sequences=1, logits_rows=0)
     world.step(Piece([5, 6], 0, rows))
-    world.tape.inputs.tables[0, 0] = 64
-    with pytest.raises(CacheIntegrityError, match="tables is 64"):
-        world.tape.run(rows=3, sequences=1, heads=0)
+    world.tape.inputs.block_tables[0, 0] = 64
+    with pytest.raises(CacheIntegrityError, match="block_tables is 64"):
+        world.tape.run(rows=3, sequences=1, logits_rows=0)
     with pytest.raises(CacheIntegrityError, match="outside the cache"):
         world.cache.move(torch.tensor([0]), torch.tensor([64 * 16]))
 
 
 def test_head_dim_must_be_a_multiple_of_16(kernels):
     with pytest.raises(ModelError, match="head_dim 40"):
-        kernels.cache(layers=1, pages=1, kv_heads=1, head_dim=40)
+        kernels.cache(layers=1, num_blocks=1, kv_heads=1, head_dim=40)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from wager.arch.spec import Experts
 from wager.errors import ModelError
 from wager.kernels.base import Kernels, Routing
 from wager.kernels.routing import choose
-from wager.models.spec import Experts
 
 HIDDEN = 72
 SOFT = Experts(count=9, chosen=3, width=40, layers=(True,))
@@ -39,8 +39,12 @@ class Mixture:
         self.x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
         self.out = torch.zeros(rows, hidden)
         self.routing = Routing.allocate(how, max_rows=rows, hidden=hidden, act=torch.bfloat16)
-        self.tape: Any = kernels.tape(max_rows=rows, max_sequences=1, max_pages=16, heads=1, kv_heads=1, head_dim=16)
-        for name, values in (("positions", range(rows)), ("slots", range(rows)), ("parents", range(-1, rows - 1))):
+        self.tape: Any = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
+        for name, values in (
+            ("positions", range(rows)),
+            ("slot_mapping", range(rows)),
+            ("parents", range(-1, rows - 1)),
+        ):
             getattr(self.tape.inputs, name).copy_(torch.tensor(list(values)))
         self.tape.route(self.x, self.router, self.bias, how, self.routing)
         packed = kernels.pack_experts((self.expert(i, hidden) for i in range(how.count)), count=how.count)
@@ -55,7 +59,7 @@ class Mixture:
         self.x[:rows] = x
         self.out.fill_(torch.nan)
         self.out[:rows] = 0.0 if before is None else before
-        self.tape.run(rows=rows, sequences=1, heads=0)
+        self.tape.run(rows=rows, sequences=1, logits_rows=0)
         assert self.out[rows:].isnan().all(), "rows beyond the step were written"
         return self.out[:rows].clone()
 

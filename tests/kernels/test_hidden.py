@@ -136,10 +136,10 @@ def tree(world: World) -> tuple[Piece, Piece]:
         ([("parents", 10, 7)], "positions is 13 at index 10, not one past its parent"),
         ([("parents", 10, -1)], "positions is 13 at index 10, not the base"),
         ([("parents", 21, 1)], "parents is 1 at index 21, a row of another sequence"),
-        ([("owners", 40, 0)], "parents is 29 at index 40, a row of another sequence"),
-        ([("starts", 1, 21)], "starts is 21 at index 1, past a row"),
-        ([("starts", 1, 19)], "starts is 19 at index 1, not a row of its sequence"),
-        ([("bases", 1, 4)], "positions is 5 at index 20, not the base"),
+        ([("seq_ids", 40, 0)], "parents is 29 at index 40, a row of another sequence"),
+        ([("query_start_loc", 1, 21)], "query_start_loc is 21 at index 1, past a row"),
+        ([("query_start_loc", 1, 19)], "query_start_loc is 19 at index 1, not a row of its sequence"),
+        ([("num_computed_tokens", 1, 4)], "positions is 5 at index 20, not the base"),
     ],
 )
 def test_paths_that_contradict_themselves_are_named_and_not_followed(kernels, changes, complaint):
@@ -149,5 +149,5 @@ def test_paths_that_contradict_themselves_are_named_and_not_followed(kernels, ch
     for name, index, value in changes:
         getattr(world.tape.inputs, name)[index] = value
     with pytest.raises(CacheIntegrityError, match=complaint):
-        world.tape.run(rows=60, sequences=2, heads=0)
+        world.tape.run(rows=60, sequences=2, logits_rows=0)
     assert all(torch.equal(got, out) for got, out in zip(world.step(*pieces), want, strict=True))

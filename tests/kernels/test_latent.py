@@ -11,7 +11,7 @@ from cases import LatentWorld, Piece, decode
 from test_attention import pages
 
 from wager.errors import ModelError
-from wager.kernels.base import PAGE
+from wager.kernels.base import BLOCK_SIZE
 
 SHAPES: Sequence[dict[str, int]] = [
     {},
@@ -29,7 +29,7 @@ def test_matches_the_oracle(kernels, oracle, shape):
     for piece in (Piece(table, 0, rows[:70]), tree):
         got, want = ours.step(piece)[0], theirs.step(piece)[0]
         torch.testing.assert_close(got.float(), want.float(), rtol=2**-7, atol=0.03)
-    slot = table[4] * PAGE + 3
+    slot = table[4] * BLOCK_SIZE + 3
     assert ours.cache.read(slot).shape == (1, 1, 1, ours.rank + ours.rope)
     torch.testing.assert_close(ours.cache.read(slot).float(), theirs.cache.read(slot).float(), rtol=2**-7, atol=0.01)
 
@@ -95,19 +95,21 @@ def test_threads_do_not_show(kernels, one_thread):
 def test_slots_move_and_pages_clear(kernels):
     world = LatentWorld(kernels, layers=2)
     world.step(Piece([5, 6], 0, world.rows(20, seed=19)))
-    held = world.cache.read(5 * PAGE + 3)
-    world.cache.move(torch.tensor([5 * PAGE + 3], dtype=torch.int32), torch.tensor([7 * PAGE], dtype=torch.int32))
-    assert torch.equal(world.cache.read(7 * PAGE), held)
+    held = world.cache.read(5 * BLOCK_SIZE + 3)
+    world.cache.move(
+        torch.tensor([5 * BLOCK_SIZE + 3], dtype=torch.int32), torch.tensor([7 * BLOCK_SIZE], dtype=torch.int32)
+    )
+    assert torch.equal(world.cache.read(7 * BLOCK_SIZE), held)
     assert held[1].abs().sum() > 0
     world.cache.clear(5)
-    assert all(world.cache.read(5 * PAGE + i).abs().sum() == 0 for i in range(16))
-    assert world.cache.read(6 * PAGE).abs().sum() > 0
-    assert world.cache.nbytes == 2 * 64 * PAGE * (world.rank + world.rope) * 2
+    assert all(world.cache.read(5 * BLOCK_SIZE + i).abs().sum() == 0 for i in range(16))
+    assert world.cache.read(6 * BLOCK_SIZE).abs().sum() > 0
+    assert world.cache.nbytes == 2 * 64 * BLOCK_SIZE * (world.rank + world.rope) * 2
 
 
 def test_odd_sizes_are_refused(kernels):
     with pytest.raises(ModelError, match="rank of 40"):
-        kernels.latent_cache(layers=1, pages=1, rank=40, rope=16)
+        kernels.latent_cache(layers=1, num_blocks=1, rank=40, rope=16)
     world = LatentWorld(kernels)
     with pytest.raises(ModelError, match="no room for 5 heads of 60"):
         world.tape.per_head(world.q, kernels.pack_heads(torch.zeros(5, 60, 4)), world.out)

@@ -18,10 +18,10 @@ class Product:
         self.gated, self.add = gated, add
         self.x = torch.zeros(256, k, dtype=torch.bfloat16)
         self.out = torch.zeros(256, n, dtype=torch.bfloat16 if gated else torch.float32)
-        self.tape = kernels.tape(max_rows=256, max_sequences=1, max_pages=16, heads=1, kv_heads=1, head_dim=16)
+        self.tape = kernels.tape(max_rows=256, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
         rows = torch.arange(256, dtype=torch.int32)
         self.tape.inputs.positions.copy_(rows)
-        self.tape.inputs.slots.copy_(rows)
+        self.tape.inputs.slot_mapping.copy_(rows)
         self.tape.inputs.parents.copy_(rows - 1)
         if gated:
             packed = kernels.pack_gated(*self.weights, bias=tuple(self.biases) if bias else None)
@@ -34,7 +34,7 @@ class Product:
         self.x[: len(x)] = x
         self.out.fill_(float("nan"))
         self.out[: len(x)] = 0 if before is None else before
-        self.tape.run(rows=len(x), sequences=1, heads=0)
+        self.tape.run(rows=len(x), sequences=1, logits_rows=0)
         assert self.out[len(x) :].isnan().all(), "rows beyond the step were written"
         return self.out[: len(x)].clone()
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_packed_is_refused(kernels):
 
 
 def test_buffers_of_the_wrong_kind_are_refused(kernels):
-    tape = kernels.tape(max_rows=4, max_sequences=1, max_pages=1, heads=1, kv_heads=1, head_dim=16)
+    tape = kernels.tape(max_rows=4, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
     packed = kernels.pack(torch.zeros(8, 16))
     x, out = torch.zeros(4, 16, dtype=torch.bfloat16), torch.zeros(4, 8)
     for bad_x, bad_out in ((x.float(), out), (x[:, :8], out), (x, out.bfloat16()), (x, out[:, :7]), (x[0], out)):

@@ -6,14 +6,14 @@ import pytest
 import torch
 from cases import Piece, World, angles
 
-SHAPE = {"max_rows": 64, "max_sequences": 1, "max_pages": 4, "heads": 1, "kv_heads": 1, "head_dim": 16}
+SHAPE = {"max_rows": 64, "max_sequences": 1, "max_blocks": 4, "heads": 1, "kv_heads": 1, "head_dim": 16}
 
 
 def chain_tape(kernels):
     tape = kernels.tape(**SHAPE)
     rows = torch.arange(64, dtype=torch.int32)
     tape.inputs.positions.copy_(rows)
-    tape.inputs.slots.copy_(rows)
+    tape.inputs.slot_mapping.copy_(rows)
     tape.inputs.parents.copy_(rows - 1)
     return tape
 
@@ -25,7 +25,7 @@ def test_embed_widens_the_token_rows(kernels, hidden):
     tape.embed(table, out)
     tokens = torch.randint(0, 50, (20,), dtype=torch.int32)
     tape.inputs.tokens[:20] = tokens
-    tape.run(rows=20, sequences=1, heads=0)
+    tape.run(rows=20, sequences=1, logits_rows=0)
     assert torch.equal(out[:20], table[tokens.long()].float())
     assert out[20:].abs().sum() == 0
 
@@ -37,7 +37,7 @@ def test_rms_norm(kernels, n):
     tape = chain_tape(kernels)
     tape.rms_norm(x, weight, 1e-5, out)
     tape.rms_norm(x, weight, 1e-5, heads, of="heads")
-    tape.run(rows=37, sequences=1, heads=5)
+    tape.run(rows=37, sequences=1, logits_rows=5)
     exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-5) * weight.double()
     torch.testing.assert_close(out[:37].double(), exact[:37], rtol=2**-8, atol=1e-6)
     assert torch.equal(heads[:5], out[:5]) and heads[5:].abs().sum() == 0
@@ -45,7 +45,7 @@ def test_rms_norm(kernels, n):
     rows = x[:37].clone()
     for row in (0, 7, 36):  # alone, in another place
         x[0] = rows[row]
-        tape.run(rows=1, sequences=1, heads=1)
+        tape.run(rows=1, sequences=1, logits_rows=1)
         assert torch.equal(out[0], whole[row])
 
 
@@ -76,8 +76,8 @@ def test_select_copies_the_head_rows(kernels):
     x, out = torch.randn(64, 33), torch.zeros(64, 33)
     tape = chain_tape(kernels)
     tape.select(x, out)
-    tape.inputs.heads[:3] = torch.tensor([5, 0, 30], dtype=torch.int32)
-    tape.run(rows=31, sequences=1, heads=3)
+    tape.inputs.logits_indices[:3] = torch.tensor([5, 0, 30], dtype=torch.int32)
+    tape.run(rows=31, sequences=1, logits_rows=3)
     assert torch.equal(out[:3], x[[5, 0, 30]]) and out[3:].abs().sum() == 0
 
 
@@ -95,11 +95,11 @@ def test_argmax_takes_the_lowest_of_equals(kernels, n):
     logits[7, n - 1] = -float("inf")
     tape = chain_tape(kernels)
     tape.argmax(logits, out)
-    tape.run(rows=8, sequences=1, heads=8)
+    tape.run(rows=8, sequences=1, logits_rows=8)
     assert out.tolist() == [*top, 0, int(logits[5].argmax()), -1, -1]
     logits[0, 0] = float("inf")
     out.fill_(-7)
-    tape.run(rows=8, sequences=1, heads=1)
+    tape.run(rows=8, sequences=1, logits_rows=1)
     assert out.tolist() == [-1] + [-7] * 7
 
 
@@ -111,7 +111,7 @@ def test_numbers_too_small_to_be_normal_do_not_depend_on_the_caller(kernels):
     tape.linear(torch.zeros(64, 16, dtype=torch.bfloat16), packed, out)
     torch.set_flush_denormal(True)
     try:
-        tape.run(rows=8, sequences=1, heads=0)
+        tape.run(rows=8, sequences=1, logits_rows=0)
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(out[:8], torch.full((8, 320), 1e-40))

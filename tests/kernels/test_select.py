@@ -91,13 +91,13 @@ def test_a_forked_child_can_compute(built):
         import os, torch
         from wager.kernels.cpu import CpuKernels
         kernels = CpuKernels(threads=3)
-        tape = kernels.tape(max_rows=4, max_sequences=1, max_pages=1, heads=1, kv_heads=1, head_dim=16)
+        tape = kernels.tape(max_rows=4, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
         x, out = torch.ones(4, 16, dtype=torch.bfloat16), torch.zeros(4, 320)
         tape.linear(x, kernels.pack(torch.ones(320, 16)), out)
         tape.inputs.parents[0] = -1
         for place in ("parent", "child"):
             out.zero_()
-            tape.run(rows=1, sequences=1, heads=0)
+            tape.run(rows=1, sequences=1, logits_rows=0)
             assert bool((out[0] == 16).all()), place
             if place == "parent" and (child := os.fork()):
                 _, status = os.waitpid(child, 0)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wager.kernels.base import PAGE
-from wager.types import Batch
+from wager.kernels.base import BLOCK_SIZE
+from wager.types import PackedBatch
 
 Rows = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
 """A sequence's rows: position of the first, tokens, parents within the rows, pages."""
@@ -17,9 +17,9 @@ def chain(base: int, tokens: Sequence[int], pages: Sequence[int]) -> Rows:
     return base, tokens, range(-1, len(tokens) - 1), pages
 
 
-def batch(spans: Sequence[Rows], heads: Sequence[int]) -> Batch:
+def batch(spans: Sequence[Rows], heads: Sequence[int]) -> PackedBatch:
     """Rows of several sequences; cache slots follow the order of the rows."""
-    rows: dict[str, list[int]] = {name: [] for name in ("tokens", "positions", "parents", "slots", "owners")}
+    rows: dict[str, list[int]] = {name: [] for name in ("tokens", "positions", "parents", "slot_mapping", "seq_ids")}
     starts = []
     tables = np.zeros((len(spans), max(len(span[3]) for span in spans)), dtype=np.int32)
     for owner, (base, tokens, parents, pages) in enumerate(spans):
@@ -32,13 +32,13 @@ def batch(spans: Sequence[Rows], heads: Sequence[int]) -> Batch:
             rows["tokens"].append(token)
             rows["positions"].append(base + depths[-1])
             rows["parents"].append(-1 if parent < 0 else first + parent)
-            rows["slots"].append(pages[(base + i) // PAGE] * PAGE + (base + i) % PAGE)
-            rows["owners"].append(owner)
+            rows["slot_mapping"].append(pages[(base + i) // BLOCK_SIZE] * BLOCK_SIZE + (base + i) % BLOCK_SIZE)
+            rows["seq_ids"].append(owner)
     arrays = {name: np.array(values, dtype=np.int32) for name, values in rows.items()}
-    return Batch(
+    return PackedBatch(
         **arrays,
-        starts=np.array(starts, dtype=np.int32),
-        bases=np.array([span[0] for span in spans], dtype=np.int32),
-        tables=tables,
-        heads=np.array(heads, dtype=np.int32),
+        query_start_loc=np.array(starts, dtype=np.int32),
+        num_computed_tokens=np.array([span[0] for span in spans], dtype=np.int32),
+        block_tables=tables,
+        logits_indices=np.array(heads, dtype=np.int32),
     )

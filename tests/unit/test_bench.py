@@ -16,7 +16,7 @@ from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import AdversaryDrafter, RandomTreeDrafter, ToyLaw
 from wager.testing.engines import toy_engine
-from wager.types import Completion, Event, Request, SamplingParams, Stats
+from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 ROW_KEYS = [
     "id", "category", "prompt_tokens", "tokens", "token_ids", "text", "prefill_s", "decode_s", "rounds", "drafted",
@@ -100,10 +100,12 @@ class Scripted:
         answers = []
         for request in requests:
             took = self.seconds.pop(0)
-            stats = Stats(prompt_tokens=3, tokens=4, seed=0, prefill_s=0.5, decode_s=took, rounds=2, drafter=self.name)
+            stats = Stats(
+                prompt_tokens=3, completion_tokens=4, seed=0, prefill_s=0.5, decode_s=took, rounds=2, drafter=self.name
+            )
             answers.append(Completion(request.id, 0, (1, 2, 3, 4), "text", "length", stats))
             if on_event:
-                on_event(Event(request.id, 0, finish="length", stats=stats))
+                on_event(OutputDelta(request.id, 0, finish_reason="length", stats=stats))
         return answers
 
 
@@ -126,7 +128,7 @@ def test_engines_take_turns_and_times_are_medians() -> None:
 
 def test_concurrent_requests_make_one_turn() -> None:
     journal: list[str] = []
-    seen: list[Event] = []
+    seen: list[OutputDelta] = []
     measure.measure({"fast": Scripted("fast", [1.0] * 3, journal)}, REQUESTS, concurrency=2, on_event=seen.append)
     assert journal == ["fast:p", "fast:p,q"]
     assert len(seen) == 2
@@ -136,7 +138,7 @@ def test_a_failed_request_ends_the_measurement() -> None:
     class Failing(Scripted):
         def generate(self, requests, *, concurrency=None, on_event=None):  # type: ignore[no-untyped-def]
             [answer] = super().generate(requests)
-            return [replace(answer, finish="error", error="numbers that are none")]
+            return [replace(answer, finish_reason="error", error="numbers that are none")]
 
     with pytest.raises(RequestError, match="'p' failed: numbers that are none"):
         measure.measure({"fast": Failing("fast", [1.0] * 9, [])}, REQUESTS)
@@ -223,7 +225,7 @@ def test_hardships_really_happen_and_change_nothing(drafter: str) -> None:
 def test_no_more_run_together_than_the_condition_says() -> None:
     engine, most = toy_engine(LAW), 0
 
-    def watch(_event: Event) -> None:
+    def watch(_event: OutputDelta) -> None:
         nonlocal most
         most = max(most, len(engine.scheduler.running) + len(engine.scheduler.waiting))
 
@@ -232,7 +234,7 @@ def test_no_more_run_together_than_the_condition_says() -> None:
 
 
 def answer(*tokens: int, error: str = "") -> Completion:
-    stats = Stats(prompt_tokens=1, tokens=len(tokens), seed=0)
+    stats = Stats(prompt_tokens=1, completion_tokens=len(tokens), seed=0)
     return Completion("r", 0, tokens, "", "error" if error else "length", stats, error=error)
 
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from wager.build import policy as betting
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.economics.adaptive import Adaptive
-from wager.economics.policy import FixedDepth, Offer, Threshold
-from wager.economics.surface import MeasuredSurface
-from wager.engine import betting
+from wager.economics.latency.surface import LatencySurface
+from wager.economics.policy.adaptive import Adaptive
+from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Threshold, truncate_to
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import (
@@ -31,15 +31,15 @@ from wager.testing import (
 )
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
-from wager.types import Draft, Plan, Request, SamplingParams, Span, StepRecord, Verdict
+from wager.types import Draft, DraftDecision, Plan, Request, SamplingParams, Span, StepRecord, Verdict
 
 LAW = ToyLaw(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
 SEER = ToySeer(LAW)
 
 
-def surface() -> MeasuredSurface:
+def surface() -> LatencySurface:
     """A staircase: eight rows cost hardly more than one, sixteen twice as much."""
-    return MeasuredSurface([1, 2, 4, 8, 16, 32, 64, 128], [5e-3, 5.1e-3, 5.3e-3, 5.6e-3, 9e-3, 16e-3, 31e-3, 60e-3])
+    return LatencySurface([1, 2, 4, 8, 16, 32, 64, 128], [5e-3, 5.1e-3, 5.3e-3, 5.6e-3, 9e-3, 16e-3, 31e-3, 60e-3])
 
 
 def drafters() -> list[Drafter]:
@@ -48,13 +48,13 @@ def drafters() -> list[Drafter]:
         NgramDrafter(),
         AdversaryDrafter(LAW.vocab, seer=SEER),
         RandomTreeDrafter(LAW.vocab, seer=SEER),
-        DraftModel(ToyTarget(LAW, pages=40)),
+        DraftModel(ToyTarget(LAW, num_blocks=40)),
     ]
 
 
 def engine(*guessers: Drafter, policy: object = None, **options: object) -> Engine:
     """With a clock that stands still, so that prices stay what they are."""
-    offers = {each.name: Offer(8, stops=each.needs_law) for each in guessers}
+    offers = {each.name: DrafterCapabilities(8, stops_early=each.samples) for each in guessers}
     chosen = policy or Adaptive(surface(), drafters=offers)
     first, *others = guessers
     return toy_engine(LAW, drafter=first, others=others, policy=chosen, depth=8, trace=Trace(FakeClock()), **options)  # type: ignore[arg-type]
@@ -84,16 +84,17 @@ class Whims:
 
     def begin(self, sequence: str, *, weight: float) -> None: ...
 
-    def plan(self, spans: Sequence[Span]) -> Plan:
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         self.steps += 1
         if self.steps // 7 % 3 == 0:
-            return Plan({})
-        live = [span.sequence for span in spans if span.room and self.draw.random() < 0.8]
+            return {}
+        live = [span.seq_id for span in spans if span.max_draft_tokens and self.draw.random() < 0.8]
         depths = {name: self.draw.randint(0, 8) for name in live}
-        return Plan(depths, {name: self.draw.choice(self.names) for name in live}, dict.fromkeys(live, 0.02))
+        return {name: DraftDecision(depth, self.draw.choice(self.names), 0.02) for name, depth in depths.items()}
 
-    def admit(self, drafts: Mapping[str, Draft]) -> Mapping[str, Draft]:
-        return {name: draft.cut(self.draw.randint(1, len(draft))) for name, draft in drafts.items()}
+    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        kept = {name: draft.truncate(self.draw.randint(1, len(draft))) for name, draft in drafts.items()}
+        return truncate_to(kept, budget)
 
     def learn(self, verdicts: Iterable[Verdict]) -> None: ...
 
@@ -109,7 +110,7 @@ class Whims:
 @pytest.mark.parametrize("mind", ["adaptive", "latency", "slo", "whims", "threshold"])
 def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
     guessers = drafters()
-    offers = {each.name: Offer(8, stops=each.needs_law) for each in guessers}
+    offers = {each.name: DrafterCapabilities(8, stops_early=each.samples) for each in guessers}
     policies = {
         "adaptive": lambda: Adaptive(surface(), drafters=offers),
         "latency": lambda: Adaptive(surface(), drafters=offers, objective="latency"),
@@ -117,7 +118,7 @@ def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
         "whims": lambda: Whims([*offers]),
         "threshold": lambda: Threshold(8),
     }
-    betting_engine = engine(*guessers, policy=policies[mind](), pages=pages)
+    betting_engine = engine(*guessers, policy=policies[mind](), num_blocks=pages)
     answers = betting_engine.generate(requests(), concurrency=6)
     assert [each.token_ids for each in answers] == plain()
     assert sum(each.stats.accepted for each in answers) > 20
@@ -128,7 +129,7 @@ def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
 @pytest.mark.parametrize("rule", ["match", "rejection", "block"])
 def test_a_drafter_that_slept_wakes_to_the_truth(rule: str) -> None:
     """An identical model is right in every guess it makes (under `match`), however long it was not asked."""
-    model = DraftModel(ToyTarget(LAW, pages=200))
+    model = DraftModel(ToyTarget(LAW, num_blocks=200))
     waking = engine(model, policy=Whims(["model"]), rule=rule)
     greedy = [replace(each, params=SamplingParams(max_tokens=60)) for each in requests(6)]
     answers = waking.generate(greedy, concurrency=3)
@@ -140,7 +141,7 @@ def test_a_drafter_that_is_always_wrong_is_left_alone() -> None:
     losing = engine(AdversaryDrafter(LAW.vocab, seer=SEER))
     long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]
     answers = losing.generate(long, concurrency=4)
-    assert sum(each.stats.drafted for each in answers) < 0.15 * sum(each.stats.tokens for each in answers)
+    assert sum(each.stats.drafted for each in answers) < 0.15 * sum(each.stats.completion_tokens for each in answers)
     assert "adversary" in losing.policy.explain()
 
 
@@ -148,16 +149,16 @@ def test_the_right_drafter_is_found_among_several() -> None:
     both = engine(AdversaryDrafter(LAW.vocab, seer=SEER), OracleDrafter(SEER))
     long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]
     answers = both.generate(long, concurrency=4)
-    origins = [origin for each in answers for origin in each.origins if origin]
+    origins = [origin for each in answers for origin in each.drafted_by if origin]
     assert origins.count("oracle") == len(origins)
-    assert sum(each.stats.tokens for each in answers) > 2 * sum(each.stats.rounds for each in answers)
+    assert sum(each.stats.completion_tokens for each in answers) > 2 * sum(each.stats.rounds for each in answers)
 
 
 def test_a_drafter_that_dies_leaves_the_others_at_work() -> None:
     left = engine(DyingDrafter(lives=20), OracleDrafter(SEER), policy=Whims(["dying", "oracle"]))
     answers = left.generate(requests(), concurrency=4)
     assert [each.token_ids for each in answers] == plain()
-    assert left.drafting.name == "oracle"
+    assert left.proposer.name == "oracle"
 
 
 def test_weights_reach_the_policy() -> None:
@@ -192,7 +193,7 @@ def test_the_configuration_says_who_decides() -> None:
     ngram = NgramDrafter()
     policy, deepest = made(ngram)
     assert isinstance(policy, Adaptive)
-    assert deepest == ngram.deepest
+    assert deepest == ngram.max_depth
     assert made(ngram, policy="adaptive", depth=3)[1] == 3
     fixed, deepest = made(ngram, depth=3)
     assert (type(fixed), deepest) == (FixedDepth, 3)

@@ -10,12 +10,12 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
-from wager.economics.calibrate import FOLDER, Calibration
-from wager.economics.surface import StepPoint
-from wager.engine import memory
-from wager.engine.calibrating import setup
+from wager.build import memory_plan as memory
+from wager.economics.latency.calibration import FOLDER, Calibration
+from wager.economics.latency.surface import StepPoint
 from wager.errors import MemoryPlanError, TokenizerError, UsageError
 from wager.models import hub
+from wager.profiling.calibrate import setup
 from wager.types import Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
@@ -57,7 +57,7 @@ def test_stop_strings_and_text(config: wager.EngineConfig) -> None:
     (whole,) = engine.generate([request])
     stop = whole.text[5:8]
     (cut,) = engine.generate([replace(request, params=replace(request.params, stop=(stop,)))])
-    assert cut.finish == "stop"
+    assert cut.finish_reason == "stop"
     assert cut.text == whole.text[: whole.text.find(stop)]
 
 
@@ -112,7 +112,7 @@ def test_plans_are_plain_arithmetic() -> None:
     plan = memory.plan(
         budget=10_000, weights=1000, workspace=500, drafter=0, token_bytes=10, max_context=100, full=True
     )
-    assert (plan.cache_tokens, plan.cache, plan.pages) == (848, 8480, 53)
+    assert (plan.cache_tokens, plan.cache, plan.num_blocks) == (848, 8480, 53)
     assert memory.available() > 2**20
 
 

@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from wager.arch.spec import ModelSpec, Rope
 from wager.config import EngineConfig
 from wager.draft.ngram import NgramDrafter
-from wager.economics.calibrate import Setup
-from wager.economics.shapes import Shape, drawn, even, grid
-from wager.economics.surface import MeasuredSurface
-from wager.engine.calibrating import calibrate, check, quick_surface, setup, time_drafting
+from wager.economics.latency.calibration import Setup
+from wager.economics.latency.shapes import StepShape, drawn, even, grid
+from wager.economics.latency.surface import LatencySurface
 from wager.engine.core import Engine
-from wager.engine.drafting import Drafting
-from wager.engine.rehearsal import Stage, rehearse
+from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.errors import UsageError
 from wager.kernels import machine, select
-from wager.kernels.base import Output
-from wager.models.spec import ModelSpec, Rope
+from wager.kernels.base import TargetOutput
+from wager.profiling.calibrate import calibrate, check, quick_surface, setup, time_drafting
+from wager.profiling.timed_steps import Stage, rehearse
 from wager.testing import FakeClock, SilentDrafter, ToyLaw, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
-from wager.types import Ask, Batch, Draft, Request, SamplingParams
+from wager.types import Draft, DraftRequest, PackedBatch, Request, SamplingParams
 
 LAW = ToyLaw(vocab=97, memory=0.5)
 HERE = Setup("toy", "toy", "toy-0", "none", None, "int64")
@@ -40,12 +40,12 @@ class TimedTarget(ToyTarget):
     """Every pass takes what `price` says at the pace of the moment; `shapes` are the passes' rows, requests, cached."""
 
     def __init__(self, clock: FakeClock, *, pages: int = 512, pace: Callable[[float], float] = lambda _: 1.0) -> None:
-        super().__init__(LAW, pages=pages, max_rows=160, max_sequences=16)
+        super().__init__(LAW, num_blocks=pages, max_rows=160, max_sequences=16)
         self.clock, self.pace = clock, pace
         self.shapes: list[tuple[int, int, int]] = []
 
-    def forward(self, batch: Batch) -> Output:
-        shape = (batch.rows, len(batch.starts), int(batch.bases.sum()))
+    def forward(self, batch: PackedBatch) -> TargetOutput:
+        shape = (batch.rows, len(batch.query_start_loc), int(batch.num_computed_tokens.sum()))
         self.shapes.append(shape)
         self.clock.advance(price(*shape) * self.pace(self.clock.seconds))
         return super().forward(batch)
@@ -72,7 +72,7 @@ def test_every_shape_becomes_that_very_step() -> None:
         assert len(records) >= 2
         for record in records:
             assert (record.rows, record.sequences) == (shape.rows, len(shape.depths))
-            grown = sum(record.contexts) - sum(shape.contexts)
+            grown = sum(record.context_lens) - sum(shape.contexts)
             assert 0 < grown < 8 * len(shape.contexts), "guesses are all but never right"
         on.leave()
 
@@ -173,9 +173,9 @@ def test_a_quick_surface_comes_near_in_little_time() -> None:
 
 
 def test_a_target_of_single_rows_has_a_surface_too() -> None:
-    target = ToyTarget(LAW, pages=64, max_rows=1, max_sequences=1)
+    target = ToyTarget(LAW, num_blocks=64, max_rows=1, max_sequences=1)
     surface = quick_surface(Runner(target, rule="match"), max_context=512, seconds=0.01)
-    assert isinstance(surface, MeasuredSurface)
+    assert isinstance(surface, LatencySurface)
     assert surface.rows == [1]
     assert surface.seconds(1, 1, 20) > 0
 
@@ -188,9 +188,9 @@ def answers(engine: Engine) -> list[tuple[int, ...]]:
 
 def test_measuring_leaves_no_trace_in_the_engine() -> None:
     """The toy's text depends on every cell of its cache, so a page that was not as its table thinks would show."""
-    plain, measured = (toy_engine(LAW, drafter=NgramDrafter(), pages=96) for _ in range(2))
+    plain, measured = (toy_engine(LAW, drafter=NgramDrafter(), num_blocks=96) for _ in range(2))
     quick_surface(measured.runner, max_context=512, seconds=0.01)
-    assert measured.scheduler.table.free == measured.scheduler.table.total
+    assert measured.scheduler.block_pool.num_free_blocks == measured.scheduler.block_pool.num_blocks
     assert not measured.busy
     measured.check()
     assert answers(measured) == answers(plain)
@@ -216,7 +216,7 @@ class TimedDrafter(NgramDrafter):
         self.known.discard(sequence)
         super().end(sequence)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         self.clock.advance(2e-4 + sum(3e-5 * ask.depth for ask in asks))
         return super().propose(asks)
 
@@ -224,7 +224,7 @@ class TimedDrafter(NgramDrafter):
 def test_drafting_is_timed_by_requests_and_depth_and_forgotten() -> None:
     clock = FakeClock()
     drafter = TimedDrafter(clock)
-    curve = time_drafting(Drafting(drafter, vocab=500), vocab=500, seconds=9.0, clock=clock)
+    curve = time_drafting(Proposer(drafter, vocab=500), vocab=500, seconds=9.0, clock=clock)
     for requests, depth in ((1, 1), (4, 8), (24, 3)):
         assert curve.seconds(requests, depth) == pytest.approx(2e-4 + 3e-5 * requests * depth)
     assert not drafter.known
@@ -232,7 +232,7 @@ def test_drafting_is_timed_by_requests_and_depth_and_forgotten() -> None:
 
 def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
     with pytest.raises(UsageError, match="'silent' made no guesses"):
-        time_drafting(Drafting(SilentDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
+        time_drafting(Proposer(SilentDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
 
 
 # ---- what it holds for ----------------------------------------------------------------------------------------------
@@ -254,4 +254,4 @@ def test_shapes_need_no_more_rows_than_an_engine_has() -> None:
     """The default engine takes every shape of the grid."""
     config = EngineConfig()
     assert max(shape.rows for shape in grid(stage(TimedTarget(FakeClock())).limits)) <= config.max_rows
-    assert Shape((16,), (3,)).rows == 4
+    assert StepShape((16,), (3,)).rows == 4

@@ -11,7 +11,7 @@ import test_cli
 from test_cli import Call
 
 from wager.cli.calibrate import staircase
-from wager.economics.surface import MeasuredSurface
+from wager.economics.latency.surface import LatencySurface
 
 model = test_cli.model
 flags = test_cli.flags
@@ -143,7 +143,7 @@ def test_plan_for_this_machine_bills_what_was_measured(wager: Call, model: str, 
     assert "measured just now" in result.out
     assert "Steps of up to 128 rows were measured" in " ".join(result.out.split())
     value = json.loads(wager(*ask, "--hardware", "THIS", "--json", "-").out)
-    surface = MeasuredSurface.from_dict(json.loads(stored.read_text())["surface"])
+    surface = LatencySurface.from_dict(json.loads(stored.read_text())["surface"])
     assert [point["plain_s"] for point in value["points"]] == pytest.approx(
         [surface.seconds(batch, batch, 100 * batch) for batch in (1, 4)]
     )
@@ -194,6 +194,6 @@ def test_what_only_paper_can_follow_is_refused(wager: Call, model: str, stored: 
 
 def test_treads_of_the_staircase() -> None:
     rows = [1, 2, 4, 8, 16, 32, 64, 128]
-    flat_then_steep = MeasuredSurface(rows, [10e-3 + (0.5e-3 * max(0, n - 16)) for n in rows])
+    flat_then_steep = LatencySurface(rows, [10e-3 + (0.5e-3 * max(0, n - 16)) for n in rows])
     assert staircase(flat_then_steep) == [(16, pytest.approx(0.0)), (128, pytest.approx(0.05))]
-    assert staircase(MeasuredSurface(rows, [1e-3 * n for n in rows])) == [(128, pytest.approx(1.0))]
+    assert staircase(LatencySurface(rows, [1e-3 * n for n in rows])) == [(128, pytest.approx(1.0))]

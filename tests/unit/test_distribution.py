@@ -269,12 +269,12 @@ def test_token_logprob_is_the_raw_softmax():
     z = np.array([1.0, 3.0, 3.0, -2.0], np.float32)
     expected = z.astype(np.float64) - math.log(sum(math.exp(x) for x in z))
     got = token_logprob(z, 0, 3)
-    assert got.token == 0
+    assert got.token_id == 0
     assert got.logprob == pytest.approx(expected[0], rel=1e-12)
-    assert [token for token, _ in got.top] == [1, 2, 0]
-    assert [value for _, value in got.top] == pytest.approx(expected[[1, 2, 0]].tolist(), rel=1e-12)
-    assert token_logprob(z, 3).top == ()
-    assert len(token_logprob(z, 3, 20).top) == 4
+    assert [token for token, _ in got.top_logprobs] == [1, 2, 0]
+    assert [value for _, value in got.top_logprobs] == pytest.approx(expected[[1, 2, 0]].tolist(), rel=1e-12)
+    assert token_logprob(z, 3).top_logprobs == ()
+    assert len(token_logprob(z, 3, 20).top_logprobs) == 4
 
 
 def test_a_result_is_a_function_of_its_row_alone():

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from wager.draft.model import DraftModel, check_same_vocabulary
 from wager.errors import TokenizerError
-from wager.kernels.base import PAGE, Output
+from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.noise import argmax_gumbel
 from wager.testing import ToyLaw, ToySeer, ToyTarget
-from wager.types import Ask, Batch, Draft, SamplingParams
+from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams
 from wager.verify.distribution import History, shape
 
 VOCAB = 32
@@ -34,7 +34,7 @@ def _prompt(length: int, *, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-def _seen(ask: Ask, known: Sequence[int], prompt: int) -> tuple[int, ...]:
+def _seen(ask: DraftRequest, known: Sequence[int], prompt: int) -> tuple[int, ...]:
     """What the draft model's law says, computed without a cache."""
     return tuple(ToySeer(LAW).see(ask, known, prompt))
 
@@ -47,8 +47,8 @@ class _Text:
         self.known = _prompt(length, seed=seed)
         self.choice = seed % 3
 
-    def ask(self, depth: int, *, law: bool = False) -> Ask:
-        return Ask(self.name, len(self.known), depth, self.params, self.seed, self.choice, law)
+    def ask(self, depth: int, *, law: bool = False) -> DraftRequest:
+        return DraftRequest(self.name, len(self.known), depth, self.params, self.seed, self.choice, law)
 
     def accept(self, drafter: DraftModel, tokens: Sequence[int]) -> None:
         self.known += tokens
@@ -59,7 +59,7 @@ class _Text:
 @pytest.mark.parametrize("max_rows", [64, 5])
 def test_guesses_are_its_own_law_through_any_history(pages: int, max_rows: int) -> None:
     rng = random.Random(pages + max_rows)
-    target = ToyTarget(LAW, pages=pages, max_rows=max_rows, max_sequences=3)
+    target = ToyTarget(LAW, num_blocks=pages, max_rows=max_rows, max_sequences=3)
     drafter = DraftModel(target)
     texts: list[_Text] = []
     declined = guessed = 0
@@ -71,7 +71,7 @@ def test_guesses_are_its_own_law_through_any_history(pages: int, max_rows: int) 
         chosen = [text for text in texts if rng.random() < 0.7]
         asks = [text.ask(rng.randint(0, 5)) for text in chosen]
         drafts = drafter.propose(asks)
-        assert [draft.sequence for draft in drafts] == [ask.sequence for ask in asks]
+        assert [draft.seq_id for draft in drafts] == [ask.seq_id for ask in asks]
         for text, ask, draft in zip(chosen, asks, drafts, strict=True):
             if len(draft) == 0:
                 declined += ask.depth > 0
@@ -79,22 +79,22 @@ def test_guesses_are_its_own_law_through_any_history(pages: int, max_rows: int) 
             guessed += len(draft)
             assert draft.tokens == _seen(ask, text.known, text.prompt) and len(draft.scores) == ask.depth
         for text in texts:  # some guesses come true, then something else is said; those not asked go on as well
-            draft = next((d for d in drafts if d.sequence == text.name), Draft(""))
+            draft = next((d for d in drafts if d.seq_id == text.name), Draft(""))
             right = rng.randint(0, len(draft))
             half = rng.randint(0, right)
             text.accept(drafter, draft.tokens[:half])
             text.accept(drafter, draft.tokens[half:right])
             if rng.random() < 0.8:
                 text.accept(drafter, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 2))])
-            drafter.table.check()
+            drafter.block_pool.check()
         for text in [text for text in texts if len(text.known) > 70 or rng.random() < 0.03]:
             drafter.end(text.name)
             texts.remove(text)
     assert guessed > 300 and (declined > 10) == (pages == 14)
     for text in texts:
         drafter.end(text.name)
-    drafter.table.check({})
-    assert drafter.table.free == pages
+    drafter.block_pool.check({})
+    assert drafter.block_pool.num_free_blocks == pages
 
 
 @pytest.mark.parametrize("params", PARAMS)
@@ -106,17 +106,17 @@ def test_under_a_law_it_draws_privately_and_says_from_what(params: SamplingParam
     ask = text.ask(3, law=True)
     (draft,) = drafter.propose([ask])
     if params.plain and params.greedy:
-        assert draft.law is None and draft.tokens == _seen(ask, text.known, text.prompt)
+        assert draft.draft_probs is None and draft.tokens == _seen(ask, text.known, text.prompt)
         return
     history = History(text.known[:20], text.known[20:])
     path: list[int] = []
-    assert draft.law is not None and draft.law.shape == (3, VOCAB)
-    for depth, (token, row) in enumerate(zip(draft.tokens, draft.law, strict=True), 1):
+    assert draft.draft_probs is not None and draft.draft_probs.shape == (3, VOCAB)
+    for depth, (token, row) in enumerate(zip(draft.tokens, draft.draft_probs, strict=True), 1):
         shaped = shape(LAW([*text.known, *path]), params, history.extended(path))
         assert np.array_equal(row, shaped.probabilities(VOCAB))
         assert token == shaped.choose(text.seed, ask.position + depth - 1, text.choice, private=depth)
         path.append(token)
-    assert drafter.needs_law
+    assert drafter.samples
 
 
 class _Counting(ToyTarget):
@@ -126,7 +126,7 @@ class _Counting(ToyTarget):
         super().__init__(LAW, **options)
         self.widths: list[int] = []
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: PackedBatch) -> TargetOutput:
         self.widths.append(batch.rows)
         return super().forward(batch)
 
@@ -166,31 +166,31 @@ def test_a_truth_that_overtakes_a_cut_draft_is_recognised() -> None:
 
 
 def test_pages_of_refuted_guesses_are_given_back_and_the_last_token_stays_open() -> None:
-    drafter = DraftModel(ToyTarget(LAW, pages=8))
-    text = _Text("s", PARAMS[0], length=PAGE - 3, seed=3)
+    drafter = DraftModel(ToyTarget(LAW, num_blocks=8))
+    text = _Text("s", PARAMS[0], length=BLOCK_SIZE - 3, seed=3)
     drafter.begin("s", text.known, text.params)
-    (draft,) = drafter.propose([text.ask(PAGE)])
-    assert drafter.table.free == 6
+    (draft,) = drafter.propose([text.ask(BLOCK_SIZE)])
+    assert drafter.block_pool.num_free_blocks == 6
     text.accept(drafter, draft.tokens[:3])  # known up to the page's end; the rows behind may still turn out true
-    assert drafter.table.free == 6
-    assert drafter.table.match_prefix("probe", [*text.known, 0]) == 0
+    assert drafter.block_pool.num_free_blocks == 6
+    assert drafter.block_pool.match_prefix("probe", [*text.known, 0]) == 0
     text.accept(drafter, [(draft.tokens[3] + 1) % VOCAB])
-    assert drafter.table.free == 7
+    assert drafter.block_pool.num_free_blocks == 7
 
 
 def test_equal_prompts_are_computed_once() -> None:
     target = _Counting()
     drafter = DraftModel(target)
     for name in ("a", "b"):
-        text = _Text(name, PARAMS[0], length=3 * PAGE + 1, seed=2)
+        text = _Text(name, PARAMS[0], length=3 * BLOCK_SIZE + 1, seed=2)
         drafter.begin(name, text.known, text.params)
         drafter.propose([text.ask(1)])
         text.accept(drafter, [1])
-    assert target.widths == [3 * PAGE + 1, 1]
+    assert target.widths == [3 * BLOCK_SIZE + 1, 1]
 
 
 def test_it_declines_beyond_its_context_and_its_cache() -> None:
-    drafter = DraftModel(ToyTarget(LAW, pages=2), max_context=24)
+    drafter = DraftModel(ToyTarget(LAW, num_blocks=2), max_context=24)
     text = _Text("s", PARAMS[0], length=20, seed=2)
     drafter.begin("s", text.known, text.params)
     assert len(drafter.propose([text.ask(9)])[0]) == 5  # the last guess is never fed: 20 + 4 positions
@@ -204,7 +204,7 @@ def test_it_declines_beyond_its_context_and_its_cache() -> None:
 
 
 def test_beginning_again_starts_afresh() -> None:
-    drafter = DraftModel(ToyTarget(LAW, pages=8))
+    drafter = DraftModel(ToyTarget(LAW, num_blocks=8))
     for seed in (1, 2, 3):
         text = _Text("s", PARAMS[1], length=60, seed=seed)
         drafter.begin("s", text.known, text.params)
@@ -212,7 +212,7 @@ def test_beginning_again_starts_afresh() -> None:
         assert drafter.propose([ask])[0].tokens == _seen(ask, text.known, text.prompt)
     drafter.end("s")
     drafter.end("s")
-    drafter.table.check({})
+    drafter.block_pool.check({})
 
 
 def test_scores_are_the_probability_of_the_whole_path_under_its_own_law() -> None:
@@ -239,11 +239,11 @@ def test_a_chain_ends_after_the_guess_that_is_in_doubt(law: bool) -> None:
         text = _Text(f"s{number}", SamplingParams(temperature=1.0), length=5, seed=number)
         drafter.begin(text.name, text.known, text.params)
         whole = drafter.propose([text.ask(5, law=law)])[0]
-        (draft,) = drafter.propose([replace(text.ask(5, law=law), floor=0.05)])
+        (draft,) = drafter.propose([replace(text.ask(5, law=law), min_survival=0.05)])
         assert draft.tokens == whole.tokens[: len(draft)]
         assert all(score >= 0.05 for score in draft.scores[:-1])
         assert len(draft) == 5 or draft.scores[-1] < 0.05
-        assert draft.law is None or len(draft.law) == len(draft)
+        assert draft.draft_probs is None or len(draft.draft_probs) == len(draft)
         ended.add(len(draft))
     assert len(ended) > 2
 
@@ -284,20 +284,20 @@ def test_ids_and_laws_have_the_verified_models_width(own: int, verified: int) ->
         (draft,) = drafter.propose([text.ask(4)])
         assert all(token < min(own, verified) for token in draft.tokens)
         (draft,) = drafter.propose([text.ask(2, law=True)])
-        assert draft.law is None or draft.law.shape == (2, verified)
+        assert draft.draft_probs is None or draft.draft_probs.shape == (2, verified)
 
 
 class _Damaged(ToyTarget):
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: PackedBatch) -> TargetOutput:
         output = super().forward(batch)
-        return Output(output.logits * float("nan"), torch.full_like(output.best, -1))
+        return TargetOutput(output.logits * float("nan"), torch.full_like(output.greedy_tokens, -1))
 
 
 @pytest.mark.parametrize("params", PARAMS)
 def test_logits_that_are_not_numbers_decline_their_ask(params: SamplingParams) -> None:
     drafter = DraftModel(_Damaged(LAW))
     drafter.begin("s", [1, 2], params)
-    (draft,) = drafter.propose([Ask("s", 2, 2, params, 0)])
+    (draft,) = drafter.propose([DraftRequest("s", 2, 2, params, 0)])
     assert draft.tokens == ()
 
 

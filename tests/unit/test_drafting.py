@@ -7,9 +7,10 @@ import logging
 import numpy as np
 import pytest
 
-from wager.engine.drafting import Drafting, level
+from wager.economics.policy.base import longest_that_fits
+from wager.engine.proposer import Proposer
 from wager.testing import SilentDrafter
-from wager.types import Ask, Draft, SamplingParams
+from wager.types import Draft, DraftRequest, SamplingParams
 
 VOCAB = 10
 
@@ -17,9 +18,9 @@ VOCAB = 10
 class Saying(SilentDrafter):
     """Proposes exactly these drafts."""
 
-    def __init__(self, *drafts: Draft, needs_law: bool = False) -> None:
+    def __init__(self, *drafts: Draft, samples: bool = False) -> None:
         super().__init__()
-        self.needs_law = needs_law
+        self.samples = samples
         self._drafts = list(drafts)
 
     def propose(self, asks: object) -> list[Draft]:
@@ -27,10 +28,12 @@ class Saying(SilentDrafter):
 
 
 def propose(
-    *drafts: Draft, room: int = 8, law: bool = False, needs_law: bool = False, temperature: float = 1.0
+    *drafts: Draft, room: int = 8, law: bool = False, samples: bool = False, temperature: float = 1.0
 ) -> dict[str, Draft]:
-    drafting = Drafting(Saying(*drafts, needs_law=needs_law), vocab=VOCAB)
-    return drafting.propose([Ask("s", 5, 8, SamplingParams(temperature=temperature), 0, law=law)], {"s": room})
+    drafting = Proposer(Saying(*drafts, samples=samples), vocab=VOCAB)
+    return drafting.propose(
+        [DraftRequest("s", 5, 8, SamplingParams(temperature=temperature), 0, needs_draft_probs=law)], {"s": room}
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,13 +64,13 @@ def test_a_draft_keeps_to_its_room_and_its_ask() -> None:
 
 def test_draws_without_their_law_are_dropped_when_the_rule_needs_it() -> None:
     bare = Draft("s", (1, 2), (-1, 0))
-    assert propose(bare, law=True, needs_law=True) == {}
+    assert propose(bare, law=True, samples=True) == {}
     assert len(propose(bare, law=True)["s"]) == 2  # point masses need none
-    assert len(propose(bare, law=True, needs_law=True, temperature=0.0)["s"]) == 2  # nor do greedy guesses
-    good = Draft("s", (1, 2), (-1, 0), law=np.full((2, VOCAB), 0.1))
-    assert propose(good, law=True, needs_law=True, room=1)["s"].law.shape == (1, VOCAB)
-    narrow = Draft("s", (1, 2), (-1, 0), law=np.full((2, VOCAB - 1), 0.1))
-    assert propose(narrow, law=True, needs_law=True) == {}
+    assert len(propose(bare, law=True, samples=True, temperature=0.0)["s"]) == 2  # nor do greedy guesses
+    good = Draft("s", (1, 2), (-1, 0), draft_probs=np.full((2, VOCAB), 0.1))
+    assert propose(good, law=True, samples=True, room=1)["s"].draft_probs.shape == (1, VOCAB)
+    narrow = Draft("s", (1, 2), (-1, 0), draft_probs=np.full((2, VOCAB - 1), 0.1))
+    assert propose(narrow, law=True, samples=True) == {}
 
 
 def test_a_failing_drafter_is_switched_off_and_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,16 +80,16 @@ def test_a_failing_drafter_is_switched_off_and_named(caplog: pytest.LogCaptureFi
         def propose(self, asks: object) -> list[Draft]:
             raise ValueError("no idea")
 
-    drafting = Drafting(Failing(), vocab=VOCAB)
+    drafting = Proposer(Failing(), vocab=VOCAB)
     with caplog.at_level(logging.WARNING, logger="wager"):
-        assert drafting.propose([Ask("s", 5, 8, SamplingParams(), 0)], {"s": 8}) == {}
+        assert drafting.propose([DraftRequest("s", 5, 8, SamplingParams(), 0)], {"s": 8}) == {}
     assert drafting.name == "none"
     assert "'failing'" in caplog.text and "no idea" in caplog.text
 
 
 def test_what_is_too_much_together_is_cut_where_it_is_longest() -> None:
-    assert level([3, 5, 1], 9) == 5
-    assert level([3, 5, 1], 8) == 4
-    assert level([3, 5, 1], 5) == 2
-    assert level([3, 5, 1], 2) == 0, "none is preferred"
-    assert level([], 0) == 0
+    assert longest_that_fits([3, 5, 1], 9) == 5
+    assert longest_that_fits([3, 5, 1], 8) == 4
+    assert longest_that_fits([3, 5, 1], 5) == 2
+    assert longest_that_fits([3, 5, 1], 2) == 0, "none is preferred"
+    assert longest_that_fits([], 0) == 0

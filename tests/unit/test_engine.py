@@ -10,8 +10,8 @@ import pytest
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.economics.policy import FixedDepth
-from wager.engine.drafting import Drafting
+from wager.economics.policy.base import FixedDepth
+from wager.engine.proposer import Proposer
 from wager.errors import RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
@@ -65,9 +65,9 @@ DRAFTERS = {
 }
 
 SETTINGS = {
-    "roomy": {"pages": 256, "max_rows": 128},
-    "narrow": {"pages": 24, "max_rows": 9, "max_sequences": 3},
-    "no-prefix-cache": {"pages": 24, "max_rows": 16, "prefix_cache": False},
+    "roomy": {"num_blocks": 256, "max_rows": 128},
+    "narrow": {"num_blocks": 24, "max_rows": 9, "max_sequences": 3},
+    "no-prefix-cache": {"num_blocks": 24, "max_rows": 16, "prefix_cache": False},
 }
 
 
@@ -114,12 +114,12 @@ def test_text_depends_on_prompt_params_and_seed_alone(drafter: str, setting: str
     maker = DRAFTERS.get(drafter)
     engine = toy_engine(LAW, drafter=maker() if maker else None, depth=5, **SETTINGS[setting])
     for completion in engine.generate(requests()):
-        assert completion.token_ids == texts[completion.request], (drafter, setting, completion.request)
-    assert engine.scheduler.table.free == engine.scheduler.table.total
+        assert completion.token_ids == texts[completion.request_id], (drafter, setting, completion.request_id)
+    assert engine.scheduler.block_pool.num_free_blocks == engine.scheduler.block_pool.num_blocks
 
 
 def test_forced_preemption_and_prefix_hits_change_nothing(texts: dict) -> None:
-    engine = toy_engine(LAW, drafter=RandomTreeDrafter(LAW.vocab, seer=ToySeer(LAW)), depth=6, pages=256)
+    engine = toy_engine(LAW, drafter=RandomTreeDrafter(LAW.vocab, seer=ToySeer(LAW)), depth=6, num_blocks=256)
     preempted = hits = 0
     for _ in range(2):  # the second round finds its prompts in the prefix cache
         steps = itertools.count()
@@ -129,9 +129,9 @@ def test_forced_preemption_and_prefix_hits_change_nothing(texts: dict) -> None:
                 engine.preempt_all()
 
         for completion in engine.generate(requests(), concurrency=5, on_event=shake):
-            assert completion.token_ids == texts[completion.request]
+            assert completion.token_ids == texts[completion.request_id]
             preempted += completion.stats.preemptions
-            hits += completion.stats.prefix_hit_tokens
+            hits += completion.stats.cached_tokens
     assert preempted > 20
     assert hits > 32 * 6
 
@@ -141,9 +141,9 @@ def test_choices_share_the_prompt_and_differ_in_noise() -> None:
     request = Request("r", tuple(range(4, 44)), params)
     engine = toy_engine(LAW, drafter=NgramDrafter(), depth=4)
     done = engine.generate([request])
-    assert [c.choice for c in done] == [0, 1, 2]
+    assert [c.index for c in done] == [0, 1, 2]
     assert [c.token_ids for c in done] == [plain(request, choice) for choice in range(3)]
-    assert [c.stats.prefix_hit_tokens for c in done] == [0, 32, 32]
+    assert [c.stats.cached_tokens for c in done] == [0, 32, 32]
     assert len({c.token_ids for c in done}) == 3
 
 
@@ -153,7 +153,7 @@ def test_an_oracle_is_accepted_whole_and_an_adversary_never() -> None:
     (best,) = oracle.generate([Request("a", (1, 2, 3), params)])
     assert best.stats.accepted == best.stats.drafted > 0
     assert best.stats.rounds == 9  # five tokens a round
-    assert best.origins.count("oracle") == best.stats.accepted
+    assert best.drafted_by.count("oracle") == best.stats.accepted
     adversary = toy_engine(LAW, drafter=AdversaryDrafter(LAW.vocab, seer=ToySeer(LAW)), depth=4)
     (worst,) = adversary.generate([Request("a", (1, 2, 3), params)])
     assert worst.stats.accepted == 0 < worst.stats.drafted
@@ -171,8 +171,8 @@ def test_logprobs_are_the_targets_own_with_guesses_or_without() -> None:
     bare, guessed = run(None), run(RandomTreeDrafter(LAW.vocab, seer=ToySeer(LAW)))
     assert guessed.stats.accepted > 0
     assert bare.logprobs == guessed.logprobs
-    assert [entry.token for entry in bare.logprobs] == list(bare.token_ids)
-    assert all(len(entry.top) == 3 for entry in bare.logprobs)
+    assert [entry.token_id for entry in bare.logprobs] == list(bare.token_ids)
+    assert all(len(entry.top_logprobs) == 3 for entry in bare.logprobs)
 
 
 def test_stop_token_ids_end_the_text_inside_a_round() -> None:
@@ -183,7 +183,7 @@ def test_stop_token_ids_end_the_text_inside_a_round() -> None:
     engine = toy_engine(LAW, drafter=OracleDrafter(ToySeer(LAW)), depth=6)
     (done,) = engine.generate([replace(request, params=replace(request.params, stop_token_ids=(stop,)))])
     assert done.token_ids == whole[: first + 1]
-    assert done.finish == "stop"
+    assert done.finish_reason == "stop"
 
 
 def test_abort_ends_every_choice_and_frees_the_pages() -> None:
@@ -194,14 +194,14 @@ def test_abort_ends_every_choice_and_frees_the_pages() -> None:
     assert engine.abort("r")
     assert not engine.abort("r")
     events = engine.step()
-    assert [(e.choice, e.finish) for e in events] == [(0, "abort"), (1, "abort")]
+    assert [(e.index, e.finish_reason) for e in events] == [(0, "abort"), (1, "abort")]
     assert not engine.busy
     engine.check()
-    assert engine.scheduler.table.free == engine.scheduler.table.total
+    assert engine.scheduler.block_pool.num_free_blocks == engine.scheduler.block_pool.num_blocks
 
 
 def test_requests_that_cannot_be_served_are_refused_by_name() -> None:
-    engine = toy_engine(LAW, pages=8, max_context=512)
+    engine = toy_engine(LAW, num_blocks=8, max_context=512)
     for request, words in [
         (Request("long", tuple([1] * 512)), "512 prompt tokens"),
         (Request("big", (1,), SamplingParams(max_tokens=400)), "401 tokens"),
@@ -243,8 +243,8 @@ class BrokenLaw(ToyLaw):
 def test_numbers_that_are_not_end_their_request_and_no_other(params: SamplingParams) -> None:
     engine = toy_engine(BrokenLaw(vocab=48, eos=7, eos_bias=-1000), drafter=NgramDrafter())
     good, bad = engine.generate([Request("good", (1, 2, 3), params), Request("bad", (1, 2, 7), params)])
-    assert bad.finish == "error" and "not a number" in bad.error and bad.token_ids == ()
-    assert good.finish == "length" and len(good.token_ids) == 5
+    assert bad.finish_reason == "error" and "not a number" in bad.error and bad.token_ids == ()
+    assert good.finish_reason == "length" and len(good.token_ids) == 5
     assert (engine.runner.target.cache.tokens < 48).all()
 
 
@@ -268,14 +268,14 @@ def test_a_row_that_fails_beyond_the_end_of_a_text_hurts_nobody(rule: VerifyRule
         return engine.generate([Request("r", (1, 2, 3), replace(params, **changes))])[0]
 
     bare = run(None)
-    assert bare.finish == "error" and bare.token_ids[-1] == 7
+    assert bare.finish_reason == "error" and bare.token_ids[-1] == 7
     if rule == "match" or temperature == 0:  # under the other rules sampled texts differ by right
         guessed = run(OracleDrafter(ToySeer(law)))
-        assert (guessed.finish, guessed.token_ids) == ("error", bare.token_ids)
+        assert (guessed.finish_reason, guessed.token_ids) == ("error", bare.token_ids)
         stopped = run(OracleDrafter(ToySeer(law)), stop_token_ids=(7,))
-        assert (stopped.finish, stopped.token_ids) == ("stop", bare.token_ids)
+        assert (stopped.finish_reason, stopped.token_ids) == ("stop", bare.token_ids)
     else:
-        assert run(OracleDrafter(ToySeer(law)), stop_token_ids=(7,)).finish == "stop"
+        assert run(OracleDrafter(ToySeer(law)), stop_token_ids=(7,)).finish_reason == "stop"
 
 
 def test_a_failed_request_leaves_the_pages_of_its_twin_alone() -> None:
@@ -284,18 +284,18 @@ def test_a_failed_request_leaves_the_pages_of_its_twin_alone() -> None:
     params = SamplingParams(max_tokens=30, temperature=0.9, seed=11)
     (alone,) = toy_engine(law).generate([Request("twin", prompt, params)])
     for last in range(2):  # whoever commits the common pages first
-        engine = toy_engine(law, pages=64)
+        engine = toy_engine(law, num_blocks=64)
         both = [Request("twin", prompt, params), Request("failing", (*prompt, 7), params)]
         done = engine.generate(both[:: 1 if last else -1])
-        texts = {c.request: c for c in done}
-        assert texts["failing"].finish == "error"
+        texts = {c.request_id: c for c in done}
+        assert texts["failing"].finish_reason == "error"
         assert texts["twin"].token_ids == alone.token_ids
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", ["match", "rejection", "block"])
 def test_every_rule_verifies_what_a_draft_model_guesses(rule: VerifyRule, temperature: float) -> None:
-    twin = ToyTarget(LAW, pages=64)
+    twin = ToyTarget(LAW, num_blocks=64)
     engine = toy_engine(LAW, drafter=DraftModel(twin), depth=4, rule=rule)
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
     (done,) = engine.generate([Request("r", (1, 2, 3), params)])
@@ -305,9 +305,9 @@ def test_every_rule_verifies_what_a_draft_model_guesses(rule: VerifyRule, temper
 
 def test_the_block_rule_cuts_what_branches() -> None:
     engine = toy_engine(LAW, drafter=TwinDrafter(), depth=4)
-    engine.runner.rule, engine.drafting = "block", Drafting(TwinDrafter(), vocab=LAW.vocab, chains=True)
+    engine.runner.rule, engine.proposer = "block", Proposer(TwinDrafter(), vocab=LAW.vocab, chains=True)
     (done,) = engine.generate([Request("r", (1, 2, 3), SamplingParams(max_tokens=20, ignore_eos=True))])
-    assert done.finish == "length" and done.stats.drafted > 0
+    assert done.finish_reason == "length" and done.stats.drafted > 0
 
 
 def test_a_batch_that_is_refused_half_way_leaves_nothing_behind() -> None:
@@ -319,7 +319,7 @@ def test_a_batch_that_is_refused_half_way_leaves_nothing_behind() -> None:
     with pytest.raises(RequestError, match="Two requests"):
         engine.generate([good, good], concurrency=1)
     assert len(engine.generate([good])) == 1
-    assert engine.scheduler.table.free == engine.scheduler.table.total
+    assert engine.scheduler.block_pool.num_free_blocks == engine.scheduler.block_pool.num_blocks
 
 
 def crowd(prompts: tuple[int, ...]) -> list[Request]:
@@ -330,13 +330,13 @@ def crowd(prompts: tuple[int, ...]) -> list[Request]:
 @pytest.mark.parametrize(("drafter", "guessing"), [(SilentDrafter, False), (OverlongDrafter, True)])
 def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], guessing: bool) -> None:
     policy = Watched(15)
-    engine = toy_engine(LAW, drafter=drafter(), policy=policy, depth=15, pages=512, max_rows=64, max_context=4096)
+    engine = toy_engine(LAW, drafter=drafter(), policy=policy, depth=15, num_blocks=512, max_rows=64, max_context=4096)
     requests = [*crowd((4, 4, 4)), replace(crowd((1,))[0], id="long", prompt=(5,) * 600)]
     engine.generate(requests)
-    chunks = [each.rows - each.guesses for each in policy.records if each.rows - each.guesses > 8]
+    chunks = [each.rows - each.drafted for each in policy.records if each.rows - each.drafted > 8]
     assert all(each.rows <= 64 for each in policy.records)
     if guessing:
-        assert max(each.guesses for each in policy.records[:6]) > 20, "they take what they take"
+        assert max(each.drafted for each in policy.records[:6]) > 20, "they take what they take"
         assert 30 <= sorted(chunks)[len(chunks) // 2] < 40, "half is the prompt's all the same"
     else:
         assert sorted(chunks)[len(chunks) // 2] >= 56
@@ -346,11 +346,11 @@ def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], g
 def test_a_full_step_cuts_guesses_and_changes_nothing(rule: VerifyRule) -> None:
     """Draws have to fit before they are drawn, or what is kept would tell what was drawn."""
     policy = Watched(6)
-    drafter = DraftModel(ToyTarget(LAW, pages=256, max_sequences=8))
-    engine = toy_engine(LAW, drafter=drafter, policy=policy, depth=6, rule=rule, pages=256, max_rows=24)
+    drafter = DraftModel(ToyTarget(LAW, num_blocks=256, max_sequences=8))
+    engine = toy_engine(LAW, drafter=drafter, policy=policy, depth=6, rule=rule, num_blocks=256, max_rows=24)
     requests = crowd((3, 5, 40, 60, 50))
-    done = {each.request: each for each in engine.generate(requests)}
+    done = {each.request_id: each for each in engine.generate(requests)}
     assert all(each.rows <= 24 for each in policy.records)
-    assert any(each.rows > 20 and 0 < each.guesses < 12 for each in policy.records), "beside a prompt"
+    assert any(each.rows > 20 and 0 < each.drafted < 12 for each in policy.records), "beside a prompt"
     for request in requests:  # greedy: every rule emits what the target says
         assert done[request.id].token_ids == plain(request)

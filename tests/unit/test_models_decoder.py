@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from packing import Rows, batch, chain
 from tiny_models import TOKENS, spec
 
+from wager.arch.spec import Experts, Latent, ModelSpec, Rope
 from wager.errors import UsageError
-from wager.kernels.base import PAGE, Kernels, Target
+from wager.kernels.base import BLOCK_SIZE, Kernels, Target
 from wager.kernels.reference import ReferenceKernels
-from wager.models import memory
-from wager.models.spec import Experts, Latent, ModelSpec, Rope
+from wager.models import footprint as memory
 from wager.models.transformer import Decoder
 from wager.models.weights import random_weights
 
@@ -40,11 +40,11 @@ def build(
     return Decoder(
         random_weights(shape, 1),
         kernels or ReferenceKernels(),
-        pages=pages,
+        num_blocks=pages,
         max_rows=48,
         max_sequences=6,
-        max_pages=6,
-        max_heads=max_heads,
+        max_blocks=6,
+        max_logits_rows=max_heads,
     )
 
 
@@ -94,7 +94,7 @@ def test_any_company_is_bit_equal(decoder: Decoder, expected: torch.Tensor, ends
     output = decoder.forward(batch(spans, range(len(ends))))
     for row, end in enumerate(ends):
         assert torch.equal(output.logits[row], expected[end - 1])
-        assert int(output.best[row]) == int(expected[end - 1].argmax())
+        assert int(output.greedy_tokens[row]) == int(expected[end - 1].argmax())
 
 
 @settings(max_examples=10, deadline=None)
@@ -129,11 +129,11 @@ def test_the_decoder_is_a_target(decoder: Decoder, shape: ModelSpec) -> None:
 
 def test_numbers_that_are_none_are_reported_in_their_row_alone(shape: ModelSpec) -> None:
     decoder = build(shape)
-    decoder.cache.keys[:, 2 * PAGE] = float("nan")
+    decoder.cache.keys[:, 2 * BLOCK_SIZE] = float("nan")
     spans = [chain(1, [3], [2]), chain(0, [3], [1])]
     output = decoder.forward(batch(spans, [0, 1]))
-    assert int(output.best[0]) == -1
-    assert int(output.best[1]) == int(output.logits[1].argmax())
+    assert int(output.greedy_tokens[0]) == -1
+    assert int(output.greedy_tokens[1]) == int(output.logits[1].argmax())
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def test_a_pass_too_large_is_refused(spans: list[Rows], heads: int, named: str) 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_is_allocated_is_what_was_planned(shape: ModelSpec, dtype: str) -> None:
     kernels = ReferenceKernels(dtype)
-    sizes = {"max_rows": 48, "max_sequences": 6, "max_pages": 6, "max_heads": 20}
+    sizes = {"max_rows": 48, "max_sequences": 6, "max_blocks": 6, "max_logits_rows": 20}
     before = tensor_bytes()
     decoder = build(shape, kernels, max_heads=20)
     planned = memory.weight_bytes(shape, kernels) + memory.workspace_bytes(shape, kernels, **sizes)
-    planned += 24 * memory.page_bytes(shape, kernels)
+    planned += 24 * memory.block_bytes(shape, kernels)
     shared = 4 * shape.head_elements if shape.tied and dtype == "float32" else 0  # one matrix serves both ends there
     assert tensor_bytes() - before == pytest.approx(planned - shared, rel=0.01)
     assert decoder.weight_bytes == memory.weight_bytes(shape, kernels)
@@ -187,7 +187,9 @@ def test_the_native_kernels_compute_the_same_model() -> None:
         near, far = ours.forward(packed).logits, exact.forward(packed).logits
         apart = (near - far).abs().amax(dim=1)  # a row whose nearly equal experts change places is another text
         assert (apart < 0.05 * far.std()).float().mean() > (0.8 if shape.experts else 0.99)
-        torch.testing.assert_close(ours.cache.read(4 * PAGE + 3), exact.cache.read(4 * PAGE + 3), atol=0.05, rtol=0.02)
+        torch.testing.assert_close(
+            ours.cache.read(4 * BLOCK_SIZE + 3), exact.cache.read(4 * BLOCK_SIZE + 3), atol=0.05, rtol=0.02
+        )
 
 
 def test_the_spec_knows_its_physics() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_models import SIZES, TOKENS, logits, oracle, oracle_logits, save
 
+from wager.arch.families import spec_from_config
 from wager.errors import ModelError
-from wager.models.families import spec_from_config
 from wager.models.weights import open_weights
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -26,11 +26,11 @@ from tiny_models import (
     write_gguf,
 )
 
+from wager.arch.families import NAMES, source_name
+from wager.arch.gguf import GGUF_NAMES, spec_from_gguf
+from wager.arch.spec import ModelSpec, Rope
 from wager.errors import ModelError
-from wager.models.families import NAMES, source_name
-from wager.models.gguf_families import GGUF_NAMES, spec_from_gguf
 from wager.models.gguf_file import GgufFile
-from wager.models.spec import ModelSpec, Rope
 from wager.models.weights import open_weights
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

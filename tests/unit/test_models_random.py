@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import wager
+from wager.arch.families import ignored_tensors, spec_from_config
 from wager.errors import ModelError
 from wager.models import hub
-from wager.models.families import ignored_tensors, spec_from_config
 from wager.models.random_models import MODELS, make, tokenizer
 from wager.types import Request, SamplingParams
 

@@ -97,14 +97,14 @@ def expected(oracle: Any, prompt: list[int]) -> torch.Tensor:
 
 
 def decoder(path: Path, kernels: Kernels) -> Decoder:
-    return Decoder(open_weights(path), kernels, pages=12, max_rows=96, max_sequences=1, max_pages=12)
+    return Decoder(open_weights(path), kernels, num_blocks=12, max_rows=96, max_sequences=1, max_blocks=12)
 
 
 def test_logits_in_float32(path: Path, prompt: list[int], expected: torch.Tensor) -> None:
     ours = decoder(path, ReferenceKernels("float32"))
     output = ours.forward(batch([chain(0, prompt, list(range(12)))], range(len(prompt))))
     torch.testing.assert_close(output.logits, expected, atol=2e-3, rtol=1e-3)
-    assert torch.equal(output.best.long(), expected.argmax(-1))
+    assert torch.equal(output.greedy_tokens.long(), expected.argmax(-1))
 
 
 @pytest.mark.parametrize("name", ["native", "reference"])
@@ -125,7 +125,7 @@ def test_greedy_text_in_float32(path: Path, oracle: Any, prompt: list[int]) -> N
     ours.forward(batch([chain(0, prompt[:-1], list(range(12)))], [0]))
     for _ in range(16):
         step = batch([chain(len(tokens) - 1, tokens[-1:], list(range(12)))], [0])
-        tokens.append(int(ours.forward(step).best[0]))
+        tokens.append(int(ours.forward(step).greedy_tokens[0]))
     with torch.no_grad():
         answer = oracle.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False, eos_token_id=None)
     assert tokens == answer[0].tolist()

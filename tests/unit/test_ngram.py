@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from wager.draft import names, parse
 from wager.draft.ngram import PRIOR, WORTH_A_ROW, NgramDrafter
 from wager.errors import UsageError
-from wager.types import Ask, Draft, SamplingParams
+from wager.types import Draft, DraftRequest, SamplingParams
 
 PARAMS = SamplingParams()
 
@@ -23,14 +23,14 @@ def _begun(tokens: list[int], *, longest: int = 3) -> NgramDrafter:
 
 
 def _propose(drafter: NgramDrafter, *, position: int = 0, depth: int = 7) -> Draft:
-    (draft,) = drafter.propose([Ask("s", position, depth, PARAMS, 0)])
+    (draft,) = drafter.propose([DraftRequest("s", position, depth, PARAMS, 0)])
     return draft
 
 
 def test_it_copies_what_followed_the_same_tokens() -> None:
     draft = _propose(_begun([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]))
     assert draft.tokens == (4, 5, 6, 7, 8, 9, 1)
-    assert draft.is_chain and draft.drafter == "ngram" and draft.law is None
+    assert draft.is_chain and draft.drafter == "ngram" and draft.draft_probs is None
 
 
 def test_the_longest_match_wins_over_a_more_recent_short_one() -> None:
@@ -49,7 +49,7 @@ def test_a_copy_that_reaches_the_end_goes_on_periodically() -> None:
 @pytest.mark.parametrize("tokens", [[1], [1, 2, 3, 4], [1, 2, 3, 1, 4]])
 def test_an_ending_that_is_new_declines(tokens: list[int]) -> None:
     draft = _propose(_begun(tokens))
-    assert len(draft) == 0 and draft.sequence == "s"
+    assert len(draft) == 0 and draft.seq_id == "s"
 
 
 def test_longer_matches_make_longer_drafts_and_the_ask_bounds_them() -> None:
@@ -84,7 +84,7 @@ def test_what_is_learnt_stays_with_the_sequence() -> None:
     drafter.begin("t", [0, 5, 0], PARAMS)
     for step in range(60):
         drafter.accept("s", [1000 + step, 0])
-    (draft,) = drafter.propose([Ask("t", 3, 2, PARAMS, 0)])
+    (draft,) = drafter.propose([DraftRequest("t", 3, 2, PARAMS, 0)])
     assert draft.tokens == (5, 0)
 
 
@@ -92,8 +92,8 @@ def test_drafts_come_in_the_order_of_the_asks_and_ended_sequences_are_forgotten(
     drafter = NgramDrafter()
     for name, token in (("a", 1), ("b", 2), ("c", 3)):
         drafter.begin(name, [token, token], PARAMS)
-    asks = [Ask(name, 2, 2, PARAMS, 0) for name in ("c", "a", "b")]
-    assert [(draft.sequence, draft.tokens[0]) for draft in drafter.propose(asks)] == [("c", 3), ("a", 1), ("b", 2)]
+    asks = [DraftRequest(name, 2, 2, PARAMS, 0) for name in ("c", "a", "b")]
+    assert [(draft.seq_id, draft.tokens[0]) for draft in drafter.propose(asks)] == [("c", 3), ("a", 1), ("b", 2)]
     drafter.end("a")
     drafter.end("a")
     with pytest.raises(KeyError):

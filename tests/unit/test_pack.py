@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.errors import CacheIntegrityError, UsageError
-from wager.kernels.base import PAGE
+from wager.kernels.base import BLOCK_SIZE
 from wager.types import Draft, Span
 from wager.verify.pack import pack
 
@@ -22,7 +22,7 @@ def steps(draw):
         name = f"r{i}"
         known = tuple(draw(st.lists(st.integers(0, 99), min_size=1, max_size=20)))
         live = draw(st.booleans())
-        spans.append(Span(name, draw(st.integers(0, 3 * PAGE)), known, live, 8))
+        spans.append(Span(name, draw(st.integers(0, 3 * BLOCK_SIZE)), known, live, 8))
         nodes = draw(st.integers(0, 8)) if live else 0
         parents = tuple(draw(st.integers(-1, node - 1)) if node else -1 for node in range(nodes))
         if nodes:
@@ -38,25 +38,37 @@ def test_every_row_is_where_it_belongs(step):
     batch = pack(spans, drafts, tables)
     row, heads = 0, []
     for owner, span in enumerate(spans):
-        draft = drafts.get(span.sequence, Draft(span.sequence))
+        draft = drafts.get(span.seq_id, Draft(span.seq_id))
         first, last = row, row + len(span.tokens) - 1
-        assert (batch.starts[owner], batch.bases[owner]) == (first, span.start)
+        assert (batch.query_start_loc[owner], batch.num_computed_tokens[owner]) == (first, span.num_computed_tokens)
         for j, token in enumerate((*span.tokens, *draft.tokens)):
             node = j - len(span.tokens)
             depth = len(draft.path(node)) if node >= 0 else 0
-            place = span.start + j
+            place = span.num_computed_tokens + j
             assert batch.tokens[row] == token
-            assert batch.owners[row] == owner
-            assert batch.positions[row] == (place if node < 0 else span.start + len(span.tokens) - 1 + depth)
+            assert batch.seq_ids[row] == owner
+            assert batch.positions[row] == (
+                place if node < 0 else span.num_computed_tokens + len(span.tokens) - 1 + depth
+            )
             before = row - 1 if node < 0 else last + 1 + draft.parents[node]
             assert batch.parents[row] == (before if j else -1)
-            assert batch.slots[row] == tables[span.sequence][place // PAGE] * PAGE + place % PAGE
-            if span.live and j >= len(span.tokens) - 1:
+            assert batch.slot_mapping[row] == tables[span.seq_id][place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE
+            if span.needs_logits and j >= len(span.tokens) - 1:
                 heads.append(row)
             row += 1
     assert batch.rows == row
-    assert batch.heads.tolist() == heads
-    for name in ("tokens", "positions", "parents", "slots", "owners", "starts", "bases", "tables", "heads"):
+    assert batch.logits_indices.tolist() == heads
+    for name in (
+        "tokens",
+        "positions",
+        "parents",
+        "slot_mapping",
+        "seq_ids",
+        "query_start_loc",
+        "num_computed_tokens",
+        "block_tables",
+        "logits_indices",
+    ):
         assert getattr(batch, name).dtype == np.int32, name
 
 
@@ -65,43 +77,43 @@ def test_every_row_is_where_it_belongs(step):
 def test_slots_are_distinct_and_lie_in_the_tables(step):
     spans, drafts, tables = step
     batch = pack(spans, drafts, tables)
-    assert len(set(batch.slots.tolist())) == batch.rows
-    for slot, owner in zip(batch.slots, batch.owners, strict=True):
-        assert slot // PAGE in batch.tables[owner]
+    assert len(set(batch.slot_mapping.tolist())) == batch.rows
+    for slot, owner in zip(batch.slot_mapping, batch.seq_ids, strict=True):
+        assert slot // BLOCK_SIZE in batch.block_tables[owner]
 
 
 def test_a_chain_is_cached_at_its_own_positions():
     batch = pack([Span("a", 30, (7,), True, 4)], {"a": Draft.chain("a", (1, 2, 3), drafter="n")}, {"a": (4, 9, 5)})
     assert batch.positions.tolist() == [30, 31, 32, 33]
-    assert batch.slots.tolist() == [9 * PAGE + 14, 9 * PAGE + 15, 5 * PAGE, 5 * PAGE + 1]
+    assert batch.slot_mapping.tolist() == [9 * BLOCK_SIZE + 14, 9 * BLOCK_SIZE + 15, 5 * BLOCK_SIZE, 5 * BLOCK_SIZE + 1]
     assert batch.parents.tolist() == [-1, 0, 1, 2]
-    assert batch.heads.tolist() == [0, 1, 2, 3]
-    assert batch.tables.tolist() == [[4, 9, 5]]
+    assert batch.logits_indices.tolist() == [0, 1, 2, 3]
+    assert batch.block_tables.tolist() == [[4, 9, 5]]
 
 
 def test_a_prompt_chunk_has_no_heads_and_its_neighbour_has():
     spans = [Span("a", 0, (1, 2, 3), False), Span("b", 5, (4, 5), True)]
     batch = pack(spans, {"b": Draft("b", (6, 7), (-1, -1))}, {"a": [0], "b": [1]})
-    assert batch.heads.tolist() == [4, 5, 6]
+    assert batch.logits_indices.tolist() == [4, 5, 6]
     assert batch.positions.tolist() == [0, 1, 2, 5, 6, 7, 7]
     assert batch.parents.tolist() == [-1, 0, 1, -1, 3, 4, 4]
 
 
 def test_tables_hold_the_pages_in_use_and_are_padded():
-    spans = [Span("a", 0, tuple(range(2 * PAGE)), False), Span("b", 0, (1,), True)]
+    spans = [Span("a", 0, tuple(range(2 * BLOCK_SIZE)), False), Span("b", 0, (1,), True)]
     batch = pack(spans, {}, {"a": [5, 6, 7, 8], "b": [9, 10]})
-    assert batch.tables.tolist() == [[5, 6], [9, 0]]
+    assert batch.block_tables.tolist() == [[5, 6], [9, 0]]
 
 
 def test_nothing_to_pack_is_an_empty_batch():
     batch = pack([], {}, {})
     assert batch.rows == 0
-    assert batch.tables.shape == (0, 0)
+    assert batch.block_tables.shape == (0, 0)
 
 
 def test_pages_that_do_not_cover_the_rows_are_named():
     with pytest.raises(CacheIntegrityError, match="'a' holds 1 pages and its rows need 2"):
-        pack([Span("a", PAGE - 1, (1,), True)], {"a": Draft.chain("a", (2,), drafter="n")}, {"a": [3]})
+        pack([Span("a", BLOCK_SIZE - 1, (1,), True)], {"a": Draft.chain("a", (2,), drafter="n")}, {"a": [3]})
 
 
 def test_spans_without_rows_and_guesses_in_a_prompt_are_refused():

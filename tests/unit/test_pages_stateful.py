@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from wager.errors import CacheIntegrityError
-from wager.kernels.base import PAGE
-from wager.kv import PageTable
+from wager.kernels.base import BLOCK_SIZE
+from wager.kv import BlockPool
 
 TOTAL = 12
 
@@ -24,8 +24,8 @@ class PagesMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = PageTable(TOTAL, prefix_cache=self.prefix_cache)
-        self.cells = [[-1] * PAGE for _ in range(TOTAL)]
+        self.table = BlockPool(TOTAL, prefix_cache=self.prefix_cache)
+        self.cells = [[-1] * BLOCK_SIZE for _ in range(TOTAL)]
         self.tokens: dict[str, list[int]] = {}  # computed tokens, from position 0
         self.committed: dict[str, int] = {}
         self.serial = 0
@@ -37,19 +37,19 @@ class PagesMachine(RuleBasedStateMachine):
         return f"s{self.serial}"
 
     def _write(self, name: str, start: int, tokens: list[int]) -> None:
-        pages = self.table.pages(name)
+        pages = self.table.block_table(name)
         for position, token in enumerate(tokens, start):
-            self.cells[pages[position // PAGE]][position % PAGE] = token
+            self.cells[pages[position // BLOCK_SIZE]][position % BLOCK_SIZE] = token
 
     def _pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.tokens)))
 
-    @rule(data=st.data(), blocks=st.lists(st.integers(0, 1), max_size=5), tail=st.integers(1, PAGE))
+    @rule(data=st.data(), blocks=st.lists(st.integers(0, 1), max_size=5), tail=st.integers(1, BLOCK_SIZE))
     def start(self, data: st.DataObject, blocks: list[int], tail: int) -> None:
         name = self._fresh()
-        prompt = [block for block in blocks for _ in range(PAGE)] + [2] * tail
+        prompt = [block for block in blocks for _ in range(BLOCK_SIZE)] + [2] * tail
         hit = self.table.match_prefix(name, prompt)
-        assert hit % PAGE == 0 and hit <= len(prompt) - 1
+        assert hit % BLOCK_SIZE == 0 and hit <= len(prompt) - 1
         if not self.table.reserve(name, len(prompt)):
             self.table.release(name)
             return
@@ -61,10 +61,10 @@ class PagesMachine(RuleBasedStateMachine):
     def grow(self, data: st.DataObject, count: int, token: int) -> None:
         name = self._pick(data)
         length = len(self.tokens[name])
-        held = list(self.table.pages(name))
+        held = list(self.table.block_table(name))
         if not self.table.reserve(name, length + count):
-            assert list(self.table.pages(name)) == held
-            assert -(-(length + count) // PAGE) - len(held) > self.table.free
+            assert list(self.table.block_table(name)) == held
+            assert -(-(length + count) // BLOCK_SIZE) - len(held) > self.table.num_free_blocks
             return
         self._write(name, length, [token] * count)
         self.tokens[name] += [token] * count
@@ -75,19 +75,19 @@ class PagesMachine(RuleBasedStateMachine):
         name = self._pick(data)
         length = data.draw(st.integers(0, len(self.tokens[name])))
         self.table.commit(name, self.tokens[name], length=length)
-        self.committed[name] = max(self.committed[name], length // PAGE * PAGE)
+        self.committed[name] = max(self.committed[name], length // BLOCK_SIZE * BLOCK_SIZE)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:
         name = self._pick(data)
         length = data.draw(st.integers(0, len(self.tokens[name])))
-        if length < self.committed[name] and length % PAGE:
+        if length < self.committed[name] and length % BLOCK_SIZE:
             with pytest.raises(CacheIntegrityError):
                 self.table.trim(name, length)
             return
         self.table.trim(name, length)
-        assert len(self.table.pages(name)) == -(-length // PAGE)
+        assert len(self.table.block_table(name)) == -(-length // BLOCK_SIZE)
         del self.tokens[name][length:]
         self.committed[name] = min(self.committed[name], length)
 
@@ -96,14 +96,14 @@ class PagesMachine(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         source, name = self._pick(data), self._fresh()
         length = data.draw(st.integers(0, len(self.tokens[source])))
-        if length // PAGE > self.committed[source] // PAGE:
+        if length // BLOCK_SIZE > self.committed[source] // BLOCK_SIZE:
             with pytest.raises(CacheIntegrityError):
                 self.table.fork(source, name, length)
             return
         self.table.fork(source, name, length)
-        shared = length // PAGE * PAGE
+        shared = length // BLOCK_SIZE * BLOCK_SIZE
         self.table.commit(name, self.tokens[source], length=shared)
-        assert list(self.table.pages(name)) == list(self.table.pages(source))[: shared // PAGE]
+        assert list(self.table.block_table(name)) == list(self.table.block_table(source))[: shared // BLOCK_SIZE]
         self.tokens[name], self.committed[name] = self.tokens[source][:shared], shared
 
     @precondition(lambda self: self.tokens)
@@ -115,19 +115,19 @@ class PagesMachine(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        self.table.forget()
+        self.table.reset_prefix_cache()
 
     @invariant()
     def sound(self) -> None:
         self.table.check({name: len(tokens) for name, tokens in self.tokens.items()})
-        held = {page for name in self.tokens for page in self.table.pages(name)}
-        assert self.table.free == TOTAL - len(held)
+        held = {page for name in self.tokens for page in self.table.block_table(name)}
+        assert self.table.num_free_blocks == TOTAL - len(held)
 
     @invariant()
     def reads_back(self) -> None:
         for name, tokens in self.tokens.items():
-            pages = self.table.pages(name)
-            assert [self.cells[pages[i // PAGE]][i % PAGE] for i in range(len(tokens))] == tokens
+            pages = self.table.block_table(name)
+            assert [self.cells[pages[i // BLOCK_SIZE]][i % BLOCK_SIZE] for i in range(len(tokens))] == tokens
 
 
 class UncachedPagesMachine(PagesMachine):

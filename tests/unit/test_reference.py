@@ -13,9 +13,9 @@ from packing import batch, chain
 from torch import Tensor
 
 from wager.errors import CacheIntegrityError, UsageError
-from wager.kernels.base import PAGE
+from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.reference import ReferenceCache, ReferenceKernels, ReferenceTape
-from wager.types import Batch
+from wager.types import PackedBatch
 
 HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, VOCAB, PAGES = 4, 2, 16, 40, 56, 97, 24
 DTYPES = ("float32", "bfloat16")
@@ -34,11 +34,11 @@ class TinyModel:
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.full((64, *shape), float("nan"), dtype=dtype)
 
-        self.cache: ReferenceCache = kernels.cache(layers=2, pages=PAGES, kv_heads=KV_HEADS, head_dim=DIM)
+        self.cache: ReferenceCache = kernels.cache(layers=2, num_blocks=PAGES, kv_heads=KV_HEADS, head_dim=DIM)
         self.tape: ReferenceTape = kernels.tape(
-            max_rows=64, max_sequences=8, max_pages=PAGES, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM
+            max_rows=64, max_sequences=8, max_blocks=PAGES, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM
         )
-        angles = torch.outer(torch.arange(PAGES * PAGE), 100.0 ** (-torch.arange(DIM // 2) / (DIM // 2)))
+        angles = torch.outer(torch.arange(PAGES * BLOCK_SIZE), 100.0 ** (-torch.arange(DIM // 2) / (DIM // 2)))
         table = torch.cat([angles.cos(), angles.sin()], dim=-1)
         x, act, picked = room(HIDDEN), room(HIDDEN, dtype=kernels.act), room(HIDDEN)
         qkv = room((HEADS + 2 * KV_HEADS) * DIM)
@@ -62,10 +62,10 @@ class TinyModel:
         tape.linear(act, kernels.pack(draw(VOCAB, HIDDEN)), self.logits, of="heads")
         tape.argmax(self.logits, self.best)
 
-    def forward(self, packed: Batch) -> Tensor:
+    def forward(self, packed: PackedBatch) -> Tensor:
         self.tape.inputs.fill(packed)
-        self.tape.run(rows=packed.rows, sequences=len(packed.starts), heads=len(packed.heads))
-        return self.logits[: len(packed.heads)].clone()
+        self.tape.run(rows=packed.rows, sequences=len(packed.query_start_loc), logits_rows=len(packed.logits_indices))
+        return self.logits[: len(packed.logits_indices)].clone()
 
 
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, VOCAB, 45)]
@@ -123,7 +123,7 @@ def test_tree_is_bit_equal_to_its_chains_and_survives_the_move(dtype: str, windo
         expected = one_by_one(TinyModel(dtype, window=window), prompt + path, [0, 1, 2])[-len(path) :]
         assert torch.equal(tree[nodes], expected)
     accepted = [2, 4, 6]
-    slots = [pages[(13 + i) // PAGE] * PAGE + (13 + i) % PAGE for i in range(7)]
+    slots = [pages[(13 + i) // BLOCK_SIZE] * BLOCK_SIZE + (13 + i) % BLOCK_SIZE for i in range(7)]
     model.cache.move(torch.tensor([slots[n] for n in accepted]), torch.tensor(slots[1:4]))
     after = model.forward(batch([chain(17, [50], pages)], [0]))
     path = prompt + [guesses[n - 1] for n in accepted]
@@ -133,16 +133,16 @@ def test_tree_is_bit_equal_to_its_chains_and_survives_the_move(dtype: str, windo
 
 def test_attention_matches_the_formula() -> None:
     kernels = ReferenceKernels("float32")
-    cache = kernels.cache(layers=1, pages=PAGES, kv_heads=KV_HEADS, head_dim=DIM)
-    tape = kernels.tape(max_rows=64, max_sequences=1, max_pages=PAGES, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
+    cache = kernels.cache(layers=1, num_blocks=PAGES, kv_heads=KV_HEADS, head_dim=DIM)
+    tape = kernels.tape(max_rows=64, max_sequences=1, max_blocks=PAGES, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
     generator = torch.Generator().manual_seed(1)
     qkv = torch.randn(40, (HEADS + 2 * KV_HEADS) * DIM, generator=generator)
-    still = torch.cat([torch.ones(PAGES * PAGE, DIM // 2), torch.zeros(PAGES * PAGE, DIM // 2)], dim=1)
+    still = torch.cat([torch.ones(PAGES * BLOCK_SIZE, DIM // 2), torch.zeros(PAGES * BLOCK_SIZE, DIM // 2)], dim=1)
     q, out = torch.zeros(64, HEADS * DIM), torch.zeros(64, HEADS * DIM)
     tape.rotary(qkv, still, None, cache, 0, q)
     tape.attention(q, cache, 0, window=12, out=out)
     tape.inputs.fill(batch([chain(0, [0] * 40, [4, 2, 3])], [0]))
-    tape.run(rows=40, sequences=1, heads=0)
+    tape.run(rows=40, sequences=1, logits_rows=0)
     heads, keys, values = qkv.view(40, -1, DIM).double().split([HEADS, KV_HEADS, KV_HEADS], dim=1)
     for head in range(HEADS):
         scores = heads[:, head] @ keys[:, head // 2].T / math.sqrt(DIM)
@@ -153,15 +153,15 @@ def test_attention_matches_the_formula() -> None:
 
 def test_rotation_turns_pairs_half_a_head_apart() -> None:
     kernels = ReferenceKernels("float32")
-    cache = kernels.cache(layers=1, pages=1, kv_heads=1, head_dim=4)
-    tape = kernels.tape(max_rows=1, max_sequences=1, max_pages=PAGES, heads=1, kv_heads=1, head_dim=4)
+    cache = kernels.cache(layers=1, num_blocks=1, kv_heads=1, head_dim=4)
+    tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=PAGES, heads=1, kv_heads=1, head_dim=4)
     angles = torch.tensor([[0.3, 0.5]])
     table = torch.cat([angles.cos(), angles.sin()], dim=1)
     qkv = torch.tensor([[1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]])
     q = torch.zeros(1, 4)
     tape.rotary(qkv, table, None, cache, 0, q)
     tape.inputs.fill(batch([chain(0, [0], [0])], [0]))
-    tape.run(rows=1, sequences=1, heads=0)
+    tape.run(rows=1, sequences=1, logits_rows=0)
     turned = [complex(1, 3) * cmath.exp(0.3j), complex(2, 4) * cmath.exp(0.5j)]
     expected = torch.tensor([turned[0].real, turned[1].real, turned[0].imag, turned[1].imag])
     torch.testing.assert_close(q[0], expected)
@@ -174,27 +174,27 @@ def test_bfloat16_rounds_what_it_stores() -> None:
     weight = kernels.pack(torch.tensor([[value]]))
     assert weight.matrix.item() == 1
     assert ReferenceKernels("float32").pack(torch.tensor([[value]])).matrix.item() == value
-    assert kernels.cache(layers=1, pages=1, kv_heads=1, head_dim=2).keys.dtype == torch.bfloat16
+    assert kernels.cache(layers=1, num_blocks=1, kv_heads=1, head_dim=2).keys.dtype == torch.bfloat16
 
 
 def test_argmax_takes_the_lowest_id_and_reports_numbers_that_are_none() -> None:
     kernels = ReferenceKernels("float32")
-    tape = kernels.tape(max_rows=4, max_sequences=1, max_pages=1, heads=1, kv_heads=1, head_dim=2)
+    tape = kernels.tape(max_rows=4, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=2)
     logits = torch.tensor([[0.0, 5, 5, 1], [0, float("nan"), 1, 0], [float("inf"), 0, 0, 0], [-4, -3, -2, -2]])
     best = torch.zeros(4, dtype=torch.int32)
     tape.argmax(logits, best)
-    tape.run(rows=0, sequences=0, heads=4)
+    tape.run(rows=0, sequences=0, logits_rows=4)
     assert best.tolist() == [1, -1, -1, 2]
 
 
 def test_clear_zeroes_one_page_and_no_other() -> None:
-    cache = ReferenceKernels("float32").cache(layers=2, pages=3, kv_heads=1, head_dim=2)
+    cache = ReferenceKernels("float32").cache(layers=2, num_blocks=3, kv_heads=1, head_dim=2)
     cache.keys[:] = float("nan")
     cache.values[:] = 1
     cache.clear(1)
-    assert not cache.read(PAGE).any()
-    assert cache.read(2 * PAGE)[:, 1].eq(1).all()
-    assert cache.read(PAGE - 1)[:, 0].isnan().all()
+    assert not cache.read(BLOCK_SIZE).any()
+    assert cache.read(2 * BLOCK_SIZE)[:, 1].eq(1).all()
+    assert cache.read(BLOCK_SIZE - 1)[:, 0].isnan().all()
 
 
 def test_a_path_that_contradicts_its_position_is_refused() -> None:

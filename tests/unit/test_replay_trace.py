@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from wager.economics.worlds import Recorded
+from wager.economics.simulation.workload import Recorded
 
 SCRIPT = Path(__file__).parents[2] / "dev" / "record_trace.py"
 

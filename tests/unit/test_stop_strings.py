@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wager.engine.text import TextStream
+from wager.engine.detokenizer import Detokenizer
 
 
 class Spelling:
@@ -19,7 +19,7 @@ class Spelling:
 
 
 def stream(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
-    out, shown = TextStream(Spelling(), stop), ""
+    out, shown = Detokenizer(Spelling(), stop), ""
     for character in text:
         shown += out.push(ord(character))
         if out.stopped:
@@ -34,7 +34,7 @@ def test_the_text_ends_before_the_first_stop_string() -> None:
 
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
-    out = TextStream(Spelling(), ("###",))
+    out = Detokenizer(Spelling(), ("###",))
     assert [out.push(ord(c)) for c in "a##b"] == ["a", "", "", "##b"]
 
 

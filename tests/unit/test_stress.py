@@ -21,7 +21,7 @@ from wager.errors import WagerError
 from wager.kernels import noise
 from wager.testing import DyingDrafter, RandomTreeDrafter, ToyLaw
 from wager.testing.engines import toy_engine
-from wager.types import Event, Request, SamplingParams
+from wager.types import OutputDelta, Request, SamplingParams
 
 WARM = 300
 """Requests until all that may grow has grown, and a dying drafter is dead."""
@@ -68,13 +68,13 @@ def serve(engine: Engine, rng: random.Random, numbers: range) -> Counter[str]:
     expected = 0
     alive: list[str] = []
 
-    def take(events: list[Event]) -> None:
+    def take(events: list[OutputDelta]) -> None:
         for event in events:
-            if event.finish:
-                ends[event.finish] += 1
+            if event.finish_reason:
+                ends[event.finish_reason] += 1
                 assert event.stats is not None
-                if event.request in alive:
-                    alive.remove(event.request)
+                if event.request_id in alive:
+                    alive.remove(event.request_id)
 
     more = True
     while more or engine.busy:
@@ -105,7 +105,7 @@ def serve(engine: Engine, rng: random.Random, numbers: range) -> Counter[str]:
 
 def tidy(engine: Engine) -> None:
     """Let go of what is kept on purpose and bounded: pages of prefixes, keys of seeds, cycles."""
-    engine.scheduler.table.forget()
+    engine.scheduler.block_pool.reset_prefix_cache()
     noise._round_keys.cache_clear()
     gc.collect()
 
@@ -134,15 +134,15 @@ def reading(engine: Engine) -> tuple[int, int]:
 def test_ten_thousand_random_requests(name: str) -> None:
     make, requests = DRAFTERS[name]
     rng = random.Random(20)
-    engine = toy_engine(LAW, drafter=make(), depth=5, pages=30, max_rows=96, max_sequences=12)
+    engine = toy_engine(LAW, drafter=make(), depth=5, num_blocks=30, max_rows=96, max_sequences=12)
     ends = serve(engine, rng, range(WARM))
     blocks, size = reading(engine)
     ends += serve(engine, rng, range(WARM, requests))
     blocks, size = (after - before for after, before in zip(reading(engine), (blocks, size), strict=True))
     engine.check()
     assert not engine.busy
-    assert engine.scheduler.table.free == engine.scheduler.table.total
-    assert engine.drafting.name == ("none" if name == "dying" else name)
+    assert engine.scheduler.block_pool.num_free_blocks == engine.scheduler.block_pool.num_blocks
+    assert engine.proposer.name == ("none" if name == "dying" else name)
     assert set(ends) == {"stop", "length", "abort", "RequestError"}
     assert ends["stop"] > requests / 10 and ends["length"] > requests / 10 and ends["abort"] > 5
     assert blocks < (requests - WARM) / 10, f"{blocks} more blocks of memory in use than {requests - WARM} requests ago"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from wager.errors import CacheIntegrityError
-from wager.kernels.base import PAGE
+from wager.kernels.base import BLOCK_SIZE
 from wager.testing import (
     AdversaryDrafter,
     DyingDrafter,
@@ -27,7 +27,7 @@ from wager.testing import (
     ToyTarget,
     TwinDrafter,
 )
-from wager.types import Ask, Batch, Draft, SamplingParams, Span
+from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.pack import pack
 
 LAW = ToyLaw(vocab=32)
@@ -40,7 +40,7 @@ def _span(name: str, tokens: tuple[int, ...], start: int, *, live: bool = True) 
 
 
 def _prefilled(law: ToyLaw = LAW) -> ToyTarget:
-    target = ToyTarget(law, pages=10)
+    target = ToyTarget(law, num_blocks=10)
     target.forward(pack([_span("a", PROMPT[:-1], 0, live=False)], {}, PAGES))
     return target
 
@@ -50,10 +50,10 @@ def _same(logits: torch.Tensor, context: tuple[int, ...]) -> bool:
 
 
 def test_logits_follow_the_closed_form_whatever_the_chunks() -> None:
-    whole = ToyTarget(LAW, pages=10).forward(pack([_span("a", PROMPT, 0)], {}, PAGES))
+    whole = ToyTarget(LAW, num_blocks=10).forward(pack([_span("a", PROMPT, 0)], {}, PAGES))
     assert _same(whole.logits[0], PROMPT)
-    assert int(whole.best[0]) == int(LAW(PROMPT).argmax())
-    target = ToyTarget(LAW, pages=10)
+    assert int(whole.greedy_tokens[0]) == int(LAW(PROMPT).argmax())
+    target = ToyTarget(LAW, num_blocks=10)
     for start, end in ((0, 7), (7, 16), (16, 39)):
         target.forward(pack([_span("a", PROMPT[:end], start, live=False)], {}, PAGES))
     both = [_span("b", PROMPT[:9], 0), _span("a", PROMPT, 39)]
@@ -66,7 +66,7 @@ def test_a_context_shorter_than_the_order_has_a_law(context: tuple[int, ...]) ->
     law = ToyLaw(vocab=8, order=3)
     assert law(context).shape == (8,)
     if context:
-        output = ToyTarget(law, pages=10).forward(pack([_span("a", context, 0)], {}, PAGES))
+        output = ToyTarget(law, num_blocks=10).forward(pack([_span("a", context, 0)], {}, PAGES))
         assert np.array_equal(output.logits[0].numpy(), law(context))
 
 
@@ -79,28 +79,28 @@ def test_tree_rows_see_their_own_path_and_an_accepted_path_must_be_moved() -> No
     known = (*PROMPT, 8, 5, 6, 1)
     follow = pack([_span("a", known, 43)], {}, PAGES)
     assert not _same(target.forward(follow).logits[0], known)
-    slots = [PAGES["a"][at // PAGE] * PAGE + at % PAGE for at in range(40, 44)]
+    slots = [PAGES["a"][at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(40, 44)]
     target.forward(pack([_span("a", PROMPT, 39)], {"a": draft}, PAGES))  # undo what the wrong step wrote
     target.cache.move(torch.tensor(slots[1:], dtype=torch.int32), torch.tensor(slots[:3], dtype=torch.int32))
     assert _same(target.forward(follow).logits[0], known)
     assert target.cache.read(slots[0]).flatten().tolist() == [8.0, 40.0]
 
 
-def _mistakes() -> dict[str, Batch]:
+def _mistakes() -> dict[str, PackedBatch]:
     good = pack([_span("a", (*PROMPT, 4, 9), 39)], {}, PAGES)
-    tables = good.tables.copy()
+    tables = good.block_tables.copy()
     tables[0, 0], tables[0, 1] = tables[0, 1], tables[0, 0]
-    stale = good.tables.copy()
+    stale = good.block_tables.copy()
     stale[0, 1] = 8
-    shifted = good.slots.copy()
+    shifted = good.slot_mapping.copy()
     shifted[0] += 5
     return {
-        "swapped pages": replace(good, tables=tables),
-        "stale page": replace(good, tables=stale),
-        "wrong slot": replace(good, slots=shifted),
+        "swapped pages": replace(good, block_tables=tables),
+        "stale page": replace(good, block_tables=stale),
+        "wrong slot": replace(good, slot_mapping=shifted),
         "wrong position": replace(good, positions=good.positions + np.int32(1)),
         "wrong parent": replace(good, parents=np.array([-1, 0, 0], np.int32)),
-        "wrong base": replace(good, bases=good.bases - np.int32(1)),
+        "wrong base": replace(good, num_computed_tokens=good.num_computed_tokens - np.int32(1)),
     }
 
 
@@ -126,12 +126,12 @@ def test_a_cleared_page_and_a_reused_buffer_show() -> None:
 
 
 def test_a_batch_no_target_could_run_is_refused() -> None:
-    target = ToyTarget(LAW, pages=10, max_rows=4)
+    target = ToyTarget(LAW, num_blocks=10, max_rows=4)
     with pytest.raises(CacheIntegrityError, match="40 rows"):
         target.forward(pack([_span("a", PROMPT, 0)], {}, PAGES))
     batch = pack([_span("a", PROMPT[:3], 0)], {}, PAGES)
     with pytest.raises(CacheIntegrityError):
-        target.forward(replace(batch, slots=np.array([3, 3, 4], np.int32)))
+        target.forward(replace(batch, slot_mapping=np.array([3, 3, 4], np.int32)))
     with pytest.raises(CacheIntegrityError):
         target.forward(replace(batch, parents=np.array([1, -1, 0], np.int32)))
 
@@ -171,8 +171,8 @@ def _said(params: SamplingParams, count: int, *, seed: int = 11) -> list[int]:
     return output
 
 
-def _ask(params: SamplingParams, *, known: int = 0, depth: int = 5) -> Ask:
-    return Ask("a", len(PROMPT) + known, depth, params, 11)
+def _ask(params: SamplingParams, *, known: int = 0, depth: int = 5) -> DraftRequest:
+    return DraftRequest("a", len(PROMPT) + known, depth, params, 11)
 
 
 @pytest.mark.parametrize("params", PARAMS)
@@ -194,7 +194,7 @@ def test_the_adversary_is_wrong_even_where_there_is_little_choice() -> None:
     for seed in range(30):
         prompt = [seed % 3, 1, 2]
         adversary.begin("a", prompt, PARAMS[1])
-        ask = Ask("a", 3, 6, PARAMS[1], seed)
+        ask = DraftRequest("a", 3, 6, PARAMS[1], seed)
         right = seer.see(ask, prompt, 3)
         assert all(a != b for a, b in zip(adversary.propose([ask])[0].tokens, right, strict=True))
 
@@ -224,7 +224,7 @@ def test_the_set_rates_are_met() -> None:
     for index in range(rounds):
         name = f"r{index}"
         drafter.begin(name, PROMPT, PARAMS[1])
-        ask = Ask(name, len(PROMPT), 3, PARAMS[1], 11)
+        ask = DraftRequest(name, len(PROMPT), 3, PARAMS[1], 11)
         (draft,) = drafter.propose([ask])
         for depth, (guess, truth) in enumerate(zip(draft.tokens, _SAID, strict=True)):
             if guess != truth:
@@ -246,7 +246,7 @@ def test_random_trees_are_sound_varied_and_partly_right() -> None:
         for index in range(150):
             name = f"r{index}"
             drafter.begin(name, PROMPT, PARAMS[1])
-            (draft,) = drafter.propose([Ask(name, len(PROMPT), 7, PARAMS[1], 11)])
+            (draft,) = drafter.propose([DraftRequest(name, len(PROMPT), 7, PARAMS[1], 11)])
             assert len(draft) <= 7 and len(draft) == len(draft.parents) == len(draft.scores)
             assert all(-1 <= parent < node for node, parent in enumerate(draft.parents))
             assert all(0 <= token < 32 for token in draft.tokens)

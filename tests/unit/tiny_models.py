@@ -16,10 +16,10 @@ import torch
 import transformers
 from packing import batch, chain
 
+from wager.arch.families import NAMES, source_name
+from wager.arch.gguf import GGUF_NAMES
+from wager.arch.spec import ModelSpec, Rope
 from wager.kernels.reference import ReferenceKernels
-from wager.models.families import NAMES, source_name
-from wager.models.gguf_families import GGUF_NAMES
-from wager.models.spec import ModelSpec, Rope
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
 
@@ -89,7 +89,7 @@ def oracle_logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
 def logits(weights: Weights, tokens: Sequence[int], *, dtype: str = "float32", pages: int = 8) -> torch.Tensor:
     """Our logits of every position, in one pass over a cache of its own."""
     decoder = Decoder(
-        weights, ReferenceKernels(dtype), pages=pages, max_rows=len(tokens), max_sequences=1, max_pages=pages
+        weights, ReferenceKernels(dtype), num_blocks=pages, max_rows=len(tokens), max_sequences=1, max_blocks=pages
     )
     packed = batch([chain(0, tokens, list(range(pages))[::-1])], range(len(tokens)))
     return decoder.forward(packed).logits.clone()

@@ -35,7 +35,7 @@ class Machine:
 
 def describe() -> Machine:
     """Read the facts from Linux's own files; elsewhere most stay unknown."""
-    from wager.kernels import physical_cores  # imports torch
+    from wager.kernels import physical_cores
 
     info, memory = _read("/proc/cpuinfo"), _read("/proc/meminfo")
     flags = set(_first(r"^(?:flags|Features)\s*:\s*(.*)$", info, "").split())

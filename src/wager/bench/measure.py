@@ -14,9 +14,9 @@ from typing import Protocol
 
 from wager.errors import RequestError
 from wager.trace import Trace
-from wager.types import Completion, Event, Request
+from wager.types import Completion, OutputDelta, Request
 
-Watch = Callable[[Event], None]
+Watch = Callable[[OutputDelta], None]
 
 
 class Generates(Protocol):
@@ -92,7 +92,7 @@ def _answer(
 ) -> list[Completion]:
     answers = engine.generate(requests, concurrency=concurrency, on_event=on_event)
     for answer in answers:
-        if answer.finish in ("error", "abort"):
-            cause = answer.error or answer.finish
-            raise RequestError(f"Prompt {answer.request!r} failed: {cause}", "Nothing was reported.")
+        if answer.finish_reason in ("error", "abort"):
+            cause = answer.error or answer.finish_reason
+            raise RequestError(f"Prompt {answer.request_id!r} failed: {cause}", "Nothing was reported.")
     return answers

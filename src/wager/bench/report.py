@@ -46,7 +46,7 @@ def _row(prompt: Prompt, record: Record, index: int) -> Row:
         "id": prompt.id,
         "category": prompt.family,
         "prompt_tokens": stats.prompt_tokens,
-        "tokens": stats.tokens,
+        "tokens": stats.completion_tokens,
         "token_ids": list(answer.token_ids),
         "text": answer.text,
         "prefill_s": stats.prefill_s,

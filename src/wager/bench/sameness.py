@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from wager.types import Completion, Event, Request, Stats
+from wager.types import Completion, OutputDelta, Request, Stats
 
-Watch = Callable[[Event], None]
+Watch = Callable[[OutputDelta], None]
 
 
 class Steps(Protocol):
@@ -22,7 +22,7 @@ class Steps(Protocol):
 
     def add(self, request: Request) -> None: ...
 
-    def step(self) -> list[Event]: ...
+    def step(self) -> list[OutputDelta]: ...
 
     @property
     def busy(self) -> bool: ...
@@ -64,7 +64,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Comparison:
     """One sampling mode, drafter and condition: how much was compared, what differed, and what the trial went through.
 
     `differing` counts token ids. Preemptions, cached tokens and guesses show that the condition really occurred.
@@ -98,11 +98,11 @@ def answers(
             engine.add(waiting.popleft())
             live += 1
         for event in engine.step():
-            tokens[event.request] += event.tokens
-            since += len(event.tokens)
-            if event.finish:
+            tokens[event.request_id] += event.token_ids
+            since += len(event.token_ids)
+            if event.finish_reason:
                 live -= 1
-                done[event.request] = _completion(event, tokens[event.request])
+                done[event.request_id] = _completion(event, tokens[event.request_id])
             if watch:
                 watch(event)
         if condition.preempt_every and since >= condition.preempt_every:
@@ -111,18 +111,20 @@ def answers(
     return done
 
 
-def _completion(event: Event, tokens: Sequence[int]) -> Completion:
-    stats = event.stats or Stats(prompt_tokens=0, tokens=len(tokens), seed=0)
-    return Completion(event.request, event.choice, tuple(tokens), "", event.finish or "error", stats, error=event.error)
+def _completion(event: OutputDelta, tokens: Sequence[int]) -> Completion:
+    stats = event.stats or Stats(prompt_tokens=0, completion_tokens=len(tokens), seed=0)
+    return Completion(
+        event.request_id, event.index, tuple(tokens), "", event.finish_reason or "error", stats, error=event.error
+    )
 
 
 def judge(
     plain: Mapping[str, Completion], tried: Mapping[str, Completion], *, mode: str, drafter: str, condition: Condition
-) -> Outcome:
+) -> Comparison:
     """Compare answers by request id."""
     differences = [_difference(prompt, answer, tried[prompt]) for prompt, answer in plain.items()]
     stats = [answer.stats for answer in tried.values()]
-    return Outcome(
+    return Comparison(
         mode=mode,
         drafter=drafter,
         condition=condition.name,
@@ -130,7 +132,7 @@ def judge(
         differing=sum(count for count, _ in differences),
         first=next((first for _, first in differences if first), None),
         preemptions=sum(s.preemptions for s in stats),
-        prefix_hit_tokens=sum(s.prefix_hit_tokens for s in stats),
+        prefix_hit_tokens=sum(s.cached_tokens for s in stats),
         drafted=sum(s.drafted for s in stats),
         accepted=sum(s.accepted for s in stats),
         rounds=sum(s.rounds for s in stats),
@@ -142,7 +144,7 @@ def _difference(prompt: str, plain: Completion, tried: Completion) -> tuple[int,
     length = max(len(plain.token_ids), len(tried.token_ids))
     a, b = (tuple(c.token_ids) + (None,) * (length - len(c.token_ids)) for c in (plain, tried))
     places = [i for i in range(length) if a[i] != b[i]]
-    error = tried.error if tried.finish == "error" else ""
+    error = tried.error if tried.finish_reason == "error" else ""
     if places:
         return len(places), Difference(prompt, places[0], a[places[0]], b[places[0]], error)
     return (1, Difference(prompt, length, None, None, error)) if error else (0, None)

@@ -13,7 +13,7 @@ from wager.bench.workload import Prompt
 from wager.cli import console, flags
 from wager.config import EngineConfig
 from wager.errors import UsageError
-from wager.types import Event, Request, SamplingParams
+from wager.types import OutputDelta, Request, SamplingParams
 
 FAST, PLAIN = "speculative", "plain"
 
@@ -95,9 +95,9 @@ def count_answers(update: console.Update, what: str, total: int) -> Any:
     """A watcher of events that counts finished answers."""
     done = 0
 
-    def watch(event: Event) -> None:
+    def watch(event: OutputDelta) -> None:
         nonlocal done
-        if event.finish:
+        if event.finish_reason:
             done += 1
             update(what, min(done, total), total)
 

@@ -15,14 +15,14 @@ import click
 
 from wager.cli import console, flags
 from wager.config import EngineConfig
-from wager.economics.calibrate import FOLDER, Calibration, find
-from wager.economics.draftcurve import DraftCurve
-from wager.economics.surface import MeasuredSurface
+from wager.economics.latency.calibration import FOLDER, Calibration, find
+from wager.economics.latency.draft_curve import DraftCurve
+from wager.economics.latency.surface import LatencySurface
 from wager.errors import UsageError
 
 if TYPE_CHECKING:
-    from wager.engine.build import LoadedEngine
-    from wager.engine.rehearsal import Stage
+    from wager.build.load import LoadedEngine
+    from wager.profiling.timed_steps import Stage
 
 DISTURBED = 0.25
 """An error (90th percentile) above this says that something else ran meanwhile."""
@@ -58,8 +58,8 @@ def command(
     where `wager plan --hardware this` finds it. Leave the machine alone meanwhile.
     """
     from wager.cli.loading import open_engine
-    from wager.engine import calibrating
     from wager.models import hub
+    from wager.profiling import calibrate as calibrating
 
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds = {seconds:g} is out of range.", "Measure for more than no time: --seconds 60.")
@@ -104,8 +104,8 @@ def command(
 
 
 def _stage(engine: LoadedEngine) -> Stage:
-    from wager.engine.rehearsal import Stage
     from wager.models.tokenizer import IncrementalDecoder
+    from wager.profiling.timed_steps import Stage
 
     return Stage(
         engine.runner,
@@ -119,15 +119,15 @@ def _time_drafters(
 ) -> dict[str, DraftCurve]:
     """The curves of a configuration's drafters, by the names that they go by in the engine; nothing for `none`."""
     from wager.cli.loading import open_engine
-    from wager.engine.calibrating import time_drafting
-    from wager.engine.drafting import Drafting
+    from wager.engine.proposer import Proposer
+    from wager.profiling.calibrate import time_drafting
 
     vocab = engine.target.decoder.vocab
-    drafters = open_engine(config, like=engine).drafting.drafters
+    drafters = open_engine(config, like=engine).proposer.drafters
     stage.enter((stage.limits.texts()[-1],))
     curves = {
         name: time_drafting(
-            Drafting(drafter, vocab=vocab),
+            Proposer(drafter, vocab=vocab),
             vocab=vocab,
             seconds=seconds,
             clock=time.perf_counter,
@@ -140,7 +140,7 @@ def _time_drafters(
 
 
 def _check(engine: LoadedEngine, calibration: Calibration, *, seconds: float, json_path: Path | None) -> None:
-    from wager.engine import calibrating
+    from wager.profiling import calibrate as calibrating
 
     with console.meter("seconds") as update:
         found = calibrating.check(
@@ -183,7 +183,7 @@ def _table(calibration: Calibration) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _prices(surface: MeasuredSurface) -> list[str]:
+def _prices(surface: LatencySurface) -> list[str]:
     """What one more row costs, tread by tread, and what contexts cost."""
     one = surface.seconds(1, 1, 0)
     words = [f"{price:.1%}{' of a one-row step' if not at else ''} up to {rows} rows"
@@ -196,7 +196,7 @@ def _prices(surface: MeasuredSurface) -> list[str]:
     ]
 
 
-def staircase(surface: MeasuredSurface) -> list[tuple[int, float]]:
+def staircase(surface: LatencySurface) -> list[tuple[int, float]]:
     """Runs of rows with about the same price: the last row of each, and what a row costs in one-row steps."""
     one = surface.seconds(1, 1, 0)
     treads: list[tuple[int, int]] = []
@@ -211,7 +211,7 @@ def staircase(surface: MeasuredSurface) -> list[tuple[int, float]]:
     return [(right, price(left, right)) for left, right in treads]
 
 
-def _drafting(surface: MeasuredSurface) -> list[str]:
+def _drafting(surface: LatencySurface) -> list[str]:
     return [
         f"Drafting 4 guesses with {name} takes {1e6 * surface.draft_seconds(name, 1, 4):.0f} µs for one request, "
         f"{1e6 * surface.draft_seconds(name, 16, 4):.0f} µs for 16."

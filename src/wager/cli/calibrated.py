@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from wager.arch import from_spec
+from wager.arch.spec import ModelSpec
 from wager.cli import console
-from wager.economics.calibrate import FOLDER, Calibration, fingerprint, latest
-from wager.economics.measured import MeasuredCost
+from wager.economics.costmodel.calibrated import CalibratedCostModel
+from wager.economics.latency.calibration import FOLDER, Calibration, fingerprint, latest
 from wager.errors import ModelError, UsageError
-from wager.models.physics import from_spec
-from wager.models.spec import ModelSpec
 
 THIS = "this"
 """What `plan --hardware` calls the machine that it runs on."""
@@ -42,7 +42,7 @@ def stored() -> list[dict[str, Any]]:
     return found
 
 
-def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> MeasuredCost:
+def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> CalibratedCostModel:
     """Steps of `model` as they were measured: by what is stored for this machine, or by the `values` of a calibration
     that lies in the file `where`, which may be another machine's. UsageError if it is of another model or damaged."""
     from wager.bench.machine import describe
@@ -65,7 +65,7 @@ def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> Me
         f"{setup.machine}; {setup.kernels}, measured {found.age}, off by {errors.median:.1%} (median) and "
         f"{errors.p90:.1%} (90th percentile) on steps it was not fitted to"
     )
-    return MeasuredCost(
+    return CalibratedCostModel(
         from_spec(spec, name=name), found.surface(), memory=describe().memory if ours else None, label=label
     )
 

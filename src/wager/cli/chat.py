@@ -14,10 +14,10 @@ from wager.cli import console, flags
 from wager.cli.run import footer
 from wager.config import EngineConfig
 from wager.errors import WagerError
-from wager.types import Event, Request, SamplingParams
+from wager.types import OutputDelta, Request, SamplingParams
 
 if TYPE_CHECKING:
-    from wager.engine.build import LoadedEngine
+    from wager.build.load import LoadedEngine
 
 Message = dict[str, str]
 
@@ -74,7 +74,7 @@ def _lines(terminal: bool) -> Iterator[str]:
 def _answer(engine: LoadedEngine, request: Request) -> str:
     """Stream one answer; Ctrl-C ends it where it is."""
     parts: list[str] = []
-    last: Event | None = None
+    last: OutputDelta | None = None
     with _interrupts() as pressed:
         engine.add(request)
         while engine.busy:
@@ -85,7 +85,7 @@ def _answer(engine: LoadedEngine, request: Request) -> str:
                 engine.abort(request.id)
                 pressed.clear()
     click.echo()
-    if last and last.finish == "error":
+    if last and last.finish_reason == "error":
         raise WagerError(f"The answer broke off: {last.error}")
     if last and last.stats:
         console.say(footer(last.stats))

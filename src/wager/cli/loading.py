@@ -9,8 +9,8 @@ from wager.config import EngineConfig
 from wager.draft import roster
 
 if TYPE_CHECKING:
+    from wager.build.load import LoadedEngine
     from wager.draft.base import Drafter
-    from wager.engine.build import LoadedEngine
 
 
 def open_engine(

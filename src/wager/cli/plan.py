@@ -110,7 +110,7 @@ def command(
     for path in (json_path, html_path, plot_path):
         console.check_writable(path)
     if html_path or plot_path:
-        from wager.cli import plan_page  # imports matplotlib, or says what is missing before the work
+        from wager.cli import plan_page
     question = plan_inputs.question(model, hardware, **settings)
     rates = plan_inputs.acceptances(acceptances)
     contexts = contexts or str(min(4096, question.cost.model.context))

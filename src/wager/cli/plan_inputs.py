@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wager.economics.bill import Acceptance, Question
-from wager.economics.cost import CostModel, Overheads
-from wager.economics.device import Device, find_device
-from wager.economics.drafters import DraftCost, Fraction, Free, Measured, Small, block, mtp
-from wager.economics.measured import MeasuredCost, Timed
-from wager.economics.published import B200_ROUNDED, MODELS
-from wager.economics.routing import Routing
+from wager.arch import Model, Precision, find_format, find_model, from_config, from_spec
+from wager.economics.costmodel.bill import AcceptanceRates, PlanQuery
+from wager.economics.costmodel.calibrated import CalibratedCostModel, CalibratedDraftCost
+from wager.economics.costmodel.devices import Device, find_device
+from wager.economics.costmodel.draft_cost import DraftCost, Fraction, Free, Measured, Small, block, mtp
+from wager.economics.costmodel.experts import ExpertRouting
+from wager.economics.costmodel.published import B200_ROUNDED, MODELS
+from wager.economics.costmodel.roofline import CostModel, Overheads
 from wager.errors import ModelError, UsageError
-from wager.models.physics import Model, Precision, find_format, find_model, from_config, from_spec
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(s|ms|us|µs|ns)")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -36,20 +36,20 @@ class Grid:
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
-    acceptances: tuple[Acceptance, ...]
+    acceptances: tuple[AcceptanceRates, ...]
 
 
 def question(
     model: str, hardware: str, *, shape: str | None, price: str | None, depth: int | None, most: int, tp: int, ep: int,
     locality: float, popularity: Path | None, precision: str | None, cache: str | None, overhead: str,
-) -> Question:  # fmt: skip
+) -> PlanQuery:  # fmt: skip
     """Everything but the grid. UsageError or ModelError names what is not known or out of range."""
     cost: CostModel | None = measured(model, hardware)
     if cost is None:
         cost = CostModel(
             stored(find(model, formats(precision)), precision, cache),
             find_hardware(hardware),
-            routing=Routing(None if popularity is None else wanted(popularity), locality),
+            routing=ExpertRouting(None if popularity is None else wanted(popularity), locality),
             tp=tp,
             ep=ep,
             overheads=Overheads(fixed=seconds("overhead", overhead)),
@@ -59,10 +59,10 @@ def question(
             "What was measured is what it is: --tp, --ep, --locality, --popularity, --precision, --cache and "
             "--overhead are for paper.", f"Leave them out with --hardware {hardware}.",
         )  # fmt: skip
-    return Question(cost, drafter(cost, shape=shape, price=price), most, depth)
+    return PlanQuery(cost, drafter(cost, shape=shape, price=price), most, depth)
 
 
-def measured(model: str, hardware: str) -> MeasuredCost | None:
+def measured(model: str, hardware: str) -> CalibratedCostModel | None:
     """The cost of steps by a calibration, if the hardware is this machine or a file that `wager calibrate` wrote."""
     from wager.cli import calibrated
 
@@ -88,7 +88,7 @@ def find(model: str, precision: Precision | None = None) -> Model:
     found = hub.find(model)
     if found is not None and found.is_dir():
         return from_config(_json(found / "config.json"), name=found.resolve().name, precision=precision)
-    from wager.models.gguf_families import spec_from_gguf
+    from wager.arch.gguf import spec_from_gguf
     from wager.models.gguf_file import open_gguf
 
     file = open_gguf(path if found is None else found)
@@ -123,10 +123,10 @@ def drafter(cost: CostModel, *, shape: str | None, price: str | None) -> DraftCo
         raise UsageError("--drafter-shape and --drafter-cost both say what a guess costs.", "Give one of the two.")
     if price is not None:
         return _priced(cost, price)
-    curves = cost.surface.drafters if isinstance(cost, MeasuredCost) else {}
+    curves = cost.surface.drafters if isinstance(cost, CalibratedCostModel) else {}
     shape = shape or next(iter(curves), "mtp")
     if shape in curves:
-        return Timed(shape, curves[shape])
+        return CalibratedDraftCost(shape, curves[shape])
     kind, _, argument = shape.partition(":")
     if kind == "free" and not argument:
         return Free()
@@ -153,7 +153,7 @@ def _priced(cost: CostModel, price: str) -> DraftCost:
     return Fraction(cost, share)
 
 
-def acceptances(text: str) -> list[Acceptance]:
+def acceptances(text: str) -> list[AcceptanceRates]:
     """Rates between 0 and 1, or a JSON file with rates or survival by depth."""
     found = []
     for word in (each.strip() for each in text.split(",")):
@@ -164,11 +164,11 @@ def acceptances(text: str) -> list[Acceptance]:
             continue
         if not 0 <= rate <= 1:
             raise UsageError(f"acceptance = {word} is out of range.", "Acceptance lies between 0 and 1.")
-        found.append(Acceptance(word, rate))
+        found.append(AcceptanceRates(word, rate))
     return found
 
 
-def _acceptance_file(path: Path) -> Acceptance:
+def _acceptance_file(path: Path) -> AcceptanceRates:
     values = _json(path)
     given = [name for name in ("acceptance", "survival") if isinstance(values.get(name), list) and values[name]]
     if len(given) != 1:
@@ -178,11 +178,11 @@ def _acceptance_file(path: Path) -> Acceptance:
     if not all(isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate <= 1 for rate in rates):
         raise UsageError(f"{given[0]} in {path} has a value outside 0 to 1.", "Give one probability for each depth.")
     if given[0] == "acceptance":
-        return Acceptance(path.stem, tuple(float(rate) for rate in rates))
+        return AcceptanceRates(path.stem, tuple(float(rate) for rate in rates))
     if any(later > earlier for earlier, later in zip(rates, rates[1:], strict=False)):
         raise UsageError(f"survival in {path} rises with depth.", "A deeper guess cannot be reached more often.")
     before = [1.0, *rates]
-    return Acceptance(path.stem, tuple(
+    return AcceptanceRates(path.stem, tuple(
         rate / reached if reached else 0.0 for rate, reached in zip(rates, before, strict=False)
     ))  # fmt: skip
 

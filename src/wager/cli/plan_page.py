@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from wager.arch import Experts
 from wager.cli.plan_text import Answer
-from wager.economics.bill import Acceptance
-from wager.economics.cost import Load
-from wager.economics.expect import best
+from wager.economics.costmodel.bill import AcceptanceRates
+from wager.economics.costmodel.roofline import SequenceLoad
+from wager.economics.costmodel.speedup import best
 from wager.errors import UsageError
-from wager.models.physics import Experts
 
 try:
     from matplotlib import colormaps
@@ -145,7 +145,7 @@ def _experts(axes: Any, answer: Answer) -> None:
 def _shares(axes: Any, answer: Answer) -> None:
     """What a plain step is made of, for models without experts."""
     cost, batches = answer.question.cost, _ladder(answer)
-    steps = [cost.step([Load(answer.grid.contexts[0], 1, batch)]) for batch in batches]
+    steps = [cost.step([SequenceLoad(answer.grid.contexts[0], 1, batch)]) for batch in batches]
     parts = list(steps[0].parts)
     shares = [[step.parts[part].seconds / step.seconds for step in steps] for part in parts]
     axes.stackplot(batches, shares, labels=parts, alpha=0.8)
@@ -155,7 +155,7 @@ def _shares(axes: Any, answer: Answer) -> None:
     _finish(axes, f"What a plain step is made of, context {answer.grid.contexts[0]}", x="batch", y="share of seconds")
 
 
-def _curve(answer: Answer, rate: Acceptance, batches: Sequence[int], value: Callable[[Any], float]) -> list[float]:
+def _curve(answer: Answer, rate: AcceptanceRates, batches: Sequence[int], value: Callable[[Any], float]) -> list[float]:
     """`value` of the best outcome at each batch, at the first context."""
     context = answer.grid.contexts[0]
     return [value(best(answer.question.outcomes(rate, batch=batch, context=context))) for batch in batches]
@@ -165,7 +165,7 @@ def _speedups(axes: Any, answer: Answer) -> None:
     batches = _ladder(answer)
     rates = {rate.label: rate for rate in answer.grid.acceptances}
     if len(rates) == 1:
-        rates |= {f"{rate:g}": Acceptance(f"{rate:g}", rate) for rate in _RATES if f"{rate:g}" not in rates}
+        rates |= {f"{rate:g}": AcceptanceRates(f"{rate:g}", rate) for rate in _RATES if f"{rate:g}" not in rates}
     for rate in sorted(rates.values(), key=lambda rate: rate.label):
         axes.plot(batches, _curve(answer, rate, batches, lambda outcome: outcome.speedup), label=rate.label)
     axes.axhline(1, color="0.55", linewidth=1)
@@ -178,7 +178,7 @@ def _depths(axes: Any, answer: Answer) -> None:
     """Best depth over batch and constant acceptance; grey where off wins."""
     batches = _ladder(answer)
     rates = [0.3 + 0.68 * i / (_SHADES - 1) for i in range(_SHADES)]
-    rows = [_curve(answer, Acceptance("", rate), batches, lambda outcome: outcome.depth) for rate in rates]
+    rows = [_curve(answer, AcceptanceRates("", rate), batches, lambda outcome: outcome.depth) for rate in rates]
     colours = colormaps["viridis"].with_extremes(under="0.85")
     most = max(1, max(max(row) for row in rows))
     drawn = axes.pcolormesh(batches, rates, rows, cmap=colours, vmin=0.5, vmax=most + 0.5, shading="nearest")

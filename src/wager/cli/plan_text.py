@@ -7,9 +7,9 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from wager.cli.plan_inputs import Grid
-from wager.economics.bill import Acceptance, Point, Question
-from wager.economics.measured import MeasuredCost
-from wager.economics.memory import SPARE, largest_batch
+from wager.economics.costmodel.bill import AcceptanceRates, PlanPoint, PlanQuery
+from wager.economics.costmodel.calibrated import CalibratedCostModel
+from wager.economics.costmodel.memory import SPARE, largest_batch
 
 Gutter = list[tuple[int, int]]
 _COLUMNS = ("context", "accept", "batch", "depth", "speed-up", "tok/round", "plain", "step", "draft", "tok/s each",
@@ -20,13 +20,13 @@ _COLUMNS = ("context", "accept", "batch", "depth", "speed-up", "tok/round", "pla
 class Answer:
     """Every point of the grid with its bill, and where off wins, by context and acceptance."""
 
-    question: Question
+    question: PlanQuery
     grid: Grid
-    points: tuple[Point, ...]
-    gutters: tuple[tuple[int, Acceptance, Gutter], ...]
+    points: tuple[PlanPoint, ...]
+    gutters: tuple[tuple[int, AcceptanceRates, Gutter], ...]
 
     @classmethod
-    def of(cls, question: Question, grid: Grid) -> Answer:
+    def of(cls, question: PlanQuery, grid: Grid) -> Answer:
         cells = [(context, rate) for context in grid.contexts for rate in grid.acceptances]
         return cls(
             question,
@@ -76,7 +76,7 @@ class Answer:
         """Columns and rows; one row a point."""
         return list(_COLUMNS), [self._row(point) for point in self.points]
 
-    def _row(self, point: Point) -> list[str]:
+    def _row(self, point: PlanPoint) -> list[str]:
         chosen, binding = point.chosen, point.step.parts[point.step.binding]
         share = binding.seconds / point.step.seconds
         fits = {None: "", True: "", False: " !"}[point.memory.fits]
@@ -96,7 +96,7 @@ class Answer:
         if any(point.memory.fits is False for point in self.points):
             lines.append("Memory: rows marked ! do not fit on the device; their times are a bound, not a forecast.")
         cost = self.question.cost
-        if isinstance(cost, MeasuredCost):
+        if isinstance(cost, CalibratedCostModel):
             most = cost.surface.rows[-1]
             lines.append(
                 f"Steps of up to {most} rows were measured, larger ones lie on the last line; parts are the roofline's."
@@ -107,7 +107,7 @@ class Answer:
         )
         return lines
 
-    def _gutter(self, context: int, rate: Acceptance, runs: Gutter) -> str:
+    def _gutter(self, context: int, rate: AcceptanceRates, runs: Gutter) -> str:
         where = f"Gutter at context {context}, acceptance {rate.label}"
         low, high = min(self.grid.batches), max(self.grid.batches)
         if not runs:
@@ -160,11 +160,11 @@ class Answer:
         }  # fmt: skip
 
 
-def _waits(point: Point) -> tuple[str, str]:
+def _waits(point: PlanPoint) -> tuple[str, str]:
     return point.plain.binding, point.plain.parts[point.plain.binding].bound
 
 
-def _losing(point: Point) -> str:
+def _losing(point: PlanPoint) -> str:
     """Depths at which plain decoding wins, as runs."""
     losing, last = point.losing, point.found[-1].depth
     if not losing:

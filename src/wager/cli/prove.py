@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.bench.sameness import COLD, Condition, Outcome, Watch, answers, hardships, judge
+from wager.bench.sameness import COLD, Comparison, Condition, Watch, answers, hardships, judge
 from wager.bench.workload import Prompt
 from wager.cli import console, flags
 from wager.cli.bench import count_answers, to_requests
@@ -19,8 +19,8 @@ from wager.errors import RequestError, UsageError, WagerError
 from wager.types import Completion, Request, SamplingParams
 
 if TYPE_CHECKING:
+    from wager.build.load import LoadedEngine
     from wager.draft.base import Drafter
-    from wager.engine.build import LoadedEngine
 
 TEMPERATURE = 0.8
 """Of the sampled half of the proof, when no --temperature is given."""
@@ -64,7 +64,7 @@ def command(
     plain = _open_plain(config, drafters)
     conditions = (COLD, *hardships(concurrency)) if config.prefix_cache else (COLD, *hardships(concurrency)[:1])
     total = len(modes) * len(prompts) * (1 + len(drafters) * len(conditions))
-    outcomes: list[Outcome] = []
+    outcomes: list[Comparison] = []
     with console.meter("answers") as update:
         proof = Proof(plain, config, conditions, count_answers(update, "Proving", total))
         for mode, mode_params in modes.items():
@@ -110,11 +110,11 @@ class Proof:
     conditions: Sequence[Condition]
     watch: Watch
 
-    def run(self, mode: str, requests: Sequence[Request], drafters: Sequence[str]) -> Iterator[Outcome]:
+    def run(self, mode: str, requests: Sequence[Request], drafters: Sequence[str]) -> Iterator[Comparison]:
         """The plain answers once, then every drafter under every condition."""
         expected = answers(self.plain, requests, COLD, watch=self.watch)
         for name, answer in expected.items():
-            if answer.finish == "error":
+            if answer.finish_reason == "error":
                 raise RequestError(f"Prompt {name} fails even without speculation: {answer.error}", "Leave it out.")
         for drafter in drafters:
             for condition, found in self._trials(drafter, requests, expected):
@@ -149,7 +149,7 @@ def _seeing(name: str, plain: LoadedEngine, texts: Mapping[str, Sequence[int]]) 
     return kind(plain.spec.vocab, seer=ReferenceSeer(texts)) if kind else None
 
 
-def _report(outcomes: Sequence[Outcome], card: dict[str, Any], json_path: Path | None) -> None:
+def _report(outcomes: Sequence[Comparison], card: dict[str, Any], json_path: Path | None) -> None:
     differing = sum(outcome.differing for outcome in outcomes)
     tokens = sum(outcome.tokens for outcome in outcomes)
     if json_path:
@@ -170,7 +170,7 @@ def _report(outcomes: Sequence[Outcome], card: dict[str, Any], json_path: Path |
     raise _broken(outcomes, f"{differing} of {tokens} token ids differ")
 
 
-def _broken(outcomes: Sequence[Outcome], count: str) -> WagerError:
+def _broken(outcomes: Sequence[Comparison], count: str) -> WagerError:
     """The error that names the first difference."""
     where, first = next((outcome, outcome.first) for outcome in outcomes if outcome.first)
     cause = f" ({first.error})" if first.error else ""
@@ -181,7 +181,7 @@ def _broken(outcomes: Sequence[Outcome], count: str) -> WagerError:
     )
 
 
-def _line(outcome: Outcome) -> list[str]:
+def _line(outcome: Comparison) -> list[str]:
     tau = outcome.tokens / outcome.rounds if outcome.rounds else 0.0
     counts = (outcome.drafted, outcome.accepted, outcome.preemptions, outcome.prefix_hit_tokens)
     trial = f"{outcome.drafter}, {outcome.mode}, {outcome.condition}"

@@ -12,10 +12,10 @@ from wager.cli import console, flags
 from wager.errors import UsageError
 
 if TYPE_CHECKING:
-    from wager.economics.replay import Point, Setting
-    from wager.economics.simulate import Load
-    from wager.economics.worlds import World
-    from wager.economics.worth import Objective
+    from wager.economics.policy.objective import Objective
+    from wager.economics.simulation.comparison import ReplayPoint, ReplaySetting
+    from wager.economics.simulation.server import Workload
+    from wager.economics.simulation.workload import World
 
 _DEFAULT_CONCURRENCY = "1,4,16,64,256"
 _PROMPT, _OUTPUT = 1, 1024
@@ -60,7 +60,7 @@ def command(*, trace: Path | None, policies: tuple[str, ...], json_path: Path | 
     texts are made up whose guesses survive as in published curves. Every policy meets the same texts at the same
     prices; the clock moves by what each step would take.
     """
-    from wager.economics import replay
+    from wager.economics.simulation import comparison as replay
 
     console.check_writable(json_path)
     chosen = list(policies) or ["none", "threshold", "adaptive"]
@@ -70,7 +70,7 @@ def command(*, trace: Path | None, policies: tuple[str, ...], json_path: Path | 
     with console.meter("simulations") as update:
         done = 0
 
-        def count(_point: Point) -> None:
+        def count(_point: ReplayPoint) -> None:
             nonlocal done
             done += 1
             update("Simulating", done, len(names) * len(loads))
@@ -87,9 +87,9 @@ def command(*, trace: Path | None, policies: tuple[str, ...], json_path: Path | 
 # ---- what the flags mean --------------------------------------------------------------------------------------------
 
 
-def _setting(trace: Path | None, values: dict[str, Any]) -> Setting:
-    from wager.economics.replay import Setting
-    from wager.economics.worlds import Recorded
+def _setting(trace: Path | None, values: dict[str, Any]) -> ReplaySetting:
+    from wager.economics.simulation.comparison import ReplaySetting
+    from wager.economics.simulation.workload import Recorded
 
     world: World = Recorded.read(trace) if trace else _made_up(values)
     if trace and values["curves"]:
@@ -98,13 +98,13 @@ def _setting(trace: Path | None, values: dict[str, Any]) -> Setting:
         if trace and values[flag] is not None:
             raise UsageError(f"A trace brings its own lengths, so --{flag} says nothing.", "Leave one of them out.")
     surface, devices = _prices(world, values)
-    return Setting(world, surface, _objective(values["objective"]), devices)
+    return ReplaySetting(world, surface, _objective(values["objective"]), devices)
 
 
 def _made_up(values: dict[str, Any]) -> World:
     from wager.cli import plan_inputs
-    from wager.economics.envelopes import CURVES
-    from wager.economics.worlds import Curve, Synthetic
+    from wager.economics.simulation.workload import Curve, Synthetic
+    from wager.economics.survival import CURVES
 
     curves = {}
     for word in values["curves"] or ("mtp",):
@@ -121,7 +121,7 @@ def _made_up(values: dict[str, Any]) -> World:
 
 def _prices(world: World, values: dict[str, Any]) -> tuple[Any, int]:
     from wager.cli import plan_inputs
-    from wager.economics.envelopes import EnvelopeSurface
+    from wager.economics.survival import EnvelopeSurface
 
     model, hardware = values["model"], values["hardware"]
     if (model is None) != (hardware is None):
@@ -132,12 +132,12 @@ def _prices(world: World, values: dict[str, Any]) -> tuple[Any, int]:
                 name = {"shape": "drafter-shape"}.get(flag, flag)
                 raise UsageError(f"--{name} says nothing about the published prices.", "Give --model and --hardware.")
         return EnvelopeSurface(), 1
-    from wager.economics.cost import CostModel
-    from wager.economics.paper import PaperSurface
-    from wager.economics.routing import Routing
+    from wager.economics.costmodel.experts import ExpertRouting
+    from wager.economics.costmodel.paper import PaperSurface
+    from wager.economics.costmodel.roofline import CostModel
 
     cost = CostModel(plan_inputs.find(model), plan_inputs.find_hardware(hardware),
-                     routing=Routing(locality=values["locality"]), tp=values["tp"], ep=values["ep"])  # fmt: skip
+                     routing=ExpertRouting(locality=values["locality"]), tp=values["tp"], ep=values["ep"])  # fmt: skip
     drafter = plan_inputs.drafter(cost, shape=values["shape"], price=None)
     first = world.text(0)
     context = first.prompt + first.output / 2
@@ -155,10 +155,10 @@ def _objective(text: str) -> Objective:
     raise UsageError(f"objective = {text!r} is not known.", "Use throughput, latency, or slo:20ms.")
 
 
-def _loads(setting: Setting, values: dict[str, Any]) -> list[Load]:
+def _loads(setting: ReplaySetting, values: dict[str, Any]) -> list[Workload]:
     """Made-up requests run for a number of rounds; of a trace every answer is served, and all of them whole."""
-    from wager.economics.simulate import Load
-    from wager.economics.worlds import Recorded
+    from wager.economics.simulation.server import Workload
+    from wager.economics.simulation.workload import Recorded
 
     if values["rate"] and values["concurrency"]:
         raise UsageError("--rate and --concurrency are two kinds of load.", "Give one of them.")
@@ -167,10 +167,10 @@ def _loads(setting: Setting, values: dict[str, Any]) -> list[Load]:
     if values["rate"]:
         rates = _numbers("rate", values["rate"])
         requests = answers or max(100, 3 * rounds // (values["output"] or _OUTPUT))
-        return [Load(rate=rate, requests=requests, seed=seed) for rate in rates]
+        return [Workload(rate=rate, requests=requests, seed=seed) for rate in rates]
     users = [int(each) for each in _numbers("concurrency", values["concurrency"] or _DEFAULT_CONCURRENCY)]
     return [
-        Load(concurrency=each, requests=max(answers, 4 * each) if answers else None, rounds=max(rounds, 60 * each),
+        Workload(concurrency=each, requests=max(answers, 4 * each) if answers else None, rounds=max(rounds, 60 * each),
              seed=seed)
         for each in users
     ]  # fmt: skip
@@ -195,7 +195,7 @@ def _numbers(name: str, text: str) -> list[float]:
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
-def _show(points: Sequence[Point], chosen: Sequence[str]) -> None:
+def _show(points: Sequence[ReplayPoint], chosen: Sequence[str]) -> None:
     """A block a load: the best fixed depth, then the policies asked for."""
     columns = ["load", "policy", "tok/s", "per user", "per device", "τ", "drafted", "admitted", "vs fixed", "frontier"]
     rows = []

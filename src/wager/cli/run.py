@@ -10,7 +10,7 @@ import click
 
 from wager.cli import console, flags
 from wager.config import EngineConfig
-from wager.types import Completion, Event, Request, SamplingParams, Stats
+from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
     from wager.cli.paint import Painter
@@ -48,9 +48,9 @@ def command(
     painter = _painter(engine.tokenizer) if show else None
     written = 0
 
-    def stream(event: Event) -> None:
+    def stream(event: OutputDelta) -> None:
         nonlocal written
-        text = painter.paint(event.text, event.tokens, event.origins) if painter else event.text
+        text = painter.paint(event.text, event.token_ids, event.drafted_by) if painter else event.text
         click.echo(text, nl=False, color=True if painter else None)
         written += len(text)
 
@@ -66,17 +66,17 @@ def command(
     if explain:
         console.say(engine.policy.explain())
     console.say(footer(answer.stats))
-    if answer.finish == "error":
+    if answer.finish_reason == "error":
         raise click.ClickException(answer.error)
 
 
 def footer(stats: Stats) -> str:
     """Tokens, tokens per second of decoding, mean acceptance length, and where they come from."""
-    speed = f"{stats.tokens / stats.decode_s:.1f}" if stats.decode_s > 0 else "–"
+    speed = f"{stats.completion_tokens / stats.decode_s:.1f}" if stats.decode_s > 0 else "–"
     return (
-        f"{stats.tokens} tokens, {speed} tok/s, τ {stats.mean_acceptance_length:.2f} "
+        f"{stats.completion_tokens} tokens, {speed} tok/s, τ {stats.mean_acceptance_length:.2f} "
         f"({stats.drafter}: {stats.accepted} of {stats.drafted} guesses accepted; "
-        f"prompt {stats.prompt_tokens} tokens, {stats.prefix_hit_tokens} cached, {stats.prefill_s:.2f} s; "
+        f"prompt {stats.prompt_tokens} tokens, {stats.cached_tokens} cached, {stats.prefill_s:.2f} s; "
         f"seed {stats.seed})"
     )
 
@@ -104,11 +104,11 @@ def _result(answer: Completion, config: EngineConfig, kernels: str) -> dict[str,
         "model": config.model,
         "kernels": kernels,
         "prompt_tokens": stats.prompt_tokens,
-        "tokens": stats.tokens,
+        "tokens": stats.completion_tokens,
         "token_ids": list(answer.token_ids),
-        "origins": list(answer.origins),
+        "origins": list(answer.drafted_by),
         "text": answer.text,
-        "finish": answer.finish,
+        "finish": answer.finish_reason,
         "error": answer.error,
         "seed": stats.seed,
         "prefill_s": stats.prefill_s,

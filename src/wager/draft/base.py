@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from wager.kernels.base import Output
-from wager.types import Ask, Draft, SamplingParams
+from wager.kernels.base import TargetOutput
+from wager.types import Draft, DraftRequest, SamplingParams
 
 
 class Drafter(Protocol):
@@ -24,9 +24,9 @@ class Drafter(Protocol):
 
     name: str
     default_depth: int
-    deepest: int
-    needs_law: bool
-    branches: bool
+    max_depth: int
+    samples: bool
+    makes_trees: bool
 
     def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """A sequence starts with this prompt; penalties tell prompt and output apart.
@@ -34,10 +34,10 @@ class Drafter(Protocol):
         Preemption is none of a drafter's business: what is known stays known.
         """
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per ask, in order; an empty draft declines. What is written meanwhile is provisional."""
 
-    def observe(self, output: Output) -> None:
+    def observe(self, output: TargetOutput) -> None:
         """What the target's last pass gave (its buffers; copy what is kept)."""
 
     def accept(self, sequence: str, tokens: Sequence[int]) -> None:

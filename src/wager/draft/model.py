@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
 from wager.errors import NumericsError
-from wager.kernels.base import Kernels, Output, Target
+from wager.kernels.base import Kernels, Target, TargetOutput
 from wager.kernels.noise import argmax_gumbel
-from wager.kv.pages import PageTable
-from wager.types import Ask, Draft, SamplingParams, Span
+from wager.kv.blocks import BlockPool
+from wager.types import Draft, DraftRequest, SamplingParams, Span
 from wager.verify.distribution import History, shape
 from wager.verify.pack import pack
 
@@ -49,7 +49,7 @@ class _State:
 class _Round:
     """One ask being answered."""
 
-    def __init__(self, ask: Ask, state: _State, depth: int) -> None:
+    def __init__(self, ask: DraftRequest, state: _State, depth: int) -> None:
         self.ask = ask
         self.state = state
         self.depth = depth
@@ -58,7 +58,7 @@ class _Round:
 
     @property
     def done(self) -> bool:
-        doubtful = bool(self.survival) and self.survival[-1] < self.ask.floor
+        doubtful = bool(self.survival) and self.survival[-1] < self.ask.min_survival
         return doubtful or len(self.state.guesses) >= self.depth
 
     def take(self, token: int, confidence: float) -> None:
@@ -75,10 +75,10 @@ class _Round:
         state, owed = self.state, self.owed()
         if not owed:
             state.fed += 1
-            return Span(self.ask.sequence, len(state.tokens) + state.fed - 1, (state.guesses[-1],), True)
+            return Span(self.ask.seq_id, len(state.tokens) + state.fed - 1, (state.guesses[-1],), True)
         rows = min(owed, room)
         start, state.cached = state.cached, state.cached + rows
-        return Span(self.ask.sequence, start, tuple(state.tokens[start : start + rows]), rows == owed)
+        return Span(self.ask.seq_id, start, tuple(state.tokens[start : start + rows]), rows == owed)
 
 
 class DraftModel:
@@ -90,9 +90,9 @@ class DraftModel:
     """
 
     default_depth = 4
-    deepest = 8
-    needs_law = True
-    branches = False
+    max_depth = 8
+    samples = True
+    makes_trees = False
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class DraftModel:
         name: str = "model",
     ) -> None:
         self.name = name
-        self.table = PageTable(target.cache.pages, prefix_cache=prefix_cache)
+        self.block_pool = BlockPool(target.cache.num_blocks, prefix_cache=prefix_cache)
         self._target = target
         self._vocab = target.vocab if vocab is None else vocab
         self._max_context = max_context
@@ -130,44 +130,44 @@ class DraftModel:
             state.history.append(tokens)
         state.cached = min(state.cached, len(state.tokens) - 1)  # the last token's logits are still wanted
         if state.cached:
-            self.table.commit(sequence, state.tokens, length=state.cached)
+            self.block_pool.commit(sequence, state.tokens, length=state.cached)
         if state.checked >= state.fed:
-            self.table.trim(sequence, state.cached)
+            self.block_pool.trim(sequence, state.cached)
 
-    def observe(self, output: Output) -> None:
+    def observe(self, output: TargetOutput) -> None:
         """Nothing: it has eyes of its own."""
 
     def end(self, sequence: str) -> None:
         if self._states.pop(sequence, None) is not None:
-            self.table.release(sequence)
+            self.block_pool.release(sequence)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         """One chain per ask; it ends where the draft model's logits are not numbers."""
         rounds = [started for ask in asks if (started := self._start(ask)) is not None]
         waiting = list(rounds)
         while waiting:
             waiting.sort(key=_Round.owed)  # a prompt that takes several passes holds nobody else up
             spans, served = self._pass(waiting)
-            tables = {span.sequence: self.table.pages(span.sequence) for span in spans}
+            tables = {span.seq_id: self.block_pool.block_table(span.seq_id) for span in spans}
             self._draw(served, self._target.forward(pack(spans, {}, tables)))
             waiting = [r for r in waiting if not r.done]
-        drafts = {r.ask.sequence: self._finish(r) for r in rounds}
-        return [drafts.get(ask.sequence) or Draft(ask.sequence, drafter=self.name) for ask in asks]
+        drafts = {r.ask.seq_id: self._finish(r) for r in rounds}
+        return [drafts.get(ask.seq_id) or Draft(ask.seq_id, drafter=self.name) for ask in asks]
 
     # ---- one round --------------------------------------------------------------------------------------------------
 
-    def _start(self, ask: Ask) -> _Round | None:
+    def _start(self, ask: DraftRequest) -> _Round | None:
         """Reserve pages for everything the ask may write; None declines."""
-        state = self._states[ask.sequence]
+        state = self._states[ask.seq_id]
         depth = ask.depth
         if self._max_context is not None:
             depth = min(depth, self._max_context - len(state.tokens) + 1)  # the last guess is never fed
         if depth < 1:
             return None
-        if not self.table.pages(ask.sequence):
-            state.cached = self.table.match_prefix(ask.sequence, state.tokens)
+        if not self.block_pool.block_table(ask.seq_id):
+            state.cached = self.block_pool.match_prefix(ask.seq_id, state.tokens)
         state.cached = min(state.cached, len(state.tokens) - 1)
-        if not self.table.reserve(ask.sequence, len(state.tokens) + depth - 1):
+        if not self.block_pool.reserve(ask.seq_id, len(state.tokens) + depth - 1):
             return None
         state.guesses, state.checked, state.fed = [], 0, 0
         return _Round(ask, state, depth)
@@ -182,11 +182,11 @@ class DraftModel:
                 break
             spans.append(r.span(room))
             room -= len(spans[-1].tokens)
-            if spans[-1].live:
+            if spans[-1].needs_logits:
                 served.append(r)
         return spans, served
 
-    def _draw(self, served: Sequence[_Round], output: Output) -> None:
+    def _draw(self, served: Sequence[_Round], output: TargetOutput) -> None:
         native = [] if self._kernels is None else [row for row, r in enumerate(served) if _sampled_plainly(r.ask)]
         drawn = dict(zip(native, self._native(native, served, output), strict=True))
         whole = torch.logsumexp(output.logits[: len(served)], dim=1)
@@ -200,21 +200,21 @@ class DraftModel:
             else:
                 r.take(token, math.exp(min(0.0, float(output.logits[row, token] - whole[row]))))
 
-    def _token(self, r: _Round, row: int, output: Output) -> int:
+    def _token(self, r: _Round, row: int, output: TargetOutput) -> int:
         ask = r.ask
         if ask.params.plain and ask.params.greedy and self._vocab >= self._target.vocab:
-            return int(output.best[row])
+            return int(output.greedy_tokens[row])
         logits: NDArray[np.float32] = output.logits[row].numpy()[: self._vocab]
-        if ask.params.plain and not ask.law:
+        if ask.params.plain and not ask.needs_draft_probs:
             return int(argmax_gumbel(logits, ask.params.temperature, ask.seed, _position(r), ask.choice))
         history = r.state.history.extended(r.state.guesses) if r.state.history is not None else None
         shaped = shape(logits, ask.params, history)
-        if not ask.law:
+        if not ask.needs_draft_probs:
             return shaped.choose(ask.seed, _position(r), ask.choice)
         r.laws.append(shaped.probabilities(self._vocab))
         return shaped.choose(ask.seed, _position(r), ask.choice, private=len(r.state.guesses) + 1)
 
-    def _native(self, rows: Sequence[int], served: Sequence[_Round], output: Output) -> Iterable[int]:
+    def _native(self, rows: Sequence[int], served: Sequence[_Round], output: TargetOutput) -> Iterable[int]:
         if self._kernels is None or not rows:
             return ()
         chosen = [served[row] for row in rows]
@@ -230,10 +230,10 @@ class DraftModel:
 
     def _finish(self, r: _Round) -> Draft:
         guesses = r.state.guesses
-        draft = Draft.chain(r.ask.sequence, guesses, drafter=self.name, scores=r.survival)
+        draft = Draft.chain(r.ask.seq_id, guesses, drafter=self.name, scores=r.survival)
         if not r.laws:
             return draft
-        return Draft(draft.sequence, draft.tokens, draft.parents, draft.scores, draft.drafter, np.stack(r.laws))
+        return Draft(draft.seq_id, draft.tokens, draft.parents, draft.scores, draft.drafter, np.stack(r.laws))
 
     @staticmethod
     def _compare(state: _State, token: int) -> None:
@@ -250,5 +250,5 @@ def _position(r: _Round) -> int:
     return r.ask.position + len(r.state.guesses)
 
 
-def _sampled_plainly(ask: Ask) -> bool:
-    return ask.params.plain and not ask.params.greedy and not ask.law
+def _sampled_plainly(ask: DraftRequest) -> bool:
+    return ask.params.plain and not ask.params.greedy and not ask.needs_draft_probs

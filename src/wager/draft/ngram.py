@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wager.errors import UsageError
-from wager.kernels.base import Output
-from wager.types import Ask, Draft, SamplingParams
+from wager.kernels.base import TargetOutput
+from wager.types import Draft, DraftRequest, SamplingParams
 
 PRIOR = (0.27, 0.53, 0.65, 0.70, 0.74, 0.77, 0.80, 0.92)
 """Chance that the next token is right after a match of 1, 2, ... 8 or more tokens: SmolLM2-135M, greedy answers."""
@@ -37,9 +37,9 @@ class NgramDrafter:
 
     name = "ngram"
     default_depth = 7  # 8 rows in all: the widest pass that costs about as much as a single row
-    deepest = 15
-    needs_law = False
-    branches = False
+    max_depth = 15
+    samples = False
+    makes_trees = False
 
     def __init__(self, longest: int = 3) -> None:
         if not 1 <= longest <= len(PRIOR):
@@ -51,11 +51,11 @@ class NgramDrafter:
         """Take the prompt; it teaches nothing about how often the *model* repeats what was said."""
         self._indexes[sequence] = _Index(self._longest, tokens)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         """One chain per ask, or an empty draft where nothing is known."""
         return [self._draft(ask) for ask in asks]
 
-    def observe(self, output: Output) -> None:
+    def observe(self, output: TargetOutput) -> None:
         """Nothing: tokens are all it looks at."""
 
     def accept(self, sequence: str, tokens: Sequence[int]) -> None:
@@ -65,11 +65,11 @@ class NgramDrafter:
     def end(self, sequence: str) -> None:
         self._indexes.pop(sequence, None)
 
-    def _draft(self, ask: Ask) -> Draft:
-        index = self._indexes[ask.sequence]
+    def _draft(self, ask: DraftRequest) -> Draft:
+        index = self._indexes[ask.seq_id]
         index.catch_up()
         scores = index.survival(ask.depth)
-        return Draft.chain(ask.sequence, index.copy(len(scores)), drafter=self.name, scores=scores)
+        return Draft.chain(ask.seq_id, index.copy(len(scores)), drafter=self.name, scores=scores)
 
 
 class _Index:

@@ -11,19 +11,30 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
-from wager.economics.policy import Policy
-from wager.engine.collect import Collector
-from wager.engine.drafting import Drafting, level
+from wager.economics.policy.base import Policy
+from wager.engine.detokenizer import Detokenizer, TokenDecoder
+from wager.engine.outputs import OutputCollector
+from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.engine.sequence import Ruling, sequence_id
 from wager.engine.sequence import Sequence as Running
-from wager.engine.text import Decoder, TextStream
 from wager.errors import RequestError
-from wager.kernels.base import PAGE
+from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.noise import fresh_seed
 from wager.trace import Trace
-from wager.types import Ask, Completion, Draft, Event, Plan, Request, Span, StepRecord, Verdict
+from wager.types import (
+    Completion,
+    Draft,
+    DraftDecision,
+    DraftRequest,
+    OutputDelta,
+    Plan,
+    Request,
+    Span,
+    StepRecord,
+    Verdict,
+)
 
 
 class Engine:
@@ -39,41 +50,42 @@ class Engine:
         scheduler: Scheduler,
         *,
         policy: Policy,
-        drafting: Drafting,
-        decoder: Callable[[], Decoder] | None = None,
+        proposer: Proposer,
+        decoder: Callable[[], TokenDecoder] | None = None,
         eos: Collection[int] = (),
         trace: Trace | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.policy = policy
-        self.drafting = drafting
+        self.proposer = proposer
         self._decoder = decoder
         self._eos = frozenset(eos)
         self._open: dict[str, int] = {}  # choices of each request that still run
-        self._farewells: list[Event] = []
+        self._final_outputs: list[OutputDelta] = []
         self._trace = trace or Trace()
         self._schedule = self._trace.timed("schedule", scheduler.next)
         self._draft = self._trace.timed("draft", self._drafts)
         self._forward = self._trace.timed("forward", runner.forward)
-        self._accept = self._trace.timed("accept", runner.rule_on)
+        self._accept = self._trace.timed("accept", runner.accept)
         self._commit = self._trace.timed("commit", self._commit_all)
-        self._plan = self._trace.timed("policy", lambda spans: self.policy.plan(spans))
-        self._admit = self._trace.timed("policy", lambda drafts: self.policy.admit(drafts))
+        self._plan = self._trace.timed("policy", lambda spans, budget: self.policy.plan(spans, budget))
+        self._admit = self._trace.timed("policy", lambda drafts, budget: self.policy.admit(drafts, budget))
         self._learn = self._trace.timed("policy", self._learn_all)
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[OutputDelta]:
         """One pass for whoever can run; the news it brought."""
-        farewells, self._farewells = self._farewells, []
+        farewells, self._final_outputs = self._final_outputs, []
         spans = self._schedule()
         if not spans:
             return farewells
-        drafts = self._fit(spans, self._admit(self._draft(spans, self._plan(spans))))
+        budget = self.scheduler.left(spans)
+        drafts = self._admit(self._draft(spans, self._plan(spans, budget)), budget)
         output = self._forward(spans, drafts, self._tables(spans))
         rulings = self._accept(spans, drafts, output, self.scheduler.sequences)
-        self.drafting.observe(output)
+        self.proposer.observe(output)
         events = self._commit(spans, rulings)
         self._learn(rulings)
         self._tell(events)
@@ -81,37 +93,28 @@ class Engine:
         return farewells + events
 
     def _tables(self, spans: Sequence[Span]) -> Mapping[str, Sequence[int]]:
-        return {span.sequence: self.scheduler.table.pages(span.sequence) for span in spans}
+        return {span.seq_id: self.scheduler.block_pool.block_table(span.seq_id) for span in spans}
 
     def _drafts(self, spans: Sequence[Span], plan: Plan) -> dict[str, Draft]:
-        depths = plan.depths
-        if self.runner.rule != "match":  # what is drawn is verified, so it has to fit before it is drawn
-            most = level(depths.values(), self.scheduler.left(spans))
-            depths = {sequence: min(depth, most) for sequence, depth in depths.items()}
-        asks = [self._ask(sequence, depth, plan) for sequence, depth in depths.items() if depth]
-        return self.drafting.propose(asks, {span.sequence: span.room for span in spans}, plan.drafters)
+        asks = [self._ask(seq_id, decision) for seq_id, decision in plan.items() if decision.depth]
+        drafters = {seq_id: decision.drafter for seq_id, decision in plan.items() if decision.drafter}
+        return self.proposer.propose(asks, {span.seq_id: span.max_draft_tokens for span in spans}, drafters)
 
-    def _fit(self, spans: Sequence[Span], drafts: Mapping[str, Draft]) -> Mapping[str, Draft]:
-        """What the rows that are left have room for: the longest are cut."""
-        most = level([len(draft) for draft in drafts.values()], self.scheduler.left(spans))
-        return {sequence: draft.cut(most) for sequence, draft in drafts.items() if most}
-
-    def _ask(self, sequence: str, depth: int, plan: Plan) -> Ask:
-        s = self.scheduler.sequences[sequence]
-        law, floor = self.runner.rule != "match", plan.floors.get(sequence, 0.0)
-        return Ask(s.id, len(s.tokens), depth, s.params, s.seed, s.choice, law, floor)
+    def _ask(self, seq_id: str, decision: DraftDecision) -> DraftRequest:
+        s, law = self.scheduler.sequences[seq_id], self.runner.rule != "match"
+        return DraftRequest(s.id, len(s.tokens), decision.depth, s.params, s.seed, s.choice, law, decision.min_survival)
 
     def _learn_all(self, rulings: Mapping[str, Ruling]) -> None:
         self.policy.learn([Verdict(name, ruling.accepted, ruling.tokens) for name, ruling in rulings.items()])
 
-    def _commit_all(self, spans: Sequence[Span], rulings: Mapping[str, Ruling]) -> list[Event]:
-        table = self.scheduler.table
-        tainted = [page for name, ruling in rulings.items() if ruling.error for page in table.pages(name)]
+    def _commit_all(self, spans: Sequence[Span], rulings: Mapping[str, Ruling]) -> list[OutputDelta]:
+        table = self.scheduler.block_pool
+        tainted = [page for name, ruling in rulings.items() if ruling.error for page in table.block_table(name)]
         events = self.scheduler.commit(spans, rulings, self._move)
         if tainted:  # what is not a number must not be attached again, nor read through a mask
-            table.forget()
+            table.reset_prefix_cache()
             for page in tainted:
-                if not table.held(page):  # held by another, it carries that one's own true values
+                if not table.is_held(page):  # held by another, it carries that one's own true values
                     self.runner.target.cache.clear(page)
         return events
 
@@ -119,35 +122,35 @@ class Engine:
         """Bring keys and values of an accepted path, whose first guess is at `first`, to their positions' slots."""
         moves = [(first + node, first + depth) for depth, node in enumerate(accepted) if node != depth]
         if moves:
-            pages = self.scheduler.table.pages(sequence)
-            slots = [[pages[at // PAGE] * PAGE + at % PAGE for at in pair] for pair in moves]
+            pages = self.scheduler.block_pool.block_table(sequence)
+            slots = [[pages[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in pair] for pair in moves]
             source, target = torch.tensor(slots, dtype=torch.int32).T.contiguous()
             self.runner.target.cache.move(source, target)
 
-    def _tell(self, events: Iterable[Event]) -> None:
+    def _tell(self, events: Iterable[OutputDelta]) -> None:
         """The drafter learns what is now true; a request whose last choice ended is forgotten."""
         for event in events:
-            sequence = sequence_id(event.request, event.choice)
-            if event.finish is None:
-                self.drafting.accept(sequence, event.tokens)
+            sequence = sequence_id(event.request_id, event.index)
+            if event.finish_reason is None:
+                self.proposer.accept(sequence, event.token_ids)
                 continue
-            self.drafting.end(sequence)
+            self.proposer.end(sequence)
             self.policy.end(sequence)
-            self._open[event.request] -= 1
-            if not self._open[event.request]:
-                del self._open[event.request]
+            self._open[event.request_id] -= 1
+            if not self._open[event.request_id]:
+                del self._open[event.request_id]
 
-    def _record(self, spans: Sequence[Span], drafts: Mapping[str, Draft], events: Sequence[Event]) -> None:
+    def _record(self, spans: Sequence[Span], drafts: Mapping[str, Draft], events: Sequence[OutputDelta]) -> None:
         guesses = sum(len(draft) for draft in drafts.values())
         self.policy.observe(
             StepRecord(
                 rows=sum(len(span.tokens) for span in spans) + guesses,
                 sequences=len(spans),
-                guesses=guesses,
-                accepted=sum(1 for event in events for origin in event.origins if origin),
-                emitted=sum(len(event.tokens) for event in events),
+                drafted=guesses,
+                accepted=sum(1 for event in events for origin in event.drafted_by if origin),
+                emitted=sum(len(event.token_ids) for event in events),
                 seconds=self._trace.take(),
-                contexts=tuple(span.start for span in spans),
+                context_lens=tuple(span.num_computed_tokens for span in spans),
             )
         )
 
@@ -156,7 +159,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Something waits, runs or has yet to be told."""
-        return self.scheduler.busy or bool(self._farewells)
+        return self.scheduler.busy or bool(self._final_outputs)
 
     def add(self, request: Request) -> None:
         """Accept a request, or refuse it with a typed error; an accepted one always ends with an event."""
@@ -167,12 +170,12 @@ class Engine:
             self.scheduler.add(sequence)
         self._open[request.id] = len(choices)
         for sequence in choices:
-            self.drafting.begin(sequence.id, request.prompt, request.params)
+            self.proposer.begin(sequence.id, request.prompt, request.params)
             self.policy.begin(sequence.id, weight=request.weight)
 
     def _sequence(self, request: Request, choice: int, seed: int) -> Running:
-        text = TextStream(self._decoder(), request.params.stop) if self._decoder else None
-        return Running(request, choice, seed=seed, text=text, eos=self._eos, drafter=self.drafting.name)
+        text = Detokenizer(self._decoder(), request.params.stop) if self._decoder else None
+        return Running(request, choice, seed=seed, text=text, eos=self._eos, drafter=self.proposer.name)
 
     def _check(self, request: Request) -> None:
         vocab = self.runner.target.vocab
@@ -196,7 +199,7 @@ class Engine:
         choices = [s for s in (*self.scheduler.running, *self.scheduler.waiting) if s.request.id == request]
         events = [self.scheduler.end(sequence, "abort") for sequence in choices]
         self._tell(events)
-        self._farewells += events
+        self._final_outputs += events
         return True
 
     def preempt_all(self) -> None:
@@ -213,13 +216,13 @@ class Engine:
         requests: Iterable[Request],
         *,
         concurrency: int | None = None,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Callable[[OutputDelta], None] | None = None,
     ) -> list[Completion]:
         """Run requests, at most `concurrency` at a time, and return their completions in the order given.
 
         If one is refused, or anything else goes wrong, those that were begun are aborted before the error goes on.
         """
-        todo, collector = deque(requests), Collector()
+        todo, collector = deque(requests), OutputCollector()
         try:
             while todo or self.busy:
                 while todo and (concurrency is None or len(self._open) < concurrency):

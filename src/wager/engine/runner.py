@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wager.engine.sequence import Ruling
 from wager.engine.sequence import Sequence as Running
 from wager.errors import NumericsError
-from wager.kernels.base import Kernels, Output, Target
+from wager.kernels.base import Kernels, Target, TargetOutput
 from wager.kernels.noise import argmax_gumbel
 from wager.types import Draft, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
@@ -38,12 +38,12 @@ class RowFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Rows(Sequence[int]):
+class _TargetTokens(Sequence[int]):
     """The target's token after each row of one span, computed when asked for: 0 is the root, 1 + i follows node i."""
 
     sequence: Running
     draft: Draft
-    output: Output
+    output: TargetOutput
     first: int  # head row of the root
     kernels: Kernels | None
 
@@ -55,7 +55,7 @@ class Rows(Sequence[int]):
         if not params.plain:
             return self.shaped(row).choose(self.sequence.seed, self.position(row), self.sequence.choice)
         if params.greedy:
-            return self._number(int(self.output.best[self.first + row]), row)
+            return self._number(int(self.output.greedy_tokens[self.first + row]), row)
         return self._number(self._sampled(row), row)
 
     def position(self, row: int) -> int:
@@ -101,10 +101,10 @@ class Rows(Sequence[int]):
 
 
 @dataclass(frozen=True)
-class Laws(Sequence[NDArray[np.float64]]):
+class _TargetProbs(Sequence[NDArray[np.float64]]):
     """The target's processed law after each row, float64 [vocab], computed when asked for."""
 
-    rows: Rows
+    rows: _TargetTokens
     vocab: int
 
     def __len__(self) -> int:
@@ -124,49 +124,51 @@ class Runner:
 
     def forward(
         self, spans: Sequence[Span], drafts: Mapping[str, Draft], tables: Mapping[str, Sequence[int]]
-    ) -> Output:
+    ) -> TargetOutput:
         """One pass over all rows of the step."""
         return self.target.forward(pack(spans, drafts, tables))
 
-    def rule_on(
-        self, spans: Sequence[Span], drafts: Mapping[str, Draft], output: Output, sequences: Mapping[str, Running]
+    def accept(
+        self, spans: Sequence[Span], drafts: Mapping[str, Draft], output: TargetOutput, sequences: Mapping[str, Running]
     ) -> dict[str, Ruling]:
         """What the pass means for every live span."""
         rulings = {}
         for span, first in _first_heads(spans, drafts):
-            draft = drafts.get(span.sequence, NO_DRAFT)
-            rulings[span.sequence] = self._ruling(Rows(sequences[span.sequence], draft, output, first, self.kernels))
+            draft = drafts.get(span.seq_id, NO_DRAFT)
+            rulings[span.seq_id] = self._ruling(
+                _TargetTokens(sequences[span.seq_id], draft, output, first, self.kernels)
+            )
         return rulings
 
-    def _ruling(self, rows: Rows) -> Ruling:
+    def _ruling(self, rows: _TargetTokens) -> Ruling:
         draft, error = rows.draft, ""
         try:
             verdict = self._verdict(rows)
         except RowFailed as failed:  # the path led there, so its guesses are the target's own tokens
             path = draft.path(failed.row - 1)
-            verdict = Verdict(draft.sequence, path, tuple(draft.tokens[node] for node in path))
+            verdict = Verdict(draft.seq_id, path, tuple(draft.tokens[node] for node in path))
             error = str(failed.error)
         origins = (*(draft.drafter for _ in verdict.accepted), "")[: len(verdict.tokens)]
         return Ruling(verdict.tokens, verdict.accepted, origins, _logprobs(rows, verdict), len(draft), error)
 
-    def _verdict(self, rows: Rows) -> Verdict:
+    def _verdict(self, rows: _TargetTokens) -> Verdict:
         if self.rule == "match":
             return accept.match(rows.draft, rows)
         s = rows.sequence
         chance = accept.FieldChance(s.seed, len(s.tokens), s.choice)
-        laws = Laws(rows, self.target.vocab)
+        laws = _TargetProbs(rows, self.target.vocab)
         if self.rule == "rejection":
             return accept.rejection(rows.draft, laws, chance=chance)
         return accept.block(_finite(rows), laws, chance=chance)
 
 
-def _finite(rows: Rows) -> Draft:
+def _finite(rows: _TargetTokens) -> Draft:
     """The guesses before the first row that is not a number: the block rule looks at all rows before it decides."""
     for row in range(1, len(rows)):
         try:
             rows.shaped(row)
         except RowFailed:
-            return rows.draft.cut(row - 1)
+            return rows.draft.truncate(row - 1)
     return rows.draft
 
 
@@ -174,16 +176,16 @@ def _first_heads(spans: Sequence[Span], drafts: Mapping[str, Draft]) -> Iterator
     """Live spans with the head row of their root (heads lie in the order of spans, then nodes)."""
     first = 0
     for span in spans:
-        if span.live:
+        if span.needs_logits:
             yield span, first
-            first += 1 + len(drafts.get(span.sequence, NO_DRAFT))
+            first += 1 + len(drafts.get(span.seq_id, NO_DRAFT))
 
 
-def _logprobs(rows: Rows, verdict: Verdict) -> tuple[TokenLogprob, ...]:
+def _logprobs(rows: _TargetTokens, verdict: Verdict) -> tuple[TokenLogprob, ...]:
     top = rows.sequence.params.logprobs
     if top is None:
         return ()
     return tuple(
         token_logprob(rows.logits(row), token, top)
-        for row, token in zip(verdict.heads, verdict.tokens, strict=False)  # one row fewer speaks when one failed
+        for row, token in zip(verdict.logits_rows, verdict.tokens, strict=False)  # one row fewer speaks when one failed
     )

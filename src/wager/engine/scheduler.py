@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from wager.engine.sequence import Ruling, Sequence
 from wager.errors import RequestError
-from wager.kernels.base import PAGE
-from wager.kv.pages import PageTable
-from wager.types import Event, FinishReason, Span
+from wager.kernels.base import BLOCK_SIZE
+from wager.kv.blocks import BlockPool
+from wager.types import FinishReason, OutputDelta, Span
 
 _LEAST, _FADING = 16, 0.75
 """One row in so many is kept for guesses beside prompts; and what is left, a step later, of the rows they took."""
@@ -33,19 +33,19 @@ class Scheduler:
 
     def __init__(
         self,
-        table: PageTable,
+        block_pool: BlockPool,
         *,
         max_rows: int,
         max_sequences: int,
         max_context: int,
-        guesses: int,
+        max_draft_tokens: int,
         clock: Callable[[], float],
     ) -> None:
-        self.table = table
+        self.block_pool = block_pool
         self.max_rows = max_rows
         self.max_sequences = min(max_sequences, max_rows)
         self.max_context = max_context
-        self.guesses = guesses
+        self.max_draft_tokens = max_draft_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._clock = clock
@@ -63,10 +63,10 @@ class Scheduler:
                 f"{self.max_context}, at least one of them for the answer.",
                 "Shorten the prompt, or raise --max-context if the model allows it.",
             )
-        if -(-need // PAGE) > self.table.total:
+        if -(-need // BLOCK_SIZE) > self.block_pool.num_blocks:
             raise RequestError(
                 f"Request {sequence.request.id!r} may grow to {need} tokens; "
-                f"the cache holds {self.table.total * PAGE}.",
+                f"the cache holds {self.block_pool.num_blocks * BLOCK_SIZE}.",
                 "Lower max_tokens, shorten the prompt, or give the cache more memory (--memory).",
             )
         self._sequences[sequence.id] = sequence
@@ -83,7 +83,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Integrity: every page accounted for, every running sequence covered by its pages."""
-        self.table.check({sequence.id: sequence.cached for sequence in self.running})
+        self.block_pool.check({sequence.id: sequence.num_computed_tokens for sequence in self.running})
 
     def finish(self, sequence: Sequence) -> None:
         """Forget a sequence and give its pages back."""
@@ -91,15 +91,15 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        self.table.release(sequence.id)
+        self.block_pool.release(sequence.id)
         del self._sequences[sequence.id]
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages; it keeps its tokens and comes first among those that wait."""
         self.running.remove(sequence)
-        self.table.release(sequence.id)
-        sequence.cached = 0
-        sequence.bill.preemptions += 1
+        self.block_pool.release(sequence.id)
+        sequence.num_computed_tokens = 0
+        sequence.counters.preemptions += 1
         self.waiting.appendleft(sequence)
 
     # ---- before the pass ----------------------------------------------------------------------------------------
@@ -108,15 +108,15 @@ class Scheduler:
         """Spans of the next step, their pages reserved (room for guesses included). Rooms together may be more than the
         rows that `left` says are left."""
         spans: dict[str, Span] = {}
-        decoding = [s for s in self.running if s.pending == 1]
-        prompts = [s for s in self.running if s.pending > 1]
-        room = min(self.guesses, max(0, self.max_rows // max(1, len(decoding)) - 1))
+        decoding = [s for s in self.running if s.num_pending_tokens == 1]
+        prompts = [s for s in self.running if s.num_pending_tokens > 1]
+        room = min(self.max_draft_tokens, max(0, self.max_rows // max(1, len(decoding)) - 1))
         settled = True
         for sequence in decoding:
             left = self.max_rows - len(spans)  # so far all have one row
             if left and sequence in self.running:
                 settled &= self._schedule(sequence, left, room, spans)
-        kept = self._kept(len(decoding), room)
+        kept = self._reserved_for_drafts(len(decoding), room)
         for sequence in prompts:
             left = self.left(spans.values()) - kept
             if left > 0 and sequence in self.running:
@@ -132,7 +132,7 @@ class Scheduler:
         """Rows of the budget that guesses may have beside these spans' known tokens."""
         return self.max_rows - sum([len(span.tokens) for span in spans])
 
-    def _kept(self, decoding: int, room: int) -> int:
+    def _reserved_for_drafts(self, decoding: int, room: int) -> int:
         """Rows that prompts leave to guesses: twice what guesses lately took, so that they can grow, and half the
         budget at most."""
         least = max(decoding, self.max_rows // _LEAST)
@@ -140,27 +140,27 @@ class Scheduler:
 
     def _schedule(self, sequence: Sequence, left: int, room: int, spans: dict[str, Span]) -> bool:
         """Reserve and add the span of one running sequence within `left` rows; False if pages were short."""
-        rows = min(sequence.pending, left)
-        live = rows == sequence.pending
-        room = min(room, self._growth(sequence)) if live else 0
-        end = sequence.cached + rows
-        settled = self.table.reserve(sequence.id, end + room)
+        rows = min(sequence.num_pending_tokens, left)
+        live = rows == sequence.num_pending_tokens
+        room = min(room, self._useful_drafts(sequence)) if live else 0
+        end = sequence.num_computed_tokens + rows
+        settled = self.block_pool.reserve(sequence.id, end + room)
         if not settled:
             room = 0
             if not self._reserve_or_preempt(sequence, end, spans):
                 return False
-        tokens = tuple(sequence.tokens[sequence.cached : end])
-        spans[sequence.id] = Span(sequence.id, sequence.cached, tokens, live, room)
+        tokens = tuple(sequence.tokens[sequence.num_computed_tokens : end])
+        spans[sequence.id] = Span(sequence.id, sequence.num_computed_tokens, tokens, live, room)
         return settled
 
-    def _growth(self, sequence: Sequence) -> int:
+    def _useful_drafts(self, sequence: Sequence) -> int:
         """Guesses that can still be of use: the bonus token follows the last one."""
         left = min(sequence.params.max_tokens - sequence.output_tokens, self.max_context - len(sequence.tokens))
         return max(0, left - 1)
 
     def _reserve_or_preempt(self, sequence: Sequence, length: int, spans: dict[str, Span]) -> bool:
         """Pages for `length` positions, taken from the youngest sequences if need be; False if it fell itself."""
-        while not self.table.reserve(sequence.id, length):
+        while not self.block_pool.reserve(sequence.id, length):
             youngest = self.running[-1]
             self.preempt(youngest)
             spans.pop(youngest.id, None)
@@ -172,40 +172,40 @@ class Scheduler:
         """Move the first waiting sequence to the running ones, if pages for all its known tokens can be had."""
         leader = self._sequences.get(sequence.request.id)
         shares = sequence.choice > 0 and leader is not None and leader in self.running
-        if shares and leader is not None and leader.cached < leader.prompt_tokens:
+        if shares and leader is not None and leader.num_computed_tokens < leader.prompt_tokens:
             return False  # the first choice computes the prompt for all
-        if -(-(len(sequence.tokens) + 1) // PAGE) > self.table.free:
+        if -(-(len(sequence.tokens) + 1) // BLOCK_SIZE) > self.block_pool.num_free_blocks:
             return False
         self.waiting.popleft()
         self.running.append(sequence)
-        if shares and leader is not None and sequence.cached == 0:
-            self.table.fork(leader.id, sequence.id, sequence.prompt_tokens - 1)
-            sequence.cached = (sequence.prompt_tokens - 1) // PAGE * PAGE
+        if shares and leader is not None and sequence.num_computed_tokens == 0:
+            self.block_pool.fork(leader.id, sequence.id, sequence.prompt_tokens - 1)
+            sequence.num_computed_tokens = (sequence.prompt_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
         else:
-            sequence.cached = self.table.match_prefix(sequence.id, sequence.tokens)
-        if sequence.bill.admitted < 0:
-            sequence.bill.admitted = self._clock()
-            sequence.bill.prefix_hit_tokens = sequence.cached
+            sequence.num_computed_tokens = self.block_pool.match_prefix(sequence.id, sequence.tokens)
+        if sequence.counters.admitted_at < 0:
+            sequence.counters.admitted_at = self._clock()
+            sequence.counters.cached_tokens = sequence.num_computed_tokens
         return True
 
     # ---- after the pass -----------------------------------------------------------------------------------------
 
-    def commit(self, spans: Seq[Span], rulings: Mapping[str, Ruling], move: Move) -> list[Event]:
+    def commit(self, spans: Seq[Span], rulings: Mapping[str, Ruling], move: Move) -> list[OutputDelta]:
         """Write the step's result: append, move accepted paths, register full pages, trim, finish."""
         now = self._clock()
         events = []
         self._guessed = max(sum([ruling.drafted for ruling in rulings.values()]), int(_FADING * self._guessed))
         for span in spans:
-            sequence = self._sequences[span.sequence]
-            sequence.cached = span.start + len(span.tokens)
-            ruling = rulings.get(span.sequence)
+            sequence = self._sequences[span.seq_id]
+            sequence.num_computed_tokens = span.num_computed_tokens + len(span.tokens)
+            ruling = rulings.get(span.seq_id)
             if ruling is None:
-                self._keep(sequence)
+                self._register_blocks(sequence)
             else:
                 events.append(self._apply(sequence, ruling, now, move))
         return events
 
-    def _apply(self, sequence: Sequence, ruling: Ruling, now: float, move: Move) -> Event:
+    def _apply(self, sequence: Sequence, ruling: Ruling, now: float, move: Move) -> OutputDelta:
         first_guess = len(sequence.tokens)
         text = ""
         finish: FinishReason | None = None
@@ -217,11 +217,11 @@ class Scheduler:
         count = len(sequence.tokens) - first_guess
         kept = ruling.accepted[:count]
         move(sequence.id, first_guess, kept)
-        sequence.cached += len(kept)
-        self._keep(sequence)
+        sequence.num_computed_tokens += len(kept)
+        self._register_blocks(sequence)
         if count:
-            self._charge(sequence, ruling, len(kept), now)
-        news = Event(
+            self._count(sequence, ruling, len(kept), now)
+        news = OutputDelta(
             sequence.request.id,
             sequence.choice,
             ruling.tokens[:count],
@@ -234,21 +234,23 @@ class Scheduler:
         return self.end(sequence, "error", error=ruling.error, news=news) if ruling.error else news
 
     @staticmethod
-    def _charge(sequence: Sequence, ruling: Ruling, accepted: int, now: float) -> None:
-        bill = sequence.bill
-        bill.first = now if bill.first < 0 else bill.first
-        bill.last = now
+    def _count(sequence: Sequence, ruling: Ruling, accepted: int, now: float) -> None:
+        bill = sequence.counters
+        bill.first_token_at = now if bill.first_token_at < 0 else bill.first_token_at
+        bill.last_token_at = now
         bill.rounds += 1
         bill.drafted += ruling.drafted
         bill.accepted += accepted
 
-    def _keep(self, sequence: Sequence) -> None:
+    def _register_blocks(self, sequence: Sequence) -> None:
         """Register pages that are now full and true, and give back those that only guesses needed."""
-        self.table.commit(sequence.id, sequence.tokens, length=sequence.cached)
-        self.table.trim(sequence.id, sequence.cached)
+        self.block_pool.commit(sequence.id, sequence.tokens, length=sequence.num_computed_tokens)
+        self.block_pool.trim(sequence.id, sequence.num_computed_tokens)
 
-    def end(self, sequence: Sequence, finish: FinishReason, *, error: str = "", news: Event | None = None) -> Event:
+    def end(
+        self, sequence: Sequence, finish: FinishReason, *, error: str = "", news: OutputDelta | None = None
+    ) -> OutputDelta:
         """Finish a sequence; its last event, which carries `news` of the step if there is any."""
         self.finish(sequence)
-        news = news or Event(sequence.request.id, sequence.choice)
-        return replace(news, finish=finish, error=error, stats=sequence.stats())
+        news = news or OutputDelta(sequence.request.id, sequence.choice)
+        return replace(news, finish_reason=finish, error=error, stats=sequence.stats())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from wager.engine.text import TextStream
+from wager.engine.detokenizer import Detokenizer
 from wager.types import FinishReason, Request, SamplingParams, Stats, TokenLogprob
 from wager.verify.distribution import History
 
@@ -19,13 +19,13 @@ def sequence_id(request: str, choice: int) -> str:
 
 
 @dataclass(slots=True)
-class Bill:
+class SequenceCounters:
     """Running counts behind `Stats`; times are clock readings in seconds, negative while unset."""
 
-    admitted: float = -1.0
-    first: float = -1.0
-    last: float = -1.0
-    prefix_hit_tokens: int = 0
+    admitted_at: float = -1.0
+    first_token_at: float = -1.0
+    last_token_at: float = -1.0
+    cached_tokens: int = 0
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -41,7 +41,7 @@ class Sequence:
         choice: int,
         *,
         seed: int,
-        text: TextStream | None,
+        text: Detokenizer | None,
         eos: Collection[int],
         drafter: str,
     ) -> None:
@@ -50,10 +50,10 @@ class Sequence:
         self.choice = choice
         self.seed = seed
         self.tokens = list(request.prompt)
-        self.cached = 0
+        self.num_computed_tokens = 0
         self.drafter = drafter
         self.history = History(request.prompt, ())
-        self.bill = Bill()
+        self.counters = SequenceCounters()
         self._text = text
         self._ends = frozenset(request.params.stop_token_ids) | (
             frozenset() if request.params.ignore_eos else frozenset(eos)
@@ -64,9 +64,9 @@ class Sequence:
         return self.request.params
 
     @property
-    def pending(self) -> int:
+    def num_pending_tokens(self) -> int:
         """Known tokens that are not cached yet; at least one while the sequence lives."""
-        return len(self.tokens) - self.cached
+        return len(self.tokens) - self.num_computed_tokens
 
     @property
     def prompt_tokens(self) -> int:
@@ -93,15 +93,15 @@ class Sequence:
         return self._text.flush() if self._text else ""
 
     def stats(self) -> Stats:
-        bill = self.bill
-        begun = bill.first >= 0
+        bill = self.counters
+        begun = bill.first_token_at >= 0
         return Stats(
             prompt_tokens=self.prompt_tokens,
-            tokens=self.output_tokens,
+            completion_tokens=self.output_tokens,
             seed=self.seed,
-            prefix_hit_tokens=bill.prefix_hit_tokens,
-            prefill_s=bill.first - bill.admitted if begun else 0.0,
-            decode_s=bill.last - bill.first if begun else 0.0,
+            cached_tokens=bill.cached_tokens,
+            prefill_s=bill.first_token_at - bill.admitted_at if begun else 0.0,
+            decode_s=bill.last_token_at - bill.first_token_at if begun else 0.0,
             rounds=bill.rounds,
             drafted=bill.drafted,
             accepted=bill.accepted,

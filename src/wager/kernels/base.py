@@ -18,10 +18,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from wager.models.spec import Experts
-from wager.types import Batch
+from wager.arch.spec import Experts
+from wager.types import PackedBatch
 
-PAGE = 16
+BLOCK_SIZE = 16
 """Tokens per cache page; also the granule of prefix reuse."""
 
 KEY_BLOCK = 64
@@ -40,33 +40,33 @@ class Inputs:
     tokens: Tensor  # [max_rows]
     positions: Tensor  # [max_rows]
     parents: Tensor  # [max_rows]
-    slots: Tensor  # [max_rows]
-    owners: Tensor  # [max_rows]
-    heads: Tensor  # [max_rows]
-    starts: Tensor  # [max_sequences]
-    bases: Tensor  # [max_sequences]
-    tables: Tensor  # [max_sequences, max_pages]
+    slot_mapping: Tensor  # [max_rows]
+    seq_ids: Tensor  # [max_rows]
+    logits_indices: Tensor  # [max_rows]
+    query_start_loc: Tensor  # [max_sequences]
+    num_computed_tokens: Tensor  # [max_sequences]
+    block_tables: Tensor  # [max_sequences, max_pages]
 
     @classmethod
-    def allocate(cls, *, max_rows: int, max_sequences: int, max_pages: int) -> Inputs:
+    def allocate(cls, *, max_rows: int, max_sequences: int, max_blocks: int) -> Inputs:
         def row() -> Tensor:
             return torch.zeros(max_rows, dtype=torch.int32)
 
         def sequence() -> Tensor:
             return torch.zeros(max_sequences, dtype=torch.int32)
 
-        tables = torch.zeros(max_sequences, max_pages, dtype=torch.int32)
+        tables = torch.zeros(max_sequences, max_blocks, dtype=torch.int32)
         return cls(row(), row(), row(), row(), row(), row(), sequence(), sequence(), tables)
 
-    def fill(self, batch: Batch) -> None:
+    def fill(self, batch: PackedBatch) -> None:
         """Copy a packed batch into the buffers."""
-        rows, sequences = batch.rows, len(batch.starts)
-        for name in ("tokens", "positions", "parents", "slots", "owners"):
+        rows, sequences = batch.rows, len(batch.query_start_loc)
+        for name in ("tokens", "positions", "parents", "slot_mapping", "seq_ids"):
             getattr(self, name).numpy()[:rows] = getattr(batch, name)
-        self.heads.numpy()[: len(batch.heads)] = batch.heads
-        self.starts.numpy()[:sequences] = batch.starts
-        self.bases.numpy()[:sequences] = batch.bases
-        self.tables.numpy()[:sequences, : batch.tables.shape[1]] = batch.tables
+        self.logits_indices.numpy()[: len(batch.logits_indices)] = batch.logits_indices
+        self.query_start_loc.numpy()[:sequences] = batch.query_start_loc
+        self.num_computed_tokens.numpy()[:sequences] = batch.num_computed_tokens
+        self.block_tables.numpy()[:sequences, : batch.block_tables.shape[1]] = batch.block_tables
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ class Routing:
         return sum(getattr(self, name).nbytes for name in self.__dataclass_fields__)
 
 
-class Cache(Protocol):
+class KVCache(Protocol):
     """Keys and values of all layers in pages of PAGE tokens. A slot is page * PAGE + offset."""
 
-    pages: int
+    num_blocks: int
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots source[i] -> target[i] (int32, i ascending) in every layer: an accepted tree path closes ranks."""
@@ -109,7 +109,7 @@ class Cache(Protocol):
         """Keys and values of one slot, [layers, 2, kv_heads, head_dim], for tests; a latent cache has one vector per
         layer, [layers, 1, 1, rank + rope]."""
 
-    def clear(self, page: int) -> None:
+    def clear(self, block: int) -> None:
         """Zero one page (after numbers that were not numbers)."""
 
 
@@ -155,7 +155,7 @@ class Tape(Protocol):
         kv: Tensor,
         table: Tensor,
         norm: tuple[Tensor, float],
-        cache: Cache,
+        cache: KVCache,
         layer: int,
         plain: Tensor,
         query: Tensor,
@@ -172,7 +172,7 @@ class Tape(Protocol):
         qkv: Tensor,
         table: Tensor,
         norms: tuple[Tensor, Tensor, float] | None,
-        cache: Cache,
+        cache: KVCache,
         layer: int,
         q: Tensor,
     ) -> None:
@@ -183,7 +183,7 @@ class Tape(Protocol):
         """
 
     def attention(
-        self, q: Tensor, cache: Cache, layer: int, *, window: int | None, out: Tensor, scale: float | None = None
+        self, q: Tensor, cache: KVCache, layer: int, *, window: int | None, out: Tensor, scale: float | None = None
     ) -> None:
         """out act [R, heads * d]: each row attends to its own path: cached positions below its span's base, then its
         ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window` w keeps positions > p - w. Keys are taken
@@ -196,7 +196,7 @@ class Tape(Protocol):
     def argmax(self, logits: Tensor, out: Tensor) -> None:
         """out int32 [H]: the lowest id of the largest logit; -1 if any logit of the row is not finite."""
 
-    def run(self, *, rows: int, sequences: int, heads: int) -> None:
+    def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         """Replay with the present contents of `inputs`."""
 
 
@@ -220,13 +220,13 @@ class Kernels(Protocol):
     def pack_heads(self, weight: Tensor) -> Any:
         """One matrix per head, weight [heads, N, K], for `per_head`."""
 
-    def cache(self, *, layers: int, pages: int, kv_heads: int, head_dim: int) -> Cache: ...
+    def cache(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> KVCache: ...
 
-    def latent_cache(self, *, layers: int, pages: int, rank: int, rope: int) -> Cache:
+    def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> KVCache:
         """A cache of one vector of rank + rope per position and layer, for `latent`; its tape has kv_heads 1."""
 
     def tape(
-        self, *, max_rows: int, max_sequences: int, max_pages: int, heads: int, kv_heads: int, head_dim: int
+        self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int
     ) -> Tape: ...
 
     def sample(
@@ -239,11 +239,11 @@ class Kernels(Protocol):
 
 
 @dataclass(frozen=True)
-class Output:
+class TargetOutput:
     """What a pass of a target gives: views into its buffers, valid until the next pass."""
 
     logits: Tensor  # float32 [H, vocabulary]
-    best: Tensor  # int32 [H]: the greedy token of each head row, -1 where logits are not finite
+    greedy_tokens: Tensor  # int32 [H]: the greedy token of each head row, -1 where logits are not finite
 
 
 class Target(Protocol):
@@ -252,7 +252,7 @@ class Target(Protocol):
     vocab: int
     max_rows: int
     max_sequences: int
-    cache: Cache
+    cache: KVCache
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: PackedBatch) -> TargetOutput:
         """One ragged pass; writes the rows' keys and values at their slots."""

@@ -59,16 +59,16 @@ class CpuKernels:
     def pack_heads(self, weight: Tensor) -> PackedHeads:
         return pack_heads(self.pool, weight)
 
-    def latent_cache(self, *, layers: int, pages: int, rank: int, rope: int) -> CpuLatents:
-        return CpuLatents(self.pool, layers=layers, pages=pages, rank=rank, rope=rope)
+    def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> CpuLatents:
+        return CpuLatents(self.pool, layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
 
-    def cache(self, *, layers: int, pages: int, kv_heads: int, head_dim: int) -> CpuCache:
-        return CpuCache(self.pool, layers=layers, pages=pages, kv_heads=kv_heads, head_dim=head_dim)
+    def cache(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> CpuCache:
+        return CpuCache(self.pool, layers=layers, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim)
 
     def tape(
-        self, *, max_rows: int, max_sequences: int, max_pages: int, heads: int, kv_heads: int, head_dim: int
+        self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int
     ) -> CpuTape:
-        inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_pages=max_pages)
+        inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
         return CpuTape(self.pool, self.isa, inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
     def sample(

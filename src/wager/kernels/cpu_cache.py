@@ -12,21 +12,21 @@ from torch import Tensor
 
 from wager.errors import CacheIntegrityError, ModelError
 from wager.kernels import _native
-from wager.kernels.base import MAX_HEAD_DIM, PAGE
+from wager.kernels.base import BLOCK_SIZE, MAX_HEAD_DIM
 
 
 class CpuCache:
     """Keys [layer][page][kv_head][d/2][16][2] and values [layer][page][kv_head][8][d][2], bf16: both products of
     attention then read sixteen keys, or sixteen dimensions, at once, in pairs along their sum."""
 
-    def __init__(self, pool: Any, *, layers: int, pages: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(self, pool: Any, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> None:
         check_head_dim(head_dim)
-        nbytes = 2 * layers * pages * kv_heads * PAGE * head_dim
-        self.pages = pages
+        nbytes = 2 * layers * num_blocks * kv_heads * BLOCK_SIZE * head_dim
+        self.num_blocks = num_blocks
         self.shape = (layers, kv_heads, head_dim)
         self.keys: Any = _native.Block(nbytes)
         self.values: Any = _native.Block(nbytes)
-        self.view = _native.CacheView(self.keys, self.values, layers, pages, kv_heads, head_dim)
+        self.view = _native.CacheView(self.keys, self.values, layers, num_blocks, kv_heads, head_dim)
         self._pool = pool
 
     @property
@@ -38,36 +38,36 @@ class CpuCache:
             raise CacheIntegrityError(f"{len(source)} slots cannot move to {len(target)} slots.")
         source, target = source.to(torch.int32).contiguous(), target.to(torch.int32).contiguous()
         for slots in (source, target):
-            if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < self.pages * PAGE:
-                raise CacheIntegrityError(f"A slot to move lies outside the cache of {self.pages} pages.")
+            if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < self.num_blocks * BLOCK_SIZE:
+                raise CacheIntegrityError(f"A slot to move lies outside the cache of {self.num_blocks} pages.")
         self.view.move(self._pool, source.data_ptr(), target.data_ptr(), len(source))
 
     def read(self, slot: int) -> Tensor:
         layers, kv_heads, head_dim = self.shape
         kinds = 1 if self.values is None else 2
-        if not 0 <= slot < self.pages * PAGE:
-            raise CacheIntegrityError(f"Slot {slot} lies outside the cache of {self.pages} pages.")
+        if not 0 <= slot < self.num_blocks * BLOCK_SIZE:
+            raise CacheIntegrityError(f"Slot {slot} lies outside the cache of {self.num_blocks} pages.")
         out = torch.empty(layers, kinds, kv_heads, head_dim, dtype=torch.bfloat16)
         self.view.read(slot, out.data_ptr())
         return out
 
-    def clear(self, page: int) -> None:
-        if not 0 <= page < self.pages:
-            raise CacheIntegrityError(f"Page {page} lies outside the cache of {self.pages} pages.")
-        self.view.clear(page)
+    def clear(self, block: int) -> None:
+        if not 0 <= block < self.num_blocks:
+            raise CacheIntegrityError(f"Page {block} lies outside the cache of {self.num_blocks} pages.")
+        self.view.clear(block)
 
 
 class CpuLatents(CpuCache):
     """Latents [layer][page][(rank + rope) / 2][16][2], bf16, in the layout of keys: attention turns a page into values
     as it meets it, and memory holds and streams each position once."""
 
-    def __init__(self, pool: Any, *, layers: int, pages: int, rank: int, rope: int) -> None:
+    def __init__(self, pool: Any, *, layers: int, num_blocks: int, rank: int, rope: int) -> None:
         check_latent(rank, rope)
-        self.pages = pages
+        self.num_blocks = num_blocks
         self.shape = (layers, 1, rank + rope)
         self.rank = rank
-        self.keys, self.values = _native.Block(2 * layers * pages * PAGE * (rank + rope)), None
-        self.view = _native.CacheView.latent(self.keys, layers, pages, rank, rope)
+        self.keys, self.values = _native.Block(2 * layers * num_blocks * BLOCK_SIZE * (rank + rope)), None
+        self.view = _native.CacheView.latent(self.keys, layers, num_blocks, rank, rope)
         self._pool = pool
 
 

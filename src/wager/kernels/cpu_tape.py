@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wager.arch.spec import Experts
 from wager.errors import CacheIntegrityError, ModelError
 from wager.kernels import _native
 from wager.kernels.base import Inputs, Routing, Rows
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
-from wager.models.spec import Experts
 
 MAX_EXPERTS = 1024
 
@@ -31,9 +31,12 @@ class CpuTape:
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._rows = self._head_rows = len(inputs.tokens)
         self._kept: list[Any] = [inputs]
-        names = ("tokens", "positions", "parents", "slots", "owners", "heads", "starts", "bases", "tables")
+        names = (
+            "tokens", "positions", "parents", "slot_mapping", "seq_ids", "logits_indices", "query_start_loc",
+            "num_computed_tokens", "block_tables",
+        )  # fmt: skip
         addresses = tuple(getattr(inputs, name).data_ptr() for name in names)
-        sizes = (self._rows, len(inputs.starts), inputs.tables.shape[1])
+        sizes = (self._rows, len(inputs.query_start_loc), inputs.block_tables.shape[1])
         self._tape = _native.Tape(pool, isa, addresses, *sizes, heads, kv_heads, head_dim)
 
     def _take(self, name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int | None]) -> int:
@@ -203,11 +206,11 @@ class CpuTape:
             raise ModelError(f"argmax has {len(logits)} rows of logits and room for {len(out)} results.")
         self._tape.argmax(source, self._take("out", out, torch.int32, (None,)), n)
 
-    def run(self, *, rows: int, sequences: int, heads: int) -> None:
-        if heads > self._head_rows:
-            raise CacheIntegrityError(f"A step asks for {heads} head rows; the buffers hold {self._head_rows}.")
+    def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
+        if logits_rows > self._head_rows:
+            raise CacheIntegrityError(f"A step asks for {logits_rows} head rows; the buffers hold {self._head_rows}.")
         try:
-            self._tape.run(rows, sequences, heads)
+            self._tape.run(rows, sequences, logits_rows)
         except IndexError as error:
             raise CacheIntegrityError(f"A step cannot be run: {error}.", "This is a defect in wager.") from error
 

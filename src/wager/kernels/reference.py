@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from wager.arch.spec import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
-from wager.kernels.base import PAGE, Inputs, Routing, Rows
+from wager.kernels.base import BLOCK_SIZE, Inputs, Routing, Rows
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.reference_store import ReferenceCache, ReferenceExpert, ReferenceLatents, ReferenceWeight
 from wager.kernels.routing import choose
 from wager.kernels.threads import one_thread
-from wager.models.spec import Experts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -99,7 +99,7 @@ class ReferenceTape:
         rope, rank = table.shape[1], len(norm[0])
 
         def op(row: int) -> None:
-            angles, slot = table[int(self.inputs.positions[row])], int(self.inputs.slots[row])
+            angles, slot = table[int(self.inputs.positions[row])], int(self.inputs.slot_mapping[row])
             heads, vector = _row(q, row).view(self._heads, -1), _row(kv, row)
             plain[row] = heads[:, :-rope].flatten()
             query[row].view(self._heads, -1)[:, rank:] = _rotate(heads[:, -rope:], angles)
@@ -125,7 +125,7 @@ class ReferenceTape:
                 queries = torch.stack([_rms_norm(head, norms[0], norms[2]) for head in queries])
                 keys = torch.stack([_rms_norm(head, norms[1], norms[2]) for head in keys])
             angles = table[int(self.inputs.positions[row])]
-            slot = int(self.inputs.slots[row])
+            slot = int(self.inputs.slot_mapping[row])
             q[row] = _rotate(queries, angles).flatten()
             cache.keys[layer, slot] = _rotate(keys, angles)
             cache.values[layer, slot] = values
@@ -157,7 +157,7 @@ class ReferenceTape:
 
     def select(self, x: Tensor, out: Tensor) -> None:
         def op(head: int) -> None:
-            out[head] = x[int(self.inputs.heads[head])]
+            out[head] = x[int(self.inputs.logits_indices[head])]
 
         self._ops.append(("heads", op))
 
@@ -167,8 +167,8 @@ class ReferenceTape:
 
         self._ops.append(("heads", op))
 
-    def run(self, *, rows: int, sequences: int, heads: int) -> None:
-        counts = {"rows": rows, "heads": heads}
+    def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
+        counts = {"rows": rows, "heads": logits_rows}
         with one_thread():
             self._paths = [self._path(row) for row in range(rows)]
             for of, op in self._ops:
@@ -178,13 +178,13 @@ class ReferenceTape:
     def _path(self, row: int) -> Tensor:
         """Slots of the row's path: position i of the path is element i, the row itself is the last."""
         inputs = self.inputs
-        position, owner = int(inputs.positions[row]), int(inputs.owners[row])
-        base = int(inputs.bases[owner])
+        position, owner = int(inputs.positions[row]), int(inputs.seq_ids[row])
+        base = int(inputs.num_computed_tokens[owner])
         below = torch.arange(base, dtype=torch.int64)
-        cached = inputs.tables[owner][below // PAGE].long() * PAGE + below % PAGE
+        cached = inputs.block_tables[owner][below // BLOCK_SIZE].long() * BLOCK_SIZE + below % BLOCK_SIZE
         steps: list[int] = []
         while row >= 0 and len(steps) <= position:
-            steps.append(int(inputs.slots[row]))
+            steps.append(int(inputs.slot_mapping[row]))
             row = int(inputs.parents[row])
         if base + len(steps) != position + 1:
             raise CacheIntegrityError(
@@ -224,16 +224,18 @@ class ReferenceKernels:
     def pack_heads(self, weight: Tensor) -> list[ReferenceWeight]:
         return [self.pack(head.clone()) for head in weight]  # a view would keep its neighbours
 
-    def latent_cache(self, *, layers: int, pages: int, rank: int, rope: int) -> ReferenceLatents:
-        return ReferenceLatents(layers=layers, pages=pages, rank=rank, rope=rope, dtype=self.act)
+    def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> ReferenceLatents:
+        return ReferenceLatents(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope, dtype=self.act)
 
-    def cache(self, *, layers: int, pages: int, kv_heads: int, head_dim: int) -> ReferenceCache:
-        return ReferenceCache(layers=layers, pages=pages, kv_heads=kv_heads, head_dim=head_dim, dtype=self.act)
+    def cache(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> ReferenceCache:
+        return ReferenceCache(
+            layers=layers, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim, dtype=self.act
+        )
 
     def tape(
-        self, *, max_rows: int, max_sequences: int, max_pages: int, heads: int, kv_heads: int, head_dim: int
+        self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int
     ) -> ReferenceTape:
-        inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_pages=max_pages)
+        inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
         return ReferenceTape(inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
     def sample(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wager.kernels.base import PAGE
+from wager.kernels.base import BLOCK_SIZE
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ ReferenceExpert = tuple[tuple[ReferenceWeight, ReferenceWeight], ReferenceWeight
 class ReferenceCache:
     """Keys and values as two tensors [layers, slots, kv_heads, head_dim] of the activation type."""
 
-    def __init__(self, *, layers: int, pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        self.pages = pages
-        shape = (layers, pages * PAGE, kv_heads, head_dim)
+    def __init__(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        self.num_blocks = num_blocks
+        shape = (layers, num_blocks * BLOCK_SIZE, kv_heads, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype)
         self.values = torch.zeros(shape, dtype=dtype)
 
@@ -47,17 +47,17 @@ class ReferenceCache:
     def read(self, slot: int) -> Tensor:
         return torch.stack([self.keys[:, slot], self.values[:, slot]], dim=1)
 
-    def clear(self, page: int) -> None:
-        self.keys[:, page * PAGE : (page + 1) * PAGE] = 0
-        self.values[:, page * PAGE : (page + 1) * PAGE] = 0
+    def clear(self, block: int) -> None:
+        self.keys[:, block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 0
+        self.values[:, block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 0
 
 
 class ReferenceLatents:
     """One vector per position, [layers, slots, 1, rank + rope]: the key, and in its first `rank` the value."""
 
-    def __init__(self, *, layers: int, pages: int, rank: int, rope: int, dtype: torch.dtype) -> None:
-        self.pages = pages
-        self.keys = torch.zeros(layers, pages * PAGE, 1, rank + rope, dtype=dtype)
+    def __init__(self, *, layers: int, num_blocks: int, rank: int, rope: int, dtype: torch.dtype) -> None:
+        self.num_blocks = num_blocks
+        self.keys = torch.zeros(layers, num_blocks * BLOCK_SIZE, 1, rank + rope, dtype=dtype)
         self.values = self.keys[..., :rank]
 
     def move(self, source: Tensor, target: Tensor) -> None:
@@ -67,5 +67,5 @@ class ReferenceLatents:
     def read(self, slot: int) -> Tensor:
         return self.keys[:, slot].unsqueeze(1).clone()
 
-    def clear(self, page: int) -> None:
-        self.keys[:, page * PAGE : (page + 1) * PAGE] = 0
+    def clear(self, block: int) -> None:
+        self.keys[:, block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 0

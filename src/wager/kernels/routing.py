@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wager.models.spec import Experts
+from wager.arch.spec import Experts
 
 
 def choose(logits: Tensor, bias: Tensor | None, how: Experts) -> tuple[Tensor, Tensor]:

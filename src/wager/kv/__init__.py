@@ -1,5 +1,5 @@
 """Where keys and values live: page accounting. The tensors themselves belong to the kernels' cache."""
 
-from wager.kv.pages import PageTable
+from wager.kv.blocks import BlockPool
 
-__all__ = ["PageTable"]
+__all__ = ["BlockPool"]

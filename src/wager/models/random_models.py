@@ -14,9 +14,9 @@ from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from wager.arch.families import spec_from_config
+from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
-from wager.models.families import spec_from_config
-from wager.models.spec import ModelSpec
 from wager.models.tokenizer import Tokenizer, TokenizerParts, byte_alphabet
 from wager.models.weights import Weights, random_weights
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from wager.arch.spec import Experts, Latent
 from wager.errors import UsageError
-from wager.kernels.base import PAGE, Kernels, Output, Routing, Tape
+from wager.kernels.base import BLOCK_SIZE, Kernels, Routing, Tape, TargetOutput
 from wager.kernels.threads import one_thread
-from wager.models import memory
-from wager.models.spec import Experts, Latent
+from wager.models import footprint as memory
 from wager.models.weights import Weights
-from wager.types import Batch
+from wager.types import PackedBatch
 
 
 class Decoder:
@@ -31,30 +31,37 @@ class Decoder:
         weights: Weights,
         kernels: Kernels,
         *,
-        pages: int,
+        num_blocks: int,
         max_rows: int,
         max_sequences: int,
-        max_pages: int,
-        max_heads: int | None = None,
+        max_blocks: int,
+        max_logits_rows: int | None = None,
     ) -> None:
         spec = self.spec = weights.spec
         self.kernels = kernels
         self.vocab, self.max_rows, self.max_sequences = spec.vocab, max_rows, max_sequences
-        self.max_heads = max_rows if max_heads is None else min(max_heads, max_rows)
-        self.max_pages = max_pages
+        self.max_heads = max_rows if max_logits_rows is None else min(max_logits_rows, max_rows)
+        self.max_pages = max_blocks
         if spec.latent:
             rank, rope = spec.latent.rank, spec.latent.rope
-            self.cache = kernels.latent_cache(layers=spec.layers, pages=pages, rank=rank, rope=rope)
+            self.cache = kernels.latent_cache(layers=spec.layers, num_blocks=num_blocks, rank=rank, rope=rope)
         else:
-            self.cache = kernels.cache(layers=spec.layers, pages=pages, kv_heads=spec.kv_heads, head_dim=spec.head_dim)
+            self.cache = kernels.cache(
+                layers=spec.layers, num_blocks=num_blocks, kv_heads=spec.kv_heads, head_dim=spec.head_dim
+            )
         self.weight_bytes = memory.weight_bytes(spec, kernels)
         self.workspace_bytes = memory.workspace_bytes(
-            spec, kernels, max_rows=max_rows, max_sequences=max_sequences, max_pages=max_pages, max_heads=self.max_heads
+            spec,
+            kernels,
+            max_rows=max_rows,
+            max_sequences=max_sequences,
+            max_blocks=max_blocks,
+            max_logits_rows=self.max_heads,
         )
         self._tape: Tape = kernels.tape(
             max_rows=max_rows,
             max_sequences=max_sequences,
-            max_pages=max_pages,
+            max_blocks=max_blocks,
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
@@ -64,27 +71,27 @@ class Decoder:
         with one_thread():
             self._record(weights)
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
-        heads, sequences = len(batch.heads), len(batch.starts)
+        heads, sequences = len(batch.logits_indices), len(batch.query_start_loc)
         for name, size, most in (
             ("rows", batch.rows, self.max_rows),
             ("heads", heads, self.max_heads),
             ("sequences", sequences, self.max_sequences),
-            ("pages of a sequence", batch.tables.shape[1], self.max_pages),
+            ("pages of a sequence", batch.block_tables.shape[1], self.max_pages),
         ):
             if size > most:
                 raise UsageError(f"A pass of {size} {name} exceeds the {most} this decoder was built for.")
         self._tape.inputs.fill(batch)
-        self._tape.run(rows=batch.rows, sequences=sequences, heads=heads)
-        return Output(self._logits[:heads], self._best[:heads])
+        self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=heads)
+        return TargetOutput(self._logits[:heads], self._best[:heads])
 
     def _record(self, weights: Weights) -> None:
         """Describe a pass to the tape, packing each matrix as it is met, so that one layer at most is held twice."""
         spec, tape, kernels = self.spec, self._tape, self.kernels
         x = torch.empty(self.max_rows, spec.hidden)
         normed = torch.empty(self.max_rows, spec.hidden, dtype=kernels.act)
-        table = torch.from_numpy(spec.rope.table(self.max_pages * PAGE, spec.rope_dim))
+        table = torch.from_numpy(spec.rope.table(self.max_pages * BLOCK_SIZE, spec.rope_dim))
         scratch = _Scratch(self, x, normed, table)
         embedding = weights.read("embed.weight", kernels.act)
         tape.embed(embedding, x)

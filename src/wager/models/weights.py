@@ -17,11 +17,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from wager.arch.families import checkpoint_names, ignored_tensors, source_name, spec_from_config
+from wager.arch.gguf import GGUF_FAMILIES, GGUF_NAMES, ROPE_FACTORS, spec_from_gguf
+from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
-from wager.models.families import checkpoint_names, ignored_tensors, source_name, spec_from_config
-from wager.models.gguf_families import GGUF_FAMILIES, GGUF_NAMES, ROPE_FACTORS, spec_from_gguf
 from wager.models.gguf_file import GgufFile, open_gguf
-from wager.models.spec import ModelSpec
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
 

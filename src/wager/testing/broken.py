@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wager.testing.drafters import _Remembering
-from wager.types import Ask, Draft
+from wager.types import Draft, DraftRequest
 
 
 class OutsideVocabularyDrafter(_Remembering):
@@ -15,9 +15,9 @@ class OutsideVocabularyDrafter(_Remembering):
         super().__init__()
         self._vocab = vocab
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftRequest) -> Draft:
         ids = (self._vocab, -1, self._vocab + 12345, -(2**31))
-        return Draft.chain(ask.sequence, [ids[d % len(ids)] for d in range(ask.depth)], drafter=self.name)
+        return Draft.chain(ask.seq_id, [ids[d % len(ids)] for d in range(ask.depth)], drafter=self.name)
 
 
 class OverlongDrafter(_Remembering):
@@ -25,10 +25,10 @@ class OverlongDrafter(_Remembering):
 
     name = "overlong"
 
-    def _draft(self, ask: Ask) -> Draft:
-        known = self.known[ask.sequence]
+    def _draft(self, ask: DraftRequest) -> Draft:
+        known = self.known[ask.seq_id]
         return Draft.chain(
-            ask.sequence, (known * (2 + 4 * ask.depth // len(known)))[: 4 * ask.depth + 3], drafter=self.name
+            ask.seq_id, (known * (2 + 4 * ask.depth // len(known)))[: 4 * ask.depth + 3], drafter=self.name
         )
 
 
@@ -42,11 +42,11 @@ class TwinDrafter(_Remembering):
     """Guesses the same token in every child of the root."""
 
     name = "twins"
-    branches = True
+    makes_trees = True
 
-    def _draft(self, ask: Ask) -> Draft:
-        token = self.known[ask.sequence][-1]
-        return Draft(ask.sequence, (token,) * ask.depth, (-1,) * ask.depth, (1.0,) * ask.depth, self.name)
+    def _draft(self, ask: DraftRequest) -> Draft:
+        token = self.known[ask.seq_id][-1]
+        return Draft(ask.seq_id, (token,) * ask.depth, (-1,) * ask.depth, (1.0,) * ask.depth, self.name)
 
 
 class DyingDrafter(_Remembering):
@@ -58,9 +58,9 @@ class DyingDrafter(_Remembering):
         super().__init__()
         self._lives = lives
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftRequest) -> Draft:
         self._lives -= 1
         if self._lives < 0:
             raise RuntimeError("the drafter died")
-        known = self.known[ask.sequence]
-        return Draft.chain(ask.sequence, known[-ask.depth :], drafter=self.name)
+        known = self.known[ask.seq_id]
+        return Draft.chain(ask.seq_id, known[-ask.depth :], drafter=self.name)

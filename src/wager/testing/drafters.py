@@ -11,16 +11,16 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from wager.kernels.base import Output
+from wager.kernels.base import TargetOutput
 from wager.testing.toy import ToyLaw
-from wager.types import Ask, Draft, SamplingParams
+from wager.types import Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History, shape
 
 
 class Seer(Protocol):
     """Knows what the target will say."""
 
-    def see(self, ask: Ask, known: Sequence[int], prompt: int) -> list[int]:
+    def see(self, ask: DraftRequest, known: Sequence[int], prompt: int) -> list[int]:
         """The target's next tokens, at most `ask.depth`, after the `known` ones (the first `prompt` are the prompt)."""
 
 
@@ -30,7 +30,7 @@ class ToySeer:
     def __init__(self, law: ToyLaw) -> None:
         self._law = law
 
-    def see(self, ask: Ask, known: Sequence[int], prompt: int) -> list[int]:
+    def see(self, ask: DraftRequest, known: Sequence[int], prompt: int) -> list[int]:
         history = History(known[:prompt], known[prompt:])
         path: list[int] = []
         for depth in range(ask.depth):
@@ -45,8 +45,8 @@ class ReferenceSeer:
     def __init__(self, texts: Mapping[str, Sequence[int]]) -> None:
         self._texts = texts
 
-    def see(self, ask: Ask, known: Sequence[int], prompt: int) -> list[int]:
-        return list(self._texts[ask.sequence][ask.position : ask.position + ask.depth])
+    def see(self, ask: DraftRequest, known: Sequence[int], prompt: int) -> list[int]:
+        return list(self._texts[ask.seq_id][ask.position : ask.position + ask.depth])
 
 
 class _Remembering:
@@ -54,9 +54,9 @@ class _Remembering:
 
     name = "remembering"
     default_depth = 4
-    deepest = 8
-    needs_law = False
-    branches = False
+    max_depth = 8
+    samples = False
+    makes_trees = False
 
     def __init__(self) -> None:
         self.known: dict[str, list[int]] = {}
@@ -66,7 +66,7 @@ class _Remembering:
         self.known[sequence] = list(tokens)
         self.prompts[sequence] = len(tokens)
 
-    def observe(self, output: Output) -> None:
+    def observe(self, output: TargetOutput) -> None:
         pass
 
     def accept(self, sequence: str, tokens: Sequence[int]) -> None:
@@ -76,17 +76,17 @@ class _Remembering:
         self.known.pop(sequence, None)
         self.prompts.pop(sequence, None)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(ask) for ask in asks]
 
-    def _draft(self, ask: Ask) -> Draft:
-        return Draft(ask.sequence, drafter=self.name)
+    def _draft(self, ask: DraftRequest) -> Draft:
+        return Draft(ask.seq_id, drafter=self.name)
 
-    def _random(self, ask: Ask) -> random.Random:
-        return random.Random(f"{ask.sequence}/{ask.position}")
+    def _random(self, ask: DraftRequest) -> random.Random:
+        return random.Random(f"{ask.seq_id}/{ask.position}")
 
-    def _see(self, seer: Seer, ask: Ask) -> list[int]:
-        return seer.see(ask, self.known[ask.sequence], self.prompts[ask.sequence])
+    def _see(self, seer: Seer, ask: DraftRequest) -> list[int]:
+        return seer.see(ask, self.known[ask.seq_id], self.prompts[ask.seq_id])
 
 
 class OracleDrafter(_Remembering):
@@ -98,9 +98,9 @@ class OracleDrafter(_Remembering):
         super().__init__()
         self._seer = seer
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftRequest) -> Draft:
         guesses = self._see(self._seer, ask)
-        return Draft.chain(ask.sequence, guesses, drafter=self.name, scores=[1.0] * len(guesses))
+        return Draft.chain(ask.seq_id, guesses, drafter=self.name, scores=[1.0] * len(guesses))
 
 
 class AdversaryDrafter(_Remembering):
@@ -117,17 +117,17 @@ class AdversaryDrafter(_Remembering):
         self._vocab = vocab
         self._seer = seer
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftRequest) -> Draft:
         rng = self._random(ask)
         right = self._see(self._seer, ask) if self._seer else []
         guesses = []
         for depth in range(ask.depth):
-            options = (self._vocab - 1 - depth % self._vocab, rng.randrange(self._vocab), self.known[ask.sequence][-1])
+            options = (self._vocab - 1 - depth % self._vocab, rng.randrange(self._vocab), self.known[ask.seq_id][-1])
             guess = rng.choice(options)
             if depth < len(right) and guess == right[depth]:
                 guess = (guess + 1) % self._vocab
             guesses.append(guess)
-        return Draft.chain(ask.sequence, guesses, drafter=self.name, scores=[1.0] * len(guesses))
+        return Draft.chain(ask.seq_id, guesses, drafter=self.name, scores=[1.0] * len(guesses))
 
 
 class SetAcceptanceDrafter(_Remembering):
@@ -141,7 +141,7 @@ class SetAcceptanceDrafter(_Remembering):
         self._rates = tuple(rates)
         self._seer = seer
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftRequest) -> Draft:
         rng = self._random(ask)
         guesses, scores, survival = self._see(self._seer, ask), [], 1.0
         for depth, right in enumerate(guesses):
@@ -150,7 +150,7 @@ class SetAcceptanceDrafter(_Remembering):
             scores.append(survival)
             if rng.random() >= rate:
                 guesses[depth] = (right + 1 + rng.randrange(self._vocab - 1)) % self._vocab
-        return Draft.chain(ask.sequence, guesses, drafter=self.name, scores=scores)
+        return Draft.chain(ask.seq_id, guesses, drafter=self.name, scores=scores)
 
 
 class RandomTreeDrafter(_Remembering):
@@ -161,16 +161,16 @@ class RandomTreeDrafter(_Remembering):
     """
 
     name = "random-tree"
-    branches = True
+    makes_trees = True
 
     def __init__(self, vocab: int, *, seer: Seer | None = None) -> None:
         super().__init__()
         self._vocab = vocab
         self._seer = seer
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftRequest) -> Draft:
         rng = self._random(ask)
-        known = self.known[ask.sequence]
+        known = self.known[ask.seq_id]
         right = self._see(self._seer, ask) if self._seer else []
         tokens: list[int] = []
         parents: list[int] = []
@@ -189,7 +189,7 @@ class RandomTreeDrafter(_Remembering):
             parents.append(parent)
             depths.append(depth)
         scores = tuple(0.5**depth for depth in depths)
-        return Draft(ask.sequence, tuple(tokens), tuple(parents), scores, self.name)
+        return Draft(ask.seq_id, tuple(tokens), tuple(parents), scores, self.name)
 
     def _guess(self, rng: random.Random, known: Sequence[int], before: int, *, right: int | None) -> int:
         if right is not None and rng.random() < 0.7:

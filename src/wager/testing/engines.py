@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wager.draft.base import Drafter
-from wager.economics.policy import FixedDepth, Policy
+from wager.economics.policy.base import FixedDepth, Policy
 from wager.engine.core import Engine
-from wager.engine.drafting import Drafting
+from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
-from wager.kv.pages import PageTable
+from wager.kv.blocks import BlockPool
 from wager.testing.toy import ToyLaw, ToyTarget
 from wager.trace import Trace
 from wager.types import VerifyRule
@@ -24,7 +24,7 @@ def toy_engine(
     policy: Policy | None = None,
     depth: int = 4,
     rule: VerifyRule = "match",
-    pages: int = 64,
+    num_blocks: int = 64,
     max_rows: int = 64,
     max_sequences: int = 8,
     max_context: int = 512,
@@ -37,20 +37,20 @@ def toy_engine(
     most it may ask for.
     """
     trace = trace or Trace()
-    target = ToyTarget(law, pages=pages, max_rows=max_rows, max_sequences=max_sequences)
+    target = ToyTarget(law, num_blocks=num_blocks, max_rows=max_rows, max_sequences=max_sequences)
     scheduler = Scheduler(
-        PageTable(pages, prefix_cache=prefix_cache),
+        BlockPool(num_blocks, prefix_cache=prefix_cache),
         max_rows=max_rows,
         max_sequences=max_sequences,
         max_context=max_context,
-        guesses=depth if drafter else 0,
+        max_draft_tokens=depth if drafter else 0,
         clock=trace.clock,
     )
     return Engine(
         Runner(target, rule=rule),
         scheduler,
         policy=policy or FixedDepth(depth),
-        drafting=Drafting(*([drafter] if drafter else []), *others, vocab=law.vocab),
+        proposer=Proposer(*([drafter] if drafter else []), *others, vocab=law.vocab),
         eos=() if law.eos is None else (law.eos,),
         trace=trace,
     )

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wager.errors import CacheIntegrityError
-from wager.kernels.base import PAGE, Cache, Output
-from wager.types import Batch
+from wager.kernels.base import BLOCK_SIZE, KVCache, TargetOutput
+from wager.types import PackedBatch
 
 _Words = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -99,10 +99,10 @@ class ToyLaw:
 class ToyCache:
     """A cache whose keys are tokens and whose values are positions; implements `kernels.base.Cache`."""
 
-    def __init__(self, pages: int) -> None:
-        self.pages = pages
-        self.tokens = np.full(pages * PAGE, _MISSING, np.int64)
-        self.positions = np.full(pages * PAGE, _MISSING, np.int64)
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.tokens = np.full(num_blocks * BLOCK_SIZE, _MISSING, np.int64)
+        self.positions = np.full(num_blocks * BLOCK_SIZE, _MISSING, np.int64)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         for old, new in zip(source.tolist(), target.tolist(), strict=True):
@@ -113,9 +113,9 @@ class ToyCache:
         """Token and position of one slot, [1, 2, 1, 1]."""
         return torch.tensor([float(self.tokens[slot]), float(self.positions[slot])]).reshape(1, 2, 1, 1)
 
-    def clear(self, page: int) -> None:
-        self.tokens[page * PAGE : (page + 1) * PAGE] = _MISSING
-        self.positions[page * PAGE : (page + 1) * PAGE] = _MISSING
+    def clear(self, block: int) -> None:
+        self.tokens[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = _MISSING
+        self.positions[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = _MISSING
 
 
 class ToyTarget:
@@ -127,67 +127,73 @@ class ToyTarget:
     """
 
     def __init__(
-        self, law: ToyLaw | None = None, *, pages: int = 256, max_rows: int = 256, max_sequences: int = 64
+        self, law: ToyLaw | None = None, *, num_blocks: int = 256, max_rows: int = 256, max_sequences: int = 64
     ) -> None:
         self.law = law or ToyLaw()
         self.vocab = self.law.vocab
         self.max_rows = max_rows
         self.max_sequences = max_sequences
-        self.cells = ToyCache(pages)
-        self.cache: Cache = self.cells
+        self.cells = ToyCache(num_blocks)
+        self.cache: KVCache = self.cells
         self.passes = 0
         self.rows = 0
         self._logits = np.zeros((max_rows, self.vocab), np.float32)
         self._best = np.zeros(max_rows, np.int32)
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass: write the rows' cells, read every path back, logits float32 [H, vocab]."""
         self._refuse(batch)
         self.passes += 1
         self.rows += batch.rows
-        self.cells.tokens[batch.slots] = batch.tokens
-        self.cells.positions[batch.slots] = batch.positions
-        digests = self._digests(batch)[batch.heads]
-        heads = len(batch.heads)
+        self.cells.tokens[batch.slot_mapping] = batch.tokens
+        self.cells.positions[batch.slot_mapping] = batch.positions
+        digests = self._digests(batch)[batch.logits_indices]
+        heads = len(batch.logits_indices)
         self._logits[:heads] = self.law.logits(self._tails(batch), digests)
         finite = np.isfinite(self._logits[:heads]).all(axis=1)
         self._best[:heads] = np.where(finite, self._logits[:heads].argmax(axis=1), -1)
-        return Output(torch.from_numpy(self._logits[:heads]), torch.from_numpy(self._best[:heads]))
+        return TargetOutput(torch.from_numpy(self._logits[:heads]), torch.from_numpy(self._best[:heads]))
 
-    def _refuse(self, batch: Batch) -> None:
-        wide = batch.rows > self.max_rows or len(batch.starts) > self.max_sequences
-        if wide or len(np.unique(batch.slots)) < batch.rows or (batch.parents >= np.arange(batch.rows)).any():
+    def _refuse(self, batch: PackedBatch) -> None:
+        wide = batch.rows > self.max_rows or len(batch.query_start_loc) > self.max_sequences
+        if wide or len(np.unique(batch.slot_mapping)) < batch.rows or (batch.parents >= np.arange(batch.rows)).any():
             raise CacheIntegrityError(
-                f"A batch of {batch.rows} rows and {len(batch.starts)} sequences cannot be run.",
+                f"A batch of {batch.rows} rows and {len(batch.query_start_loc)} sequences cannot be run.",
                 "It is too wide, writes one slot twice, or names a parent after its child.",
             )
 
-    def _digests(self, batch: Batch) -> _Words:
+    def _digests(self, batch: PackedBatch) -> _Words:
         """Digest [R] of the path that ends in each row, from what the cache holds."""
         parents = batch.parents.astype(np.int64)
-        places = batch.bases[batch.owners] + _path_sums(np.ones(batch.rows, np.uint64), parents).astype(np.int64) - 1
-        fresh = cell(self.cells.tokens[batch.slots], self.cells.positions[batch.slots], places)
-        return _path_sums(fresh, parents) + self._bases(batch)[batch.owners]
+        places = (
+            batch.num_computed_tokens[batch.seq_ids]
+            + _path_sums(np.ones(batch.rows, np.uint64), parents).astype(np.int64)
+            - 1
+        )
+        fresh = cell(self.cells.tokens[batch.slot_mapping], self.cells.positions[batch.slot_mapping], places)
+        return _path_sums(fresh, parents) + self._bases(batch)[batch.seq_ids]
 
-    def _bases(self, batch: Batch) -> _Words:
+    def _bases(self, batch: PackedBatch) -> _Words:
         """Digest [C] of what lies below each sequence's first row, read through its page table."""
-        sums = np.zeros(len(batch.bases), np.uint64)
-        owners = np.repeat(np.arange(len(batch.bases)), batch.bases)
-        places = np.arange(len(owners)) - np.repeat(np.cumsum(batch.bases) - batch.bases, batch.bases)
-        slots = batch.tables[owners, places // PAGE] * PAGE + places % PAGE
+        sums = np.zeros(len(batch.num_computed_tokens), np.uint64)
+        owners = np.repeat(np.arange(len(batch.num_computed_tokens)), batch.num_computed_tokens)
+        places = np.arange(len(owners)) - np.repeat(
+            np.cumsum(batch.num_computed_tokens) - batch.num_computed_tokens, batch.num_computed_tokens
+        )
+        slots = batch.block_tables[owners, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
         np.add.at(sums, owners, cell(self.cells.tokens[slots], self.cells.positions[slots], places))
         return sums
 
-    def _tails(self, batch: Batch) -> NDArray[np.int64]:
+    def _tails(self, batch: PackedBatch) -> NDArray[np.int64]:
         """The last `order` tokens [H, order] of each head's path, newest first, read back from the cache."""
-        rows = batch.heads.astype(np.int64)
-        owners = batch.owners[rows]
-        below = batch.bases[owners].astype(np.int64) - 1
+        rows = batch.logits_indices.astype(np.int64)
+        owners = batch.seq_ids[rows]
+        below = batch.num_computed_tokens[owners].astype(np.int64) - 1
         tails = np.full((len(rows), self.law.order), _MISSING, np.int64)
         for column in range(self.law.order):
             fresh = rows >= 0
-            page = batch.tables[owners, np.maximum(below, 0) // PAGE]
-            slots = np.where(fresh, batch.slots[rows], page * PAGE + below % PAGE)
+            page = batch.block_tables[owners, np.maximum(below, 0) // BLOCK_SIZE]
+            slots = np.where(fresh, batch.slot_mapping[rows], page * BLOCK_SIZE + below % BLOCK_SIZE)
             tails[:, column] = np.where(fresh | (below >= 0), self.cells.tokens[slots], _MISSING)
             below = np.where(fresh, below, below - 1)
             rows = np.where(fresh, batch.parents[rows], -1)

@@ -86,7 +86,7 @@ def match(draft: Draft, targets: Sequence[int]) -> Verdict:
         tokens.append(token)
         child = nodes.get((here, token))
         if child is None:
-            return Verdict(draft.sequence, tuple(accepted), tuple(tokens))
+            return Verdict(draft.seq_id, tuple(accepted), tuple(tokens))
         accepted.append(child)
         here = child
 
@@ -135,7 +135,7 @@ def block(draft: Draft, p: Rows, *, chance: Chance) -> Verdict:
     for node in range(len(draft)):
         ratio = _ratio(p[node], draft, node)
         if ratio is None:
-            draft = draft.cut(node)
+            draft = draft.truncate(node)
             break
         keep.append(min(1.0, keep[-1] * ratio))
     for size in range(len(draft), -1, -1):  # the coins are independent: the first success from the end is the longest
@@ -153,7 +153,7 @@ def block(draft: Draft, p: Rows, *, chance: Chance) -> Verdict:
 
 def _verdict(draft: Draft, accepted: list[int], last: int) -> Verdict:
     tokens = (*(draft.tokens[node] for node in accepted), last)
-    return Verdict(draft.sequence, tuple(accepted), tokens)
+    return Verdict(draft.seq_id, tuple(accepted), tokens)
 
 
 def _ratio(p: Row, draft: Draft, node: int) -> float | None:
@@ -161,16 +161,16 @@ def _ratio(p: Row, draft: Draft, node: int) -> float | None:
     token = draft.tokens[node]
     if not 0 <= token < len(p):
         return None
-    if draft.law is None:
+    if draft.draft_probs is None:
         return float(p[token])
-    q = float(draft.law[node, token])
+    q = float(draft.draft_probs[node, token])
     return float(p[token]) / q if q > 0 else None
 
 
 def _excess(p: Row, draft: Draft, node: int) -> Row:
     """[p - q]+ with the law of `node`."""
-    if draft.law is not None:
-        over: Row = np.maximum(p - draft.law[node], 0.0)
+    if draft.draft_probs is not None:
+        over: Row = np.maximum(p - draft.draft_probs[node], 0.0)
         return over
     left = p.copy()
     if 0 <= draft.tokens[node] < len(p):

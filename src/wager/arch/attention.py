@@ -1,0 +1,215 @@
+"""Kinds of attention as numbers: weights they project with, cache they keep, FLOPs and bytes of a step.
+
+Of one layer and, for `streams` and `kv_bytes`, of one sequence. `context` is the positions cached before the step,
+`rows` the query positions in it (a real number, so that prices can be derivatives). Knows no machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from wager.arch.formats import Precision, Stream
+
+
+class Attention(Protocol):
+    """What the cost of a step needs to know of a layer's attention."""
+
+    def weights(self, hidden: int) -> int:
+        """Elements of the projections, all of them read in every step."""
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        """Bytes that a sequence of `context` positions keeps in this layer."""
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        """The work of attention itself, projections left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gqa:
+    """Grouped-query attention, in full or within a sliding `window`; `gated`: the output is gated by a projection as
+    wide as the queries. FLOPs 4 n_h d per pair; bytes 2 n_kv d per cached position, n_h d per query."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    gated: bool = False
+
+    def weights(self, hidden: int) -> int:
+        return hidden * self.head_dim * ((3 if self.gated else 2) * self.heads + 2 * self.kv_heads)
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        return 2 * self.kv_heads * self.head_dim * precision.cache * self._seen(context)
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        part = "attention" if self.window is None else "window attention"
+        query = self.heads * self.head_dim
+        flops = 4 * query * self._seen(context) * rows
+        cached = self.kv_bytes(context, precision)
+        return (Stream(part, flops, query * precision.query * rows, precision.attention, cached, self.kv_heads),)
+
+    def _seen(self, context: float) -> float:
+        return context if self.window is None else min(context, self.window)
+
+
+@dataclass(frozen=True, slots=True)
+class Mla:
+    """Multi-head latent attention in its absorbed form: all heads read one latent of kv_rank + rope per position.
+
+    FLOPs 2 n_h (2 d_c + d_r) per pair; bytes d_c + d_r per cached position, n_h (d_c + d_r) per query.
+    """
+
+    heads: int
+    q_rank: int | None
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+
+    def weights(self, hidden: int) -> int:
+        query = self.heads * (self.nope + self.rope)
+        into = hidden * query if self.q_rank is None else self.q_rank * (hidden + query)
+        latent = hidden * (self.kv_rank + self.rope) + self.kv_rank * self.heads * (self.nope + self.value)
+        return into + latent + self.heads * self.value * hidden
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        return (self.kv_rank + self.rope) * precision.cache * context
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        flops = 2 * self.heads * (2 * self.kv_rank + self.rope) * context * rows
+        query = self.heads * (self.kv_rank + self.rope) * precision.query * rows
+        return (Stream("latent attention", flops, query, precision.attention, self.kv_bytes(context, precision)),)
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Scores every compressed entry with `heads` small heads against one shared key and keeps `picks` of them."""
+
+    heads: int
+    dim: int
+    picks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """DeepSeek-V4's attention: one shared key-value vector of `width` (its last `rope` rotary) a position.
+
+    Every layer sees a window of raw entries; with `ratio` r it also sees one compressed entry per r positions: all of
+    them (HCA), or those an indexer picks (CSA). Keys are values, so FLOPs are 4 n_h width per pair; queries are read
+    and outputs written, n_h width each. An indexer's picks are counted as distinct for every row: the worst case.
+    """
+
+    heads: int
+    width: int
+    rope: int
+    q_rank: int
+    groups: int
+    group_rank: int
+    window: int
+    ratio: int = 0
+    indexer: Indexer | None = None
+
+    def weights(self, hidden: int) -> int:
+        query = self.heads * self.width
+        elements = hidden * self.q_rank + self.q_rank * query + hidden * self.width
+        elements += query * self.group_rank + self.groups * self.group_rank * hidden
+        if self.ratio:
+            elements += self._compressor(hidden, self.width)
+        if self.indexer:
+            scored = self.indexer.heads * self.indexer.dim
+            elements += self.q_rank * scored + hidden * self.indexer.heads
+            elements += self._compressor(hidden, self.indexer.dim)
+        return elements
+
+    def _compressor(self, hidden: int, width: int) -> int:
+        """Key and gate projections and position biases; with an indexer each entry mixes two strides of positions."""
+        strides = 2 if self.indexer else 1
+        return strides * width * (2 * hidden + self.ratio)
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        kept = min(context, self.window) + (context / self.ratio if self.ratio else 0.0)
+        keys = context / self.ratio * self._key(precision) if self.indexer else 0.0
+        return kept * self._entry(precision) + keys
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        near, far = min(context, self.window), context // self.ratio if self.ratio else 0.0
+        seen = read = far
+        if self.indexer:
+            seen, read = min(self.indexer.picks, far), min(self.indexer.picks * rows, far)
+        query = self.heads * self.width
+        name = "sparse attention" if self.indexer else "compressed attention" if self.ratio else "window attention"
+        flops, cached = 4 * query * (near + seen) * rows, (near + read) * self._entry(precision)
+        streams = (Stream(name, flops, 2 * query * precision.query * rows, precision.attention, cached),)
+        if not self.indexer:
+            return streams
+        flops = 2 * self.indexer.heads * self.indexer.dim * far * rows
+        return (*streams, Stream("indexer", flops, 0.0, precision.index, far * self._key(precision)))
+
+    def _entry(self, precision: Precision) -> float:
+        """Bytes of an entry: at 8 bits the rotary part stays 16 bits wide and 8 bytes of scales come along."""
+        if precision.cache >= 2:
+            return self.width * precision.cache
+        return (self.width - self.rope) * precision.cache + 2 * self.rope + 8
+
+    def _key(self, precision: Precision) -> float:
+        dim = self.indexer.dim if self.indexer else 0
+        return dim * precision.cache + (0 if precision.cache >= 2 else 4)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Gated linear attention: a state of value_heads x key_dim x value_dim and a convolution's last inputs, both read
+    in every step whatever the context; about 8 FLOPs per state element and row.
+
+    The decay and step-size projections (two scalars a value head) are left out of the weights, as in the catalog.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int
+
+    @property
+    def _mixed(self) -> int:
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def weights(self, hidden: int) -> int:
+        value = self.value_heads * self.value_dim
+        return hidden * (self._mixed + value) + value * hidden + self.conv * self._mixed
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        del context  # the state does not grow
+        return (self._state + self.conv * self._mixed) * precision.cache
+
+    @property
+    def _state(self) -> int:
+        return self.value_heads * self.key_dim * self.value_dim
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        cached = self.kv_bytes(context, precision)
+        return (Stream("recurrence", 8 * self._state * rows, 0.0, precision.attention, cached, self.value_heads),)
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """Attention of which only published constants are known: elements of its projections, FLOPs per pair of query and
+    cached position, bytes per cached position and per query."""
+
+    elements: int
+    flops: float
+    cache: float
+    query: float = 0.0
+
+    def weights(self, hidden: int) -> int:
+        del hidden
+        return self.elements
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        del precision
+        return self.cache * context
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        flops = self.flops * context * rows
+        return (Stream("attention", flops, self.query * rows, precision.attention, self.cache * context),)

@@ -1,0 +1,129 @@
+"""Rotary scaling as published, each reduced to the factors and the magnitude a Rope holds.
+
+Knows the parameter names of Hugging Face configurations; GGUF metadata is renamed to them before it comes here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.arch.spec import Rope
+from wager.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaling:
+    """One model's scaling parameters beside what they apply to."""
+
+    values: Mapping[str, Any]
+    theta: float
+    head_dim: int
+    context: int
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            kind = self.values.get("rope_type", self.values.get("type"))
+            raise ModelError(
+                f"RoPE scaling {kind!r} needs {name} to be a number above 0; the model says {value!r}.",
+                "The model's configuration is damaged or incomplete.",
+            )
+        return float(value)
+
+    @property
+    def original(self) -> float:
+        """Positions the model saw before its context was stretched."""
+        return self.number("original_max_position_embeddings", self.context)
+
+    @property
+    def wavelengths(self) -> NDArray[np.float64]:
+        """Positions per full turn of each pair, [head_dim / 2]."""
+        pairs = np.arange(0, self.head_dim, 2, dtype=np.float64)
+        return np.asarray(2 * math.pi * self.theta ** (pairs / self.head_dim), dtype=np.float64)
+
+
+def read_rope(values: Mapping[str, Any], *, theta: float, head_dim: int, context: int) -> Rope:
+    """The rotation that scaling parameters describe (an empty mapping: none).
+
+    `theta` is the base, `context` the model's own number of positions. ModelError names a scaling that is not known.
+    """
+    kind = values.get("rope_type", values.get("type", "default"))
+    scaling = _SCALINGS.get(kind)
+    if scaling is None:
+        raise ModelError(
+            f"RoPE scaling {kind!r} is not supported.",
+            f"Supported are: {', '.join(_SCALINGS)}. If the model works without it, remove the scaling.",
+        )
+    partial = values.get("partial_rotary_factor", 1)
+    if partial not in (None, 1):
+        raise ModelError(
+            f"partial_rotary_factor = {partial} is not supported: the model rotates only a part of each head.",
+            "wager serves models that rotate whole heads (partial_rotary_factor 1).",
+        )
+    return scaling(_Scaling(values, theta, head_dim, context))
+
+
+def _default(scaling: _Scaling) -> Rope:
+    return Rope(scaling.theta)
+
+
+def _linear(scaling: _Scaling) -> Rope:
+    """Position interpolation (arXiv 2306.15595): every position divided by the factor."""
+    return Rope(scaling.theta, (scaling.number("factor"),) * (scaling.head_dim // 2))
+
+
+def _llama3(scaling: _Scaling) -> Rope:
+    """Llama 3.1: long wavelengths divided by the factor, short ones kept, a smooth passage between them."""
+    factor = scaling.number("factor")
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    if high <= low:
+        raise ModelError(
+            f"RoPE scaling 'llama3' has high_freq_factor {high}, which is not above low_freq_factor {low}."
+        )
+    kept = np.clip((scaling.original / scaling.wavelengths - low) / (high - low), 0, 1)
+    return Rope(scaling.theta, tuple((1 / ((1 - kept) / factor + kept)).tolist()))
+
+
+def _yarn(scaling: _Scaling) -> Rope:
+    """YaRN (arXiv 2309.00071, section 3.2): interpolate the pairs that turn less than beta_slow times over the
+    original context, keep those that turn more than beta_fast times, ramp between; scale attention by the magnitude."""
+    factor = scaling.number("factor", scaling.context / scaling.original)
+    pairs = scaling.head_dim // 2
+
+    def pair_of(turns: float) -> float:
+        return pairs * math.log(scaling.original / (turns * 2 * math.pi)) / math.log(scaling.theta)
+
+    first, last = pair_of(scaling.number("beta_fast", 32)), pair_of(scaling.number("beta_slow", 1))
+    if scaling.values.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, scaling.head_dim - 1)
+    interpolated = np.clip((np.arange(pairs) - first) / max(last - first, 0.001), 0, 1)
+    factors = 1 / (interpolated / factor + 1 - interpolated)
+    return Rope(scaling.theta, tuple(factors.tolist()), _yarn_magnitude(scaling, factor))
+
+
+def _yarn_magnitude(scaling: _Scaling, factor: float) -> float:
+    def grown(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
+
+    if scaling.values.get("attention_factor") is not None:
+        return scaling.number("attention_factor")
+    mscale, all_dim = scaling.values.get("mscale"), scaling.values.get("mscale_all_dim")
+    if mscale and all_dim:
+        return grown(scaling.number("mscale")) / grown(scaling.number("mscale_all_dim"))
+    return grown(1)
+
+
+_SCALINGS: Mapping[str, Callable[[_Scaling], Rope]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -1,0 +1,1 @@
+"""What a step takes on paper: a roofline of published models on published devices."""

@@ -1,0 +1,1 @@
+"""What a step takes on this machine: measured, fitted, and corrected by every step."""

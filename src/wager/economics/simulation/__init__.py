@@ -1,0 +1,1 @@
+"""Policies on a simulated server, without a model."""

@@ -1,0 +1,59 @@
+"""Tokens to text, one token at a time, with stop strings.
+
+Text that might be the beginning of a stop string is held back until it is known not to be one, so that what has been
+streamed never has to be taken back. Knows nothing of sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class TokenDecoder(Protocol):
+    """Incremental detokenizer: holds back bytes that do not make a character yet."""
+
+    def push(self, token: int, /) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Detokenizer:
+    """Text of one choice. `stopped` turns true at the first stop string; what follows it is never shown."""
+
+    def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = ()) -> None:
+        self._decoder = decoder
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """Text that became certain with this token."""
+        return self._advance(self._decoder.push(token), last=False)
+
+    def flush(self) -> str:
+        """What is still held back, at the end of the text."""
+        return self._advance(self._decoder.flush(), last=True)
+
+    def _advance(self, text: str, *, last: bool) -> str:
+        if self.stopped:
+            return ""
+        self._held += text
+        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self.stopped = True
+            shown, self._held = self._held[: min(found)], ""
+            return shown
+        keep = 0 if last else self._ambiguous()
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def _ambiguous(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = max((len(stop) - 1 for stop in self._stop), default=0)
+        for size in range(min(longest, len(self._held)), 0, -1):
+            tail = self._held[-size:]
+            if any(stop.startswith(tail) for stop in self._stop):
+                return size
+        return 0
