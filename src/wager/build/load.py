@@ -28,6 +28,7 @@ from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import Kernels
 from wager.kv.blocks import BlockPool
+from wager.kv.paged_cache import PagedKVCache
 from wager.models import hub
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
@@ -204,7 +205,7 @@ def _assemble(
     policy, depth = betting.build(config, guessers, lambda: _prices(config, target, say))
     trace = Trace()
     scheduler = Scheduler(
-        BlockPool(decoder.cache.num_blocks, prefix_cache=config.prefix_cache),
+        PagedKVCache(BlockPool(decoder.cache.num_blocks, prefix_cache=config.prefix_cache), decoder.cache),
         max_rows=decoder.max_rows,
         max_sequences=decoder.max_sequences,
         max_context=opened.limits.context,
@@ -215,7 +216,7 @@ def _assemble(
         Runner(decoder, rule=config.verify, kernels=target.kernels),
         scheduler,
         policy=policy,
-        proposer=Proposer(*(guessers if depth else ()), vocab=decoder.vocab, chains=config.verify == "block"),
+        proposer=Proposer(*(guessers if depth else ()), vocab=decoder.vocab, rule=config.verify),
         decoder=lambda: IncrementalDecoder(opened.tokenizer),
         eos=opened.tokenizer.eos_ids,
         trace=trace,

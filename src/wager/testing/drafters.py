@@ -14,7 +14,7 @@ from typing import Protocol
 from wager.kernels.base import TargetOutput
 from wager.testing.toy import ToyLaw
 from wager.types import Draft, DraftRequest, SamplingParams
-from wager.verify.distribution import History, shape
+from wager.verify.distribution import History, process
 
 
 class Seer(Protocol):
@@ -34,7 +34,9 @@ class ToySeer:
         history = History(known[:prompt], known[prompt:])
         path: list[int] = []
         for depth in range(ask.depth):
-            shaped = shape(self._law([*known, *path]), ask.params, None if ask.params.plain else history.extended(path))
+            shaped = process(
+                self._law([*known, *path]), ask.params, None if ask.params.plain else history.extended(path)
+            )
             path.append(shaped.choose(ask.seed, ask.position + depth, ask.choice))
         return path
 
