@@ -54,8 +54,8 @@ _RANGES: Mapping[str, tuple[type, float, float]] = {
 """Kind, least and largest value of each number: whatever the logits, no processor overflows within them."""
 
 
-def _require(ok: bool, name: str, value: object, rule: str) -> None:
-    if not ok:
+def _require(condition: bool, name: str, value: object, rule: str) -> None:
+    if not condition:
         raise UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
 
 
@@ -125,8 +125,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt in token ids and how to answer it. `weight` is the value of its tokens beside those of other requests when
-    the policy decides whose guesses are verified."""
+    """A prompt in token ids and how to answer it. `weight` is what a token of it is worth beside those of other requests
+    when the policy decides whose guesses are verified."""
 
     id: str
     prompt: tuple[int, ...]
@@ -257,12 +257,12 @@ class PackedBatch:
     tokens: NDArray[np.int32]  # [rows]
     positions: NDArray[np.int32]  # [rows]
     parents: NDArray[np.int32]  # [rows]
-    slot_mapping: NDArray[np.int32]  # [rows] page * PAGE + offset
+    slot_mapping: NDArray[np.int32]  # [rows] block * BLOCK_SIZE + offset
     seq_ids: NDArray[np.int32]  # [rows] index of the sequence
     query_start_loc: NDArray[np.int32]  # [sequences] first row of the sequence
-    num_computed_tokens: NDArray[np.int32]  # [sequences] position of its first row
-    block_tables: NDArray[np.int32]  # [sequences, pages] page of each PAGE positions, padded with 0
-    logits_indices: NDArray[np.int32]  # [heads]
+    num_computed_tokens: NDArray[np.int32]  # [sequences] position of the sequence's first row
+    block_tables: NDArray[np.int32]  # [sequences, blocks] padded with 0
+    logits_indices: NDArray[np.int32]  # [logits rows] the rows whose logits are needed
 
     @property
     def rows(self) -> int:
@@ -313,9 +313,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Usage and cost of one sequence. `cached_tokens` are the prompt tokens found in the prefix cache. Seconds are wall
-    time: `prefill_s` from admission to its first token, `decode_s` from there to its last. `rounds` counts target passes that emitted tokens for it, so tokens / rounds is the mean
-    acceptance length (bonus token included). `seed` replays the text."""
+    """Usage and cost of one sequence. `cached_tokens` are the prompt tokens that were found in the prefix cache.
+
+    Seconds are wall time: `prefill_s` from admission to the first token, `decode_s` from there to the last. `rounds`
+    counts target passes that emitted tokens, so completion_tokens / rounds is the mean acceptance length tau (bonus
+    token included). `seed` reproduces the text.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -376,9 +379,11 @@ DRAFT_STAGE, POLICY_STAGE = "draft", "policy"
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a step did and what it took. `seconds` by stage: schedule, policy, draft, forward, accept, commit, observe; the
-    policy's own look at a record counts for the step that follows. `context_lens` are the positions each sequence had
-    cached before the step."""
+    """What a step did and what it took.
+
+    `seconds` by stage: schedule, policy, draft, forward, accept, commit, observe; what a policy makes of this record
+    counts for the next step. `context_lens` are the positions that each sequence had cached before the step.
+    """
 
     rows: int
     sequences: int

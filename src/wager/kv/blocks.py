@@ -276,8 +276,8 @@ def blocks_for(length: int) -> int:
     return -(-length // BLOCK_SIZE)
 
 
-def _require(ok: bool, message: str) -> None:
-    if not ok:
+def _require(condition: bool, message: str) -> None:
+    if not condition:
         raise CacheIntegrityError(
             message, "This is a defect in wager: please report it, with the command that led here."
         )
