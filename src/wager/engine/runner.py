@@ -35,11 +35,13 @@ class InvalidRow(Exception):
 @dataclass(frozen=True)
 class TargetTokens(Sequence[int]):
     """The target's token after each row of one span, computed when asked for: index 0 is the root (the last known
-    token), 1 + i follows node i of the draft. `first` is the span's first row of logits."""
+    token), 1 + i follows node i of the draft. `first` is the span's first row of logits, `greedy` the greedy token of
+    each row of the pass."""
 
     sequence: RunningSequence
     draft: Draft
     output: TargetOutput
+    greedy: Sequence[int]
     first: int
     kernels: Kernels | None
 
@@ -51,7 +53,7 @@ class TargetTokens(Sequence[int]):
         if not params.plain:
             return self.distribution(row).choose(self.sequence.seed, self.position(row), self.sequence.choice)
         if params.greedy:
-            return self._checked(int(self.output.greedy_tokens[self.first + row]), row)
+            return self._checked(self.greedy[self.first + row], row)
         return self._checked(self._sampled(row), row)
 
     def position(self, row: int) -> int:
@@ -136,10 +138,11 @@ class Runner:
     ) -> dict[str, Outcome]:
         """What the pass means for every span that needed logits, by sequence."""
         outcomes = {}
+        greedy: list[int] = output.greedy_tokens.tolist()  # one conversion for all rows
         for span, first in _first_logits_rows(spans, drafts):
             draft = drafts.get(span.seq_id) or Draft(span.seq_id)
             outcomes[span.seq_id] = self._outcome(
-                TargetTokens(sequences[span.seq_id], draft, output, first, self.kernels)
+                TargetTokens(sequences[span.seq_id], draft, output, greedy, first, self.kernels)
             )
         return outcomes
 
