@@ -14,7 +14,7 @@ from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from wager.arch.families import spec_from_config
+from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.models.tokenizer import Tokenizer, TokenizerParts, byte_alphabet
@@ -122,7 +122,7 @@ def shape(model: str) -> ModelSpec:
     architecture, sizes = MODELS[family]
     if size not in sizes:
         raise ModelError(f"There is no random {family} of size {size!r}.", f"Sizes are: {', '.join(sizes)}.")
-    return spec_from_config({"architectures": [architecture], **sizes[size]})
+    return read_config({"architectures": [architecture], **sizes[size]}, name=model, runnable=True)
 
 
 def tokenizer(vocab: int, *, where: str) -> Tokenizer:
