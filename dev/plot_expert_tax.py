@@ -27,7 +27,7 @@ from measure_expert_tax import MODELS
 from wager.economics.costmodel.devices import Device
 from wager.economics.costmodel.experts import distinct
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
-from wager.models.random_models import shape
+from wager.models.random_models import spec_of
 
 PRICED, GUESSING = (1, 4, 16, 64), (1, 2, 4, 8, 16, 32)
 ALIKE = 1.2
@@ -52,11 +52,11 @@ class Curves:
 
     def __init__(self, name: str, runs: Sequence[Run]) -> None:
         found = [run["models"][name] for run in runs]
-        self.name, self.how = name.split(":")[1], shape(name).experts
+        self.name, self.how = name.split(":")[1], spec_of(name).experts
         self.runs = [relative(each["seconds"]) for each in found]
         self.bandwidth = fmean(run["bandwidth"] for run in runs)
         device = Device("here", {"bf16": fmean(run["peak"] for run in runs)}, self.bandwidth, None)
-        cost = CostModel(shape(name), device)
+        cost = CostModel(spec_of(name), device)
         loads = [[SequenceLoad(runs[0]["context"], 1, rows)] for rows in ROWS]
         steps = [cost.step(each) for each in loads]
         read = [sum(part.bytes for part in step.parts.values()) for step in steps]

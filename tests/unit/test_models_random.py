@@ -12,7 +12,7 @@ import wager
 from wager.arch import read_config
 from wager.errors import ModelError
 from wager.models import hub
-from wager.models.random_models import MODELS, make, tokenizer
+from wager.models.random_models import MODELS, byte_tokenizer, make
 from wager.models.tensors import ignored_tensors
 from wager.types import Request, SamplingParams
 
@@ -97,7 +97,7 @@ def test_sizes_are_about_what_they_are_called(family: str) -> None:
 
 
 def test_the_tokenizer_knows_bytes_and_spells_every_id() -> None:
-    bytewise = tokenizer(600, where="test")
+    bytewise = byte_tokenizer(600, where="test")
     text = "Grüße, 世界\n"
     assert bytewise.encode(text) == list(text.encode())
     assert bytewise.decode(bytewise.encode(text)) == text
@@ -118,5 +118,5 @@ def test_weights_are_the_same_every_time() -> None:
 def test_unknown_names_are_named(model: str, named: str) -> None:
     with pytest.raises(ModelError, match=named):
         wager.load(wager.EngineConfig(model=model))
-    with pytest.raises(ModelError, match="made up where it is used"):
+    with pytest.raises(ModelError, match="is generated, not fetched"):
         hub.pull(model)

@@ -143,7 +143,9 @@ def delta_net(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
 
 
 def latent(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """DeepSeek-V2, V3 and Kimi-K2: multi-head latent attention."""
+    """DeepSeek-V2, V3 and Kimi-K2: multi-head latent attention over all positions."""
+    if any(_sliding_types(keys, layers) or ()):
+        raise _mixed()
     kind = Mla(
         heads=keys.integer("num_attention_heads"), q_rank=keys.count("q_lora_rank") or None,
         kv_rank=keys.integer("kv_lora_rank"), nope=keys.integer("qk_nope_head_dim"),

@@ -73,8 +73,8 @@ def _spec(model: str) -> ModelSpec:
     from wager.models import hub, random_models
     from wager.models.weights import open_weights
 
-    if random_models.named(model):
-        return random_models.shape(model)
+    if random_models.is_random(model):
+        return random_models.spec_of(model)
     try:
         path = hub.find(model)
     except ModelError as error:
