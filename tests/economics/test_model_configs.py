@@ -82,18 +82,18 @@ def test_the_published_files_give_the_tables_shapes() -> None:
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_what_the_engine_runs_is_what_is_billed(config: dict[str, Any], billions: float, active: float) -> None:
-    model = same_physics(config)
+    model = same_figures(config)
     assert model.parameters / 1e9 == pytest.approx(billions, rel=5e-4)
     assert model.active / 1e9 == pytest.approx(active, rel=5e-4)
 
 
-def test_windows_and_dense_layers_among_experts_have_the_same_physics() -> None:
-    assert same_physics({**MIXTRAL, "sliding_window": 4096}).kv_bytes(5000) == 32 * 2 * 2 * 8 * 128 * 4096
-    stepped = same_physics({**QWEN, "mlp_only_layers": [0, 5], "decoder_sparse_step": 2})
+def test_windows_and_dense_layers_among_experts_have_the_same_figures() -> None:
+    assert same_figures({**MIXTRAL, "sliding_window": 4096}).kv_bytes(5000) == 32 * 2 * 2 * 8 * 128 * 4096
+    stepped = same_figures({**QWEN, "mlp_only_layers": [0, 5], "decoder_sparse_step": 2})
     assert [(layer.count, type(layer.ffn)) for layer in stepped.layers] == [(25, Dense), (23, Experts)]
 
 
-def same_physics(config: dict[str, Any]) -> ModelSpec:
+def same_figures(config: dict[str, Any]) -> ModelSpec:
     """What the engine runs of a configuration is the shape that is billed, and what its tensors add up to."""
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     spec, model = read_config(plain, runnable=True), read_config(plain)

@@ -37,12 +37,12 @@ SHAPES: dict[str, ModelSpec] = {
 
 
 def build(
-    shape: ModelSpec, kernels: Kernels | None = None, *, pages: int = 24, max_logits_rows: int | None = None
+    shape: ModelSpec, kernels: Kernels | None = None, *, blocks: int = 24, max_logits_rows: int | None = None
 ) -> Decoder:
     return Decoder(
         random_weights(shape, 1),
         kernels or ReferenceKernels(),
-        num_blocks=pages,
+        num_blocks=blocks,
         max_rows=48,
         max_sequences=6,
         max_blocks=6,
@@ -50,9 +50,9 @@ def build(
     )
 
 
-def alone(decoder: Decoder, tokens: Sequence[int], pages: Sequence[int]) -> torch.Tensor:
+def alone(decoder: Decoder, tokens: Sequence[int], blocks: Sequence[int]) -> torch.Tensor:
     """Logits after every token, decoded one by one."""
-    passes = [batch([chain(i, [token], pages)], [0]) for i, token in enumerate(tokens)]
+    passes = [batch([chain(i, [token], blocks)], [0]) for i, token in enumerate(tokens)]
     return torch.cat([decoder.forward(packed).logits.clone() for packed in passes])
 
 
@@ -72,13 +72,13 @@ def expected(decoder: Decoder) -> torch.Tensor:
 
 
 @settings(max_examples=10, deadline=None)
-@given(cuts=st.sets(st.integers(1, 39), max_size=6), pages=st.permutations(range(8)))
-def test_any_chunking_on_any_pages_is_bit_equal(
-    decoder: Decoder, expected: torch.Tensor, cuts: set[int], pages: list[int]
+@given(cuts=st.sets(st.integers(1, 39), max_size=6), blocks=st.permutations(range(8)))
+def test_any_chunking_in_any_blocks_is_bit_equal(
+    decoder: Decoder, expected: torch.Tensor, cuts: set[int], blocks: list[int]
 ) -> None:
     edges, parts = [0, *sorted(cuts), 40], []
     for start, end in zip(edges, edges[1:], strict=False):
-        packed = batch([chain(start, TOKENS[start:end], pages[:4])], range(end - start))
+        packed = batch([chain(start, TOKENS[start:end], blocks[:4])], range(end - start))
         parts.append(decoder.forward(packed).logits.clone())
     assert torch.equal(torch.cat(parts), expected)
 
@@ -89,10 +89,10 @@ def test_any_company_is_bit_equal(decoder: Decoder, expected: torch.Tensor, ends
     """Sequences of several lengths in one pass, each prefilled to its end and then decoding beside the others."""
     spans: list[Rows] = []
     for i, end in enumerate(ends):
-        pages = [3 * i + 2, 3 * i, 3 * i + 1]
+        blocks = [3 * i + 2, 3 * i, 3 * i + 1]
         if end > 1:
-            decoder.forward(batch([chain(0, TOKENS[: end - 1], pages)], [0]))
-        spans.append(chain(end - 1, TOKENS[end - 1 : end], pages))
+            decoder.forward(batch([chain(0, TOKENS[: end - 1], blocks)], [0]))
+        spans.append(chain(end - 1, TOKENS[end - 1 : end], blocks))
     output = decoder.forward(batch(spans, range(len(ends))))
     for row, end in enumerate(ends):
         assert torch.equal(output.logits[row], expected[end - 1])
@@ -200,7 +200,7 @@ def test_the_native_kernels_compute_the_same_model() -> None:
         )
 
 
-def test_the_spec_knows_its_physics() -> None:
+def test_the_figures_of_a_spec() -> None:
     """SmolLM2-135M, whose figures are published."""
     decoder = DecoderDetails("LlamaForCausalLM", (0,) * 30, Rope(1e5), 1e-5)
     smol = replace(TABLE["SmolLM2-135M"], decoder=decoder)

@@ -1,4 +1,4 @@
-"""Mixtures as published and as made up: their physics, their names, and an engine on every family."""
+"""Mixtures as published and as generated: their figures, their names, and an engine on every family."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QWEN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_physics_of_published_mixtures() -> None:
+def test_the_figures_of_published_mixtures() -> None:
     v3, qwen = read_config(V3, runnable=True), read_config(QWEN, runnable=True)
     assert v3.experts
     assert v3.attention.weights(v3.hidden) == 187_105_280

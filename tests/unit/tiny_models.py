@@ -96,12 +96,12 @@ def oracle_logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
         return model(torch.tensor([list(tokens)])).logits[0].float()
 
 
-def logits(weights: Weights, tokens: Sequence[int], *, dtype: str = "float32", pages: int = 8) -> torch.Tensor:
+def logits(weights: Weights, tokens: Sequence[int], *, dtype: str = "float32", blocks: int = 8) -> torch.Tensor:
     """Our logits of every position, in one pass over a cache of its own."""
     decoder = Decoder(
-        weights, ReferenceKernels(dtype), num_blocks=pages, max_rows=len(tokens), max_sequences=1, max_blocks=pages
+        weights, ReferenceKernels(dtype), num_blocks=blocks, max_rows=len(tokens), max_sequences=1, max_blocks=blocks
     )
-    packed = batch([chain(0, tokens, list(range(pages))[::-1])], range(len(tokens)))
+    packed = batch([chain(0, tokens, list(range(blocks))[::-1])], range(len(tokens)))
     return decoder.forward(packed).logits.clone()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from wager.arch import hf_layers as read
+from wager.arch.formats import Precision
 from wager.arch.hf_layers import AttentionReader, FeedForwardReader
 from wager.errors import ModelError
 
@@ -63,13 +64,15 @@ class EngineSupport:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's config.json is read. `defaults` are the values of keys that it may leave out."""
+    """How a family's config.json is read. `defaults` are the values of keys that it may leave out; `precision` are the
+    number formats that its checkpoints have whatever the configuration says."""
 
     architecture: str
     attention: AttentionReader
     ffn: FeedForwardReader
     defaults: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineSupport | None = None
+    precision: Precision | None = None
 
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
@@ -137,7 +140,10 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
     "kimi_k2": Family("DeepseekV3ForCausalLM", read.latent, read.experts_after_dense),
-    "deepseek_v4": Family("DeepseekV4ForCausalLM", read.compressed, read.experts_after_dense),
+    "deepseek_v4": Family(
+        "DeepseekV4ForCausalLM", read.compressed, read.experts_after_dense,
+        precision=Precision.of("fp8", "fp4", cache="fp8"),
+    ),
 }  # fmt: skip
 """By model_type. Of two rows with one architecture the first is found by that architecture."""
 

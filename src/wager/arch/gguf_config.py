@@ -11,8 +11,8 @@ from wager.arch.config_keys import ConfigKeys
 from wager.arch.families import FAMILIES, EngineSupport, GgufLayout
 from wager.arch.feed_forward import Dense
 from wager.arch.formats import Precision
-from wager.arch.hf_layers import grouped_query, read_num_layers
 from wager.arch.rope import Rope, read_rope
+from wager.arch.sizes import grouped_query, read_num_layers
 from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec
 from wager.errors import ModelError
 

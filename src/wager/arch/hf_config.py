@@ -16,9 +16,10 @@ from wager.arch.config_keys import ConfigKeys
 from wager.arch.families import EngineSupport, Family, GatingKeys, find_family
 from wager.arch.feed_forward import Experts, Gating
 from wager.arch.formats import Precision
-from wager.arch.hf_layers import FeedForward, read_num_layers
+from wager.arch.hf_layers import FeedForward
 from wager.arch.rope import Rope, read_rope
-from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec
+from wager.arch.sizes import read_num_layers
+from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec, not_runnable
 from wager.errors import ModelError
 
 _MOST_EXPERTS = 1024
@@ -36,37 +37,36 @@ def read_config(
     nested = config.get("text_config")
     text = {**config, **nested} if isinstance(nested, Mapping) else config
     family = find_family(text, runnable=runnable)
+    name = name or str(config.get("_name_or_path") or text.get("model_type") or family.architecture)
+    engine = family.engine if runnable else None
+    if runnable and engine is None:
+        raise not_runnable(name)
     keys = ConfigKeys({**family.defaults, **text})
-    if runnable:
+    if engine:
         _refuse_unsupported(keys)
     layers = read_num_layers(keys, "num_hidden_layers")
     attention, ffn = family.attention(keys, layers), family.ffn(keys, layers)
-    if runnable and family.engine and family.engine.gating:
-        ffn = _with_gating(keys, family.engine.gating, ffn)
+    if engine and engine.gating:
+        ffn = _with_gating(keys, engine.gating, ffn)
     stack = LayerStack.of(attention, ffn)
     spec = ModelSpec(
-        name=name or str(config.get("_name_or_path") or text.get("model_type") or family.architecture),
+        name=name,
         hidden=keys.integer("hidden_size"),
         vocab=keys.integer("vocab_size"),
         tied=keys.flag("tie_word_embeddings"),
         layers=stack.layers,
-        precision=precision or _precision(text, family),
+        precision=precision or family.precision or _precision(text),
         context=keys.integer("max_position_embeddings"),
         source="config.json",
     )
-    if not runnable:
+    if engine is None:
         return spec
-    if family.engine:
-        spec = replace(spec, decoder=_decoder(keys, family, family.engine, spec=spec, order=stack.order))
-    spec.details  # noqa: B018  (refuses a family of which only the shape is known)
-    return spec
+    return replace(spec, decoder=_decoder(keys, family, engine, spec=spec, order=stack.order))
 
 
-def _precision(config: Mapping[str, Any], family: Family) -> Precision:
+def _precision(config: Mapping[str, Any]) -> Precision:
     """The number formats of a configuration: a quantisation, else 16 or 32 bits."""
     stored = config.get("quantization_config")
-    if family.architecture == "DeepseekV4ForCausalLM":
-        return Precision.of("fp8", "fp4", cache="fp8")
     if not isinstance(stored, Mapping):
         wide = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").endswith("float32")
         return Precision.of("fp32" if wide else "bf16")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from wager.arch.attention import Attention, Compressed, DeltaNet, Gqa, Indexer, Mla
 from wager.arch.config_keys import ConfigKeys
 from wager.arch.feed_forward import Dense, Experts
+from wager.arch.sizes import check_head_dim, grouped_query
 from wager.errors import ModelError
 
 FeedForward = Dense | Experts
@@ -19,33 +20,6 @@ AttentionReader = Callable[[ConfigKeys, int], Sequence[Attention]]
 FeedForwardReader = Callable[[ConfigKeys, int], Sequence[FeedForward]]
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 8192
-"""Beyond these a description is damaged, and believing it would exhaust the memory."""
-
-
-def read_num_layers(keys: ConfigKeys, name: str) -> int:
-    """The number of layers, from the key `name`."""
-    layers = keys.integer(name)
-    if layers > _MOST_LAYERS:
-        raise ModelError(
-            f"{name} = {layers} cannot be right: no model has that number of layers.", "The configuration is damaged."
-        )
-    return layers
-
-
-def grouped_query(*, heads: int, kv_heads: int, head_dim: int, window: int | None = None, gated: bool = False) -> Gqa:
-    """Gqa, or ModelError unless query heads divide evenly among key-value heads and head_dim is even and plausible."""
-    if heads % kv_heads:
-        raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
-    _check_head_dim("head_dim", head_dim)
-    return Gqa(heads, kv_heads, head_dim, window, gated)
-
-
-def _check_head_dim(name: str, size: int) -> None:
-    if size > _MOST_HEAD_DIM:
-        raise ModelError(f"A {name} of {size} cannot be right.", "The configuration is damaged.")
-    if size % 2:
-        raise ModelError(f"{name} = {size} is odd; rotation needs pairs.")
 
 
 # ---- attention ----------------------------------------------------------------------------------------------------
@@ -151,8 +125,8 @@ def latent(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
         kv_rank=keys.integer("kv_lora_rank"), nope=keys.integer("qk_nope_head_dim"),
         rope=keys.integer("qk_rope_head_dim"), value=keys.integer("v_head_dim"),
     )  # fmt: skip
-    _check_head_dim("qk_rope_head_dim", kind.rope)
-    _check_head_dim("kv_lora_rank + qk_rope_head_dim", kind.head_dim)
+    check_head_dim("qk_rope_head_dim", kind.rope)
+    check_head_dim("kv_lora_rank + qk_rope_head_dim", kind.head_dim)
     return [kind] * layers
 
 

@@ -83,10 +83,7 @@ class ModelSpec:
     def details(self) -> DecoderDetails:
         """`decoder`, or ModelError for a model of which only the shape is known."""
         if self.decoder is None:
-            raise ModelError(
-                f"The engine does not run {self.name}: wager knows the shape of this family only, for `wager plan`.",
-                "Give a model of a family that the engine runs.",
-            )
+            raise not_runnable(self.name)
         return self.decoder
 
     @property
@@ -180,6 +177,14 @@ class ModelSpec:
     def kv_bytes(self, context: float) -> float:
         """Bytes that one sequence of `context` positions caches: keys and values, latents, states."""
         return sum(layer.count * layer.attention.kv_bytes(context, self.precision) for layer in self.layers)
+
+
+def not_runnable(name: str) -> ModelError:
+    """The error for a model of which only the shape is known."""
+    return ModelError(
+        f"The engine does not run {name}: wager knows the shape of this family only, for `wager plan`.",
+        "Give a model of a family that the engine runs.",
+    )
 
 
 def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
