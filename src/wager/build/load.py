@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wager.arch.spec import ModelSpec
+from wager.arch import Mla, ModelSpec
 from wager.build import drafters
 from wager.build import memory_plan as memory
 from wager.build import policy as betting
@@ -139,9 +139,11 @@ def _check_lent(config: EngineConfig, lent: EngineConfig) -> None:
 
 
 def _kernels(config: EngineConfig, opened: OpenedModel) -> Kernels:
-    spec = opened.spec
-    latent = (spec.latent.rank, spec.latent.rope) if spec.latent else None
-    return select(config.kernels, dtype=config.dtype, threads=config.threads, head_dim=spec.head_dim, latent=latent)
+    attention = opened.spec.attention
+    latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
+    return select(
+        config.kernels, dtype=config.dtype, threads=config.threads, head_dim=attention.head_dim, latent=latent
+    )
 
 
 def _plan(

@@ -29,7 +29,7 @@ def open_engine(
     models = [config.model, *drafting]
     with console.meter("bytes") as update:
         for model in models if like is None else models[1:]:
-            if not random_models.named(model):
+            if not random_models.is_random(model):
                 hub.resolve(model, update)
     torch.set_num_threads(1)  # its idle workers would spin on the cores that the native kernels use
     with console.working(f"Loading {config.model}") as report:
