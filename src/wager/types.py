@@ -125,7 +125,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt in token ids and how to answer it. `weight` is what a token of it is worth beside those of other requests
+    """A prompt in token ids and how to answer it. `weight` is what one of its tokens is worth beside those of others
     when the policy decides whose guesses are verified."""
 
     id: str

@@ -18,7 +18,7 @@ from wager.build.memory_plan import MemoryPlan
 from wager.build.opened import OpenedModel, open_target
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
-from wager.economics.latency.calibration import FOLDER, find
+from wager.economics.latency.calibration import FOLDER, find_calibration
 from wager.economics.latency.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
@@ -177,7 +177,7 @@ def _prices(config: EngineConfig, target: LoadedTarget, say: Report) -> LatencyS
 def _calibrated(target: LoadedTarget, say: Report) -> LatencySurface | None:
     folder = hub.cache_dir(FOLDER)
     here = setup(target.kernels, target.opened.spec, model=target.opened.path.name)
-    found, why = find(folder, here)
+    found, why = find_calibration(folder, here)
     if found:
         say(f"prices as calibrated {found.age}")
         return found.surface()
