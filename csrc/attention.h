@@ -1,6 +1,6 @@
-// Paged attention over every row's own path, with online softmax over blocks of 64 keys at absolute positions, and the
+// Paged attention over every row's own path, with online softmax over tiles of 64 keys at absolute positions, and the
 // results of segments of 256 keys folded together in order. Work is handed out by (tile, kv head); where those are fewer
-// than the threads could share evenly, by segment too. The folds are the same, so who did what does not show.
+// than the threads could share evenly, by segment too. The order of the folds is the same either way, and so is every bit.
 #pragma once
 
 #include "attention_tile.h"
@@ -10,30 +10,30 @@ namespace wager::WAGER_NS {
 // All segments of a tile and kv head, one after the other.
 inline void attend(Work& work, float scale) {
     const int n = work.rows * work.group;
-    work.whole.clear(n, work.values_d);
+    work.full_state.clear(n, work.values_d);
     for (int segment = work.first_segment(); segment < work.end_segment(); ++segment) {
         work.segment(segment, scale);
-        work.whole.fold(work.now, n, work.values_d);
+        work.full_state.fold(work.segment_state, n, work.values_d);
     }
     work.finish();
 }
 
-// One segment; whoever completes the last one of its tile and kv head folds them.
+// One segment; the thread that completes the last one of its tile and kv head folds them all.
 inline void attend_segment(Work& work, const AttentionPlan& plan, int item, int segment, float scale) {
     const int first = work.first_segment(), end = work.end_segment(), n = work.rows * work.group;
     if (segment < first || segment >= end) return;
-    const State mine = work.now;
+    const State own = work.segment_state;
     const auto part_of = [&](int s) {
-        return State(plan.parts + (static_cast<size_t>(item) * plan.segments + s) * state_floats(work.group, work.d), work.group,
-                     work.d);
+        const size_t at = static_cast<size_t>(item) * plan.segments + s;
+        return State(plan.parts + at * state_floats(work.group, work.d), work.group, work.d);
     };
-    work.now = part_of(segment);
+    work.segment_state = part_of(segment);
     work.segment(segment, scale);
-    work.now = mine;
+    work.segment_state = own;
     if (plan.done[item].fetch_add(1, std::memory_order_acq_rel) + 1 != end - first) return;
     plan.done[item].store(0, std::memory_order_relaxed);  // for the next layer; a barrier lies between
-    work.whole.clear(n, work.values_d);
-    for (int s = first; s < end; ++s) work.whole.fold(part_of(s), n, work.values_d);
+    work.full_state.clear(n, work.values_d);
+    for (int s = first; s < end; ++s) work.full_state.fold(part_of(s), n, work.values_d);
     work.finish();
 }
 

@@ -94,7 +94,7 @@ def test_a_forked_child_can_compute(built):
         tape = kernels.tape(max_rows=4, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
         x, out = torch.ones(4, 16, dtype=torch.bfloat16), torch.zeros(4, 320)
         tape.linear(x, kernels.pack(torch.ones(320, 16)), out)
-        tape.inputs.parents[0] = -1
+        tape.inputs.parents[0], tape.inputs.query_start_loc[1] = -1, 1
         for place in ("parent", "child"):
             out.zero_()
             tape.run(rows=1, sequences=1, logits_rows=0)

@@ -1,7 +1,4 @@
-"""The choice of experts of one row, in plain torch: what the native router is tested against.
-
-Knows no tape and no other row.
-"""
+"""The top experts of one row, in plain torch: the oracle of the native router."""
 
 from __future__ import annotations
 
@@ -11,29 +8,29 @@ from torch import Tensor
 from wager.arch.spec import Experts
 
 
-def choose(logits: Tensor, bias: Tensor | None, how: Experts) -> tuple[Tensor, Tensor]:
-    """Ids (ascending) and shares of the experts of one row, int64 and float32 [chosen], from its logits f32 [experts].
+def top_experts(logits: Tensor, bias: Tensor | None, spec: Experts) -> tuple[Tensor, Tensor]:
+    """Ids (ascending) and shares of the experts of one row, int64 and float32 [top_k], from its logits f32 [experts].
 
     Ties go to the lowest id, of groups and of experts: see kernels.base.Tape.route.
     """
-    scores = torch.sigmoid(logits) if how.score == "sigmoid" else torch.softmax(logits, dim=0)
-    merit = scores if how.score == "sigmoid" else logits
+    scores = torch.sigmoid(logits) if spec.score == "sigmoid" else torch.softmax(logits, dim=0)
+    ranking = scores if spec.score == "sigmoid" else logits
     if bias is not None:
-        merit = merit + bias
-    if how.groups > 1:
-        grouped = merit.view(how.groups, -1)
-        best = grouped.sort(dim=1, descending=True).values[:, : how.group_best].sum(dim=1)
-        allowed = torch.zeros(how.groups, dtype=torch.bool)
-        allowed[_best(best, how.top_groups)] = True
-        merit = torch.where(allowed[:, None], grouped, -torch.inf).flatten()
-    ids = _best(merit, how.chosen)
+        ranking = ranking + bias
+    if spec.groups > 1:
+        grouped = ranking.view(spec.groups, -1)
+        best = grouped.sort(dim=1, descending=True).values[:, : spec.group_best].sum(dim=1)
+        allowed = torch.zeros(spec.groups, dtype=torch.bool)
+        allowed[_best(best, spec.top_groups)] = True
+        ranking = torch.where(allowed[:, None], grouped, -torch.inf).flatten()
+    ids = _best(ranking, spec.chosen)
     shares = scores[ids]
-    if how.normalised:
+    if spec.normalised:
         total = shares[0]
         for share in shares[1:]:
             total = total + share
         shares = shares / (total + 1e-20)
-    return ids, shares * how.scale
+    return ids, shares * spec.scale
 
 
 def _best(values: Tensor, count: int) -> Tensor:

@@ -73,7 +73,7 @@ class Decoder:
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
-        heads, sequences = len(batch.logits_indices), len(batch.query_start_loc)
+        heads, sequences = len(batch.logits_indices), batch.num_sequences
         for name, size, most in (
             ("rows", batch.rows, self.max_rows),
             ("heads", heads, self.max_heads),
@@ -101,8 +101,8 @@ class Decoder:
         last = torch.empty(self.max_heads, spec.hidden, dtype=kernels.act)
         head = kernels.pack(embedding if spec.tied else weights.read("head.weight", kernels.act))
         tape.select(x, picked)
-        tape.rms_norm(picked, weights.read("norm.weight"), spec.norm_eps, last, of="heads")
-        tape.linear(last, head, self._logits, of="heads")
+        tape.rms_norm(picked, weights.read("norm.weight"), spec.norm_eps, last, of="logits")
+        tape.linear(last, head, self._logits, of="logits")
         tape.argmax(self._logits, self._best)
 
     def _record_layer(self, tensors: _Layer, layer: int, to: _Scratch) -> None:
