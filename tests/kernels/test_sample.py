@@ -102,6 +102,19 @@ def test_nothing_asked_nothing_drawn(kernels):
     assert none.shape == (0,) and none.dtype == torch.int32
 
 
+def test_sample_rows_packs_the_arguments(each):
+    from wager.kernels.sampling import SampleRequest, sample_rows
+
+    logits = torch.randn(3, 301, generator=torch.Generator().manual_seed(2)) * 3
+    logits[1, 7] = float("nan")
+    asks = [(2, 0.8, 2**64 - 3, 70, 1), (0, 0.0, 5, 4000, 0), (1, 1.0, 6, 2, 2), (2, 0.8, 2**63, 70, 63)]
+    got = sample_rows(each, logits, [SampleRequest(*ask) for ask in asks])
+    assert got == sample(each, logits, asks)
+    assert all(type(token) is int for token in got)
+    assert got[2] == -1
+    assert sample_rows(each, logits, []) == []
+
+
 def test_threads_do_not_show(kernels, one_thread):
     if kernels.isa.name != one_thread.isa.name:
         pytest.skip("another instruction set")

@@ -14,6 +14,7 @@ import torch
 import wager
 from wager.errors import UsageError
 from wager.kernels import _quota, physical_cores, select
+from wager.kernels.threads import limit_torch_threads, one_thread
 
 
 @pytest.fixture
@@ -83,6 +84,19 @@ def test_threads_are_physical_cores(built, monkeypatch):
     assert physical_cores() >= 1
     assert select("native").threads == physical_cores()
     assert select("native", threads=3).threads == 3
+
+
+def test_torch_is_limited_to_one_thread():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        limit_torch_threads()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_forked_child_can_compute(built):
