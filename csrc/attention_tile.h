@@ -9,41 +9,12 @@
 #include <cmath>
 
 #include "attention_block.h"
+#include "softmax_state.h"
 
 namespace wager::WAGER_NS {
 
-// Partial result of an online softmax over some keys, for each row-head (a row and a query head): the weighted sum of
-// values, lane-wise sums of the probabilities and the maximum score.
-struct State {
-    float *o, *sum, *top;  // [row-heads, d], [.., 16], [..]
-
-    State(float* memory, int group, int d) {
-        const size_t height = tile_height(group);
-        o = memory;
-        sum = o + height * d;
-        top = sum + height * 16;
-    }
-    void clear(int n, int d) {
-        std::memset(o, 0, static_cast<size_t>(n) * d * 4);
-        std::memset(sum, 0, static_cast<size_t>(n) * 16 * 4);
-        for (int i = 0; i < n; ++i) top[i] = -1e30f;
-    }
-    // Adds the partial result of later keys. One without any key (top -1e30) leaves every bit as it was.
-    void fold(const State& later, int n, int d) {
-        for (int i = 0; i < n; ++i) {
-            const float top_of_both = later.top[i] > top[i] ? later.top[i] : top[i];
-            const F scale = exp2(splat(top[i] - top_of_both)), later_scale = exp2(splat(later.top[i] - top_of_both));
-            float *s = sum + 16 * i, *at = o + static_cast<size_t>(i) * d;
-            const float* from = later.o + static_cast<size_t>(i) * d;
-            store(s, add(mul(load(s), scale), mul(load(later.sum + 16 * i), later_scale)));
-            for (int j = 0; j < d; j += 16) store(at + j, add(mul(load(at + j), scale), mul(load(from + j), later_scale)));
-            top[i] = top_of_both;
-        }
-    }
-};
-
 // Attention of one (tile, kv head): its buffers in this thread's scratch memory, and where each row's keys are.
-struct Work {
+struct AttentionTile {
     const Attention& op;
     const Step& step;
     int row, rows, head, d, values_d, group;
@@ -51,14 +22,14 @@ struct Work {
     int full_from, full_to;  // every key of the blocks in [from, to) is visible to every row
     uint16_t *q, *p;         // [row-heads, d], [row-heads, 64]
     float* s;                // [row-heads, 64]
-    State segment_state, full_state;  // of the current segment; of all segments so far
+    SoftmaxState segment_state, full_state;  // of the current segment; of all segments so far
     uint16_t *tail_keys, *tail_values;  // [rows, tail_blocks, 16 * d]
     uint16_t* masked_values;            // [rows, 16 * d]
     uint16_t* transposed;               // [16 * d]: the current cached block as values, where the cache is latent
     uint32_t masked;                    // rows whose values of the current block are in masked_values, as bits
     const int32_t* table;
 
-    Work(const Attention& op_, const Step& step_, uint8_t* scratch)
+    AttentionTile(const Attention& op_, const Step& step_, uint8_t* scratch)
         : op(op_),
           step(step_),
           d(op.cache.head_dim),

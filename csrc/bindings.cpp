@@ -92,8 +92,8 @@ void bind_tape(nb::module_& m) {
         })
         .def("linear", [](Tape& t, Address x, Address weight, Address bias, int n, int k, int panels, bool gated, bool add,
                           Address out, bool logits) {
-            t.record(wager::Linear{at<const uint16_t>(x), at<const uint16_t>(weight), at<const float>(bias), at<void>(out), n, k,
-                                   panels, gated, add, row_set(logits), nullptr, 0, 0});
+            t.record(wager::Linear{at<const uint16_t>(x), at<const uint16_t>(weight), at<const float>(bias), at<void>(out), n,
+                                   k, panels, gated, add, row_set(logits), nullptr, 0, 0});
         })
         .def("per_head", [](Tape& t, Address x, Address weight, int heads, int n, int k, int step, Address out) {
             t.record(wager::PerHead{at<const uint16_t>(x), at<const uint16_t>(weight), at<uint16_t>(out), heads, n, k, step});
@@ -106,8 +106,8 @@ void bind_tape(nb::module_& m) {
             t.record(wager::Router{at<const uint16_t>(x), at<const float>(weight), scores, routing.experts, hidden});
             t.record(wager::TopExperts{scores, at<const float>(bias), at<int32_t>(ids), at<float>(shares), routing});
         })
-        .def("experts", [](Tape& t, Address x, Address in, Address down, int hidden, int width, int experts, int top_k, int rows,
-                           nb::tuple routing, Address out) {
+        .def("experts", [](Tape& t, Address x, Address in, Address down, int hidden, int width, int experts, int top_k,
+                           int rows, nb::tuple routing, Address out) {
             const auto of = [&](int i) { return nb::cast<Address>(routing[i]); };
             int32_t *const order = at<int32_t>(of(2)), *const hits = order + static_cast<size_t>(rows) * top_k;
             const wager::Groups groups{order, hits, hits + experts, hits + 2 * experts + 1};
@@ -120,7 +120,8 @@ void bind_tape(nb::module_& m) {
         .def("latent", [](Tape& t, Address q, Address kv, Address table, int positions, Address norm, float eps,
                           const CacheView& cache, int layer, int heads, int nope, Address q_nope, Address query) {
             t.record(wager::LatentWrite{at<const float>(q), at<const float>(kv), at<const float>(table),
-                                        at<const float>(norm), eps, cache, layer, heads, positions, nope, at<uint16_t>(q_nope), at<uint16_t>(query)});
+                                        at<const float>(norm), eps, cache, layer, heads, positions, nope,
+                                        at<uint16_t>(q_nope), at<uint16_t>(query)});
         })
         .def("rotary", [](Tape& t, Address qkv, Address table, int positions, Address q_norm, Address k_norm, float eps,
                           const CacheView& cache, int layer, int heads, Address q) {

@@ -132,7 +132,7 @@ inline void linear(const Linear& op, const Step& step, int thread) {
     });
 }
 
-// One matrix per head: a thread takes whole heads' panels in order, as it would those of one matrix.
+// One matrix per head: the panels of all heads are shared out among threads in order, as if they were one matrix's.
 inline void per_head(const PerHead& op, const Step& step, int thread) {
     const int panels = (op.n + kPanel - 1) / kPanel;
     const int first = static_cast<int>(part(static_cast<int64_t>(op.heads) * panels, thread, step.threads));

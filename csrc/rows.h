@@ -172,7 +172,7 @@ inline void argmax(const Argmax& op, const Step& step, int thread) {
         op.out[head] = max_logit(op.logits + static_cast<size_t>(head) * op.n, 0, op.n).id;
 }
 
-// Reads data[first, last) once and sums it: how fast memory can be read. Whole steps of 64 only.
+// Reads data[first, last) once and sums it: how fast memory can be read. A rest below 64 is left out.
 inline float sweep(const float* data, int64_t first, int64_t last) {
     F acc[4] = {zero(), zero(), zero(), zero()};
     for (int64_t i = first; i + 64 <= last; i += 64) {

@@ -1,7 +1,7 @@
 """Small worlds for kernel tests: rows with known queries, keys and values, packed by hand into any block table.
 
-A `Path` is what plain decoding would see: one q/k/v row per position. Knows no model and no pack.py, so that a mistake
-there cannot hide one here.
+A `Path` is what plain decoding would see: one q/k/v row per position. Uses neither the decoder nor pack.py, so that
+a mistake there cannot hide one here.
 """
 
 from __future__ import annotations

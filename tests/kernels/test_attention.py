@@ -121,7 +121,7 @@ def test_threads_do_not_show(kernels, one_thread):
         assert torch.equal(ours, theirs)
 
 
-def test_an_accepted_tree_path_closes_ranks(kernels):
+def test_an_accepted_tree_path_is_moved_together(kernels):
     world = World(kernels, layers=3)
     table, prefix, guesses = blocks(6, seed=14), world.rows(30, seed=15), world.rows(5, seed=16)
     world.step(Piece(table, 0, prefix[:-1]))

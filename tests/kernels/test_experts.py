@@ -134,7 +134,7 @@ class Spoilt(Mixture):
         return (gate * torch.nan, up, down) if index in self.spoilt else (gate, up, down)
 
 
-def test_experts_that_nobody_chose_are_not_read(kernels):
+def test_experts_that_no_row_selected_are_not_read(kernels):
     mixture, x = Spoilt(kernels, replace(SOFT, count=4, chosen=1)), rows(30)
     mixture(x)
     used = mixture.routing.ids[:30].flatten().tolist()

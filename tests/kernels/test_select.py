@@ -1,4 +1,4 @@
-"""The choice of kernels: what was asked for, what can be had, and a sentence that says why."""
+"""The selection of kernels: what was requested, what is available, and the reason given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle against textbook formulas, and the property everything rests on: a row never knows its neighbours."""
+"""The oracle against textbook formulas, and row-invariance: a row does not depend on the others of its batch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_chunked_prefill_is_bit_equal_to_decoding(dtype: str, window: int | None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_do_not_know_their_neighbours(dtype: str) -> None:
+def test_rows_do_not_depend_on_their_neighbours(dtype: str) -> None:
     rng = np.random.default_rng(11)
     sequences = [[int(t) for t in rng.integers(0, VOCAB, n)] for n in (3, 17, 1, 29, 8)]
     places = [[3 * i, 3 * i + 1] for i in range(5)]

@@ -22,7 +22,7 @@ from wager.arch.spec import Experts
 from wager.types import PackedBatch
 
 BLOCK_SIZE = 16
-"""Tokens per block of the cache; prefixes are reused in whole blocks, too."""
+"""Tokens per block of the cache; prefixes are reused block by block."""
 
 KEY_TILE = 64
 """Keys that share one running maximum in attention; tiles begin at absolute positions."""
@@ -237,7 +237,7 @@ class Kernels(Protocol):
     def sample(
         self, logits: Tensor, rows: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, choices: Tensor
     ) -> Tensor:
-        """argmax(z / T + g) over the whole vocabulary for the given rows of logits [L, V]; see kernels/noise.py.
+        """argmax(z / T + g) over the full vocabulary for the given rows of logits [L, V]; see kernels/noise.py.
 
         rows, positions, choices int32 [n]: row of `logits`, absolute position of the token to sample, index of the
         sequence among the n of its request; temperatures float64 [n]; seeds int64 [n] (bit pattern of the unsigned

@@ -81,7 +81,7 @@ class CpuKernels:
         if any(len(t) != n for t in (temperature, seed, position, choice)):
             raise ModelError("sample takes one temperature, seed, position and choice per row.")
         if n and not 0 <= int(row.min()) <= int(row.max()) < count:
-            raise ModelError(f"sample was asked for a row outside the {count} rows of logits.")
+            raise ModelError(f"sample got a row outside the {count} rows of logits.")
         out = torch.empty(n, dtype=torch.int32)
         _native.sample(
             self.pool,

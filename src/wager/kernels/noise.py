@@ -137,7 +137,7 @@ def uniform(seed: int, position: int, *, choice: int = 0, domain: int = ACCEPT, 
 
 
 def argmax_gumbel(logits: NDArray[np.float32], temperature: float, seed: int, position: int, choice: int = 0) -> int:
-    """argmax(z / T + g) over the whole vocabulary in float64, ties to the lowest id; greedy at T <= 1e-4.
+    """argmax(z / T + g) over the full vocabulary in float64, ties to the lowest id; greedy at T <= 1e-4.
 
     The oracle of `Kernels.sample`. `logits` float32 [V]; returns -1 if any of them is not finite.
     """
