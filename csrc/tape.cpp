@@ -44,7 +44,9 @@ class Exclusive {
 Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim)
     : pool_(std::move(pool)),
       table_(table),
+      source_(in),
       in_(in),
+      storage_(size_t{6} * in.max_rows + size_t{2} * in.max_sequences + 1 + static_cast<size_t>(in.max_sequences) * in.max_blocks),
       kv_heads_(kv_heads),
       group_(heads / kv_heads),
       head_dim_(head_dim),
@@ -162,10 +164,35 @@ void Tape::check_logits_indices(int rows, int logits_rows) const {
     }
 }
 
-void Tape::check(int rows, int sequences, int logits_rows) {
+// What is checked must be what is run, also while another thread fills the caller's buffers.
+void Tape::copy_inputs(int rows, int sequences, int logits_rows) {
     require(rows >= 0 && rows <= in_.max_rows, "rows", 0, rows);
     require(sequences >= 0 && sequences <= in_.max_sequences, "sequences", 0, sequences);
     require(logits_rows >= 0 && logits_rows <= in_.max_rows, "logits_rows", 0, logits_rows);
+    int32_t* to = storage_.data();
+    const auto copy = [&](const int32_t* from, int n, int room) {
+        int32_t* const at = to;
+        std::copy_n(from, n, at);
+        to += room;
+        return at;
+    };
+    in_.tokens = copy(source_.tokens, rows, in_.max_rows);
+    in_.positions = copy(source_.positions, rows, in_.max_rows);
+    in_.parents = copy(source_.parents, rows, in_.max_rows);
+    in_.slot_mapping = copy(source_.slot_mapping, rows, in_.max_rows);
+    in_.seq_ids = copy(source_.seq_ids, rows, in_.max_rows);
+    in_.logits_indices = copy(source_.logits_indices, logits_rows, in_.max_rows);
+    in_.query_start_loc = copy(source_.query_start_loc, sequences + 1, in_.max_sequences + 1);
+    in_.num_computed_tokens = copy(source_.num_computed_tokens, sequences, in_.max_sequences);
+    in_.block_tables = to;
+    for (int s = 0; s < sequences; ++s) {  // of each table the entries that its sequence can use
+        const int64_t end = (int64_t{in_.num_computed_tokens[s]} + rows) / kBlockSize + 1;
+        const int n = static_cast<int>(std::clamp<int64_t>(end, 0, in_.max_blocks));
+        copy(source_.block_tables + static_cast<size_t>(s) * in_.max_blocks, n, in_.max_blocks);
+    }
+}
+
+void Tape::check(int rows, int sequences, int logits_rows) {
     const int32_t* starts = in_.query_start_loc;
     for (int s = 0; s < sequences; ++s) {
         require(in_.num_computed_tokens[s] >= 0, "num_computed_tokens", s, in_.num_computed_tokens[s]);
@@ -225,6 +252,7 @@ AttentionPlan Tape::plan(int rows) {
 
 void Tape::run(int rows, int sequences, int logits_rows) {
     const Exclusive use(busy_);
+    copy_inputs(rows, sequences, logits_rows);
     check(rows, sequences, logits_rows);
     for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
     const Step step{in_, rows, sequences, logits_rows, pool_->threads(), plan(rows), scratch_.data(), scratch_bytes_};

@@ -36,6 +36,7 @@ class Tape {
 
     void limit_blocks(const CacheView& cache);
     void link_prefetch(const Linear& op);
+    void copy_inputs(int rows, int sequences, int logits_rows);
     void check(int rows, int sequences, int logits_rows);
     void check_row(int row, int sequences) const;
     void check_path(int row) const;
@@ -48,7 +49,8 @@ class Tape {
 
     std::shared_ptr<Pool> pool_;
     const Table* table_;
-    Inputs in_;
+    Inputs source_, in_;  // the caller's buffers, and the copy of a step's inputs in storage_
+    std::vector<int32_t> storage_;
     int kv_heads_, group_, head_dim_, tail_blocks_, vocab_, positions_, num_blocks_;
     size_t scratch_bytes_;
     Buffer scratch_, parts_;

@@ -179,3 +179,31 @@ def test_a_refused_step_leaves_the_tape_free(kernels):
         with pytest.raises(CacheIntegrityError, match="slot_mapping is 0 at index 1"):
             world.tape.run(rows=3, sequences=1, logits_rows=0)
     assert torch.equal(world.step(Piece([5], 0, rows))[0], want)
+
+
+def test_inputs_that_change_during_a_run_are_not_followed(kernels):
+    """What was checked is what runs: a slot that another thread puts into the buffers is refused or not seen."""
+    world = World(kernels, heads=32, kv_heads=1, d=128, layers=1)
+    rows, foreign = world.rows(200, seed=10), 40 * BLOCK_SIZE
+    piece = Piece(list(range(13)), 0, rows)
+    want = world.step(piece)[0]
+    stop, slots = threading.Event(), world.tape.inputs.slot_mapping.numpy()
+
+    def change() -> None:
+        while not stop.is_set():
+            slots[150] = foreign
+            slots[150] = 150
+
+    other = threading.Thread(target=change)
+    other.start()
+    ran = 0
+    for _ in range(60):
+        try:
+            world.tape.run(rows=200, sequences=1, logits_rows=0)
+        except CacheIntegrityError:
+            continue
+        ran += 1
+        assert torch.equal(world.out[:200], want)
+    stop.set()
+    other.join()
+    assert not world.cache.read(foreign).any(), f"{ran} runs"
