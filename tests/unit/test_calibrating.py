@@ -47,7 +47,7 @@ class TimedTarget(ToyTarget):
         self.shapes: list[tuple[int, int, int]] = []
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
-        shape = (batch.rows, len(batch.query_start_loc), int(batch.num_computed_tokens.sum()))
+        shape = (batch.rows, batch.num_sequences, int(batch.num_computed_tokens.sum()))
         self.shapes.append(shape)
         self.clock.advance(price(*shape) * self.pace(self.clock.seconds))
         return super().forward(batch)

@@ -155,10 +155,10 @@ class ToyTarget:
         return TargetOutput(torch.from_numpy(self._logits[:heads]), torch.from_numpy(self._best[:heads]))
 
     def _refuse(self, batch: PackedBatch) -> None:
-        wide = batch.rows > self.max_rows or len(batch.query_start_loc) > self.max_sequences
+        wide = batch.rows > self.max_rows or batch.num_sequences > self.max_sequences
         if wide or len(np.unique(batch.slot_mapping)) < batch.rows or (batch.parents >= np.arange(batch.rows)).any():
             raise CacheIntegrityError(
-                f"A batch of {batch.rows} rows and {len(batch.query_start_loc)} sequences cannot be run.",
+                f"A batch of {batch.rows} rows and {batch.num_sequences} sequences cannot be run.",
                 "It is too wide, writes one slot twice, or names a parent after its child.",
             )
 
