@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wager.economics.policy.base import FixedDepth
+from wager.economics.policy.fixed import FixedDepth
 from wager.economics.simulation import comparison as replay
 from wager.economics.simulation.comparison import ReplaySetting
 from wager.economics.simulation.server import SimulatedServer, Workload
