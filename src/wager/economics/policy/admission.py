@@ -15,8 +15,8 @@ from wager.types import Draft
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The tokens taken, by index, best first, and their total gain; `cut` lies between the gains of the last one taken and
-    the first one left (None if all or none are taken)."""
+    """The tokens taken, by index, best first, and their total gain; `cut` lies between the gain of the last one taken
+    and that of the first one left (None if all or none are taken)."""
 
     taken: Sequence[int]
     gain: float
