@@ -64,7 +64,7 @@ def seconds(task: Callable[[], object]) -> float:
 
 def memory_read(kernels: CpuKernels) -> Callable[[], object]:
     """A plain read of memory by all threads."""
-    block = _native.Block(SWEPT)
+    block = _native.Buffer(SWEPT)
     ctypes.memset(block.address, 1, block.nbytes)  # memory that was never written is one mapped page of zeros
     return lambda: _native.sweep(kernels.pool, kernels.isa, block)
 

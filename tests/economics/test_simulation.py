@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wager.economics.policy.base import FixedDepth, Policy
+from wager.economics.policy.base import Policy
+from wager.economics.policy.fixed import FixedDepth
 from wager.economics.simulation import comparison as replay
 from wager.economics.simulation.comparison import ReplaySetting
 from wager.economics.simulation.published_latency import PublishedLatency

@@ -8,9 +8,11 @@ from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Policy, Threshold
+from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.objective import parse_objective
 from wager.economics.policy.spec import parse_policy
+from wager.economics.policy.threshold import Threshold
 from wager.errors import UsageError
 
 _CATCHING_UP = 8
