@@ -16,7 +16,7 @@ from scipy import stats
 
 from wager.draft.model import DraftModel
 from wager.kernels.base import TargetOutput
-from wager.testing import ToyLaw, ToyTarget
+from wager.testing import ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.types import Draft, DraftRequest, OutputDelta, Request, SamplingParams
 from wager.verify.distribution import Shaped, shape, without_replacement
@@ -25,8 +25,8 @@ V = 8
 LENGTH = 61  # one token that depends on the prompt, then twenty windows of three
 TOKENS = int(os.environ.get("WAGER_LAW_TOKENS", "6000"))
 
-TARGET = ToyLaw(vocab=V, order=1, sharpness=4.0, memory=0.0)
-GUESSER = ToyLaw(vocab=V, order=1, sharpness=4.0, memory=0.0, drift=0.7, salt=5)
+TARGET = ToyDistribution(vocab=V, order=1, sharpness=4.0, memory=0.0)
+GUESSER = ToyDistribution(vocab=V, order=1, sharpness=4.0, memory=0.0, drift=0.7, salt=5)
 
 WARM = SamplingParams(max_tokens=LENGTH, temperature=1.0)
 CUT = SamplingParams(max_tokens=LENGTH, temperature=1.3, top_p=0.85)
@@ -34,7 +34,7 @@ COOL = SamplingParams(max_tokens=LENGTH, temperature=0.6, min_p=0.02)
 BIASED = SamplingParams(max_tokens=LENGTH, temperature=1.0, top_k=6, top_p=0.97, logit_bias={2: 1.5, 5: -1.0})
 
 
-def transition(law: ToyLaw, params: SamplingParams) -> np.ndarray:
+def transition(law: ToyDistribution, params: SamplingParams) -> np.ndarray:
     """[V, V]: the law after each last token, processed by the definition rather than by production."""
     rows = []
     for last in range(V):

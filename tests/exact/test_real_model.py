@@ -17,7 +17,7 @@ from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.models.transformer import Decoder
-from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceSeer
+from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceOracle
 from wager.types import Request, SamplingParams
 
 pytestmark = pytest.mark.real
@@ -65,13 +65,13 @@ def texts(plain: LoadedEngine, requests: list[Request]) -> Texts:
 
 
 def drafter(name: str, plain: LoadedEngine, requests: list[Request], texts: Texts) -> Drafter:
-    vocab, seer = plain.spec.vocab, ReferenceSeer({r.id: [*r.prompt, *texts[r.id]] for r in requests})
+    vocab, seer = plain.spec.vocab, ReferenceOracle({r.id: [*r.prompt, *texts[r.id]] for r in requests})
     if name == "ngram":
         return NgramDrafter()
     if name == "adversary":
-        return AdversaryDrafter(vocab, seer=seer)
+        return AdversaryDrafter(vocab, oracle=seer)
     if name == "random-tree":
-        return RandomTreeDrafter(vocab, seer=seer)
+        return RandomTreeDrafter(vocab, oracle=seer)
     twin = Decoder(
         plain.target.opened.weights, plain.kernels, num_blocks=256, max_rows=64, max_sequences=8, max_blocks=64
     )  # the target as its own draft model: right every time, if the noise and the processors are shared

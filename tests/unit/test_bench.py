@@ -14,7 +14,7 @@ from wager.bench.machine import describe, versions
 from wager.bench.workload import OTHER, Prompt
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
-from wager.testing import AdversaryDrafter, RandomTreeDrafter, ToyLaw
+from wager.testing import AdversaryDrafter, RandomTreeDrafter, ToyDistribution
 from wager.testing.engines import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
@@ -22,7 +22,7 @@ ROW_KEYS = [
     "id", "category", "prompt_tokens", "tokens", "token_ids", "text", "prefill_s", "decode_s", "rounds", "drafted",
     "accepted", "drafter",
 ]  # fmt: skip
-LAW = ToyLaw(vocab=17)
+LAW = ToyDistribution(vocab=17)
 
 
 # ---- workloads ----------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_differences_are_counted_and_placed(tried: Completion, count: int, place
 
 
 def test_another_law_is_found_out() -> None:
-    other = toy_engine(ToyLaw(vocab=17, order=3))
+    other = toy_engine(ToyDistribution(vocab=17, order=3))
     tried = sameness.answers(other, PROMPTS, sameness.COLD)
     outcome = sameness.judge(plain_answers(), tried, mode="m", drafter="d", condition=sameness.COLD)
     assert outcome.differing > 50

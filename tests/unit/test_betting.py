@@ -25,16 +25,16 @@ from wager.testing import (
     OracleDrafter,
     RandomTreeDrafter,
     SetAcceptanceDrafter,
-    ToyLaw,
-    ToySeer,
+    ToyDistribution,
+    ToyOracle,
     ToyTarget,
 )
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, DraftDecision, Plan, Request, SamplingParams, Span, StepRecord, Verdict
 
-LAW = ToyLaw(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
-SEER = ToySeer(LAW)
+LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
+SEER = ToyOracle(LAW)
 
 
 def surface() -> LatencySurface:
@@ -44,10 +44,10 @@ def surface() -> LatencySurface:
 
 def drafters() -> list[Drafter]:
     return [
-        SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], seer=SEER),
+        SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], oracle=SEER),
         NgramDrafter(),
-        AdversaryDrafter(LAW.vocab, seer=SEER),
-        RandomTreeDrafter(LAW.vocab, seer=SEER),
+        AdversaryDrafter(LAW.vocab, oracle=SEER),
+        RandomTreeDrafter(LAW.vocab, oracle=SEER),
         DraftModel(ToyTarget(LAW, num_blocks=40)),
     ]
 
@@ -138,7 +138,7 @@ def test_a_drafter_that_slept_wakes_to_the_truth(rule: str) -> None:
 
 
 def test_a_drafter_that_is_always_wrong_is_left_alone() -> None:
-    losing = engine(AdversaryDrafter(LAW.vocab, seer=SEER))
+    losing = engine(AdversaryDrafter(LAW.vocab, oracle=SEER))
     long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]
     answers = losing.generate(long, concurrency=4)
     assert sum(each.stats.drafted for each in answers) < 0.15 * sum(each.stats.completion_tokens for each in answers)
@@ -146,7 +146,7 @@ def test_a_drafter_that_is_always_wrong_is_left_alone() -> None:
 
 
 def test_the_right_drafter_is_found_among_several() -> None:
-    both = engine(AdversaryDrafter(LAW.vocab, seer=SEER), OracleDrafter(SEER))
+    both = engine(AdversaryDrafter(LAW.vocab, oracle=SEER), OracleDrafter(SEER))
     long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]
     answers = both.generate(long, concurrency=4)
     origins = [origin for each in answers for origin in each.drafted_by if origin]

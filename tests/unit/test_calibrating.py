@@ -21,12 +21,12 @@ from wager.kernels import machine, select
 from wager.kernels.base import TargetOutput
 from wager.profiling.calibrate import calibrate, check, quick_surface, setup, time_drafting
 from wager.profiling.timed_steps import Stage, rehearse
-from wager.testing import FakeClock, SilentDrafter, ToyLaw, ToyTarget
+from wager.testing import FakeClock, SilentDrafter, ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, DraftRequest, PackedBatch, Request, SamplingParams
 
-LAW = ToyLaw(vocab=97, memory=0.5)
+LAW = ToyDistribution(vocab=97, memory=0.5)
 HERE = Setup("toy", "toy", "toy-0", "none", None, "int64")
 
 

@@ -142,11 +142,11 @@ class Proof:
 def _seeing(name: str, plain: LoadedEngine, texts: Mapping[str, Sequence[int]]) -> Drafter | None:
     """The drafters made for proofs, shown the plain text: the adversary, so that it is wrong every time; the random
     trees, so that accepted guesses lie scattered among rejected ones. None for the others."""
-    from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceSeer
+    from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceOracle
 
     kinds = {"adversary": AdversaryDrafter, "random-tree": RandomTreeDrafter}
     kind = kinds.get(name)
-    return kind(plain.spec.vocab, seer=ReferenceSeer(texts)) if kind else None
+    return kind(plain.spec.vocab, oracle=ReferenceOracle(texts)) if kind else None
 
 
 def _report(outcomes: Sequence[Comparison], card: dict[str, Any], json_path: Path | None) -> None:

@@ -10,12 +10,12 @@ from wager.testing.drafters import (
     AdversaryDrafter,
     OracleDrafter,
     RandomTreeDrafter,
-    ReferenceSeer,
+    ReferenceOracle,
     Seer,
     SetAcceptanceDrafter,
-    ToySeer,
+    ToyOracle,
 )
-from wager.testing.toy import ToyCache, ToyLaw, ToyTarget
+from wager.testing.toy import ToyCache, ToyDistribution, ToyTarget
 
 __all__ = [
     "AdversaryDrafter",
@@ -25,13 +25,13 @@ __all__ = [
     "OutsideVocabularyDrafter",
     "OverlongDrafter",
     "RandomTreeDrafter",
-    "ReferenceSeer",
+    "ReferenceOracle",
     "Seer",
     "SetAcceptanceDrafter",
     "SilentDrafter",
     "ToyCache",
-    "ToyLaw",
-    "ToySeer",
+    "ToyDistribution",
+    "ToyOracle",
     "ToyTarget",
     "TwinDrafter",
 ]

@@ -1,7 +1,7 @@
 """Drafters with known skill: always right, always wrong, right at a set rate, trees of any shape.
 
-They speak the Drafter protocol and know no engine. Those that need the target's tokens ask a *seer*: `ToySeer` computes
-them from a ToyTarget's closed form, `ReferenceSeer` reads them from a text produced before, with any model. Without a
+They speak the Drafter protocol and know no engine. Those that need the target's tokens ask a *seer*: `ToyOracle` computes
+them from a ToyTarget's closed form, `ReferenceOracle` reads them from a text produced before, with any model. Without a
 seer the adversary and the tree drafter work on any model, but then nothing is promised about what is accepted.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from wager.kernels.base import TargetOutput
-from wager.testing.toy import ToyLaw
+from wager.testing.toy import ToyDistribution
 from wager.types import Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History, shape
 
@@ -24,10 +24,10 @@ class Seer(Protocol):
         """The target's next tokens, at most `ask.depth`, after the `known` ones (the first `prompt` are the prompt)."""
 
 
-class ToySeer:
+class ToyOracle:
     """Computes the target's tokens from its law, with the same processors and the same noise."""
 
-    def __init__(self, law: ToyLaw) -> None:
+    def __init__(self, law: ToyDistribution) -> None:
         self._law = law
 
     def see(self, ask: DraftRequest, known: Sequence[int], prompt: int) -> list[int]:
@@ -39,7 +39,7 @@ class ToySeer:
         return path
 
 
-class ReferenceSeer:
+class ReferenceOracle:
     """Reads the target's tokens from texts produced before: sequence id -> all its tokens, prompt included."""
 
     def __init__(self, texts: Mapping[str, Sequence[int]]) -> None:

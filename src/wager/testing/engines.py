@@ -11,13 +11,13 @@ from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.kv.blocks import BlockPool
-from wager.testing.toy import ToyLaw, ToyTarget
+from wager.testing.toy import ToyDistribution, ToyTarget
 from wager.trace import Trace
 from wager.types import VerifyRule
 
 
 def toy_engine(
-    law: ToyLaw,
+    law: ToyDistribution,
     *,
     drafter: Drafter | None = None,
     others: Sequence[Drafter] = (),

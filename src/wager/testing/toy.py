@@ -46,7 +46,7 @@ def cell(tokens: NDArray[np.integer], stored: NDArray[np.integer], places: NDArr
 
 
 @dataclass(frozen=True)
-class ToyLaw:
+class ToyDistribution:
     """Logits as a closed form of the context, built from integer hashes and exact float operations only.
 
     z[v] = sharpness * (u(last `order` tokens, v) + memory * u(whole path with positions, v) + drift * u(salted, v)),
@@ -127,9 +127,9 @@ class ToyTarget:
     """
 
     def __init__(
-        self, law: ToyLaw | None = None, *, num_blocks: int = 256, max_rows: int = 256, max_sequences: int = 64
+        self, law: ToyDistribution | None = None, *, num_blocks: int = 256, max_rows: int = 256, max_sequences: int = 64
     ) -> None:
-        self.law = law or ToyLaw()
+        self.law = law or ToyDistribution()
         self.vocab = self.law.vocab
         self.max_rows = max_rows
         self.max_sequences = max_sequences
