@@ -11,6 +11,8 @@ from wager.economics.latency.surface import LatencySurface
 from wager.economics.latency_model import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Policy, Threshold
+from wager.economics.policy.objective import Objective, parse_objective
+from wager.economics.policy.spec import PolicySpec, parse_policy
 from wager.errors import UsageError
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
@@ -345,7 +347,7 @@ def test_weights_move_rows_to_whom_they_favour() -> None:
 
 def test_latency_favours_whoever_is_slow_and_an_slo_those_it_can_bring_there() -> None:
     surface = Machine()
-    fast, fair = (mixed(adaptive(surface, objective=goal), surface) for goal in ("throughput", "latency"))
+    fast, fair = (mixed(adaptive(surface, objective=Objective(goal)), surface) for goal in ("throughput", "latency"))
 
     def pace(table: Table, name: str) -> float:
         return table.seconds / table.emitted[name]
@@ -353,17 +355,82 @@ def test_latency_favours_whoever_is_slow_and_an_slo_those_it_can_bring_there() -
     assert fair.rate <= 1.005 * fast.rate
     assert pace(fair, "r8") < 0.99 * pace(fast, "r8")
     target = 0.92 * pace(fast, "r8")
-    kept = mixed(adaptive(surface, objective=("slo", target)), surface)
+    kept = mixed(adaptive(surface, objective=Objective("slo", target)), surface)
     assert np.mean([pace(kept, f"r{i}") for i in range(6, 12)]) < 1.03 * target
     assert max(pace(kept, f"r{i}") for i in range(6)) < target
-    hopeless = mixed(adaptive(surface, objective=("slo", 1e-5)), surface)
+    hopeless = mixed(adaptive(surface, objective=Objective("slo", 1e-5)), surface)
     assert hopeless.rate > 0.97 * fast.rate
 
 
-@pytest.mark.parametrize("objective", ["speed", ("slo", 0.0), ("slo",), ("latency", 1.0)])
-def test_an_objective_that_is_none_is_named(objective: object) -> None:
+@pytest.mark.parametrize(("kind", "seconds"), [("speed", 0.0), ("slo", 0.0), ("slo", -1.0), ("latency", 1.0)])
+def test_an_objective_that_is_none_is_named(kind: str, seconds: float) -> None:
     with pytest.raises(UsageError, match="objective"):
-        adaptive(Machine(), objective=objective)
+        Objective(kind, seconds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("throughput", Objective()),
+        ("latency", Objective("latency")),
+        ("slo:20ms", Objective("slo", 20e-3)),
+        ("slo:1.5s", Objective("slo", 1.5)),
+        ("slo:500us", Objective("slo", 500e-6)),
+        ("slo:500\u00b5s", Objective("slo", 500e-6)),
+        ("slo:500\u03bcs", Objective("slo", 500e-6)),
+    ],
+)
+def test_objectives_are_parsed(text: str, parsed: Objective) -> None:
+    assert parse_objective(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["", "speed", "slo", "slo:", "slo:0ms", "slo:20", "slo:-1ms", "slo:soon", "slo:1 m"])
+def test_an_objective_that_cannot_be_parsed_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match=f"objective = {text!r}"):
+        parse_objective(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "replay", "parsed"),
+    [
+        ("adaptive", False, PolicySpec("adaptive")),
+        ("adaptive", True, PolicySpec("adaptive")),
+        ("fixed", False, PolicySpec("fixed")),
+        ("threshold", False, PolicySpec("threshold")),
+        ("threshold:0.3", False, PolicySpec("threshold", threshold=0.3)),
+        ("none", True, PolicySpec("none")),
+        ("fixed:3", True, PolicySpec("fixed", depth=3)),
+        ("fixed:mtp:3", True, PolicySpec("fixed", "mtp", 3)),
+        ("threshold:0.3", True, PolicySpec("threshold", threshold=0.3)),
+        ("threshold:mtp", True, PolicySpec("threshold", "mtp")),
+        ("threshold:mtp:0.3", True, PolicySpec("threshold", "mtp", threshold=0.3)),
+        ("threshold:0.8:0.3", True, PolicySpec("threshold", "0.8", threshold=0.3)),
+    ],
+)
+def test_policies_are_parsed(text: str, replay: bool, parsed: PolicySpec) -> None:
+    assert parse_policy(text, replay=replay) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "replay"),
+    [
+        ("", False),
+        ("none", False),
+        ("fixed:3", False),
+        ("adaptive:3", False),
+        ("threshold:mtp:0.3", False),
+        ("threshold:high", False),
+        ("threshold:nan", False),
+        ("fixed", True),
+        ("fixed:mtp", True),
+        ("none:1", True),
+        ("threshold:1.5", True),
+        ("adaptve", True),
+    ],
+)
+def test_a_policy_that_cannot_be_parsed_is_named(text: str, replay: bool) -> None:
+    with pytest.raises(UsageError, match=f"policy = {text!r}"):
+        parse_policy(text, replay=replay)
 
 
 # ---- exact rules ----------------------------------------------------------------------------------------------------

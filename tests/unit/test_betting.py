@@ -16,6 +16,7 @@ from wager.draft.ngram import NgramDrafter
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Threshold, truncate_to
+from wager.economics.policy.objective import Objective
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import (
@@ -113,8 +114,8 @@ def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
     offers = {each.name: DrafterCapabilities(8, stops_early=each.samples) for each in guessers}
     policies = {
         "adaptive": lambda: Adaptive(surface(), drafters=offers),
-        "latency": lambda: Adaptive(surface(), drafters=offers, objective="latency"),
-        "slo": lambda: Adaptive(surface(), drafters=offers, objective=("slo", 4e-3)),
+        "latency": lambda: Adaptive(surface(), drafters=offers, objective=Objective("latency")),
+        "slo": lambda: Adaptive(surface(), drafters=offers, objective=Objective("slo", 4e-3)),
         "whims": lambda: Whims([*offers]),
         "threshold": lambda: Threshold(8),
     }

@@ -12,7 +12,6 @@ from wager.cli import console, flags
 from wager.errors import UsageError
 
 if TYPE_CHECKING:
-    from wager.economics.policy.objective import Objective
     from wager.economics.simulation.comparison import ReplayPoint, ReplaySetting
     from wager.economics.simulation.server import Workload
     from wager.economics.simulation.workload import World
@@ -88,6 +87,7 @@ def command(*, trace: Path | None, policies: tuple[str, ...], json_path: Path | 
 
 
 def _setting(trace: Path | None, values: dict[str, Any]) -> ReplaySetting:
+    from wager.economics.policy.objective import parse_objective
     from wager.economics.simulation.comparison import ReplaySetting
     from wager.economics.simulation.workload import Recorded
 
@@ -98,7 +98,7 @@ def _setting(trace: Path | None, values: dict[str, Any]) -> ReplaySetting:
         if trace and values[flag] is not None:
             raise UsageError(f"A trace brings its own lengths, so --{flag} says nothing.", "Leave one of them out.")
     surface, devices = _prices(world, values)
-    return ReplaySetting(world, surface, _objective(values["objective"]), devices)
+    return ReplaySetting(world, surface, parse_objective(values["objective"]), devices)
 
 
 def _made_up(values: dict[str, Any]) -> World:
@@ -142,17 +142,6 @@ def _prices(world: World, values: dict[str, Any]) -> tuple[Any, int]:
     first = world.text(0)
     context = first.prompt + first.output / 2
     return PaperSurface(cost, drafters=dict.fromkeys(world.deepest(), drafter), context=context), values["tp"]
-
-
-def _objective(text: str) -> Objective:
-    from wager.cli import plan_inputs
-
-    if text in ("throughput", "latency"):
-        return "latency" if text == "latency" else "throughput"
-    kind, _, time = text.partition(":")
-    if kind == "slo" and time and (target := plan_inputs.seconds("objective", time)) > 0:
-        return "slo", target
-    raise UsageError(f"objective = {text!r} is not known.", "Use throughput, latency, or slo:20ms.")
 
 
 def _loads(setting: ReplaySetting, values: dict[str, Any]) -> list[Workload]:

@@ -17,7 +17,7 @@ from wager.economics.policy.bets import Bet, Seat, Step
 from wager.economics.policy.explain import explain
 from wager.economics.policy.exploration import ALLOWANCE, Allowance
 from wager.economics.policy.lessons import Lessons
-from wager.economics.policy.objective import Objective, Worth
+from wager.economics.policy.objective import THROUGHPUT, Objective, Worth
 from wager.economics.policy.planning import Planner
 from wager.economics.policy.prices import NEAR, Prices, Rates
 from wager.types import DRAFT_STAGE, POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict, VerifyRule
@@ -53,7 +53,7 @@ class Adaptive:
         acceptance: Acceptance | None = None,
         *,
         drafters: Mapping[str, DrafterCapabilities],
-        objective: Objective = "throughput",
+        objective: Objective = THROUGHPUT,
         rule: VerifyRule = "match",
         allowance: float = ALLOWANCE,
     ) -> None:

@@ -28,7 +28,8 @@ def select(gains: Sequence[float], seconds: Sequence[float], *, price: float, mo
     """The n best guesses, for the n at which their gains less `price` x seconds[n] are greatest; every n is looked at.
 
     `seconds[n]` are those of a step with n guesses; at most `most` are taken (None: any number). Guesses without gain
-    are never taken; of equal ones the earlier comes first, so that a parent that is listed before its children is taken before them.
+    are never taken; of equal ones the earlier comes first, so that a parent that is listed
+    before its children is taken before them.
     """
     order = sorted(range(len(gains)), key=gains.__getitem__, reverse=True)
     profit, best = price * seconds[0], 0.0

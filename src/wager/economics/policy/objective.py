@@ -9,11 +9,47 @@ Knows no prices and no drafter.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Literal
 
 from wager.errors import UsageError
 
-Objective = Literal["throughput", "latency"] | tuple[Literal["slo"], float]
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6}
+"""Seconds of each unit of time; the micro sign and the Greek letter look alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a policy maximises; `seconds_per_token` is the target of an SLO, 0 for the other kinds."""
+
+    kind: Literal["throughput", "latency", "slo"] = "throughput"
+    seconds_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        known = self.kind in ("throughput", "latency", "slo")
+        if not known or (self.kind == "slo") != (self.seconds_per_token > 0):
+            raise UsageError(
+                f"objective = {self.kind!r} with {self.seconds_per_token!r} seconds per token is not possible.",
+                "Use throughput, latency, or slo with its seconds per token, above 0.",
+            )
+
+
+THROUGHPUT = Objective()
+
+
+def parse_objective(text: str) -> Objective:
+    """`throughput`, `latency` or `slo:TIME` (per token, in s, ms, us or µs); UsageError for anything else."""
+    if text in ("throughput", "latency"):
+        return Objective("latency") if text == "latency" else THROUGHPUT
+    kind, _, time = text.partition(":")
+    if kind != "slo":
+        raise UsageError(f"objective = {text!r} is not known.", "Use throughput, latency, or slo:20ms (per token).")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(\D+)", time)
+    if not found or found[2] not in _UNITS or not float(found[1]):
+        raise UsageError(f"objective = {text!r} has no time above 0.", "Write it with its unit: slo:20ms, slo:500us.")
+    return Objective("slo", float(found[1]) * _UNITS[found[2]])
+
 
 _RATE = 0.04
 _UP, _DOWN, _MOST = 1.05, 0.98, 8.0
@@ -39,10 +75,9 @@ class Merit:
 class Worth:
     """What tokens are worth; SLO seconds are per token."""
 
-    def __init__(self, objective: Objective = "throughput") -> None:
-        _check(objective)
-        self._even = objective == "throughput"
-        self._target = objective[1] if isinstance(objective, tuple) else 0.0
+    def __init__(self, objective: Objective) -> None:
+        self._even = objective.kind == "throughput"
+        self._target = objective.seconds_per_token
         self._mean = 1.5  # tokens a step of an average sequence
         self._seconds = 0.0  # of a step
 
@@ -73,12 +108,3 @@ class Worth:
     def clock(self, seconds: float) -> None:
         """How long the step took."""
         self._seconds += (_RATE if self._seconds else 1.0) * (seconds - self._seconds)
-
-
-def _check(objective: Objective) -> None:
-    named = objective in ("throughput", "latency")
-    timed = isinstance(objective, tuple) and len(objective) == 2 and objective[0] == "slo" and objective[1] > 0
-    if not named and not timed:
-        raise UsageError(
-            f"objective = {objective!r} is not known.", "Use throughput, latency, or slo with its seconds per token."
-        )

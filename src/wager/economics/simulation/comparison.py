@@ -7,7 +7,6 @@ Knows no files and prints nothing.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,8 @@ import numpy as np
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Policy, Threshold
-from wager.economics.policy.objective import Objective
+from wager.economics.policy.objective import THROUGHPUT, Objective
+from wager.economics.policy.spec import parse_policy
 from wager.economics.simulation.server import Result, SimulatedServer, Workload
 from wager.economics.simulation.workload import World
 from wager.errors import UsageError
@@ -38,7 +38,7 @@ class ReplaySetting:
 
     world: World
     surface: LatencyModel
-    objective: Objective = "throughput"
+    objective: Objective = THROUGHPUT
     devices: int = 1
 
     def offers(self) -> dict[str, DrafterCapabilities]:
@@ -84,32 +84,21 @@ def build(name: str, setting: ReplaySetting) -> Policy:
     UsageError names the nearest known one.
     """
     offers = setting.offers()
-    kind, _, rest = name.partition(":")
-    drafter, _, number = rest.rpartition(":")
-    drafter = drafter or next(iter(offers), "")
+    spec = parse_policy(name, replay=True)
+    drafter = spec.drafter or next(iter(offers), "")
     if drafter not in offers:
         raise UsageError(f"Policy {name!r} names a drafter that is not there.", f"There are: {', '.join(offers)}.")
     deepest = offers[drafter].max_depth
-    if kind == "none" and not rest:
+    if spec.kind == "none":
         return FixedDepth(0)
-    if kind == "fixed" and number.isdecimal():
-        if int(number) > deepest:
+    if spec.kind == "fixed":
+        depth = spec.depth or 0
+        if depth > deepest:
             raise UsageError(f"Policy {name!r} is too deep: {drafter} guesses at most {deepest}.", "Ask for no more.")
-        return FixedDepth(int(number), drafter=drafter)
-    if kind == "threshold":
-        return Threshold(deepest, drafter=drafter, threshold=_share(name, number) if number else 0.4)
-    if kind == "adaptive" and not rest:
-        return Adaptive(deepcopy(setting.surface), drafters=offers, objective=setting.objective)
-    near = difflib.get_close_matches(kind, [each.partition(":")[0].partition("[")[0] for each in POLICIES], n=1)
-    hint = f"Did you mean {near[0]!r}?" if near and near[0] != kind else f"Known are: {', '.join(POLICIES)}."
-    raise UsageError(f"Policy {name!r} is not known.", hint)
-
-
-def _share(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise UsageError(f"Policy {name!r} has no threshold.", "Write it as threshold:0.4.") from error
+        return FixedDepth(depth, drafter=drafter)
+    if spec.kind == "threshold":
+        return Threshold(deepest, drafter=drafter, threshold=spec.threshold)
+    return Adaptive(deepcopy(setting.surface), drafters=offers, objective=setting.objective)
 
 
 def fixed(setting: ReplaySetting) -> list[str]:
