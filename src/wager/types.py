@@ -1,7 +1,7 @@
-"""The nouns: frozen values that cross the walls between rooms.
+"""Frozen values that cross packages: requests, spans, drafts, batches, verdicts, outputs.
 
-Knows no tensors of the model, no scheduler, no drafter. A *sequence* is one choice of one request: a request
-with n = 3 becomes three sequences, and everything below the engine is keyed by the sequence's id.
+A *sequence* is one choice of one request: a request with n = 3 becomes three sequences, and everything below the
+engine is keyed by the sequence's id.
 """
 
 from __future__ import annotations
@@ -18,6 +18,22 @@ from wager.errors import RequestError, UsageError
 
 VerifyRule = Literal["match", "rejection", "block"]
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleProperties:
+    """What an acceptance rule asks for and can do. needs_draft_probs: it weighs the distribution each guess was drawn
+    from (and keeps the distribution of sampled text, not its bytes). verifies_trees: it takes drafts that branch."""
+
+    needs_draft_probs: bool
+    verifies_trees: bool
+
+
+RULES: Mapping[VerifyRule, RuleProperties] = {
+    "match": RuleProperties(needs_draft_probs=False, verifies_trees=True),
+    "rejection": RuleProperties(needs_draft_probs=True, verifies_trees=True),
+    "block": RuleProperties(needs_draft_probs=True, verifies_trees=False),
+}
 
 GREEDY_TEMPERATURE = 1e-4
 """Temperatures at or below this are greedy by definition (verification rules, section 1.6)."""
@@ -44,7 +60,7 @@ def _require(ok: bool, name: str, value: object, rule: str) -> None:
 
 
 def _require_number(name: str, value: object, kind: type, low: float, high: float) -> None:
-    # a bool is no number here, an int is a float, NaN lies in no range
+    # a bool is not a number here, an int is a float, and NaN is in no range
     right = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     noun = "an integer" if kind is int else "a number"
     _require(right and low <= value <= high, name, value, f"{noun} between {low} and {high}")  # type: ignore[operator]
@@ -109,8 +125,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt in token ids and how to answer it. `weight` says what its tokens count beside those of others when the
-    policy decides whose guesses are verified."""
+    """A prompt in token ids and how to answer it. `weight` is what its tokens count for, relative to those of other
+    requests, when the policy decides which guesses are verified."""
 
     id: str
     prompt: tuple[int, ...]
@@ -128,9 +144,9 @@ class Request:
 class Span:
     """The rows of one sequence in a step: known tokens whose keys and values are not cached yet.
 
-    A prompt chunk, a single token and a token followed by guesses are the same thing with another number of rows.
-    `start` is the absolute position of the first row. `live` says that the last row is the last known token, so that
-    its logits yield the next one; only then may guesses follow, at most `room` of them (pages, length, row budget).
+    A prompt chunk, a single token and a token followed by guesses differ only in the number of rows. The first row is
+    at position `num_computed_tokens`. `needs_logits`: the last row is the last known token, so that its logits yield
+    the next one; only then may guesses follow, at most `max_draft_tokens` (bounded by blocks, length and row budget).
     """
 
     seq_id: str
@@ -145,9 +161,9 @@ class DraftRequest:
     """What a drafter is asked for one sequence: up to `depth` guesses after position `position - 1`.
 
     `position` is the absolute position of the first guess, that is, the number of known tokens. Noise for a guess at
-    position i is `gumbel(seed, i, ids, choice)`; q is shaped by `params` exactly as the target's p is. `law` asks for
-    the whole q rows (the distribution-exact rules need them). After a guess whose own survival estimate is below
-    `floor` no further one is wanted.
+    position i is `gumbel(seed, i, ids, choice)`; q is shaped by `params` exactly as the target's p is.
+    `needs_draft_probs` asks for the whole q rows (the distribution-exact rules need them). After a guess whose own
+    survival estimate is below `min_survival` no further one is wanted.
     """
 
     seq_id: str
@@ -165,8 +181,8 @@ class Draft:
     """Guesses of one sequence: tokens and parents; a chain is the tree whose parent is always the previous node.
 
     `parents[i]` is the node before node i, -1 for the root (the last known token); parents precede their children.
-    `scores` are survival estimates in [0, 1] per node. `law` holds the distribution q each node was drawn from,
-    float64 [nodes, vocabulary]; None means the guesses are deterministic (q is a point mass).
+    `scores` are survival estimates in [0, 1] per node. `draft_probs` holds the distribution q each node was drawn
+    from, float64 [nodes, vocabulary]; None means the guesses are deterministic (q is a point mass).
     """
 
     seq_id: str
@@ -207,8 +223,8 @@ class Draft:
         """The first `size` nodes (parents precede children, so what is left is a tree)."""
         if size >= len(self):
             return self
-        law = None if self.draft_probs is None else self.draft_probs[:size]
-        return Draft(self.seq_id, self.tokens[:size], self.parents[:size], self.scores[:size], self.drafter, law)
+        probs = None if self.draft_probs is None else self.draft_probs[:size]
+        return Draft(self.seq_id, self.tokens[:size], self.parents[:size], self.scores[:size], self.drafter, probs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,19 +248,19 @@ class PackedBatch:
     """One ragged pass, packed: every row of every span with its guesses. All arrays int32.
 
     Rows of a sequence are contiguous. `parents` holds the batch row that precedes a row on its path (-1 for the first
-    row of its span: what precedes it is cached). A row at depth d of a tree sits at position start + d but is cached
-    at its own slot; for a chain the two agree. `heads` lists the rows whose logits are wanted.
+    row of its span: what precedes it is cached). A row at depth d of a tree is at position num_computed_tokens + d but
+    is cached at its own slot; for a chain the two agree. `logits_indices` lists the rows whose logits are wanted.
     """
 
     tokens: NDArray[np.int32]  # [rows]
     positions: NDArray[np.int32]  # [rows]
     parents: NDArray[np.int32]  # [rows]
-    slot_mapping: NDArray[np.int32]  # [rows] page * PAGE + offset
+    slot_mapping: NDArray[np.int32]  # [rows] block * BLOCK_SIZE + offset
     seq_ids: NDArray[np.int32]  # [rows] index of the sequence
     query_start_loc: NDArray[np.int32]  # [sequences] first row of the sequence
     num_computed_tokens: NDArray[np.int32]  # [sequences] position of its first row
-    block_tables: NDArray[np.int32]  # [sequences, pages] page of each PAGE positions, padded with 0
-    logits_indices: NDArray[np.int32]  # [heads]
+    block_tables: NDArray[np.int32]  # [sequences, blocks] block of each BLOCK_SIZE positions, padded with 0
+    logits_indices: NDArray[np.int32]  # [logits rows]
 
     @property
     def rows(self) -> int:
@@ -253,10 +269,11 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What verification made of one sequence's rows.
+    """What verification decided for one sequence's rows.
 
     `accepted` are the draft's nodes on the accepted path, in order; `tokens` the emitted tokens: their ids and then the
-    bonus (or corrected) token. `heads[i]` is the logits row that emitted tokens[i]: 0 is the root's, 1 + node others.
+    bonus (or corrected) token. `logits_rows[i]` is the logits row that emitted tokens[i]: 0 is the root's, 1 + node
+    another node's.
     """
 
     seq_id: str
@@ -285,7 +302,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of an emitted token under the target's unprocessed distribution, and its best rivals."""
+    """Log-probability of an emitted token under the target's unprocessed distribution, and the likeliest
+    tokens there with theirs."""
 
     token_id: int
     logprob: float
@@ -295,8 +313,8 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """What one sequence cost. Seconds are wall time: `prefill_s` from admission to its first token, `decode_s` from
-    there to its last. `rounds` counts target passes that emitted tokens for it, so tokens / rounds is the mean
-    acceptance length (bonus token included). `seed` replays the text."""
+    there to its last. `cached_tokens` of the prompt were found in the prefix cache. `rounds` counts target passes that
+    emitted tokens for it. The same `seed` gives the same text again."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -311,15 +329,20 @@ class Stats:
     drafter: str = "none"
 
     @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
     def mean_acceptance_length(self) -> float:
+        """Tokens per round, the bonus token included (tau)."""
         return self.completion_tokens / self.rounds if self.rounds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """News of one sequence after a step: new tokens, their text, who guessed each ("" is the target itself).
+    """What a step added to one choice of a request: new tokens, their text, the drafter of each ("": the target).
 
-    The last event of a sequence has `finish` set and carries its stats; with finish "error", `error` says why.
+    The last delta of a choice has `finish_reason` set and carries its stats; with "error", `error` says why.
     """
 
     request_id: str
@@ -335,7 +358,7 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished choice of one request."""
+    """One finished choice of one request; with finish_reason "error", `error` says why its text is not complete."""
 
     request_id: str
     index: int

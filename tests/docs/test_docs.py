@@ -14,7 +14,7 @@ import wager
 from wager.bench.machine import Machine
 from wager.cli import VERBS, cli, reference
 from wager.config import DEFAULT_MODEL
-from wager.draft import names
+from wager.draft.registry import descriptions
 from wager.models import hub
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def test_the_command_page_is_what_the_program_says() -> None:
 
 
 def test_every_drafter_is_in_the_readme_or_only_for_proofs() -> None:
-    for name, does in names().items():
+    for name, does in descriptions().items():
         assert f"`{name.partition('[')[0]}`" in README or "proofs" in does, name
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from wager.build import policy as betting
+from wager.build import policy as policies
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
@@ -21,7 +21,7 @@ from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
-    DyingDrafter,
+    FailingDrafter,
     FakeClock,
     OracleDrafter,
     RandomTreeDrafter,
@@ -77,8 +77,8 @@ def plain() -> list[tuple[int, ...]]:
     return [each.token_ids for each in toy_engine(LAW, depth=0).generate(requests(), concurrency=4)]
 
 
-class Whims:
-    """Asks anybody for anything, keeps any beginning, and stays plain for a while now and then."""
+class RandomPolicy:
+    """Asks any drafter for any depth, admits any beginning, and sometimes plans nothing for a while."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.draw, self.steps = list(names), random.Random(3), 0
@@ -108,7 +108,7 @@ class Whims:
 
 
 @pytest.mark.parametrize("pages", [256, 24])
-@pytest.mark.parametrize("mind", ["adaptive", "latency", "slo", "whims", "threshold"])
+@pytest.mark.parametrize("mind", ["adaptive", "latency", "slo", "random", "threshold"])
 def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
     guessers = drafters()
     offers = {each.name: DrafterCapabilities(8, stops_early=each.samples) for each in guessers}
@@ -116,7 +116,7 @@ def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
         "adaptive": lambda: Adaptive(surface(), drafters=offers),
         "latency": lambda: Adaptive(surface(), drafters=offers, objective=Objective("latency")),
         "slo": lambda: Adaptive(surface(), drafters=offers, objective=Objective("slo", 4e-3)),
-        "whims": lambda: Whims([*offers]),
+        "random": lambda: RandomPolicy([*offers]),
         "threshold": lambda: Threshold(8),
     }
     betting_engine = engine(*guessers, policy=policies[mind](), num_blocks=pages)
@@ -131,7 +131,7 @@ def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
 def test_a_drafter_that_slept_wakes_to_the_truth(rule: str) -> None:
     """An identical model is right in every guess it makes (under `match`), however long it was not asked."""
     model = DraftModel(ToyTarget(LAW, num_blocks=200))
-    waking = engine(model, policy=Whims(["model"]), rule=rule)
+    waking = engine(model, policy=RandomPolicy(["model"]), rule=rule)
     greedy = [replace(each, params=SamplingParams(max_tokens=60)) for each in requests(6)]
     answers = waking.generate(greedy, concurrency=3)
     assert sum(each.stats.drafted for each in answers) > 60
@@ -156,7 +156,7 @@ def test_the_right_drafter_is_found_among_several() -> None:
 
 
 def test_a_drafter_that_dies_leaves_the_others_at_work() -> None:
-    left = engine(DyingDrafter(lives=20), OracleDrafter(SEER), policy=Whims(["dying", "oracle"]))
+    left = engine(FailingDrafter(calls=20), OracleDrafter(SEER), policy=RandomPolicy(["failing", "oracle"]))
     answers = left.generate(requests(), concurrency=4)
     assert [each.token_ids for each in answers] == plain()
     assert left.proposer.name == "oracle"
@@ -187,7 +187,8 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
 
 
 def made(*guessers: Drafter, **options: object) -> tuple[object, int]:
-    return betting.build(EngineConfig(**options), guessers, surface)  # type: ignore[arg-type]
+    built = policies.build(EngineConfig.from_options(**options).speculation, guessers, surface)
+    return built.policy, built.max_depth
 
 
 def test_the_configuration_says_who_decides() -> None:

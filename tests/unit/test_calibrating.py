@@ -21,7 +21,7 @@ from wager.kernels import machine, select
 from wager.kernels.base import TargetOutput
 from wager.profiling.calibrate import calibrate, check, quick_surface, setup, time_drafting
 from wager.profiling.timed_steps import Stage, rehearse
-from wager.testing import FakeClock, SilentDrafter, ToyDistribution, ToyTarget
+from wager.testing import DecliningDrafter, FakeClock, ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, DraftRequest, PackedBatch, Request, SamplingParams
@@ -232,7 +232,7 @@ def test_drafting_is_timed_by_requests_and_depth_and_forgotten() -> None:
 
 def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
     with pytest.raises(UsageError, match="'silent' made no guesses"):
-        time_drafting(Proposer(SilentDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
+        time_drafting(Proposer(DecliningDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
 
 
 # ---- what it holds for ----------------------------------------------------------------------------------------------
@@ -253,5 +253,5 @@ def test_a_setup_names_machine_kernels_and_shape() -> None:
 def test_shapes_need_no_more_rows_than_an_engine_has() -> None:
     """The default engine takes every shape of the grid."""
     config = EngineConfig()
-    assert max(shape.rows for shape in grid(stage(TimedTarget(FakeClock())).limits)) <= config.max_rows
+    assert max(shape.rows for shape in grid(stage(TimedTarget(FakeClock())).limits)) <= config.capacity.max_rows
     assert StepShape((16,), (3,)).rows == 4

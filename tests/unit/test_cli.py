@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import wager as package
 from wager.cli import VERBS, main
-from wager.cli.flags import size
+from wager.config import parse_size as size
 from wager.errors import DownloadError
 from wager.models import hub
 
@@ -325,8 +325,8 @@ def test_prove_names_the_first_difference(
 ) -> None:
     from wager.cli import prove
 
-    def spoiled(engine, requests, condition, *, watch=None):
-        found = answers(engine, requests, condition, watch=watch)
+    def spoiled(engine, requests, condition, *, on_delta=None):
+        found = answers(engine, requests, condition, on_delta=on_delta)
         if condition.concurrency > 1:
             bad = found["coding-1"]
             object.__setattr__(bad, "token_ids", (*bad.token_ids[:2], -7, *bad.token_ids[3:]))

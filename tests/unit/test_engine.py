@@ -15,17 +15,17 @@ from wager.engine.proposer import Proposer
 from wager.errors import RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
-    DyingDrafter,
+    DecliningDrafter,
+    DuplicateSiblingsDrafter,
+    FailingDrafter,
     OracleDrafter,
     OutsideVocabularyDrafter,
     OverlongDrafter,
     RandomTreeDrafter,
     SetAcceptanceDrafter,
-    SilentDrafter,
     ToyDistribution,
     ToyOracle,
     ToyTarget,
-    TwinDrafter,
 )
 from wager.testing.engines import toy_engine
 from wager.types import Completion, Request, SamplingParams, StepRecord, VerifyRule
@@ -59,9 +59,9 @@ DRAFTERS = {
     "set": lambda: SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], oracle=ToyOracle(LAW)),
     "outside": lambda: OutsideVocabularyDrafter(LAW.vocab),
     "overlong": lambda: OverlongDrafter(),
-    "silent": lambda: SilentDrafter(),
-    "twins": lambda: TwinDrafter(),
-    "dying": lambda: DyingDrafter(lives=20),
+    "silent": lambda: DecliningDrafter(),
+    "twins": lambda: DuplicateSiblingsDrafter(),
+    "dying": lambda: FailingDrafter(calls=20),
 }
 
 SETTINGS = {
@@ -304,8 +304,8 @@ def test_every_rule_verifies_what_a_draft_model_guesses(rule: VerifyRule, temper
 
 
 def test_the_block_rule_cuts_what_branches() -> None:
-    engine = toy_engine(LAW, drafter=TwinDrafter(), depth=4)
-    engine.runner.rule, engine.proposer = "block", Proposer(TwinDrafter(), vocab=LAW.vocab, chains=True)
+    engine = toy_engine(LAW, drafter=DuplicateSiblingsDrafter(), depth=4)
+    engine.runner.rule, engine.proposer = "block", Proposer(DuplicateSiblingsDrafter(), vocab=LAW.vocab, chains=True)
     (done,) = engine.generate([Request("r", (1, 2, 3), SamplingParams(max_tokens=20, ignore_eos=True))])
     assert done.finish_reason == "length" and done.stats.drafted > 0
 
@@ -327,7 +327,7 @@ def crowd(prompts: tuple[int, ...]) -> list[Request]:
     return [Request(str(at), tuple((at + i) % 40 + 4 for i in range(size)), params) for at, size in enumerate(prompts)]
 
 
-@pytest.mark.parametrize(("drafter", "guessing"), [(SilentDrafter, False), (OverlongDrafter, True)])
+@pytest.mark.parametrize(("drafter", "guessing"), [(DecliningDrafter, False), (OverlongDrafter, True)])
 def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], guessing: bool) -> None:
     policy = Watched(15)
     engine = toy_engine(LAW, drafter=drafter(), policy=policy, depth=15, num_blocks=512, max_rows=64, max_context=4096)

@@ -13,7 +13,9 @@ from wager.errors import CacheIntegrityError
 from wager.kernels.base import BLOCK_SIZE
 from wager.testing import (
     AdversaryDrafter,
-    DyingDrafter,
+    DecliningDrafter,
+    DuplicateSiblingsDrafter,
+    FailingDrafter,
     FakeClock,
     OracleDrafter,
     OutsideVocabularyDrafter,
@@ -21,11 +23,9 @@ from wager.testing import (
     RandomTreeDrafter,
     ReferenceOracle,
     SetAcceptanceDrafter,
-    SilentDrafter,
     ToyDistribution,
     ToyOracle,
     ToyTarget,
-    TwinDrafter,
 )
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.pack import pack
@@ -190,12 +190,12 @@ def test_the_oracle_is_always_right_and_the_adversary_never(params: SamplingPara
 
 def test_the_adversary_is_wrong_even_where_there_is_little_choice() -> None:
     law = ToyDistribution(vocab=3)
-    adversary, seer = AdversaryDrafter(3, oracle=ToyOracle(law)), ToyOracle(law)
+    adversary, oracle = AdversaryDrafter(3, oracle=ToyOracle(law)), ToyOracle(law)
     for seed in range(30):
         prompt = [seed % 3, 1, 2]
         adversary.begin("a", prompt, PARAMS[1])
         ask = DraftRequest("a", 3, 6, PARAMS[1], seed)
-        right = seer.see(ask, prompt, 3)
+        right = oracle.next_tokens(ask, prompt, 3)
         assert all(a != b for a, b in zip(adversary.propose([ask])[0].tokens, right, strict=True))
 
 
@@ -204,7 +204,7 @@ def test_drafters_forget_a_sequence_that_ended() -> None:
     oracle.begin("a", PROMPT, PARAMS[0])
     oracle.end("a")
     oracle.end("a")
-    assert not oracle.known and not oracle.prompts
+    assert not oracle.known and not oracle.prompt_tokens
     with pytest.raises(KeyError):
         oracle.propose([_ask(PARAMS[0])])
 
@@ -240,9 +240,9 @@ _SAID = _said(PARAMS[1], 3)
 
 
 def test_random_trees_are_sound_varied_and_partly_right() -> None:
-    with_seer, without = RandomTreeDrafter(32, oracle=ToyOracle(LAW)), RandomTreeDrafter(32)
+    with_oracle, without = RandomTreeDrafter(32, oracle=ToyOracle(LAW)), RandomTreeDrafter(32)
     shapes, reached = set(), Counter[int]()
-    for drafter in (with_seer, without):
+    for drafter in (with_oracle, without):
         for index in range(150):
             name = f"r{index}"
             drafter.begin(name, PROMPT, PARAMS[1])
@@ -253,7 +253,7 @@ def test_random_trees_are_sound_varied_and_partly_right() -> None:
             children = list(zip(draft.parents, draft.tokens, strict=True))
             assert len(set(children)) == len(children)
             shapes.add(draft.parents)
-            if drafter is with_seer:
+            if drafter is with_oracle:
                 for node in range(len(draft)):
                     path = [draft.tokens[step] for step in draft.path(node)]
                     if len(path) <= 3 and path == _SAID[: len(path)]:
@@ -265,7 +265,13 @@ def test_random_trees_are_sound_varied_and_partly_right() -> None:
 
 def test_misbehaviour_is_as_advertised() -> None:
     params = PARAMS[0]
-    drafters = [OutsideVocabularyDrafter(32), OverlongDrafter(), SilentDrafter(), TwinDrafter(), DyingDrafter(1)]
+    drafters = [
+        OutsideVocabularyDrafter(32),
+        OverlongDrafter(),
+        DecliningDrafter(),
+        DuplicateSiblingsDrafter(),
+        FailingDrafter(1),
+    ]
     drafts = []
     for drafter in drafters:
         drafter.begin("a", PROMPT, params)
@@ -274,7 +280,7 @@ def test_misbehaviour_is_as_advertised() -> None:
     assert all(not 0 <= token < 32 for token in outside.tokens) and len(outside) == 5
     assert len(overlong) > 5 and len(silent) == 0
     assert twins.parents == (-1,) * 5 and len(set(twins.tokens)) == 1
-    with pytest.raises(RuntimeError, match="died"):
+    with pytest.raises(RuntimeError, match="failed"):
         drafters[-1].propose([_ask(params)])
     short = OverlongDrafter()
     short.begin("a", (1,), params)

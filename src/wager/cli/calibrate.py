@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,19 +64,19 @@ def command(
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds = {seconds:g} is out of range.", "Measure for more than no time: --seconds 60.")
     console.check_writable(json_path)
-    engine = open_engine(replace(config, drafter="none"))
-    folder, name = hub.cache_dir(FOLDER), Path(config.model).name
+    engine = open_engine(config.with_options(drafter="none"))
+    folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
     setup = calibrating.setup(engine.kernels, engine.spec, model=name)
     if checking:
         found, why = find(folder, setup)
         if found is None:
-            raise UsageError(why, f"Calibrate first: wager calibrate --model {config.model}.")
+            raise UsageError(why, f"Calibrate first: wager calibrate --model {config.model.model}.")
         _check(engine, found, seconds=seconds, json_path=json_path)
         return
     stage = _stage(engine)
     curves: dict[str, DraftCurve] = {}
     for each in ",".join(drafters).split(","):
-        asked = replace(config, drafter=each, policy="fixed")
+        asked = config.with_options(drafter=each, policy="fixed")
         curve = _time_drafters(engine, stage, asked, seconds=seconds * _DRAFT_SHARE)
         if curve.keys() & curves.keys():
             raise UsageError(f"Two drafters go by the name {next(iter(curve))!r}.", "Calibrate with one of them.")

@@ -49,14 +49,15 @@ class DrafterKind:
     """A name in the registry.
 
     argument: what may follow the name: "none", "number" (optional) or "path" (required, of the draft model that is
-    loaded for it). placeholder: what the argument is called in help. makes_trees: drafts may branch. samples: guesses
-    are draws from a distribution, not certain.
+    loaded for it). placeholder: what the argument is called in help. range: least and largest number. makes_trees:
+    drafts may branch. samples: guesses are draws from a distribution, not certain.
     """
 
     description: str
     factory: Factory
     argument: Literal["none", "number", "path"] = "none"
     placeholder: str = ""
+    range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
     samples: bool = False
 
@@ -99,7 +100,7 @@ def _random_tree(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
 
 KINDS: Mapping[str, DrafterKind] = {
     "ngram": DrafterKind(
-        "copies what followed the same tokens before; N: longest match looked up", _ngram, "number", "N"
+        "copies what followed the same tokens before; N: longest match looked up", _ngram, "number", "N", (1, 8)
     ),
     "model": DrafterKind("a smaller model of the same vocabulary", _model, "path", "PATH", samples=True),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
@@ -154,6 +155,10 @@ def _parse_one(text: str) -> DrafterSpec:
         raise UsageError(
             f"Drafter {name!r} takes a number, not {argument!r}.", f"Write {name} or {name}:{placeholder}."
         )
+    if argument and kind and wanted == "number":
+        least, most = kind.range
+        if not least <= int(argument) <= most:
+            raise UsageError(f"{text} is out of range.", f"{placeholder} must be from {least} to {most}.")
     return DrafterSpec(name, argument or None)
 
 

@@ -17,7 +17,7 @@ from wager.types import VerifyRule
 
 
 def toy_engine(
-    law: ToyDistribution,
+    distribution: ToyDistribution,
     *,
     drafter: Drafter | None = None,
     others: Sequence[Drafter] = (),
@@ -31,13 +31,13 @@ def toy_engine(
     prefix_cache: bool = True,
     trace: Trace | None = None,
 ) -> Engine:
-    """An engine that decodes `law`; `pages` small makes preemption common, `max_rows` small chunks prompts.
+    """An engine over a ToyTarget. Few `num_blocks` make preemption common, few `max_rows` cut prompts into chunks.
 
-    `others` are drafters besides the first. Without a `policy` the first guesses `depth` deep; with one that is the
-    most it may ask for.
+    `others` are drafters besides the first. Without a `policy` the first makes `depth` guesses; with one that is the
+    most the policy may ask for.
     """
     trace = trace or Trace()
-    target = ToyTarget(law, num_blocks=num_blocks, max_rows=max_rows, max_sequences=max_sequences)
+    target = ToyTarget(distribution, num_blocks=num_blocks, max_rows=max_rows, max_sequences=max_sequences)
     scheduler = Scheduler(
         BlockPool(num_blocks, prefix_cache=prefix_cache),
         max_rows=max_rows,
@@ -50,7 +50,7 @@ def toy_engine(
         Runner(target, rule=rule),
         scheduler,
         policy=policy or FixedDepth(depth),
-        proposer=Proposer(*([drafter] if drafter else []), *others, vocab=law.vocab),
-        eos=() if law.eos is None else (law.eos,),
+        proposer=Proposer(*([drafter] if drafter else []), *others, vocab=distribution.vocab),
+        eos=() if distribution.eos is None else (distribution.eos,),
         trace=trace,
     )

@@ -1,12 +1,12 @@
-"""Drafters that misbehave: a text must survive each of them unchanged."""
+"""Drafters that misbehave: a text must not change under any of them."""
 
 from __future__ import annotations
 
-from wager.testing.drafters import _Remembering
+from wager.draft.history import HistoryDrafter
 from wager.types import Draft, DraftRequest
 
 
-class OutsideVocabularyDrafter(_Remembering):
+class OutsideVocabularyDrafter(HistoryDrafter):
     """Guesses ids no vocabulary has: too large, and negative."""
 
     name = "outside"
@@ -15,52 +15,51 @@ class OutsideVocabularyDrafter(_Remembering):
         super().__init__()
         self._vocab = vocab
 
-    def _draft(self, ask: DraftRequest) -> Draft:
+    def _draft(self, request: DraftRequest) -> Draft:
         ids = (self._vocab, -1, self._vocab + 12345, -(2**31))
-        return Draft.chain(ask.seq_id, [ids[d % len(ids)] for d in range(ask.depth)], drafter=self.name)
+        return Draft.chain(request.seq_id, [ids[d % len(ids)] for d in range(request.depth)], drafter=self.name)
 
 
-class OverlongDrafter(_Remembering):
-    """Guesses far more than it was asked for."""
+class OverlongDrafter(HistoryDrafter):
+    """Guesses far more tokens than were asked for."""
 
     name = "overlong"
 
-    def _draft(self, ask: DraftRequest) -> Draft:
-        known = self.known[ask.seq_id]
-        return Draft.chain(
-            ask.seq_id, (known * (2 + 4 * ask.depth // len(known)))[: 4 * ask.depth + 3], drafter=self.name
-        )
+    def _draft(self, request: DraftRequest) -> Draft:
+        known, count = self.known[request.seq_id], 4 * request.depth + 3
+        guesses = (known * (2 + count // len(known)))[:count]
+        return Draft.chain(request.seq_id, guesses, drafter=self.name)
 
 
-class SilentDrafter(_Remembering):
-    """Declines every ask."""
+class DecliningDrafter(HistoryDrafter):
+    """Declines every request."""
 
-    name = "silent"
+    name = "declining"
 
 
-class TwinDrafter(_Remembering):
+class DuplicateSiblingsDrafter(HistoryDrafter):
     """Guesses the same token in every child of the root."""
 
-    name = "twins"
+    name = "duplicates"
     makes_trees = True
 
-    def _draft(self, ask: DraftRequest) -> Draft:
-        token = self.known[ask.seq_id][-1]
-        return Draft(ask.seq_id, (token,) * ask.depth, (-1,) * ask.depth, (1.0,) * ask.depth, self.name)
+    def _draft(self, request: DraftRequest) -> Draft:
+        token, depth = self.known[request.seq_id][-1], request.depth
+        return Draft(request.seq_id, (token,) * depth, (-1,) * depth, (1.0,) * depth, self.name)
 
 
-class DyingDrafter(_Remembering):
-    """Works for a while, then raises from `propose` for ever."""
+class FailingDrafter(HistoryDrafter):
+    """Answers `calls` requests, then raises from `propose` for ever."""
 
-    name = "dying"
+    name = "failing"
 
-    def __init__(self, lives: int = 3) -> None:
+    def __init__(self, calls: int = 3) -> None:
         super().__init__()
-        self._lives = lives
+        self._calls = calls
 
-    def _draft(self, ask: DraftRequest) -> Draft:
-        self._lives -= 1
-        if self._lives < 0:
-            raise RuntimeError("the drafter died")
-        known = self.known[ask.seq_id]
-        return Draft.chain(ask.seq_id, known[-ask.depth :], drafter=self.name)
+    def _draft(self, request: DraftRequest) -> Draft:
+        self._calls -= 1
+        if self._calls < 0:
+            raise RuntimeError("the drafter failed")
+        known = self.known[request.seq_id]
+        return Draft.chain(request.seq_id, known[-request.depth :], drafter=self.name)
