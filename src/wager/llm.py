@@ -100,6 +100,8 @@ class LLM:
         """
         if _is_prompt(prompts):
             return self._answer_one(self._encode(prompts), params)
+        if not isinstance(prompts, Sequence):
+            raise _no_prompt(prompts)
         return self._run([self._encode(prompt) for prompt in prompts], params)  # type: ignore[arg-type]
 
     @overload
@@ -152,10 +154,7 @@ class LLM:
             return tuple(self.tokenizer.encode(prompt))
         if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
             return tuple(cast("Sequence[int]", prompt))
-        raise UsageError(
-            f"A prompt of type {type(prompt).__name__} cannot be answered.",
-            "A prompt is a text or a list of token ids; conversations go to chat.",
-        )
+        raise _no_prompt(prompt)
 
     def _request(self, tokens: tuple[int, ...], params: SamplingParams | None) -> Request:
         return Request(f"llm-{next(self._numbers)}", tokens, params or self.config.sampling)
@@ -220,16 +219,17 @@ class OutputStream(Iterator[OutputDelta]):
     """
 
     def __init__(self, llm: LLM, request: Request) -> None:
-        self._llm, self._id = llm, request.id
-        self._deltas: deque[OutputDelta] = deque()
-        self._collector = OutputCollector()
-        self._closed = False
-        self._collector.expect(request)
-        llm._add(request, self._take)
+        deltas: deque[OutputDelta] = deque()
+        collector = OutputCollector()
 
-    def _take(self, delta: OutputDelta) -> None:
-        self._collector.take(delta)
-        self._deltas.append(delta)
+        def take(delta: OutputDelta) -> None:  # refers to no stream: one that nobody else refers to is to be closed
+            collector.take(delta)
+            deltas.append(delta)
+
+        self._llm, self._id, self._deltas, self._collector = llm, request.id, deltas, collector
+        self._closed = False
+        collector.expect(request)
+        llm._add(request, take)
 
     def __iter__(self) -> OutputStream:
         return self
@@ -271,6 +271,13 @@ class OutputStream(Iterator[OutputDelta]):
     def __del__(self) -> None:
         with suppress(AttributeError, WagerError):  # half made, or the engine is gone
             self.close()
+
+
+def _no_prompt(value: object) -> UsageError:
+    return UsageError(
+        f"A prompt of type {type(value).__name__} cannot be answered.",
+        "A prompt is a text or a list of token ids; conversations go to chat.",
+    )
 
 
 def _is_prompt(value: object) -> TypeGuard[Prompt]:
