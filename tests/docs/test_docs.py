@@ -1,10 +1,13 @@
-"""The documents say what the program does: commands parse, the help is the page's, links lead somewhere."""
+"""The documents say what the program does: commands parse and run, the help is the page's, links lead somewhere."""
 
 from __future__ import annotations
 
 import ast
+import io
+import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -12,7 +15,7 @@ import pytest
 
 import wager
 from wager.bench.machine import Machine
-from wager.cli import VERBS, cli, reference
+from wager.cli import VERBS, cli, main, reference
 from wager.config import DEFAULT_MODEL
 from wager.draft.registry import descriptions
 from wager.models import hub
@@ -126,3 +129,61 @@ def test_the_bench_page_lists_the_fields_of_a_row() -> None:
     assert all(f'"{key}"' in page for key in card)
     assert isinstance(card["machine"], dict)
     assert set(card["machine"]) == set(Machine.__dataclass_fields__)
+
+
+# ---- the README is carried out --------------------------------------------------------------------------------------
+
+PLACEHOLDERS = {"PROMPT": "Why is the sky blue?", "M": "Qwen3-8B", "H": "H100", "MODEL": DEFAULT_MODEL}
+SHORT = {
+    "run": ["--max-tokens", "8"],
+    "chat": ["--max-tokens", "8"],
+    "bench": ["--limit", "1", "--max-tokens", "8"],
+    "prove": ["--limit", "1", "--max-tokens", "8", "--concurrency", "2"],
+    "calibrate": ["--seconds", "1"],
+    "replay": ["--concurrency", "4", "--rounds", "300", "--output", "64"],
+}
+"""What makes a command of the README short enough for a test."""
+
+README_CALLS = sorted({call for page, call in CALLS if page == "README.md"})
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("call", README_CALLS)
+def test_the_readmes_commands_run(
+    call: str,
+    smollm2: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": 1, "category": "qa", "prompt": "Why is the sky blue?"}), encoding="utf-8")
+    values = {**PLACEHOLDERS, "FILE": str(prompts)}
+    _, verb, *given = shlex.split(call)
+    arguments = [verb, *(values.get(word, word) for word in given), *SHORT.get(verb, [])]
+    if verb == "pull" and hub.find(DEFAULT_MODEL) is None:
+        pytest.skip("the model comes from WAGER_TEST_MODEL; nothing is fetched here")
+    if verb != "pull":  # nothing is stored among the user's own calibrations
+        monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
+    if verb in ("run", "chat", "bench", "prove", "calibrate"):
+        arguments += ["--model", str(smollm2)]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Why is the sky blue?\n/exit\n"))
+    code = main(arguments)
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    assert out.strip()
+    assert "Traceback" not in err
+
+
+@pytest.mark.real
+def test_the_readmes_python_runs(smollm2: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert f'"{DEFAULT_MODEL}"' in code
+    exec(code.replace(DEFAULT_MODEL, str(smollm2)).replace("max_tokens=100", "max_tokens=24"), {})
+    *text, tau = capfd.readouterr().out.split()
+    assert len(text) > 3
+    assert float(tau) >= 1
+
+
+def test_every_verb_of_the_readme_is_run() -> None:
+    assert {shlex.split(call)[1] for call in README_CALLS} == set(VERBS)
