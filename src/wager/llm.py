@@ -207,7 +207,7 @@ class LLM:
             self.engine.abort(request_id)
 
     def _drop(self, request_id: str) -> None:
-        """End a request whose deltas nobody wants any more."""
+        """End a request and discard its deltas."""
         if self._sinks.pop(request_id, None) and self._engine is not None:
             self._engine.abort(request_id)
 
@@ -222,7 +222,7 @@ class OutputStream(Iterator[OutputDelta]):
         deltas: deque[OutputDelta] = deque()
         collector = OutputCollector()
 
-        def take(delta: OutputDelta) -> None:  # refers to no stream: one that nobody else refers to is to be closed
+        def take(delta: OutputDelta) -> None:  # must not refer to the stream, or dropping it would not close it
             collector.take(delta)
             deltas.append(delta)
 

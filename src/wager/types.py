@@ -54,7 +54,7 @@ _RANGES: Mapping[str, tuple[type, float, float]] = {
 """Kind, least and largest value of each number: whatever the logits, no processor overflows within them."""
 
 
-def _require(ok: bool, name: str, value: object, rule: str) -> None:
+def _require(name: str, value: object, rule: str, *, ok: bool) -> None:
     if not ok:
         raise UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
 
@@ -63,7 +63,7 @@ def _require_number(name: str, value: object, kind: type, low: float, high: floa
     # a bool is not a number here, an int is a float, and NaN is in no range
     right = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     noun = "an integer" if kind is int else "a number"
-    _require(right and low <= value <= high, name, value, f"{noun} between {low} and {high}")  # type: ignore[operator]
+    _require(name, value, f"{noun} between {low} and {high}", ok=right and low <= value <= high)  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,16 @@ class SamplingParams:
         for name, limits in _RANGES.items():
             if name not in ("seed", "logprobs") or getattr(self, name) is not None:
                 _require_number(name, getattr(self, name), *limits)
-        _require(self.top_p > 0, "top_p", self.top_p, "above 0")
-        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        _require("top_p", self.top_p, "above 0", ok=self.top_p > 0)
+        _require("ignore_eos", self.ignore_eos, "True or False", ok=isinstance(self.ignore_eos, bool))
         for name, kind, noun in (("stop", str, "strings that are not empty"), ("stop_token_ids", int, "integers")):
             values = getattr(self, name)
             sound = isinstance(values, tuple | list) and all(type(v) is kind and v != "" for v in values)
-            _require(sound, name, values, f"a tuple of {noun}")
+            _require(name, values, f"a tuple of {noun}", ok=sound)
             object.__setattr__(self, name, tuple(values))
-        _require(isinstance(self.logit_bias, Mapping), "logit_bias", self.logit_bias, "a mapping of ids to addends")
+        _require("logit_bias", self.logit_bias, "a mapping of ids to addends", ok=isinstance(self.logit_bias, Mapping))
         for token, bias in self.logit_bias.items():
-            _require(type(token) is int, "logit_bias", token, "keyed by integer token ids")
+            _require("logit_bias", token, "keyed by integer token ids", ok=type(token) is int)
             _require_number(f"logit_bias[{token}]", bias, float, -100, 100)
 
     @property

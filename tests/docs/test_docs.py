@@ -114,12 +114,12 @@ def test_the_readmes_python_uses_names_that_exist() -> None:
 def test_the_bench_page_lists_the_fields_of_a_row() -> None:
     page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
     from wager.bench import report
-    from wager.bench.measure import Record
+    from wager.bench.measure import Measurement
     from wager.bench.workload import Prompt
     from wager.types import Completion, Stats
 
     stats = Stats(prompt_tokens=1, completion_tokens=1, seed=0, rounds=1)
-    record = Record([[Completion("p", 0, (1,), "", "length", stats)]], [1.0])
+    record = Measurement([[Completion("p", 0, (1,), "", "length", stats)]], [1.0])
     rows = report.rows([Prompt("p", "qa", "?")], record)
     listed = re.findall(r'"rows":\s+\[\{(.*?)\}\]', page, re.DOTALL)[0]
     assert re.findall(r'"(\w+)"', listed) == list(rows[0])

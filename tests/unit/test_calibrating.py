@@ -231,7 +231,7 @@ def test_drafting_is_timed_by_requests_and_depth_and_forgotten() -> None:
 
 
 def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
-    with pytest.raises(UsageError, match="'silent' made no guesses"):
+    with pytest.raises(UsageError, match="'declining' made no guesses"):
         time_drafting(Proposer(DecliningDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
 
 

@@ -1,4 +1,4 @@
-"""The policy of a configuration: who decides how many tokens are guessed, and by which latency model."""
+"""The policy of a configuration: what decides how many tokens are guessed, and by which latency model."""
 
 from __future__ import annotations
 

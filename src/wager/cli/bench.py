@@ -16,7 +16,7 @@ from wager.errors import UsageError
 from wager.types import OutputDelta, Request, SamplingParams
 
 if TYPE_CHECKING:
-    from wager.bench.measure import Record
+    from wager.bench.measure import Measurement
     from wager.build.load import LoadedEngine
     from wager.llm import ChatTokenizer
 
@@ -96,7 +96,7 @@ def card_of(config: EngineConfig, engine: LoadedEngine, settings: Mapping[str, A
     return report.card(model=config.model.model, kernels=kernels, settings=settings)
 
 
-def _result(prompts: Sequence[Prompt], records: Mapping[str, Record], card: dict[str, Any]) -> dict[str, Any]:
+def _result(prompts: Sequence[Prompt], records: Mapping[str, Measurement], card: dict[str, Any]) -> dict[str, Any]:
     """What --json writes; see docs/bench.md."""
     from wager.bench import report
 

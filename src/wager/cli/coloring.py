@@ -29,7 +29,7 @@ class DraftColorer:
 
     def __init__(self, token_text: TokenText) -> None:
         self._token_text = token_text
-        self._expected: deque[tuple[int, str]] = deque()  # characters that are to come, and who guessed them
+        self._expected: deque[tuple[int, str]] = deque()  # characters to come, and their drafter
         self._colours: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         self._plain = bool(os.environ.get("NO_COLOR"))

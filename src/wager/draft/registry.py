@@ -1,7 +1,7 @@
 """Every drafter that can be asked for by name: what its argument is, what it does, and how it is built.
 
 To add a drafter, write its file and add an entry to KINDS; a model family, a command or the engine need no change.
-Importing this page imports neither torch nor a drafter: the configuration reads its grammar, factories import late.
+Importing this module imports neither torch nor a drafter: the configuration reads its grammar, factories import late.
 """
 
 from __future__ import annotations
