@@ -1,8 +1,9 @@
 """Texts of the production engine, counted and compared with the distribution they must have.
 
 The toy target's distribution depends on the last token alone, so every window of three tokens is a draw from a known
-distribution, and so are the tokens at each depth of a round, separated by whether they were guessed. WAGER_EXACT_TOKENS sets
-how many tokens a sample holds (default: a second's worth; about 2,400,000 show a total variation of .01).
+distribution, and so are the tokens at each depth of a round, separated by whether they were guessed.
+WAGER_EXACT_TOKENS sets how many tokens a sample holds (default: a second's worth; about 2,400,000 show a
+total variation of .01).
 """
 
 from __future__ import annotations
