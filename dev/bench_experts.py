@@ -67,9 +67,13 @@ def main() -> None:
             decoder.forward(step)
             times.append(time.perf_counter() - begun)
         median, hit = float(np.median(times)), 0.0
-        if how := spec.experts:
-            hit = how.count * (1 - (1 - how.chosen / how.count) ** rows)
-        read = 2 * (spec.steady_elements + spec.expert_layers * hit * spec.expert_elements)
+        elements = spec.elements()
+        share = 0.0
+        if experts := spec.experts:
+            share = 1 - (1 - experts.active / experts.count) ** rows
+            hit = experts.count * share
+        steady = elements["projections"] + elements["ffn"] + elements["shared"] + elements["head"]
+        read = 2 * (steady + elements["experts"] * share)
         first = first or median
         print(
             f"rows {rows:3d}  {median * 1e3:8.3f} ms  least {min(times) * 1e3:8.3f}  x{median / first:5.2f}  "

@@ -63,7 +63,7 @@ def main() -> None:
     torch.set_num_threads(1)
     weights, kernels = open_weights(hub.resolve(chosen.model)), select("native")
     decoder = Decoder(weights, kernels, num_blocks=256, max_rows=512, max_sequences=16, max_blocks=256)
-    size = 2 * weights.spec.streamed_elements
+    size = 2 * weights.spec.active
     block = _native.Block(size)
     ctypes.memset(block.address, 1, block.nbytes)  # pages nobody wrote to are one page of zeros
     tasks = {rows: pass_of(decoder, rows, chosen.context) for rows in ROWS}

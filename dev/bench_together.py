@@ -85,8 +85,8 @@ def divide(engines: Mapping[str, LoadedEngine], turn: int) -> None:
     """A part of the cache for each, another one every turn."""
     for index, engine in enumerate(engines.values()):
         part = (index + turn) % len(engines)
-        table = engine.scheduler.block_pool = BlockPool(engine.runner.target.cache.num_blocks, prefix_cache=False)
-        table.reserve("below", part * _PART)  # a new table gives its pages in order
+        table = engine.scheduler.cache.pool = BlockPool(engine.runner.target.cache.num_blocks, prefix_cache=False)
+        table.reserve("below", part * _PART)  # a new table gives its blocks in order
         table.reserve("own", _PART)
         table.reserve("above", table.num_free_blocks * BLOCK_SIZE)
         table.release("own")

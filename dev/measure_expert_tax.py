@@ -44,10 +44,10 @@ class Counting(Decoder):
         self.choices: list[torch.Tensor] = []
         super().__init__(*arguments, **named)
 
-    def _record_experts(self, tensors: Any, to: Any, how: Any) -> None:
+    def _record_experts(self, tensors: Any, experts: Any, to: Any) -> None:
         to.routing = replace(to.routing, ids=torch.zeros_like(to.routing.ids))
         self.choices.append(to.routing.ids)
-        super()._record_experts(tensors, to, how)
+        super()._record_experts(tensors, experts, to)
 
     def hit(self, rows: int) -> float:
         """Distinct experts of a layer in the last pass, the mean over layers; 0 without experts."""

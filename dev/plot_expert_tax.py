@@ -24,11 +24,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from measure_expert_tax import MODELS
 
-from wager.arch import from_spec
 from wager.economics.costmodel.devices import Device
 from wager.economics.costmodel.experts import distinct
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
-from wager.models.random_models import shape
+from wager.models.random_models import spec_of
 
 PRICED, GUESSING = (1, 4, 16, 64), (1, 2, 4, 8, 16, 32)
 ALIKE = 1.2
@@ -53,11 +52,11 @@ class Curves:
 
     def __init__(self, name: str, runs: Sequence[Run]) -> None:
         found = [run["models"][name] for run in runs]
-        self.name, self.how = name.split(":")[1], shape(name).experts
+        self.name, self.how = name.split(":")[1], spec_of(name).experts
         self.runs = [relative(each["seconds"]) for each in found]
         self.bandwidth = fmean(run["bandwidth"] for run in runs)
         device = Device("here", {"bf16": fmean(run["peak"] for run in runs)}, self.bandwidth, None)
-        cost = CostModel(from_spec(shape(name)), device)
+        cost = CostModel(spec_of(name), device)
         loads = [[SequenceLoad(runs[0]["context"], 1, rows)] for rows in ROWS]
         steps = [cost.step(each) for each in loads]
         read = [sum(part.bytes for part in step.parts.values()) for step in steps]
@@ -72,7 +71,7 @@ class Curves:
         self.experts: dict[str, Curve] = {}
         if how := self.how:
             counted = [fmean(each) for each in zip(*(f["experts"] for f in found), strict=True)]
-            self.experts = {"expected": [distinct(how.count, how.chosen, n) for n in ROWS], "counted": counted}
+            self.experts = {"expected": [distinct(how.count, how.active, n) for n in ROWS], "counted": counted}
             hit = relative([cost.step(x, experts=n).seconds for x, n in zip(loads, counted, strict=True)])
             if max(abs(a / b - 1) for a, b in zip(hit, roofline, strict=True)) > DEPARTS:
                 self.kinds[COUNTED] = hit
@@ -168,7 +167,7 @@ def draw(drawn: Sequence[Sequence[Curves]]) -> Figure:
             for run in each.runs:
                 axis.plot(ROWS, run, "o", color=colour, markersize=3, markerfacecolor="none")
         how = of_model[0].how
-        axis.set_title(f"{of_model[0].name}: {f'{how.chosen} of {how.count} experts' if how else 'dense'}", fontsize=11)
+        axis.set_title(f"{of_model[0].name}: {f'{how.active} of {how.count} experts' if how else 'dense'}", fontsize=11)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log", base=2)
         axis.set_xticks([2**power for power in range(7)], [str(2**power) for power in range(7)])

@@ -169,7 +169,7 @@ class LLM:
         try:
             for request in requests:
                 collector.expect(request)
-                self._add(request, collector.take)
+                self._add(request, collector.add)
             while any(request.id in self._sinks for request in requests):
                 self._step()
         except BaseException:
@@ -223,7 +223,7 @@ class OutputStream(Iterator[OutputDelta]):
         collector = OutputCollector()
 
         def take(delta: OutputDelta) -> None:  # must not refer to the stream, or dropping it would not close it
-            collector.take(delta)
+            collector.add(delta)
             deltas.append(delta)
 
         self._llm, self._id, self._deltas, self._collector = llm, request.id, deltas, collector

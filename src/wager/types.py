@@ -1,7 +1,7 @@
-"""Frozen values that cross packages: requests, spans, drafts, batches, verdicts, outputs.
+"""Frozen values that cross packages.
 
-A *sequence* is one choice of one request: a request with n = 3 becomes three sequences, and everything below the
-engine is keyed by the sequence's id.
+A *sequence* is one choice of one request: a request with n = 3 becomes three sequences, and everything below the engine
+is keyed by the sequence's id.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class RuleProperties:
-    """What an acceptance rule asks for and can do. needs_draft_probs: it weighs the distribution each guess was drawn
-    from (and keeps the distribution of sampled text, not its bytes). verifies_trees: it takes drafts that branch."""
+    """Whether a verification rule needs the distribution that each sampled guess was drawn from; and takes trees."""
 
     needs_draft_probs: bool
     verifies_trees: bool
@@ -34,6 +33,7 @@ RULES: Mapping[VerifyRule, RuleProperties] = {
     "rejection": RuleProperties(needs_draft_probs=True, verifies_trees=True),
     "block": RuleProperties(needs_draft_probs=True, verifies_trees=False),
 }
+
 
 GREEDY_TEMPERATURE = 1e-4
 """Temperatures at or below this are greedy by definition (verification rules, section 1.6)."""
@@ -142,11 +142,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The rows of one sequence in a step: known tokens whose keys and values are not cached yet.
+    """The rows of one sequence in a step: known tokens whose keys and values are not computed yet.
 
-    A prompt chunk, a single token and a token followed by guesses differ only in the number of rows. The first row is
-    at position `num_computed_tokens`. `needs_logits`: the last row is the last known token, so that its logits yield
-    the next one; only then may guesses follow, at most `max_draft_tokens` (bounded by blocks, length and row budget).
+    A prompt chunk, a single token and a token followed by guesses are all spans, with different numbers of rows.
+    `num_computed_tokens` is the absolute position of the first row. `needs_logits`: the last row is the last known
+    token, so that its logits give the next one. Only then may guesses follow, at most `max_draft_tokens` of them (as
+    blocks, length and rows allow).
     """
 
     seq_id: str
@@ -161,8 +162,8 @@ class DraftRequest:
     """What a drafter is asked for one sequence: up to `depth` guesses after position `position - 1`.
 
     `position` is the absolute position of the first guess, that is, the number of known tokens. Noise for a guess at
-    position i is `gumbel(seed, i, ids, choice)`; q is shaped by `params` exactly as the target's p is.
-    `needs_draft_probs` asks for the whole q rows (the distribution-exact rules need them). After a guess whose own
+    position i is `gumbel(seed, i, ids, choice)`; q is processed by `params` exactly as the target's p is.
+    `needs_draft_probs` asks for the whole rows of q (the distribution-exact rules need them). After a guess whose own
     survival estimate is below `min_survival` no further one is wanted.
     """
 
@@ -181,8 +182,9 @@ class Draft:
     """Guesses of one sequence: tokens and parents; a chain is the tree whose parent is always the previous node.
 
     `parents[i]` is the node before node i, -1 for the root (the last known token); parents precede their children.
-    `scores` are survival estimates in [0, 1] per node. `draft_probs` holds the distribution q each node was drawn
-    from, float64 [nodes, vocabulary]; None means the guesses are deterministic (q is a point mass).
+    `scores` are the drafter's estimates of survival, in [0, 1], per node: the probability that the node and all nodes
+    before it are right. `draft_probs` holds the distribution q each node was drawn from, float64 [nodes, vocabulary];
+    None means that the guesses are deterministic (q is a point mass).
     """
 
     seq_id: str
@@ -220,7 +222,7 @@ class Draft:
         return tuple(reversed(steps))
 
     def truncate(self, size: int) -> Draft:
-        """The first `size` nodes (parents precede children, so what is left is a tree)."""
+        """The first `size` nodes. Parents precede children, so they are a tree."""
         if size >= len(self):
             return self
         probs = None if self.draft_probs is None else self.draft_probs[:size]
@@ -248,8 +250,8 @@ class PackedBatch:
     """One ragged pass, packed: every row of every span with its guesses. All arrays int32.
 
     Rows of a sequence are contiguous. `parents` holds the batch row that precedes a row on its path (-1 for the first
-    row of its span: what precedes it is cached). A row at depth d of a tree is at position num_computed_tokens + d but
-    is cached at its own slot; for a chain the two agree. `logits_indices` lists the rows whose logits are wanted.
+    row of its span: what precedes it is cached). A guess at depth d of a tree has the position of the root plus d, but
+    is cached at the slot of its row; for a chain the two agree.
     """
 
     tokens: NDArray[np.int32]  # [rows]
@@ -258,9 +260,9 @@ class PackedBatch:
     slot_mapping: NDArray[np.int32]  # [rows] block * BLOCK_SIZE + offset
     seq_ids: NDArray[np.int32]  # [rows] index of the sequence
     query_start_loc: NDArray[np.int32]  # [sequences] first row of the sequence
-    num_computed_tokens: NDArray[np.int32]  # [sequences] position of its first row
-    block_tables: NDArray[np.int32]  # [sequences, blocks] block of each BLOCK_SIZE positions, padded with 0
-    logits_indices: NDArray[np.int32]  # [logits rows]
+    num_computed_tokens: NDArray[np.int32]  # [sequences] position of the sequence's first row
+    block_tables: NDArray[np.int32]  # [sequences, blocks] padded with 0
+    logits_indices: NDArray[np.int32]  # [logits rows] the rows whose logits are needed
 
     @property
     def rows(self) -> int:
@@ -271,9 +273,8 @@ class PackedBatch:
 class Verdict:
     """What verification decided for one sequence's rows.
 
-    `accepted` are the draft's nodes on the accepted path, in order; `tokens` the emitted tokens: their ids and then the
-    bonus (or corrected) token. `logits_rows[i]` is the logits row that emitted tokens[i]: 0 is the root's, 1 + node
-    another node's.
+    `accepted` are the draft's nodes on the accepted path, in order; `tokens` the emitted tokens: those of the accepted
+    nodes and then the bonus (or corrected) token.
     """
 
     seq_id: str
@@ -282,6 +283,7 @@ class Verdict:
 
     @property
     def logits_rows(self) -> tuple[int, ...]:
+        """The row of logits that each of `tokens` came from: 0 is the root's, 1 + node that of a node."""
         return (0, *(1 + node for node in self.accepted))
 
 
@@ -312,9 +314,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What one sequence cost. Seconds are wall time: `prefill_s` from admission to its first token, `decode_s` from
-    there to its last. `cached_tokens` of the prompt were found in the prefix cache. `rounds` counts target passes that
-    emitted tokens for it. The same `seed` gives the same text again."""
+    """Usage and cost of one sequence. `cached_tokens` are the prompt tokens that were found in the prefix cache.
+
+    Seconds are wall time: `prefill_s` from admission to the first token, `decode_s` from there to the last. `rounds`
+    counts target passes that emitted tokens, so completion_tokens / rounds is the mean acceptance length tau (bonus
+    token included). `seed` reproduces the text.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -340,9 +345,11 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What a step added to one choice of a request: new tokens, their text, the drafter of each ("": the target).
+    """What a step added to the output of one sequence: tokens, their text, and the drafter of each ("": the target
+    itself).
 
-    The last delta of a choice has `finish_reason` set and carries its stats; with "error", `error` says why.
+    The last delta of a sequence has its `finish_reason` and carries its stats; with "error", `error` says why. `index`
+    numbers the choices of a request.
     """
 
     request_id: str
@@ -358,7 +365,8 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished choice of one request; with finish_reason "error", `error` says why its text is not complete."""
+    """One finished choice of one request. `logprobs` has an item per token if the request asked for them; `error` says
+    why a choice ended with finish_reason "error"."""
 
     request_id: str
     index: int
@@ -377,7 +385,11 @@ DRAFT_STAGE, POLICY_STAGE = "draft", "policy"
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a step did and what it cost. Seconds by stage: schedule, policy, draft, forward, accept, commit."""
+    """What a step did and what it took.
+
+    `seconds` by stage: schedule, policy, draft, forward, accept, commit, observe; what a policy makes of this record
+    counts for the next step. `context_lens` are the positions that each sequence had cached before the step.
+    """
 
     rows: int
     sequences: int

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.arch import TABLE, Model
+from wager.arch import TABLE, ModelSpec
 from wager.economics.costmodel.devices import DEVICES
 from wager.economics.costmodel.draft_cost import Fraction
 from wager.economics.costmodel.experts import ExpertRouting
@@ -67,14 +67,16 @@ def parse(table: str) -> list[Row]:
     return rows
 
 
-def curves(model: Model, *, batch: int, context: int, share: float, locality: float) -> tuple[list[float], list[float]]:
+def curves(
+    model: ModelSpec, *, batch: int, context: int, share: float, locality: float
+) -> tuple[list[float], list[float]]:
     cost = CostModel(model, B200_ROUNDED, routing=ExpertRouting(locality=locality))
     drafter = Fraction(cost, share)
     steps = [cost.seconds([SequenceLoad(context, depth + 1, batch)]) for depth in range(MOST + 1)]
     return steps, [drafter.seconds(batch, depth, context=context) for depth in range(MOST + 1)]
 
 
-def check(model: Model, row: Row, *, share: float, locality: float) -> None:
+def check(model: ModelSpec, row: Row, *, share: float, locality: float) -> None:
     acceptance, context, _, expected = row
     for batch, (depth, speedup) in zip(BATCHES, expected, strict=True):
         steps, drafts = curves(model, batch=batch, context=context, share=share, locality=locality)

@@ -8,9 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from wager.arch import TABLE, Compressed, DeltaNet, Dense, Experts, Gqa, Mla, Model, Precision, from_config, from_spec
-from wager.arch.families import spec_from_config
+from wager.arch import (
+    TABLE,
+    Compressed,
+    DeltaNet,
+    Dense,
+    Experts,
+    Gating,
+    Gqa,
+    Layer,
+    Mla,
+    ModelSpec,
+    Precision,
+    read_config,
+)
 from wager.errors import ModelError
+from wager.models.tensors import tensor_shapes
 
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
          "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
@@ -50,14 +63,14 @@ def test_parameters_are_what_transformers_builds(name: str, changes: dict[str, A
         built = transformers.AutoModelForCausalLM.from_config(config)
     small = ("norm", "bias", "sinks", "hc_", "_hc", "A_log", "conv1d")
     sizes = {key: value.numel() for key, value in built.named_parameters() if not any(word in key for word in small)}
-    model = from_config({**config.to_dict(), "model_type": config.model_type})
-    ours = model.parameters - (2 * model.depth + 1) * model.hidden
+    model = read_config({**config.to_dict(), "model_type": config.model_type})
+    ours = model.parameters - (2 * model.num_layers + 1) * model.hidden
     assert ours == pytest.approx(sum(sizes.values()), rel=1.5e-3)
 
 
 def test_the_published_files_give_the_tables_shapes() -> None:
-    assert from_config(LLAMA).layers == TABLE["Llama-3.1-8B"].layers
-    model = from_config(DEEPSEEK, name="V3")
+    assert read_config(LLAMA).layers == TABLE["Llama-3.1-8B"].layers
+    model = read_config(DEEPSEEK, name="V3")
     assert model.layers == TABLE["DeepSeek-V3"].layers
     assert model.precision == TABLE["DeepSeek-V3"].precision
     assert (model.name, model.context, model.tied) == ("V3", 163840, False)
@@ -68,37 +81,38 @@ def test_the_published_files_give_the_tables_shapes() -> None:
     [(MIXTRAL, 46.70, 12.75), (QWEN, 30.53, 3.042), (LITE, 15.71, 2.451), (DEEPSEEK, 671.0, 36.63)],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_a_decoders_spec_and_its_file_have_the_same_physics(
-    config: dict[str, Any], billions: float, active: float
-) -> None:
-    model = same_physics(config)
+def test_what_the_engine_runs_is_what_is_billed(config: dict[str, Any], billions: float, active: float) -> None:
+    model = same_figures(config)
     assert model.parameters / 1e9 == pytest.approx(billions, rel=5e-4)
     assert model.active / 1e9 == pytest.approx(active, rel=5e-4)
 
 
-def test_windows_and_dense_layers_among_experts_have_the_same_physics() -> None:
-    assert same_physics({**MIXTRAL, "sliding_window": 4096}).kv_bytes(5000) == 32 * 2 * 2 * 8 * 128 * 4096
-    stepped = same_physics({**QWEN, "mlp_only_layers": [0, 5], "decoder_sparse_step": 2})
+def test_windows_and_dense_layers_among_experts_have_the_same_figures() -> None:
+    assert same_figures({**MIXTRAL, "sliding_window": 4096}).kv_bytes(5000) == 32 * 2 * 2 * 8 * 128 * 4096
+    stepped = same_figures({**QWEN, "mlp_only_layers": [0, 5], "decoder_sparse_step": 2})
     assert [(layer.count, type(layer.ffn)) for layer in stepped.layers] == [(25, Dense), (23, Experts)]
 
 
-def same_physics(config: dict[str, Any]) -> Model:
-    """What the engine's spec of a configuration costs, once it is what the configuration itself says."""
+def same_figures(config: dict[str, Any]) -> ModelSpec:
+    """What the engine runs of a configuration is the shape that is billed, and what its tensors add up to."""
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    spec, told = spec_from_config(plain), from_config(plain)
-    model = from_spec(spec, name=told.name)
-    assert replace(model, source=told.source) == told
-    sparse = [(layer.count, layer.ffn) for layer in model.layers if isinstance(layer.ffn, Experts)]
-    routers = sum(count * ffn.router(spec.hidden) for count, ffn in sparse)
-    assert model.active == spec.streamed_elements + routers
-    assert model.resident_bytes == 2 * (spec.matrix_elements + spec.head_elements + routers)
+    spec, model = read_config(plain, runnable=True), read_config(plain)
+    assert replace(spec, decoder=None, layers=tuple(map(without_gating, spec.layers))) == model
+    assert sum(torch.Size(shape).numel() for shape in tensor_shapes(spec).values()) == spec.parameters
+    elements = sum(model.elements().values()) - model.elements()["embedding"]
+    assert model.resident_bytes == 2 * (elements + model.head_elements)
     for context in (100, 5000):
-        assert model.kv_bytes(context) == 2 * spec.kv_elements // spec.layers * spec.kv_reads(context)
+        read = [min(context, getattr(layer.attention, "window", None) or context) for layer in spec.ordered_layers]
+        assert model.kv_bytes(context) == 2 * spec.attention.cache_width * sum(read)
     return model
 
 
+def without_gating(layer: Layer) -> Layer:
+    return replace(layer, ffn=replace(layer.ffn, gating=Gating())) if isinstance(layer.ffn, Experts) else layer
+
+
 def test_layer_kinds_by_layer() -> None:
-    linear = from_config({
+    linear = read_config({
         "model_type": "qwen3_next", "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "linear_num_key_heads": 2,
@@ -109,7 +123,7 @@ def test_layer_kinds_by_layer() -> None:
     assert kinds == {DeltaNet: 6, Gqa: 2}
     assert linear.layers[0].ffn == Experts(8, 2, 1, 32, 48)
     stored = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    gpt = from_config({**LLAMA, "model_type": "gpt_oss", "sliding_window": 128, "num_local_experts": 4,
+    gpt = read_config({**LLAMA, "model_type": "gpt_oss", "sliding_window": 128, "num_local_experts": 4,
                        "experts_per_token": 2, "quantization_config": stored})  # fmt: skip
     assert [(layer.attention.window, layer.count) for layer in gpt.layers if isinstance(layer.attention, Gqa)] == [
         (128, 16), (None, 16)]  # fmt: skip
@@ -119,15 +133,15 @@ def test_layer_kinds_by_layer() -> None:
 
 def test_quantisations() -> None:
     """4 bits everywhere, or in the routed experts alone; a precision that is given replaces what the file says."""
-    awq = from_config({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
+    awq = read_config({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
     assert awq.precision == Precision.of("int4")
     group = {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}, "ignore": ["re:.*self_attn.*"]}
     packed = {"quant_method": "compressed-tensors", **group}
-    kimi = from_config({**DEEPSEEK, "model_type": "kimi_k2", "quantization_config": packed})
+    kimi = read_config({**DEEPSEEK, "model_type": "kimi_k2", "quantization_config": packed})
     assert kimi.precision == TABLE["Kimi-K2"].precision
     unknown = {**LLAMA, "quantization_config": {"quant_method": "magic"}}
-    assert from_config(unknown, precision=Precision.of("fp8")).precision == Precision.of("fp8")
-    assert from_config({**LLAMA, "torch_dtype": "float32"}).precision == Precision.of("fp32")
+    assert read_config(unknown, precision=Precision.of("fp8")).precision == Precision.of("fp8")
+    assert read_config({**LLAMA, "torch_dtype": "float32"}).precision == Precision.of("fp32")
 
 
 def test_v4_by_layer_types_or_by_ratios() -> None:
@@ -138,16 +152,16 @@ def test_v4_by_layer_types_or_by_ratios() -> None:
         "num_experts_per_tok": 6, "n_shared_experts": 1, "moe_intermediate_size": 2048, "vocab_size": 129280,
         "max_position_embeddings": 1048576, "compress_ratios": [0, 4, 128, 4, 0],
     }  # fmt: skip
-    model = from_config(config)
+    model = read_config(config)
     kinds = [(layer.attention, layer.count) for layer in model.layers]
     assert {kind.ratio: count for kind, count in kinds if isinstance(kind, Compressed)} == {0: 1, 4: 2, 128: 1}
     assert model.layers[1].attention == TABLE["DeepSeek-V4-Flash"].layers[1].attention
     with pytest.raises(ModelError, match="layer type '7'"):
-        from_config({**config, "compress_ratios": [0, 4, 7, 4]})
+        read_config({**config, "compress_ratios": [0, 4, 7, 4]})
 
 
 def test_dense_layers_among_experts_and_a_nested_text_model() -> None:
-    model = from_config({"model_type": "kimi_k25", "text_config": {**DEEPSEEK, "model_type": "kimi_k2"}})
+    model = read_config({"model_type": "kimi_k25", "text_config": {**DEEPSEEK, "model_type": "kimi_k2"}})
     dense, sparse = model.layers
     assert (dense.ffn, dense.count, sparse.count) == (Dense(18432), 3, 58)
     assert isinstance(dense.attention, Mla)
@@ -172,4 +186,12 @@ def test_dense_layers_among_experts_and_a_nested_text_model() -> None:
 )
 def test_a_bad_configuration_is_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        from_config(config)
+        read_config(config)
+
+
+def test_families_known_by_their_shape_are_refused_by_the_engine() -> None:
+    config = {**LLAMA, "model_type": "gpt_oss", "sliding_window": 128, "num_local_experts": 4, "experts_per_token": 2}
+    for further in ({}, {"architectures": ["GptOssForCausalLM"]}):
+        assert read_config({**config, **further}).num_layers == 32
+        with pytest.raises(ModelError, match="engine does not run gpt_oss"):
+            read_config({**config, **further}, runnable=True)

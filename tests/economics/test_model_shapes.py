@@ -10,19 +10,21 @@ from wager.arch import (
     TABLE,
     Attention,
     Compressed,
+    DecoderDetails,
     DeltaNet,
+    Dense,
     Experts,
     Gqa,
+    LayerStack,
     Mla,
-    Model,
+    ModelSpec,
     Precision,
     Quoted,
+    Rope,
     find_model,
-    from_spec,
 )
-from wager.arch.spec import ModelSpec, Rope
 from wager.economics.costmodel.devices import DEVICES
-from wager.errors import UsageError
+from wager.errors import ModelError, UsageError
 
 BF16, FP8 = Precision.of("bf16"), Precision.of("fp8", cache="fp8")
 
@@ -224,15 +226,22 @@ def test_projection_weights() -> None:
 # ---- models -------------------------------------------------------------------------------------------------------
 
 
-def test_a_decoders_spec_gives_the_same_numbers() -> None:
-    spec = ModelSpec("LlamaForCausalLM", 49152, 576, 30, 9, 3, 64, 1536, 8192, 1e-5, Rope(1e5), (None,) * 30, True)
-    model = from_spec(spec, name="small")
-    assert model.parameters == spec.parameters == 134_515_008
-    assert model.active == spec.streamed_elements
-    assert model.kv_bytes(10) == 10 * 2 * spec.kv_elements
-    half = replace(spec, windows=(16, None) * 15)
-    assert [layer.count for layer in from_spec(half).layers] == [15, 15]
-    assert from_spec(half).kv_bytes(100) == 2 * 2 * 3 * 64 * half.kv_reads(100)
+def test_a_decoders_details_change_no_number() -> None:
+    """With the details norms and biases are counted; SmolLM2 has no others than the two norms a layer."""
+    decoder = DecoderDetails("LlamaForCausalLM", (0,) * 30, Rope(1e5), 1e-5)
+    spec = replace(TABLE["SmolLM2-135M"], decoder=decoder)
+    assert spec.parameters == TABLE["SmolLM2-135M"].parameters == 134_515_008
+    assert spec.kv_bytes(10) == 10 * 2 * spec.num_layers * spec.attention.cache_width
+    stack = LayerStack.of([Gqa(9, 3, 64, 16), Gqa(9, 3, 64)] * 15, [Dense(1536)] * 30)
+    half = replace(spec, layers=stack.layers, decoder=replace(decoder, layer_order=stack.order))
+    assert [layer.count for layer in half.layers] == [15, 15]
+    assert [layer.attention for layer in half.ordered_layers[:3]] == [Gqa(9, 3, 64, w) for w in (16, None, 16)]
+    assert half.kv_bytes(100) == 2 * 2 * 3 * 64 * 15 * (16 + 100)
+
+
+def test_a_model_known_by_its_shape_is_not_run() -> None:
+    with pytest.raises(ModelError, match="engine does not run DeepSeek-V4-Flash"):
+        TABLE["DeepSeek-V4-Flash"].ordered_layers  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-ai/DeepSeek-V3", "DeepSeek-R1"])
@@ -257,6 +266,6 @@ def test_every_model_of_the_table_can_be_asked_everything() -> None:
               "SmolLM2-135M"}  # fmt: skip
     assert wanted == set(TABLE)
     for model in TABLE.values():
-        assert isinstance(model, Model)
+        assert isinstance(model, ModelSpec)
         assert 0 < model.streamed_bytes <= model.resident_bytes
         assert model.source

@@ -20,7 +20,7 @@ from wager.kernels.base import TargetOutput
 from wager.testing import ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.types import Draft, DraftRequest, OutputDelta, Request, SamplingParams
-from wager.verify.distribution import Shaped, shape, without_replacement
+from wager.verify.distribution import ProcessedDistribution, process, without_replacement
 
 V = 8
 LENGTH = 61  # one token that depends on the prompt, then twenty windows of three
@@ -90,7 +90,7 @@ class SamplingDrafter:
         for depth, width in enumerate(self.widths[: ask.depth], start=1):
             grown = []
             for parent, last in level:
-                row = shape(GUESSER([last]), ask.params)
+                row = process(GUESSER([last]), ask.params)
                 children = self.draw(row, width, ask, depth)
                 grown += [(len(tokens) + i, token) for i, token in enumerate(children)]
                 tokens += children
@@ -99,7 +99,7 @@ class SamplingDrafter:
             level = grown
         return Draft(ask.seq_id, tuple(tokens), tuple(parents), drafter=self.name, draft_probs=np.array(draft_probs))
 
-    def draw(self, row: Shaped, width: int, ask: DraftRequest, depth: int) -> list[int]:
+    def draw(self, row: ProcessedDistribution, width: int, ask: DraftRequest, depth: int) -> list[int]:
         at = (ask.seed, ask.position + depth - 1, ask.choice)
         if width == 1:
             return [row.choose(*at, private=depth)]
@@ -116,7 +116,7 @@ class FixedDrafter(SamplingDrafter):
         draft = super()._draft(ask)
         return Draft(ask.seq_id, draft.tokens, draft.parents, drafter=self.name)
 
-    def draw(self, row: Shaped, width: int, ask: DraftRequest, depth: int) -> list[int]:
+    def draw(self, row: ProcessedDistribution, width: int, ask: DraftRequest, depth: int) -> list[int]:
         return np.argsort(-row.probabilities(V), kind="stable")[: min(width, len(row.scores))].tolist()
 
 

@@ -34,7 +34,7 @@ from counting import (
 from wager.engine import runner
 from wager.kernels.noise import DRAFT, gumbel
 from wager.types import Draft, DraftRequest
-from wager.verify.accept import FieldChance
+from wager.verify.accept import NoiseCoins
 
 LEVEL = 1e-4
 
@@ -82,24 +82,24 @@ def noticed(rule, kind, widths, params) -> bool:
 def test_a_shared_stream_is_noticed(monkeypatch):
     """The residual drawn with the noise that the guess was drawn with: the defect the rejected branch hides."""
 
-    class OneStream(FieldChance):
+    class OneStream(NoiseCoins):
         def draw(self, weights):
             seed, position, choice = self._key
             ids = np.flatnonzero(weights)
             noise = gumbel(seed, position, ids, choice=choice, domain=DRAFT, depth=1)
             return int(ids[(np.log(weights[ids]) + noise).argmax()])
 
-    monkeypatch.setattr(runner.accept, "FieldChance", OneStream)
+    monkeypatch.setattr(runner.accept, "NoiseCoins", OneStream)
     assert noticed("rejection", SamplingDrafter, (1, 1, 1), WARM)
 
 
 def test_a_reused_coin_is_noticed(monkeypatch):
-    class OneCoin(FieldChance):
+    class OneCoin(NoiseCoins):
         def flip(self, probability):
             self._flips = 0
             return super().flip(probability)
 
-    monkeypatch.setattr(runner.accept, "FieldChance", OneCoin)
+    monkeypatch.setattr(runner.accept, "NoiseCoins", OneCoin)
     assert noticed("rejection", SamplingDrafter, (1, 1, 1), WARM)
 
 

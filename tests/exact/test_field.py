@@ -13,8 +13,8 @@ from scipy import stats
 
 from wager.kernels import noise
 from wager.types import SamplingParams
-from wager.verify.accept import FieldChance
-from wager.verify.distribution import shape
+from wager.verify.accept import NoiseCoins
+from wager.verify.distribution import process
 
 FAR = 1e-6
 CELLS = 16
@@ -96,7 +96,7 @@ def test_field_chance_flips_and_draws_with_the_given_probabilities():
     weights = np.array([0, 3.0, 0, 1.0, 0])
     flips = draws = 0
     for position in range(4000):
-        chance = FieldChance(17, position, 2)
+        chance = NoiseCoins(17, position, 2)
         flips += chance.flip(0.3)
         drawn = chance.draw(weights)
         assert drawn in (1, 3)
@@ -107,11 +107,11 @@ def test_field_chance_flips_and_draws_with_the_given_probabilities():
 
 
 def test_two_coins_of_a_round_differ_and_rounds_can_be_replayed():
-    one, again = FieldChance(1, 5), FieldChance(1, 5)
+    one, again = NoiseCoins(1, 5), NoiseCoins(1, 5)
     coins = [tuple(chance.draw(np.ones(10**6)) for _ in range(3)) for chance in (one, again)]
     assert coins[0] == coins[1]
     assert len(set(coins[0])) == 3
-    assert FieldChance(1, 6).draw(np.ones(10**6)) != coins[0][0]
+    assert NoiseCoins(1, 6).draw(np.ones(10**6)) != coins[0][0]
 
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0.7), SamplingParams(temperature=1.3, top_p=0.8)])
@@ -119,7 +119,7 @@ def test_the_plain_sampler_draws_three_tokens_by_their_law(params):
     """Context-dependent laws, 3-token sequences over seeds, against exact enumeration (section 6, `match`)."""
     vocab, count = 4, 6000
     table = np.random.default_rng(2).normal(0, 1.5, (1 + vocab, vocab)).astype(np.float32)
-    rows = [shape(z, params) for z in table]
+    rows = [process(z, params) for z in table]
     laws = np.array([row.probabilities(vocab) for row in rows])
     expected = laws[0][:, None, None] * laws[1:][:, :, None] * laws[1:][None, :, :] * count
     seen = np.zeros((vocab,) * 3)

@@ -15,7 +15,7 @@ from worlds import KINDS, NOTHING, World, agreement, deviation, joint
 
 from wager.types import Draft, SamplingParams
 from wager.verify.accept import match
-from wager.verify.distribution import shape
+from wager.verify.distribution import process
 
 EXACT = 1e-12
 PARAMS = SamplingParams(temperature=1.0)
@@ -124,7 +124,7 @@ def test_flat_laws_agree_by_their_jaccard_index():
 def test_the_production_field_has_the_joint_law(kind):
     """Target and guess as production draws them, over many positions, seeds and choices: chi-square on the pairs."""
     world = World(4, 1, kind)
-    p, q = shape(logits(world.p(())), PARAMS), shape(logits(world.q(())), PARAMS)
+    p, q = process(logits(world.p(())), PARAMS), process(logits(world.q(())), PARAMS)
     count, law = 6000, joint(world.p(()), world.q(()))
     seen = np.zeros((4, 4))
     for i in range(count):
@@ -141,8 +141,8 @@ def test_tree_children_are_gumbel_top_b_and_beat_recursive_rejection():
     """Top-b of log q + g with the shared field catches the target's token more often than 1 - TV of one guess."""
     rng = np.random.default_rng(3)
     z = rng.normal(0, 2, 60)
-    p = shape(z.astype(np.float32), PARAMS)
-    q = shape((z + rng.normal(0, 1, 60)).astype(np.float32), PARAMS)
+    p = process(z.astype(np.float32), PARAMS)
+    q = process((z + rng.normal(0, 1, 60)).astype(np.float32), PARAMS)
     caught = np.zeros(3)
     count = 1500
     for position in range(count):
@@ -162,7 +162,7 @@ def test_text_does_not_depend_on_the_draft():
     rng = np.random.default_rng(1)
 
     def target(path):
-        return shape(logits(world.p(path[-2:])), PARAMS).choose(42, len(path))
+        return process(logits(world.p(path[-2:])), PARAMS).choose(42, len(path))
 
     plain: tuple[int, ...] = ()
     while len(plain) < 40:

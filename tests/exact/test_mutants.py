@@ -15,8 +15,8 @@ from worlds import NOTHING, World, deviation, emitted
 
 from wager.types import Draft, SamplingParams
 from wager.verify import accept
-from wager.verify.accept import FieldChance, block, rejection
-from wager.verify.distribution import shape
+from wager.verify.accept import NoiseCoins, block, rejection
+from wager.verify.distribution import process
 
 NOTICED = 1e-3
 BOTH = pytest.mark.parametrize("rule", [rejection, block])
@@ -49,15 +49,15 @@ def test_inverted_ratio(rule, monkeypatch):
 
 @BOTH
 def test_residual_with_the_law_of_the_next_row(rule, monkeypatch):
-    right = accept._excess
-    monkeypatch.setattr(accept, "_excess", lambda p, draft, node: right(p, draft, min(node + 1, len(draft) - 1)))
+    right = accept._positive_part
+    monkeypatch.setattr(accept, "_positive_part", lambda p, draft, node: right(p, draft, min(node + 1, len(draft) - 1)))
     assert worst(rule) > NOTICED
 
 
 @BOTH
 @pytest.mark.parametrize("residual", [lambda p, q: np.abs(p - q), lambda p, q: p], ids=["absolute", "whole"])
 def test_residual_that_is_not_clipped(rule, residual, monkeypatch):
-    monkeypatch.setattr(accept, "_excess", lambda p, draft, node: residual(p, draft.draft_probs[node]))
+    monkeypatch.setattr(accept, "_positive_part", lambda p, draft, node: residual(p, draft.draft_probs[node]))
     assert worst(rule) > NOTICED
 
 
@@ -168,10 +168,10 @@ def test_block_that_stops_at_the_first_failure():
     class FirstFailure:
         """Answers the rule's coins, asked from the longest prefix down, as if asked upwards with a stop."""
 
-        def __init__(self, chance, passes):
-            self.draw = chance.draw
+        def __init__(self, coins, passes):
+            self.draw = coins.draw
             reached = 0
-            while reached < len(passes) and chance.flip(passes[reached]):
+            while reached < len(passes) and coins.flip(passes[reached]):
                 reached += 1
             self.answers = [size == reached for size in range(len(passes), 0, -1)]
 
@@ -189,10 +189,10 @@ def test_block_that_stops_at_the_first_failure():
         def draw(self, weights):
             return 0
 
-    def mutant(draft, p, *, chance):
+    def mutant(draft, p, *, coins):
         ear = Listening()
-        block(draft, p, chance=ear)
-        return block(draft, p, chance=FirstFailure(chance, ear.passes))
+        block(draft, p, coins=ear)
+        return block(draft, p, coins=FirstFailure(coins, ear.passes))
 
     assert worst(mutant) > NOTICED
 
@@ -208,7 +208,7 @@ def second_token(rule, *, stale: bool) -> float:
     rows = np.tile(p, (3, 1))
     for pair in itertools.product(range(3), repeat=2):
         draft = Draft("s", pair, (-1, 0), draft_probs=np.tile(q, (2, 1)))
-        for mass, verdict in worlds.explore(lambda chance, d=draft: rule(d, rows, chance=chance)):
+        for mass, verdict in worlds.explore(lambda coins, d=draft: rule(d, rows, coins=coins)):
             mass *= q[pair[0]] * q[pair[1]]
             if len(verdict.tokens) > 1:
                 law[verdict.tokens[1]] += mass
@@ -216,7 +216,7 @@ def second_token(rule, *, stale: bool) -> float:
             for third, first in itertools.product(range(3), [pair[1]] if stale else range(3)):
                 weight = mass * q[third] * (1 if stale else q[first])
                 again = Draft("s", (first, third), (-1, 0), draft_probs=np.tile(q, (2, 1)))
-                for share, then in worlds.explore(lambda chance, d=again: rule(d, rows, chance=chance)):
+                for share, then in worlds.explore(lambda coins, d=again: rule(d, rows, coins=coins)):
                     law[then.tokens[0]] += weight * share
     assert law.sum() == pytest.approx(1)
     return 0.5 * float(np.abs(law - p).sum())
@@ -229,17 +229,17 @@ def test_private_noise_must_be_fresh_in_every_round_for_block():
     assert second_token(block, stale=True) > NOTICED
 
 
-class OneStream(FieldChance):
+class OneStream(NoiseCoins):
     """The mutant of section 6: the residual is drawn with the very noise the guess was drawn with."""
 
     def draw(self, weights):
         seed, position, choice = self._key
         with np.errstate(divide="ignore"):
-            row = shape(np.maximum(np.log(weights), NOTHING).astype(np.float32), SamplingParams(temperature=1.0))
+            row = process(np.maximum(np.log(weights), NOTHING).astype(np.float32), SamplingParams(temperature=1.0))
         return row.choose(seed, position, choice, private=1)
 
 
-class OneCoin(FieldChance):
+class OneCoin(NoiseCoins):
     """The mutant of section 6: every coin of a round is the same number."""
 
     def flip(self, probability):
@@ -250,12 +250,12 @@ class OneCoin(FieldChance):
 def through_the_field(chance_type, p: list[float], q: list[float], *, depth: int, count: int = 3000) -> float:
     """Chi-square of the token at `depth` (where the round got that far), against its law p, over many positions."""
     rows, laws = np.tile(p, (1 + depth, 1)), np.tile(q, (depth, 1))
-    shaped = shape(np.maximum(np.log(q), NOTHING).astype(np.float32), SamplingParams(temperature=1.0))
+    shaped = process(np.maximum(np.log(q), NOTHING).astype(np.float32), SamplingParams(temperature=1.0))
     seen = np.zeros(len(p))
     for position in range(count):
         guesses = tuple(shaped.choose(3, position + i, private=1 + i) for i in range(depth))
         draft = Draft("s", guesses, tuple(range(-1, depth - 1)), draft_probs=laws)
-        tokens = rejection(draft, rows, chance=chance_type(3, position)).tokens
+        tokens = rejection(draft, rows, coins=chance_type(3, position)).tokens
         if len(tokens) >= depth:
             seen[tokens[depth - 1]] += 1
     expected = np.array(p) * seen.sum()
@@ -264,11 +264,11 @@ def through_the_field(chance_type, p: list[float], q: list[float], *, depth: int
 
 def test_shared_noise_is_noticed_through_the_field():
     p, q = [0.62, 0.3, 0.05, 0.03], [0.41, 0.01, 0.28, 0.3]
-    assert through_the_field(FieldChance, p, q, depth=1) < 28  # 3 degrees of freedom: p > 4e-6
+    assert through_the_field(NoiseCoins, p, q, depth=1) < 28  # 3 degrees of freedom: p > 4e-6
     assert through_the_field(OneStream, p, q, depth=1) > 60
 
 
 def test_a_reused_coin_is_noticed_through_the_field():
     p, q = [0.5, 0.4, 0.1], [0.8, 0.1, 0.1]
-    assert through_the_field(FieldChance, p, q, depth=2) < 25  # 2 degrees of freedom: p > 4e-6
+    assert through_the_field(NoiseCoins, p, q, depth=2) < 25  # 2 degrees of freedom: p > 4e-6
     assert through_the_field(OneCoin, p, q, depth=2) > 60

@@ -100,7 +100,7 @@ def test_a_greedy_target_is_followed_exactly(rule):
     world = World(3, 2, "point_p")
     for mass, draft in worlds.chains(world, 3):
         p = world.rows(draft)
-        outcomes = list(worlds.explore(lambda chance, draft=draft, p=p: rule(draft, p, chance=chance)))
+        outcomes = list(worlds.explore(lambda coins, draft=draft, p=p: rule(draft, p, coins=coins)))
         possible = {verdict for weight, verdict in outcomes if weight > 0}
         assert possible == {match(draft, p.argmax(axis=1).tolist())}
         assert mass > 0
@@ -116,7 +116,7 @@ def test_identical_laws_accept_everything():
 def test_block_refuses_a_tree():
     tree = Draft("s", (0, 1), (-1, -1))
     with pytest.raises(UsageError, match="tree"):
-        block(tree, np.full((3, 4), 0.25), chance=worlds.Exploring([]))
+        block(tree, np.full((3, 4), 0.25), coins=worlds.Exploring([]))
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
@@ -138,7 +138,7 @@ def test_a_law_that_is_no_number_yields_tokens_all_the_same(broken):
     world = World(4, 7, "zeros_p")
     draft = Draft("s", (1, 2), (-1, 0), draft_probs=np.array([[0.5, 0.5, broken, 0.0], [broken, 0.5, 0.5, 0.0]]))
     for rule in (rejection, block):
-        outcomes = list(worlds.explore(lambda chance, rule=rule: rule(draft, world.rows(draft), chance=chance)))
+        outcomes = list(worlds.explore(lambda coins, rule=rule: rule(draft, world.rows(draft), coins=coins)))
         assert sum(mass for mass, _ in outcomes) == pytest.approx(1)
         assert all(world.truth(len(v.tokens))[v.tokens] > 0 for mass, v in outcomes if mass > 0)
 
@@ -156,8 +156,8 @@ def test_only_rows_on_the_way_are_read():
             return world.rows(draft)[row]
 
     lazy = Lazy()
-    chance = worlds.Exploring([0, 1])  # refuse node 0, take node 1
-    assert rejection(draft, lazy, chance=chance).accepted == (1,)
+    coins = worlds.Exploring([0, 1])  # refuse node 0, take node 1
+    assert rejection(draft, lazy, coins=coins).accepted == (1,)
     assert lazy.read == [0, 2]
 
 

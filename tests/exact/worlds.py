@@ -16,7 +16,7 @@ from wager.types import Draft, Verdict
 from wager.verify.distribution import without_replacement
 
 NOTHING = -1e4
-"""The logit of an id that has no chance: finite, as a model's logits are, and its exponential is exactly zero."""
+"""The logit of an id that has no coins: finite, as a model's logits are, and its exponential is exactly zero."""
 
 Context = tuple[int, ...]
 Weighted = tuple[float, Draft]
@@ -90,14 +90,14 @@ class Exploring:
 
 
 def explore(run: Callable[[Exploring], Verdict]) -> Iterator[tuple[float, Verdict]]:
-    """Every outcome of `run(chance)` with its mass, depth first."""
+    """Every outcome of `run(coins)` with its mass, depth first."""
     script: list[int] = []
     while True:
-        chance = Exploring(script)
-        verdict = run(chance)
-        yield chance.mass, verdict
-        script = [*script, *[0] * (len(chance.options) - len(script))]
-        while script and script[-1] + 1 >= chance.options[len(script) - 1]:
+        coins = Exploring(script)
+        verdict = run(coins)
+        yield coins.mass, verdict
+        script = [*script, *[0] * (len(coins.options) - len(script))]
+        while script and script[-1] + 1 >= coins.options[len(script) - 1]:
             script.pop()
         if not script:
             return
@@ -224,7 +224,7 @@ def emitted(world: World, rule: Rule, drafts: Iterator[Weighted], rows=None) -> 
     accepted = 0.0
     for mass, draft in drafts:
         p = (rows or world.rows)(draft)
-        for weight, verdict in explore(lambda chance, draft=draft, p=p: rule(draft, p, chance=chance)):
+        for weight, verdict in explore(lambda coins, draft=draft, p=p: rule(draft, p, coins=coins)):
             out[verdict.tokens] = out.get(verdict.tokens, 0.0) + mass * weight
             accepted += mass * weight * len(verdict.accepted)
     return out, accepted

@@ -117,3 +117,39 @@ def _known(name: str) -> str:
 
 def _is_package(name: str) -> bool:
     return (SOURCE / Path(*name.split("."))).is_dir()
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Module -> modules of ours that it imports when it is imported itself (not in functions, nor for types alone)."""
+    graph = {}
+    for path in files():
+        own = module(path)
+        graph[own] = {
+            _known(name.partition(".")[2]) for _, name in _at_import(ast.parse(path.read_text(encoding="utf-8")))
+        }
+        graph[own] -= {own, ""}
+    return graph
+
+
+def _at_import(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((line, name) for line, name in imports(ast.Module([node], [])) if name.startswith("wager."))
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that can reach each other, one sorted list for each circle."""
+    reach = {name: _reachable(graph, name) for name in graph}
+    rings = {tuple(sorted(other for other in reach[name] if name in reach.get(other, ()))) for name in graph}
+    return sorted(list(ring) for ring in rings if ring)
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    todo = list(graph.get(start, ()))
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += graph.get(name, ())
+    return found

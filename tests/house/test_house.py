@@ -7,14 +7,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from floors import MAY_IMPORT, SOURCE, files, module, room, violations
+from floors import MAY_IMPORT, SOURCE, circles, files, import_graph, module, room, violations
 
 ROOT = SOURCE.parents[1]
 FORBIDDEN_WORDS = {"helper", "helpers", "util", "utils", "misc", "common", "manager", "handler"}
-LONGEST = 300
+LONGEST, LONGEST_FUNCTION = 300, 50
 LONG = {"src/wager/types.py": 345}
 """Files allowed to be longer, each with the lines it may have."""
 
@@ -38,6 +39,29 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def function_lengths(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def boolean_traps(tree: ast.Module) -> list[str]:
+    """Functions with a bool that can be given by its place, beside other arguments (a checked `condition` may be)."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        given = [each for each in [*node.args.posonlyargs, *node.args.args] if each.arg not in ("self", "cls")]
+        defaults = dict(zip([each.arg for each in reversed(given)], reversed(node.args.defaults), strict=False))
+        for each in given if len(given) > 1 else []:
+            typed = each.annotation is not None and ast.unparse(each.annotation) == "bool"
+            default = defaults.get(each.arg)
+            switch = isinstance(default, ast.Constant) and isinstance(default.value, bool)
+            if (typed or switch) and each.arg != "condition":
+                found.append(f"{node.name}({each.arg})")
+    return found
+
+
 def words(name: str) -> set[str]:
     """Words of a snake_case or CamelCase name, in lower case."""
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
@@ -53,24 +77,31 @@ def test_the_file_lies_in_a_room_and_imports_what_it_may(path: Path) -> None:
     ("name", "code", "complaint"),
     [
         ("types", "import wager.config", "imports config"),
+        ("arch.spec", "from wager.models import hub", "imports models"),
+        ("arch.spec", "from wager.types import Draft", "imports types"),
+        ("arch.catalog", "import torch", "imports torch"),
         ("kernels.base", "from wager import config", "imports config"),
-        ("kv.pages", "def f():\n    from wager.models import tokenizer", "imports models"),
-        ("kv.pages", "if TYPE_CHECKING:\n    from wager.verify.pack import pack", "imports verify"),
-        ("models.hub", "from wager.economics import policy", "imports economics"),
-        ("models.physics.shape", "from wager.models import hub", "imports models"),
-        ("models.physics.shape", "from wager.types import Draft", "imports types"),
-        ("models.physics.table", "import torch", "imports torch"),
-        ("economics.cost", "from wager.models.transformer import Decoder", "imports models"),
-        ("economics.policy", "import torch.nn", "imports torch"),
-        ("economics.policy", "from torch import nn", "imports torch"),
+        ("kernels.base", "from wager.models.weights import Weights", "imports models"),
+        ("kv.blocks", "def f():\n    from wager.models import tokenizer", "imports models"),
+        ("kv.blocks", "if TYPE_CHECKING:\n    from wager.verify.pack import pack", "imports verify"),
+        ("models.hub", "from wager.economics.policy import base", "imports economics.policy"),
+        ("economics.costmodel.roofline", "from wager.models.transformer import Decoder", "imports models"),
+        ("economics.costmodel.roofline", "from wager.economics.latency import surface", "imports economics.latency"),
+        ("economics.latency.surface", "from wager.economics.costmodel import devices", "imports economics.costmodel"),
+        ("economics.policy.base", "from wager.economics.latency.surface import LatencySurface", "economics.latency"),
+        ("economics.policy.base", "import torch.nn", "imports torch"),
+        ("economics.policy.base", "from torch import nn", "imports torch"),
         ("engine.core", "from wager.bench import report", "imports bench"),
-        ("engine.core", "from wager import load", "imports the front door"),
-        ("engine.core", "from wager.engine.build import load", "imports engine.build"),
+        ("engine.core", "from wager import LLM", "imports the front door"),
+        ("engine.core", "from wager.build.load import load", "imports build"),
         ("engine.core", "from wager.testing import ToyTarget", "imports testing"),
+        ("build.drafters", "from wager.testing import ToyTarget", "imports testing"),
+        ("cli.prove", "from wager.testing import ToyTarget", "imports testing"),
         ("draft.ngram", "from .base import Drafter", "imports relatively"),
         ("draft.ngram", "importlib.import_module('wager.engine.core')", "imports engine"),
         ("draft.ngram", "importlib.import_module(name)", "imports by a name made up"),
         ("bench.measure", "from wager.cli.console import say", "imports cli"),
+        ("llm", "import wager.cli", "imports cli"),
         ("", "import wager.cli", "imports cli"),
     ],
 )
@@ -82,18 +113,56 @@ def test_the_floors_are_kept_by_a_check_that_can_fail(name: str, code: str, comp
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("kernels.cpu", "from wager.kernels.base import PAGE"),
-        ("models.families", "from wager.models.spec import ModelSpec"),
-        ("economics.cost", "from wager.models.physics.shape import Model"),
-        ("engine.core", "from wager.kv.pages import PageTable"),
+        ("kernels.cpu", "from wager.kernels.base import BLOCK_SIZE"),
+        ("models.weights", "from wager.arch.spec import ModelSpec"),
+        ("economics.costmodel.roofline", "from wager.arch.spec import ModelSpec"),
+        ("economics.simulation.server", "from wager.economics.policy.base import Policy"),
+        ("engine.core", "from wager.kv.blocks import BlockPool"),
+        ("profiling.calibrate", "from wager.engine.core import Engine"),
         ("cli.run", "import wager"),
-        ("cli.prove", "from wager.testing import AdversaryDrafter"),
-        ("engine.drafters", "from wager.testing import AdversaryDrafter"),
-        ("", "from wager.engine.core import Engine"),
+        ("llm", "from wager.build.load import load"),
+        ("", "from wager.llm import LLM"),
     ],
 )
 def test_what_the_floors_allow_passes(name: str, code: str) -> None:
     assert violations(name, ast.parse(code)) == []
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    """Nor inside a room: a file is read after those that it imports."""
+    assert circles(import_graph()) == []
+
+
+def test_circles_are_found_by_a_check_that_can_fail() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_class_name_stands_twice() -> None:
+    named: dict[str, list[str]] = {}
+    for path in files():
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ClassDef):
+                named.setdefault(node.name, []).append(module(path))
+    assert {name: places for name, places in named.items() if len(places) > 1} == {}
+
+
+@EACH
+def test_functions_are_short(path: Path) -> None:
+    long = [f"{name}: {length} lines" for name, length in function_lengths(parse(path)) if length > LONGEST_FUNCTION]
+    assert long == []
+
+
+@EACH
+def test_booleans_are_given_by_name(path: Path) -> None:
+    """f(x, True) says nothing: a bool is keyword-only, unless it is all that a function takes."""
+    assert boolean_traps(parse(path)) == []
+
+
+def test_boolean_traps_are_found_by_a_check_that_can_fail() -> None:
+    assert boolean_traps(ast.parse("def f(x, deep: bool): ...")) == ["f(deep)"]
+    assert boolean_traps(ast.parse("def f(x, deep=False): ...")) == ["f(deep)"]
+    assert boolean_traps(ast.parse("def f(x, *, deep: bool): ...\nclass A:\n    def g(self, on: bool): ...")) == []
 
 
 @EACH

@@ -9,19 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from wager.arch.spec import Experts
+from wager.arch import Experts, Gating
 from wager.errors import ModelError
 from wager.kernels.base import Kernels, Routing
 from wager.kernels.routing import choose
 
 HIDDEN = 72
-SOFT = Experts(count=9, chosen=3, width=40, layers=(True,))
+SOFT = Experts(count=9, active=3, shared=0, width=40)
 SIGMOID = Experts(
-    count=16, chosen=4, width=22, layers=(True,), score="sigmoid", corrected=True, scale=2.5, groups=4, top_groups=2,
-    group_best=2,
+    count=16, active=4, shared=0, width=22,
+    gating=Gating(score="sigmoid", correction_bias=True, scale=2.5, groups=4, top_groups=2, group_best=2),
 )  # fmt: skip
-GROUPED = replace(SIGMOID, score="softmax", corrected=False, normalised=False, group_best=1)
-WIDE = replace(SOFT, count=130, chosen=8)
+GROUPED = replace(
+    SIGMOID,
+    gating=replace(SIGMOID.gating, score="softmax", correction_bias=False, normalised=False, group_best=1),
+)
+WIDE = replace(SOFT, count=130, active=8)
 SHAPES = {"soft": SOFT, "sigmoid": SIGMOID, "grouped": GROUPED, "wide": WIDE}
 
 
@@ -35,7 +38,7 @@ class Mixture:
     def __init__(self, kernels: Kernels, how: Experts, *, hidden: int = HIDDEN, rows: int = 256) -> None:
         self.how = how
         self.router = numbers(how.count, hidden, seed=1) * hidden**-0.5 * 2
-        self.bias = numbers(how.count, seed=2) * 0.1 if how.corrected else None
+        self.bias = numbers(how.count, seed=2) * 0.1 if how.gating.correction_bias else None
         self.x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
         self.out = torch.zeros(rows, hidden)
         self.routing = Routing.allocate(how, max_rows=rows, hidden=hidden, act=torch.bfloat16)
@@ -110,11 +113,11 @@ def test_threads_do_not_show(kernels, one_thread):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ties_go_to_the_lowest(kernels, oracle, shape):
-    how = replace(SHAPES[shape], corrected=False)
+    how = replace(SHAPES[shape], gating=replace(SHAPES[shape].gating, correction_bias=False))
     for each in (kernels, oracle):
         mixture = Mixture(each, how)
         mixture(torch.zeros(2, HIDDEN, dtype=torch.bfloat16))
-        assert mixture.routing.ids[:2].tolist() == [list(range(how.chosen))] * 2
+        assert mixture.routing.ids[:2].tolist() == [list(range(how.active))] * 2
 
 
 def test_a_row_that_is_not_a_number_stays_alone(kernels):
@@ -139,7 +142,7 @@ class Spoilt(Mixture):
 
 
 def test_experts_that_nobody_chose_are_not_read(kernels):
-    mixture, x = Spoilt(kernels, replace(SOFT, count=4, chosen=1)), rows(30)
+    mixture, x = Spoilt(kernels, replace(SOFT, count=4, active=1)), rows(30)
     mixture(x)
     used = mixture.routing.ids[:30].flatten().tolist()
     Spoilt.spoilt = frozenset(range(4)) - {used[0]}
@@ -151,7 +154,8 @@ def test_experts_that_nobody_chose_are_not_read(kernels):
 
 def test_groups_are_limited_by_hand():
     """Two groups of three; the better one has the better pair, not the best expert."""
-    how = Experts(6, 2, 8, (True,), score="sigmoid", corrected=True, normalised=True, scale=2.0, groups=2, group_best=2)
+    gating = Gating("sigmoid", correction_bias=True, normalised=True, scale=2.0, groups=2, group_best=2)
+    how = Experts(6, 2, 0, 8, gating=gating)
     logits, bias = torch.tensor([3.0, -9.0, -9.0, 1.0, 1.5, -2.0]), torch.zeros(6)
     ids, shares = choose(logits, bias, how)
     chosen = torch.sigmoid(torch.tensor([1.0, 1.5]))

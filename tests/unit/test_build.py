@@ -64,7 +64,7 @@ def test_stop_strings_and_text(config: wager.EngineConfig) -> None:
 
 def test_a_vocabulary_that_differs_is_refused_by_its_first_token(config: wager.EngineConfig, tmp_path: Path) -> None:
     other = model(tmp_path, pre="llama-bpe")
-    with pytest.raises(TokenizerError, match=r"id \d+ is '.*' there and '.*' in the target"):
+    with pytest.raises(TokenizerError, match=r"id \d+ is '.*', but '.*' in the target"):
         load(config.with_options(drafter=f"model:{other}"))
 
 

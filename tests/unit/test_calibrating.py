@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from wager.arch.spec import ModelSpec, Rope
+from wager.arch import DecoderDetails, Dense, Gqa, Layer, ModelSpec, Precision, Rope
 from wager.config import EngineConfig
 from wager.draft.ngram import NgramDrafter
 from wager.economics.latency.calibration import Setup
@@ -240,8 +241,9 @@ def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
 
 def test_a_setup_names_machine_kernels_and_shape() -> None:
     kernels = select("reference", dtype="float32")
-    spec = ModelSpec("test", 83, 48, 2, 6, 2, 16, 64, 128, 1e-5, Rope(1e4), (None, None), True)
-    wide = ModelSpec("test", 83, 48, 2, 6, 2, 16, 96, 128, 1e-5, Rope(1e4), (None, None), True)
+    layers, decoder = (Layer(Gqa(6, 2, 16), Dense(64), 2),), DecoderDetails("test", (0, 0), Rope(1e4), 1e-5)
+    spec = ModelSpec("test", 48, 83, True, layers, Precision.of("bf16"), 128, decoder=decoder)
+    wide = replace(spec, layers=(Layer(Gqa(6, 2, 16), Dense(96), 2),))
     ours = setup(kernels, spec, model="toy")
     assert (ours.machine, ours.kernels, ours.threads, ours.dtype) == (machine(), kernels.name, None, "float32")
     assert "core" in machine()

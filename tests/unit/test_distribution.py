@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from wager.errors import NumericsError, UsageError
 from wager.kernels import noise
 from wager.types import SamplingParams
-from wager.verify.accept import FieldChance
-from wager.verify.distribution import History, Shaped, shape, token_logprob
+from wager.verify.accept import NoiseCoins
+from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
 
 HOT = SamplingParams(temperature=1.0)
 
@@ -72,7 +72,7 @@ def cases(draw):
 def test_shape_is_the_definition(case):
     logits, params, prompt, output, path = case
     history = History(prompt, output).extended(path[:3]).extended(path[3:])
-    shaped = shape(logits, params, history)
+    shaped = process(logits, params, history)
     z = penalised(logits, params, prompt, output + path)
     ids = np.arange(len(z)) if shaped.ids is None else shaped.ids
     if params.greedy:
@@ -97,7 +97,7 @@ def test_shape_is_the_definition(case):
 def test_the_nucleus_of_a_large_vocabulary(spread, top_p, top_k):
     """Flat and peaked rows take different ways to the nucleus; all end at the smallest leading set that reaches it."""
     z = np.random.default_rng(4).normal(0, spread, 20000).astype(np.float32)
-    shaped = shape(z, SamplingParams(temperature=0.8, top_p=top_p, top_k=top_k))
+    shaped = process(z, SamplingParams(temperature=0.8, top_p=top_p, top_k=top_k))
     order = np.lexsort((np.arange(len(z)), -z.astype(np.float64)))[: top_k or None]
     weights = np.exp((z[order].astype(np.float64) - z.max()) / 0.8)
     masses = weights.cumsum() / weights.sum()
@@ -114,37 +114,37 @@ def test_the_nucleus_of_a_large_vocabulary(spread, top_p, top_k):
 def test_of_equals_the_lowest_ids_survive(params, left):
     """Weights e, e^2, e, e, e^2, e: of the equal ones those with low ids stay."""
     z = np.array([1, 2, 1, 1, 2, 1], np.float32)
-    assert shape(z, SamplingParams(temperature=1.0, **params)).ids.tolist() == left
+    assert process(z, SamplingParams(temperature=1.0, **params)).ids.tolist() == left
 
 
 def test_order_is_penalties_bias_temperature_then_truncation():
     """Bias lifts an id into the top-k; the temperature acts before the nucleus is taken; min-p comes last."""
     z = np.array([3, 2, 1, 0], np.float32)
-    lifted = shape(z, SamplingParams(temperature=2.0, top_k=2, logit_bias={3: 5.0}))
+    lifted = process(z, SamplingParams(temperature=2.0, top_k=2, logit_bias={3: 5.0}))
     assert lifted.ids.tolist() == [0, 3]
     assert lifted.scores.tolist() == [1.5, 2.5]
-    cold, hot = (shape(z, SamplingParams(temperature=t, top_p=0.8)) for t in (0.5, 2.0))
+    cold, hot = (process(z, SamplingParams(temperature=t, top_p=0.8)) for t in (0.5, 2.0))
     assert (cold.ids.tolist(), hot.ids.tolist()) == ([0], [0, 1, 2])
     # top-k 2 leaves shares .73 and .27, so the nucleus of .7 is one id; over all ids it would be two.
-    assert shape(z, SamplingParams(temperature=1.0, top_k=2, top_p=0.7)).ids.tolist() == [0]
-    assert shape(z, SamplingParams(temperature=1.0, top_p=0.7)).ids.tolist() == [0, 1]
+    assert process(z, SamplingParams(temperature=1.0, top_k=2, top_p=0.7)).ids.tolist() == [0]
+    assert process(z, SamplingParams(temperature=1.0, top_p=0.7)).ids.tolist() == [0, 1]
     # With min-p first the nucleus would be taken of {0, 1} and end at 0.
-    assert shape(z, SamplingParams(temperature=1.0, top_p=0.7, min_p=0.2)).ids.tolist() == [0, 1]
+    assert process(z, SamplingParams(temperature=1.0, top_p=0.7, min_p=0.2)).ids.tolist() == [0, 1]
 
 
 def test_penalties_by_hand():
     """Prompt {0, 1}, output {1, 1, 2}: repetition sees all three, presence and frequency the output."""
     z = np.array([2.0, -1.0, 1.0, 0.5], np.float32)
     params = SamplingParams(temperature=1.0, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
-    got = shape(z, params, History([0, 1], [1, 1, 2])).scores
+    got = process(z, params, History([0, 1], [1, 1, 2])).scores
     assert got.tolist() == [1.0, -2.0 - 0.5 - 0.5, 0.5 - 0.5 - 0.25, 0.5]
 
 
 def test_greedy_obeys_penalties_and_bias_and_ignores_truncation():
     z = np.array([2.0, 1.9, 0.0], np.float32)
-    assert shape(z, SamplingParams(top_k=1, top_p=0.1, min_p=1.0)).ids is None
-    assert shape(z, SamplingParams(presence_penalty=0.5), History([], [0])).choose(0, 0) == 1
-    assert shape(z, SamplingParams(temperature=1e-4, logit_bias={2: 9.0})).choose(0, 0) == 2
+    assert process(z, SamplingParams(top_k=1, top_p=0.1, min_p=1.0)).ids is None
+    assert process(z, SamplingParams(presence_penalty=0.5), History([], [0])).choose(0, 0) == 1
+    assert process(z, SamplingParams(temperature=1e-4, logit_bias={2: 9.0})).choose(0, 0) == 2
 
 
 @settings(max_examples=60, deadline=None)
@@ -174,7 +174,7 @@ def test_logits_that_are_no_numbers_fail_loudly(params, bad, what):
     """As the kernels' argmax and sample do: a logit of -inf is damage like any other, never a ban."""
     z = np.array([0, bad, 2, 1], np.float32)
     with pytest.raises(NumericsError, match=what):
-        shape(z, params)
+        process(z, params)
     with pytest.raises(NumericsError, match=what):
         token_logprob(z, 0)
     assert noise.argmax_gumbel(z, params.temperature, 1, 2) == -1
@@ -194,7 +194,7 @@ def test_no_parameter_that_is_allowed_overflows(temperature, repetition, bias):
             temperature=temperature, repetition_penalty=repetition, frequency_penalty=-2.0, presence_penalty=2.0,
             logit_bias={3: bias}, **cut,
         )  # fmt: skip
-        law = shape(np.array(EXTREMES, np.float32), params, History(range(5), [1, 4, 4])).probabilities(5)
+        law = process(np.array(EXTREMES, np.float32), params, History(range(5), [1, 4, 4])).probabilities(5)
         assert np.isfinite(law).all()
         assert law.sum() == pytest.approx(1)
 
@@ -204,11 +204,13 @@ def test_no_parameter_that_is_allowed_overflows(temperature, repetition, bias):
 def test_what_overflows_at_the_temperature_fails_loudly(cut):
     """Finite before it, infinite after: only a row outside float32 can do that, and no law of NaN may come of it."""
     with pytest.raises(NumericsError, match="1 infinite"):
-        shape(np.array([1e307, 0.0, 1.0]), SamplingParams(temperature=1e-3, **cut))  # type: ignore[arg-type]
+        process(np.array([1e307, 0.0, 1.0]), SamplingParams(temperature=1e-3, **cut))  # type: ignore[arg-type]
 
 
 def test_a_bias_bans_in_effect():
-    shaped = shape(np.array([3.0, 1.0, 2.5, 1.5], np.float32), SamplingParams(temperature=1.0, logit_bias={0: -100.0}))
+    shaped = process(
+        np.array([3.0, 1.0, 2.5, 1.5], np.float32), SamplingParams(temperature=1.0, logit_bias={0: -100.0})
+    )
     assert shaped.probabilities(4)[0] < 1e-40
     assert {shaped.choose(1, position) for position in range(60)} == {1, 2, 3}
 
@@ -219,20 +221,20 @@ def test_a_bias_bans_in_effect():
 )
 def test_a_law_without_a_total_is_not_drawn_from(weights):
     with pytest.raises(NumericsError, match="position 7"):
-        FieldChance(3, 7).draw(np.array(weights))
+        NoiseCoins(3, 7).draw(np.array(weights))
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
 def test_a_draw_follows_the_weights_whatever_their_total(scale):
     weights = np.array([0.0, 0.2, 0.0, 0.8, 0.0]) * scale
-    drawn = [FieldChance(3, position).draw(weights) for position in range(600)]
+    drawn = [NoiseCoins(3, position).draw(weights) for position in range(600)]
     assert set(drawn) == {1, 3}
     assert drawn.count(3) / 600 == pytest.approx(0.8, abs=0.07)
 
 
 def test_choose_is_argmax_of_score_plus_field():
     z = np.random.default_rng(0).normal(0, 2, 97).astype(np.float32)
-    whole, cut = shape(z, HOT), shape(z, SamplingParams(temperature=1.0, top_k=20))
+    whole, cut = process(z, HOT), process(z, SamplingParams(temperature=1.0, top_k=20))
     for position in range(40):
         values = z.astype(np.float64) + noise.gumbel(5, position, vocab=97, choice=3)
         assert whole.choose(5, position, 3) == noise.argmax_gumbel(z, 1.0, 5, position, 3) == values.argmax()
@@ -242,14 +244,14 @@ def test_choose_is_argmax_of_score_plus_field():
 
 
 def test_ties_go_to_the_lowest_id_whatever_the_noise_cannot_decide():
-    assert Shaped(np.array([3, 8, 9]), np.array([1.0, 2.0, 2.0]), greedy=True).choose(1, 2) == 8
-    assert [token for token, _ in Shaped(None, np.zeros(5), greedy=True).top(3, 1, 2)] == [0, 1, 2]
+    assert ProcessedDistribution(np.array([3, 8, 9]), np.array([1.0, 2.0, 2.0]), greedy=True).choose(1, 2) == 8
+    assert [token for token, _ in ProcessedDistribution(None, np.zeros(5), greedy=True).top(3, 1, 2)] == [0, 1, 2]
 
 
 def test_top_ranks_with_margins():
     z = np.random.default_rng(7).normal(0, 2, 60).astype(np.float32)
     for params in (SamplingParams(), HOT, SamplingParams(temperature=0.7, top_k=9)):
-        shaped = shape(z, params)
+        shaped = process(z, params)
         for position in range(10):
             ranked = shaped.top(4, 3, position)
             best, second = ranked[0], ranked[1]
@@ -260,9 +262,9 @@ def test_top_ranks_with_margins():
 
 
 def test_top_of_a_short_row():
-    alone = shape(np.array([0, 5, 1], np.float32), SamplingParams(temperature=1.0, top_k=1))
+    alone = process(np.array([0, 5, 1], np.float32), SamplingParams(temperature=1.0, top_k=1))
     assert alone.top(3, 1, 2) == [(1, math.inf)]
-    assert len(shape(np.zeros(3, np.float32), HOT).top(8, 1, 2)) == 3
+    assert len(process(np.zeros(3, np.float32), HOT).top(8, 1, 2)) == 3
 
 
 def test_token_logprob_is_the_raw_softmax():
@@ -284,8 +286,8 @@ def test_a_result_is_a_function_of_its_row_alone():
     params = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
     history = History(range(50))
     for row in range(7):
-        alone, inside = shape(batch[row].copy(), params, history), shape(batch[row], params, history)
-        strided = shape(np.asfortranarray(batch)[row], params, history)
+        alone, inside = process(batch[row].copy(), params, history), process(batch[row], params, history)
+        strided = process(np.asfortranarray(batch)[row], params, history)
         for other in (inside, strided):
             assert (alone.ids == other.ids).all()
             assert (alone.scores == other.scores).all()

@@ -17,7 +17,7 @@ from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.noise import argmax_gumbel
 from wager.testing import ToyDistribution, ToyOracle, ToyTarget
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams
-from wager.verify.distribution import History, shape
+from wager.verify.distribution import History, process
 
 VOCAB = 32
 LAW = ToyDistribution(vocab=VOCAB)
@@ -112,7 +112,7 @@ def test_under_a_law_it_draws_privately_and_says_from_what(params: SamplingParam
     path: list[int] = []
     assert draft.draft_probs is not None and draft.draft_probs.shape == (3, VOCAB)
     for depth, (token, row) in enumerate(zip(draft.tokens, draft.draft_probs, strict=True), 1):
-        shaped = shape(LAW([*text.known, *path]), params, history.extended(path))
+        shaped = process(LAW([*text.known, *path]), params, history.extended(path))
         assert np.array_equal(row, shaped.probabilities(VOCAB))
         assert token == shaped.choose(text.seed, ask.position + depth - 1, text.choice, private=depth)
         path.append(token)
@@ -314,7 +314,7 @@ class _Words:
 
 def test_vocabularies_must_agree() -> None:
     check_same_vocabulary(_Words("a", "b"), _Words("a", "b"))
-    with pytest.raises(TokenizerError, match=r"id 1 is 'x' there and 'b'"):
+    with pytest.raises(TokenizerError, match=r"id 1 is 'x', but 'b'"):
         check_same_vocabulary(_Words("a", "b", "c"), _Words("a", "x"))
     with pytest.raises(TokenizerError, match=r"has 3 tokens, the target's 2"):
         check_same_vocabulary(_Words("a", "b"), _Words("a", "b", "c"))

@@ -29,7 +29,7 @@ from wager.testing import (
 )
 from wager.testing.engines import toy_engine
 from wager.types import Completion, Request, SamplingParams, StepRecord, VerifyRule
-from wager.verify.distribution import History, shape
+from wager.verify.distribution import History, process
 
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
 
@@ -85,7 +85,7 @@ def plain(request: Request, choice: int = 0) -> tuple[int, ...]:
     """The text straight from the closed form: no engine, no cache."""
     params, out = request.params, []
     while len(out) < params.max_tokens and len(request.prompt) + len(out) < 512:
-        shaped = shape(LAW([*request.prompt, *out]), params, History(request.prompt, out))
+        shaped = process(LAW([*request.prompt, *out]), params, History(request.prompt, out))
         out.append(shaped.choose(params.seed or 0, len(request.prompt) + len(out), choice))
         if out[-1] == LAW.eos and not params.ignore_eos:
             break
@@ -305,7 +305,7 @@ def test_every_rule_verifies_what_a_draft_model_guesses(rule: VerifyRule, temper
 
 def test_the_block_rule_cuts_what_branches() -> None:
     engine = toy_engine(LAW, drafter=DuplicateSiblingsDrafter(), depth=4)
-    engine.runner.rule, engine.proposer = "block", Proposer(DuplicateSiblingsDrafter(), vocab=LAW.vocab, chains=True)
+    engine.runner.rule, engine.proposer = "block", Proposer(DuplicateSiblingsDrafter(), vocab=LAW.vocab, rule="block")
     (done,) = engine.generate([Request("r", (1, 2, 3), SamplingParams(max_tokens=20, ignore_eos=True))])
     assert done.finish_reason == "length" and done.stats.drafted > 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,45 +13,46 @@ from hypothesis import strategies as st
 from packing import Rows, batch, chain
 from tiny_models import TOKENS, spec
 
-from wager.arch.spec import Experts, Latent, ModelSpec, Rope
+from wager.arch import TABLE, DecoderDetails, Dense, Experts, Gating, Gqa, Mla, ModelSpec, Rope
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels, Target
 from wager.kernels.reference import ReferenceKernels
 from wager.models import footprint as memory
+from wager.models.tensors import tensor_shapes
 from wager.models.transformer import Decoder
 from wager.models.weights import random_weights
 
+SIGMOID = Gating("sigmoid", correction_bias=True, groups=4, top_groups=2, group_best=2)
 SHAPES: dict[str, ModelSpec] = {
     "plain": spec(),
     "everything": spec(
-        tied=False, qk_norm=True, qkv_bias=True, output_bias=True, mlp_bias=True, windows=(11, None),
-        rope=Rope(500.0, (3.0,) * 8, 1.2), head_dim=16,
+        (Gqa(6, 2, 16, window=11), Gqa(6, 2, 16)), tied=False, qk_norm=True, qkv_bias=True, output_bias=True,
+        mlp_bias=True, rope=Rope(500.0, (3.0,) * 8, 1.2),
     ),
-    "experts": spec(experts=Experts(9, 3, 24, (False, True), shared=20)),
+    "experts": spec(ffn=(Dense(64), Experts(9, 3, 1, 24, 20))),
     "latent": spec(
-        kv_heads=1, head_dim=48, latent=Latent(32, 16, 24, 20, 0.15, q_rank=26),
-        experts=Experts(8, 2, 18, (True, True), score="sigmoid", corrected=True, groups=4, top_groups=2, group_best=2),
+        (Mla(6, 26, 32, 24, 16, 20),) * 2, (Experts(8, 2, 0, 18, gating=SIGMOID),) * 2, attention_scale=0.15
     ),
 }  # fmt: skip
 
 
 def build(
-    shape: ModelSpec, kernels: Kernels | None = None, *, pages: int = 24, max_heads: int | None = None
+    shape: ModelSpec, kernels: Kernels | None = None, *, blocks: int = 24, max_logits_rows: int | None = None
 ) -> Decoder:
     return Decoder(
         random_weights(shape, 1),
         kernels or ReferenceKernels(),
-        num_blocks=pages,
+        num_blocks=blocks,
         max_rows=48,
         max_sequences=6,
         max_blocks=6,
-        max_logits_rows=max_heads,
+        max_logits_rows=max_logits_rows,
     )
 
 
-def alone(decoder: Decoder, tokens: Sequence[int], pages: Sequence[int]) -> torch.Tensor:
+def alone(decoder: Decoder, tokens: Sequence[int], blocks: Sequence[int]) -> torch.Tensor:
     """Logits after every token, decoded one by one."""
-    passes = [batch([chain(i, [token], pages)], [0]) for i, token in enumerate(tokens)]
+    passes = [batch([chain(i, [token], blocks)], [0]) for i, token in enumerate(tokens)]
     return torch.cat([decoder.forward(packed).logits.clone() for packed in passes])
 
 
@@ -70,13 +72,13 @@ def expected(decoder: Decoder) -> torch.Tensor:
 
 
 @settings(max_examples=10, deadline=None)
-@given(cuts=st.sets(st.integers(1, 39), max_size=6), pages=st.permutations(range(8)))
-def test_any_chunking_on_any_pages_is_bit_equal(
-    decoder: Decoder, expected: torch.Tensor, cuts: set[int], pages: list[int]
+@given(cuts=st.sets(st.integers(1, 39), max_size=6), blocks=st.permutations(range(8)))
+def test_any_chunking_in_any_blocks_is_bit_equal(
+    decoder: Decoder, expected: torch.Tensor, cuts: set[int], blocks: list[int]
 ) -> None:
     edges, parts = [0, *sorted(cuts), 40], []
     for start, end in zip(edges, edges[1:], strict=False):
-        packed = batch([chain(start, TOKENS[start:end], pages[:4])], range(end - start))
+        packed = batch([chain(start, TOKENS[start:end], blocks[:4])], range(end - start))
         parts.append(decoder.forward(packed).logits.clone())
     assert torch.equal(torch.cat(parts), expected)
 
@@ -87,10 +89,10 @@ def test_any_company_is_bit_equal(decoder: Decoder, expected: torch.Tensor, ends
     """Sequences of several lengths in one pass, each prefilled to its end and then decoding beside the others."""
     spans: list[Rows] = []
     for i, end in enumerate(ends):
-        pages = [3 * i + 2, 3 * i, 3 * i + 1]
+        blocks = [3 * i + 2, 3 * i, 3 * i + 1]
         if end > 1:
-            decoder.forward(batch([chain(0, TOKENS[: end - 1], pages)], [0]))
-        spans.append(chain(end - 1, TOKENS[end - 1 : end], pages))
+            decoder.forward(batch([chain(0, TOKENS[: end - 1], blocks)], [0]))
+        spans.append(chain(end - 1, TOKENS[end - 1 : end], blocks))
     output = decoder.forward(batch(spans, range(len(ends))))
     for row, end in enumerate(ends):
         assert torch.equal(output.logits[row], expected[end - 1])
@@ -116,15 +118,21 @@ def test_any_tree_is_bit_equal_to_its_chains(decoder: Decoder, data: st.DataObje
     assert torch.equal(tree[[0, *path]], alone(decoder, tokens, [1, 7, 3])[base:])
 
 
-def test_heads_are_a_choice_of_rows(decoder: Decoder, expected: torch.Tensor) -> None:
+def test_logits_rows_are_a_choice_of_rows(decoder: Decoder, expected: torch.Tensor) -> None:
     output = decoder.forward(batch([chain(0, TOKENS[:40], [4, 5, 6])], [39, 0, 7]))
     assert torch.equal(output.logits, expected[[39, 0, 7]])
 
 
 def test_the_decoder_is_a_target(decoder: Decoder, shape: ModelSpec) -> None:
     target: Target = decoder
+    kind = shape.attention
     assert (target.vocab, target.max_rows, target.max_sequences) == (shape.vocab, 48, 6)
-    assert target.cache.read(0).shape == (shape.layers, 1 if shape.latent else 2, shape.kv_heads, shape.head_dim)
+    assert target.cache.read(0).shape == (
+        shape.num_layers,
+        1 if isinstance(kind, Mla) else 2,
+        kind.kv_heads,
+        kind.head_dim,
+    )
 
 
 def test_numbers_that_are_none_are_reported_in_their_row_alone(shape: ModelSpec) -> None:
@@ -137,18 +145,18 @@ def test_numbers_that_are_none_are_reported_in_their_row_alone(shape: ModelSpec)
 
 
 @pytest.mark.parametrize(
-    ("spans", "heads", "named"),
+    ("spans", "logits_rows", "named"),
     [
         ([chain(0, [1] * 49, [0, 1, 2, 3])], 1, "49 rows"),
         ([chain(0, [1], [i]) for i in range(7)], 1, "7 sequences"),
-        ([chain(0, [1] * 9, [0])], 9, "9 heads"),
-        ([chain(0, [1], list(range(7)))], 1, "7 pages"),
+        ([chain(0, [1] * 9, [0])], 9, "9 logits rows"),
+        ([chain(0, [1], list(range(7)))], 1, "7 blocks"),
     ],
 )
-def test_a_pass_too_large_is_refused(spans: list[Rows], heads: int, named: str) -> None:
-    decoder = build(SHAPES["plain"], max_heads=8)
+def test_a_pass_too_large_is_refused(spans: list[Rows], logits_rows: int, named: str) -> None:
+    decoder = build(SHAPES["plain"], max_logits_rows=8)
     with pytest.raises(UsageError, match=named):
-        decoder.forward(batch(spans, range(heads)))
+        decoder.forward(batch(spans, range(logits_rows)))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -156,7 +164,7 @@ def test_what_is_allocated_is_what_was_planned(shape: ModelSpec, dtype: str) -> 
     kernels = ReferenceKernels(dtype)
     sizes = {"max_rows": 48, "max_sequences": 6, "max_blocks": 6, "max_logits_rows": 20}
     before = tensor_bytes()
-    decoder = build(shape, kernels, max_heads=20)
+    decoder = build(shape, kernels, max_logits_rows=20)
     planned = memory.weight_bytes(shape, kernels) + memory.workspace_bytes(shape, kernels, **sizes)
     planned += 24 * memory.block_bytes(shape, kernels)
     shared = 4 * shape.head_elements if shape.tied and dtype == "float32" else 0  # one matrix serves both ends there
@@ -192,16 +200,18 @@ def test_the_native_kernels_compute_the_same_model() -> None:
         )
 
 
-def test_the_spec_knows_its_physics() -> None:
+def test_the_figures_of_a_spec() -> None:
     """SmolLM2-135M, whose figures are published."""
-    smol = ModelSpec("LlamaForCausalLM", 49152, 576, 30, 9, 3, 64, 1536, 8192, 1e-5, Rope(1e5), (None,) * 30, True)
-    assert smol.layer_elements == 3_538_944
-    assert smol.streamed_elements == 106_168_320 + 28_311_552
+    decoder = DecoderDetails("LlamaForCausalLM", (0,) * 30, Rope(1e5), 1e-5)
+    smol = replace(TABLE["SmolLM2-135M"], decoder=decoder)
+    elements = smol.elements()
+    assert (elements["projections"] + elements["ffn"]) / 30 == 3_538_944
+    assert smol.active == 106_168_320 + 28_311_552
     assert smol.parameters == 134_515_008
-    assert 2 * smol.kv_elements == 23_040
-    assert sum(torch.Size(shape).numel() for shape in smol.tensors().values()) == smol.parameters
-    for shape in SHAPES.values():
-        assert sum(torch.Size(shape).numel() for shape in shape.tensors().values()) == shape.parameters
-    full = SHAPES["everything"]
-    assert full.kv_reads(100) == 111
-    assert full.kv_reads(5) == 10
+    assert 2 * smol.num_layers * smol.attention.cache_width == smol.kv_bytes(1) == 23_040
+    assert sum(torch.Size(shape).numel() for shape in tensor_shapes(smol).values()) == smol.parameters
+    for each in SHAPES.values():
+        assert sum(torch.Size(shape).numel() for shape in tensor_shapes(each).values()) == each.parameters
+    full, position = SHAPES["everything"], 2 * 2 * 2 * 16
+    assert full.kv_bytes(100) == 111 * position
+    assert full.kv_bytes(5) == 10 * position

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import SIZES, TOKENS, logits, oracle, oracle_logits, save
 
-from wager.arch.families import spec_from_config
+from wager.arch import Gqa, ModelSpec, read_config
 from wager.errors import ModelError
 from wager.models.weights import open_weights
 
@@ -139,13 +139,17 @@ def test_the_older_spelling_of_rope_is_the_same_model(scaling: dict[str, Any], t
     )
 
 
+def windows(spec: ModelSpec) -> list[int | None]:
+    return [layer.attention.window for layer in spec.ordered_layers if isinstance(layer.attention, Gqa)]
+
+
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
 def test_windows_without_layer_types(first: int, tmp_path: Path) -> None:
     """As configurations were before layer_types: full attention in the first max_window_layers."""
     window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": first}
     model = oracle("Qwen2ForCausalLM", **window)
     weights = open_weights(save(model, tmp_path, layer_types=None))
-    assert weights.spec.windows == (None,) * first + (5,) * (3 - first)
+    assert windows(weights.spec) == [None] * first + [5] * (3 - first)
     torch.testing.assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
 
 
@@ -173,13 +177,17 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], **SIZES}
 def test_absent_keys_take_the_family_defaults() -> None:
     for class_ in ("mistral", "qwen2", "qwen3"):
         sizes = {k: SIZES[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
-        spec = spec_from_config({"model_type": class_, **sizes, "num_attention_heads": 32, "hidden_size": 256})
-        assert spec.architecture == f"{class_.capitalize()}ForCausalLM"
-        assert spec.kv_heads == (8 if class_ == "mistral" else 32)
-        assert spec.head_dim == (128 if class_ == "qwen3" else 8)
-        assert spec.windows == ((4096,) * 3 if class_ == "mistral" else (None,) * 3)
-    spec = spec_from_config({key: value for key, value in CONFIG.items() if key != "num_key_value_heads"})
-    assert (spec.kv_heads, spec.head_dim, spec.norm_eps, spec.rope.theta, spec.tied) == (6, 8, 1e-6, 10000.0, False)
+        config = {"model_type": class_, **sizes, "num_attention_heads": 32, "hidden_size": 256}
+        spec = read_config(config, runnable=True)
+        assert spec.details.architecture == f"{class_.capitalize()}ForCausalLM"
+        assert spec.attention.kv_heads == (8 if class_ == "mistral" else 32)
+        assert spec.attention.head_dim == (128 if class_ == "qwen3" else 8)
+        assert windows(spec) == ([4096] * 3 if class_ == "mistral" else [None] * 3)
+    config = {key: value for key, value in CONFIG.items() if key != "num_key_value_heads"}
+    spec = read_config(config, runnable=True)
+    attention, details = spec.attention, spec.details
+    assert (attention.kv_heads, attention.head_dim) == (6, 8)
+    assert (details.norm_eps, details.rope.theta, spec.tied) == (1e-6, 10000.0, False)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +196,8 @@ def test_absent_keys_take_the_family_defaults() -> None:
         ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
         ({"architectures": None, "model_type": "mamba"}, "mamba"),
         ({"architectures": None}, "no architecture"),
+        ({"architectures": "LlamaForCausalLM", "model_type": "llama"}, "no architecture"),
+        ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "LlamaForSequenceClass"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
         ({"rope_scaling": {"rope_type": "surprise"}}, "surprise"),
@@ -213,7 +223,7 @@ def test_absent_keys_take_the_family_defaults() -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], named: str) -> None:
-    spec_from_config(CONFIG)
+    read_config(CONFIG, runnable=True)
     with pytest.raises(ModelError, match=named) as caught:
-        spec_from_config({**CONFIG, **change})
+        read_config({**CONFIG, **change}, runnable=True)
     assert "\n" not in caught.value.message

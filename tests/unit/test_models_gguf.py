@@ -26,11 +26,10 @@ from tiny_models import (
     write_gguf,
 )
 
-from wager.arch.families import NAMES, source_name
-from wager.arch.gguf import GGUF_NAMES, spec_from_gguf
-from wager.arch.spec import ModelSpec, Rope
+from wager.arch import ModelSpec, Rope, read_gguf
 from wager.errors import ModelError
 from wager.models.gguf_file import GgufFile
+from wager.models.tensors import GGUF_NAMES, NAMES, source_name, tensor_shapes
 from wager.models.weights import open_weights
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -54,13 +53,13 @@ def test_logits_agree_with_transformers(name: str, tied: bool, tmp_path: Path) -
     model, spec, path = make(tmp_path, name, tie_word_embeddings=tied)
     weights = open_weights(path)
     assert weights.spec.tied == tied
-    assert weights.spec.qkv_bias == spec.qkv_bias
+    assert weights.spec.details.qkv_bias == spec.details.qkv_bias
     torch.testing.assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
 
 
 def test_biases_of_a_permuted_model(tmp_path: Path) -> None:
     model, _, path = make(tmp_path, "llama", attention_bias=True, mlp_bias=True)
-    assert open_weights(path).spec.output_bias
+    assert open_weights(path).spec.details.output_bias
     torch.testing.assert_close(logits(open_weights(path), TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
 
 
@@ -91,7 +90,7 @@ def test_rope_scaling_in_a_file(scaling: dict[str, Any], tmp_path: Path) -> None
     spec = open_weights(save(model, tmp_path / "hf")).spec
     metadata, tensors = gguf_metadata(spec, "llama"), as_gguf(model, spec, {}, permuted=True)
     if scaling["rope_type"] == "llama3":
-        plain = 500.0 ** (-np.arange(0, spec.head_dim, 2) / spec.head_dim)
+        plain = 500.0 ** (-np.arange(0, spec.attention.head_dim, 2) / spec.attention.head_dim)
         factors = plain / model.model.rotary_emb.inv_freq.numpy()
         tensors["rope_freqs.weight"] = (factors.astype(np.float32), Kind.F32)
     else:
@@ -117,9 +116,9 @@ def rounded_to(model: Any, spec: ModelSpec, kinds: dict[str, Kind], *, permuted:
     state = model.state_dict()
     for name, (values, kind) in as_gguf(model, spec, kinds, permuted=permuted).items():
         rounded = gguf.quants.dequantize(gguf.quants.quantize(values.astype(np.float32), kind), kind)
-        canonical = next(n for n in spec.tensors() if source_name(GGUF_NAMES, n) == name)
+        canonical = next(n for n in tensor_shapes(spec) if source_name(GGUF_NAMES, n) == name)
         if permuted and canonical.split(".")[-2] in ("q", "k"):
-            heads = spec.heads if ".q." in canonical else spec.kv_heads
+            heads = spec.attention.heads if ".q." in canonical else spec.attention.kv_heads
             order = permute(np.arange(len(rounded)), heads)
             rounded = rounded[np.argsort(order)]
         state[source_name(NAMES, canonical)].copy_(torch.from_numpy(np.array(rounded)))
@@ -146,7 +145,7 @@ def test_k_quants(kind: Kind, name: str, tmp_path: Path) -> None:
     spec = open_weights(save(model, tmp_path / "hf")).spec
     tensors, rng = as_gguf(model, spec, {}, permuted=name == "llama"), np.random.default_rng(2)
     state = model.state_dict()
-    for canonical, shape in spec.tensors().items():
+    for canonical, shape in tensor_shapes(spec).items():
         part = canonical.split(".")[-2]
         if part not in MATRICES:
             continue
@@ -154,7 +153,7 @@ def test_k_quants(kind: Kind, name: str, tmp_path: Path) -> None:
         tensors[source_name(GGUF_NAMES, canonical)] = (raw, kind)
         values = gguf.quants.dequantize(raw, kind)
         if name == "llama" and part in ("q", "k"):
-            heads = spec.heads if part == "q" else spec.kv_heads
+            heads = spec.attention.heads if part == "q" else spec.attention.kv_heads
             values = values[np.argsort(permute(np.arange(len(values)), heads))]
         state[source_name(NAMES, canonical)].copy_(torch.from_numpy(np.array(values)))
     path = write_gguf(tmp_path / "k.gguf", name, gguf_metadata(spec, name), tensors)
@@ -284,9 +283,9 @@ def test_attention_factors_of_a_file_multiply() -> None:
     model_spec = spec()
     metadata = {f"llama.{key}": value for key, value in gguf_metadata(model_spec, "llama").items()}
     metadata |= {"general.architecture": "llama", "llama.rope.scaling.attn_factor": 1.5}
-    assert spec_from_gguf(metadata, {}).rope == Rope(10000.0, (), 1.5)
+    assert read_gguf(metadata, {}).details.rope == Rope(10000.0, (), 1.5)
     yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
-    assert spec_from_gguf(metadata | yarn, {}).rope.magnitude == pytest.approx(1.5 * (0.1 * math.log(4) + 1))
+    assert read_gguf(metadata | yarn, {}).details.rope.magnitude == pytest.approx(1.5 * (0.1 * math.log(4) + 1))
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:

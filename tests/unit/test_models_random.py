@@ -1,4 +1,4 @@
-"""Mixtures as published and as made up: their physics, their names, and an engine on every family."""
+"""Mixtures as published and as generated: their figures, their names, and an engine on every family."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import wager
-from wager.arch.families import ignored_tensors, spec_from_config
+from wager.arch import read_config
 from wager.build.load import load
 from wager.errors import ModelError
 from wager.models import hub
-from wager.models.random_models import MODELS, make, tokenizer
+from wager.models.random_models import MODELS, byte_tokenizer, make
+from wager.models.tensors import ignored_tensors
 from wager.types import Request, SamplingParams
 
 V3: dict[str, Any] = {
@@ -32,18 +33,19 @@ QWEN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_physics_of_published_mixtures() -> None:
-    v3, qwen = spec_from_config(V3), spec_from_config(QWEN)
-    assert v3.attention_elements == 187_105_280
-    assert v3.expert_elements == 44_040_192
+def test_the_figures_of_published_mixtures() -> None:
+    v3, qwen = read_config(V3, runnable=True), read_config(QWEN, runnable=True)
+    assert v3.experts
+    assert v3.attention.weights(v3.hidden) == 187_105_280
+    assert v3.experts.expert(v3.hidden) == 44_040_192
     assert v3.parameters / 1e9 == pytest.approx(671.0, abs=0.1)
-    assert 2 * v3.kv_elements == 70_272
-    assert v3.expert_layers == 58
-    assert v3.streamed_elements - v3.steady_elements == 58 * 8 * v3.expert_elements
+    assert 2 * v3.num_layers * v3.attention.cache_width == 70_272
+    assert [layer.ffn is v3.experts for layer in v3.ordered_layers] == [False] * 3 + [True] * 58
+    assert v3.active_expert_elements == 58 * 8 * 44_040_192
     assert qwen.parameters / 1e9 == pytest.approx(30.53, abs=0.01)
-    routers = 48 * 128 * 2048  # the published figure has them among the matrices
-    assert (qwen.streamed_elements + routers) / 1e9 == pytest.approx(1.812 + 1.230, abs=0.001)
-    assert qwen.matrix_elements - qwen.steady_elements == 128 * 48 * 4_718_592
+    assert qwen.elements()["router"] == 48 * 128 * 2048
+    assert qwen.active / 1e9 == pytest.approx(1.812 + 1.230, abs=0.001)
+    assert qwen.elements()["experts"] == 128 * 48 * 4_718_592
     assert any(pattern.startswith(r"model\.layers\.61") for pattern in ignored_tensors(V3, v3))
 
 
@@ -57,7 +59,7 @@ def test_the_physics_of_published_mixtures() -> None:
         ({"attention_bias": True}, "attention_bias"),
         ({"n_group": 7}, "7 groups"),
         ({"topk_group": 9}, "9 of 8 groups"),
-        ({"num_experts_per_tok": 300}, "300 of 256"),
+        ({"num_experts_per_tok": 300}, "300 experts active out of 256"),
         ({"num_experts_per_tok": 129}, "129 of 256"),
         ({"n_routed_experts": None}, "n_routed_experts"),
         ({"kv_lora_rank": None}, "kv_lora_rank"),
@@ -67,7 +69,7 @@ def test_the_physics_of_published_mixtures() -> None:
 )
 def test_what_would_be_computed_otherwise_is_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
-        spec_from_config({**V3, **changes})
+        read_config({**V3, **changes}, runnable=True)
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -88,14 +90,14 @@ def test_an_engine_on_every_family_writes_the_same_with_any_drafter(family: str)
 @pytest.mark.parametrize("family", MODELS)
 def test_sizes_are_about_what_they_are_called(family: str) -> None:
     for size, keys in MODELS[family][1].items():
-        spec = spec_from_config({"architectures": [MODELS[family][0]], **keys})
+        spec = read_config({"architectures": [MODELS[family][0]], **keys}, runnable=True)
         if size != "tiny":
             scale = {"m": 1e6, "b": 1e9}[size[-1]]
             assert spec.parameters / (float(size[:-1]) * scale) == pytest.approx(1.0, abs=0.25)
 
 
 def test_the_tokenizer_knows_bytes_and_spells_every_id() -> None:
-    bytewise = tokenizer(600, where="test")
+    bytewise = byte_tokenizer(600, where="test")
     text = "Grüße, 世界\n"
     assert bytewise.encode(text) == list(text.encode())
     assert bytewise.decode(bytewise.encode(text)) == text
@@ -116,5 +118,5 @@ def test_weights_are_the_same_every_time() -> None:
 def test_unknown_names_are_named(model: str, named: str) -> None:
     with pytest.raises(ModelError, match=named):
         load(wager.EngineConfig.from_options(model=model))
-    with pytest.raises(ModelError, match="made up where it is used"):
+    with pytest.raises(ModelError, match="is generated, not fetched"):
         hub.pull(model)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.draft.model import DraftModel
-from wager.draft.ngram import PRIOR, WORTH_A_ROW, NgramDrafter
+from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter
 from wager.draft.registry import (
     AUTO,
     KINDS,
@@ -75,7 +75,7 @@ def test_scores_are_survivals_and_worth_a_row() -> None:
     text = list(range(100, 130))
     scores = _propose(_begun([*text, 7, text[0]]), depth=20).scores
     assert scores[0] == pytest.approx(PRIOR[0]) and scores[1] == pytest.approx(PRIOR[0] * PRIOR[1])
-    assert all(a >= b >= WORTH_A_ROW for a, b in zip(scores, scores[1:], strict=False))
+    assert all(a >= b >= MIN_SURVIVAL for a, b in zip(scores, scores[1:], strict=False))
 
 
 def test_a_text_that_never_repeats_itself_is_left_alone_until_it_does() -> None:

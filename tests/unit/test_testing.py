@@ -162,11 +162,11 @@ PARAMS = [
 
 def _said(params: SamplingParams, count: int, *, seed: int = 11) -> list[int]:
     """The target's text by the shortest route: law, shape, choose."""
-    from wager.verify.distribution import History, shape
+    from wager.verify.distribution import History, process
 
     output: list[int] = []
     for _ in range(count):
-        shaped = shape(LAW((*PROMPT, *output)), params, History(PROMPT, output))
+        shaped = process(LAW((*PROMPT, *output)), params, History(PROMPT, output))
         output.append(shaped.choose(seed, len(PROMPT) + len(output), 0))
     return output
 

@@ -16,10 +16,9 @@ import torch
 import transformers
 from packing import batch, chain
 
-from wager.arch.families import NAMES, source_name
-from wager.arch.gguf import GGUF_NAMES
-from wager.arch.spec import ModelSpec, Rope
+from wager.arch import DecoderDetails, Dense, Experts, Gqa, LayerStack, Mla, ModelSpec, Precision, Rope
 from wager.kernels.reference import ReferenceKernels
+from wager.models.tensors import GGUF_NAMES, NAMES, source_name, tensor_shapes
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
 
@@ -37,13 +36,24 @@ SIZES = {
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 83, 60)]
 
 
-def spec(**changes: Any) -> ModelSpec:
+def spec(
+    attention: Sequence[Gqa | Mla] = (Gqa(6, 2, 16),) * 2,
+    ffn: Sequence[Dense | Experts] = (Dense(64),) * 2,
+    *,
+    tied: bool = True,
+    rope: Rope = Rope(10000.0),  # noqa: B008
+    **details: Any,
+) -> ModelSpec:
     """A small spec with whole-number sizes, for tests that need no oracle."""
-    values: dict[str, Any] = {
-        "architecture": "test", "vocab": 83, "hidden": 48, "layers": 2, "heads": 6, "kv_heads": 2, "head_dim": 16,
-        "width": 64, "context": 128, "norm_eps": 1e-5, "rope": Rope(10000.0), "windows": (None, None), "tied": True,
-    }  # fmt: skip
-    return ModelSpec(**{**values, **changes})
+    stack = LayerStack.of(attention, ffn)
+    decoder = DecoderDetails("test", stack.order, rope, 1e-5, **details)
+    return ModelSpec("test", 48, 83, tied, stack.layers, Precision.of("bf16"), 128, decoder=decoder)
+
+
+def dense_width(model_spec: ModelSpec) -> int:
+    """Inner size of a dense model's feed-forwards."""
+    assert model_spec.dense
+    return model_spec.dense.width
 
 
 def oracle(architecture: str, **config: Any) -> Any:
@@ -86,12 +96,12 @@ def oracle_logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
         return model(torch.tensor([list(tokens)])).logits[0].float()
 
 
-def logits(weights: Weights, tokens: Sequence[int], *, dtype: str = "float32", pages: int = 8) -> torch.Tensor:
+def logits(weights: Weights, tokens: Sequence[int], *, dtype: str = "float32", blocks: int = 8) -> torch.Tensor:
     """Our logits of every position, in one pass over a cache of its own."""
     decoder = Decoder(
-        weights, ReferenceKernels(dtype), num_blocks=pages, max_rows=len(tokens), max_sequences=1, max_blocks=pages
+        weights, ReferenceKernels(dtype), num_blocks=blocks, max_rows=len(tokens), max_sequences=1, max_blocks=blocks
     )
-    packed = batch([chain(0, tokens, list(range(pages))[::-1])], range(len(tokens)))
+    packed = batch([chain(0, tokens, list(range(blocks))[::-1])], range(len(tokens)))
     return decoder.forward(packed).logits.clone()
 
 
@@ -104,15 +114,15 @@ def gguf_metadata(model_spec: ModelSpec, architecture: str) -> dict[str, Any]:
     return {
         "context_length": model_spec.context,
         "embedding_length": model_spec.hidden,
-        "block_count": model_spec.layers,
-        "feed_forward_length": model_spec.width,
-        "attention.head_count": model_spec.heads,
-        "attention.head_count_kv": model_spec.kv_heads,
-        "attention.key_length": model_spec.head_dim,
-        "attention.value_length": model_spec.head_dim,
-        "attention.layer_norm_rms_epsilon": model_spec.norm_eps,
-        "rope.dimension_count": model_spec.head_dim,
-        "rope.freq_base": model_spec.rope.theta,
+        "block_count": model_spec.num_layers,
+        "feed_forward_length": dense_width(model_spec),
+        "attention.head_count": model_spec.attention.heads,
+        "attention.head_count_kv": model_spec.attention.kv_heads,
+        "attention.key_length": model_spec.attention.head_dim,
+        "attention.value_length": model_spec.attention.head_dim,
+        "attention.layer_norm_rms_epsilon": model_spec.details.norm_eps,
+        "rope.dimension_count": model_spec.attention.head_dim,
+        "rope.freq_base": model_spec.details.rope.theta,
         "vocab_size": model_spec.vocab,
     }
 
@@ -157,10 +167,10 @@ def as_gguf(
     """A transformers model's tensors under llama.cpp's names and order; `kinds` by short name, F32 otherwise."""
     state = {name: value.numpy() for name, value in model.state_dict().items()}
     tensors = {}
-    for name in model_spec.tensors():
+    for name in tensor_shapes(model_spec):
         values, part = state[source_name(NAMES, name)], name.split(".")[-2]
         if permuted and part in ("q", "k"):
-            values = permute(values, model_spec.heads if part == "q" else model_spec.kv_heads)
+            values = permute(values, model_spec.attention.heads if part == "q" else model_spec.attention.kv_heads)
         kind = kinds.get(part, gguf.GGMLQuantizationType.F32) if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         tensors[source_name(GGUF_NAMES, name)] = (values, kind)
     return tensors

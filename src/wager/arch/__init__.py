@@ -1,30 +1,37 @@
-"""The physics of models as plain values: what a published configuration says about FLOPs and bytes. No torch."""
+"""What a model is, as plain values: ModelSpec, from a published name, config.json or GGUF metadata. No torch."""
 
 from wager.arch.attention import Attention, Compressed, DeltaNet, Gqa, Indexer, Mla, Quoted
 from wager.arch.catalog import TABLE, find_model
+from wager.arch.feed_forward import Dense, Experts, Gating
 from wager.arch.formats import FORMATS, Format, Precision, Stream, find_format
-from wager.arch.hf_configs import from_config
-from wager.arch.shape import Dense, Experts, Layer, Model, from_spec
+from wager.arch.gguf_config import read_gguf
+from wager.arch.hf_config import read_config
+from wager.arch.rope import Rope
+from wager.arch.spec import DecoderDetails, Layer, LayerStack, ModelSpec
 
 __all__ = [
     "FORMATS",
     "TABLE",
     "Attention",
     "Compressed",
+    "DecoderDetails",
     "DeltaNet",
     "Dense",
     "Experts",
     "Format",
+    "Gating",
     "Gqa",
     "Indexer",
     "Layer",
+    "LayerStack",
     "Mla",
-    "Model",
+    "ModelSpec",
     "Precision",
     "Quoted",
+    "Rope",
     "Stream",
     "find_format",
     "find_model",
-    "from_config",
-    "from_spec",
+    "read_config",
+    "read_gguf",
 ]

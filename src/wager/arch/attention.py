@@ -1,7 +1,7 @@
-"""Kinds of attention as numbers: weights they project with, cache they keep, FLOPs and bytes of a step.
+"""Kinds of attention: their sizes, elements of their projections, bytes of their cache, FLOPs and bytes of a step.
 
-Of one layer and, for `streams` and `kv_bytes`, of one sequence. `context` is the positions cached before the step,
-`rows` the query positions in it (a real number, so that prices can be derivatives). Knows no machine.
+All figures are of one layer; `kv_bytes` and `streams` are of one sequence with `context` positions cached before the
+step and `rows` query positions in it (a real number, so that marginal costs can be derivatives).
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from wager.arch.formats import Precision, Stream
 
 
 class Attention(Protocol):
-    """What the cost of a step needs to know of a layer's attention."""
+    """What the cost model reads of a layer's attention."""
 
     def weights(self, hidden: int) -> int:
-        """Elements of the projections, all of them read in every step."""
+        """Elements of the projections; every step reads them all."""
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
-        """Bytes that a sequence of `context` positions keeps in this layer."""
+        """Bytes that a sequence of `context` positions caches in this layer."""
 
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
-        """The work of attention itself, projections left out."""
+        """The work of attention itself, without the projections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gqa:
-    """Grouped-query attention, in full or within a sliding `window`; `gated`: the output is gated by a projection as
-    wide as the queries. FLOPs 4 n_h d per pair; bytes 2 n_kv d per cached position, n_h d per query."""
+    """Grouped-query attention over all positions or a sliding `window`; `gated`: the output is gated by a projection as
+    wide as the queries. FLOPs 4 n_h d per pair; elements 2 n_kv d per cached position, n_h d per query."""
 
     heads: int
     kv_heads: int
@@ -36,18 +36,44 @@ class Gqa:
     window: int | None = None
     gated: bool = False
 
+    @property
+    def query_width(self) -> int:
+        """Elements of a row's queries, all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def output_width(self) -> int:
+        """Elements of a row that go into the output projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Elements of a row's queries, keys and values."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def rope_dim(self) -> int:
+        """Dimensions of a head that RoPE rotates."""
+        return self.head_dim
+
+    @property
+    def cache_width(self) -> int:
+        """Elements cached per position."""
+        return 2 * self.kv_heads * self.head_dim
+
     def weights(self, hidden: int) -> int:
         return hidden * self.head_dim * ((3 if self.gated else 2) * self.heads + 2 * self.kv_heads)
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
-        return 2 * self.kv_heads * self.head_dim * precision.cache * self._seen(context)
+        return self.cache_width * precision.cache * self._seen(context)
 
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
         part = "attention" if self.window is None else "window attention"
-        query = self.heads * self.head_dim
-        flops = 4 * query * self._seen(context) * rows
+        flops = 4 * self.query_width * self._seen(context) * rows
         cached = self.kv_bytes(context, precision)
-        return (Stream(part, flops, query * precision.query * rows, precision.attention, cached, self.kv_heads),)
+        return (
+            Stream(part, flops, self.query_width * precision.query * rows, precision.attention, cached, self.kv_heads),
+        )
 
     def _seen(self, context: float) -> float:
         return context if self.window is None else min(context, self.window)
@@ -55,9 +81,15 @@ class Gqa:
 
 @dataclass(frozen=True, slots=True)
 class Mla:
-    """Multi-head latent attention in its absorbed form: all heads read one latent of kv_rank + rope per position.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) in its absorbed form.
 
-    FLOPs 2 n_h (2 d_c + d_r) per pair; bytes d_c + d_r per cached position, n_h (d_c + d_r) per query.
+    Per position, one latent of `kv_rank` elements and one rotated key of `rope` elements are cached, shared by all
+    heads. A head's query has `nope` elements, which the key projection takes to the latent's `kv_rank`, and `rope`
+    rotated ones; its output is taken from `kv_rank` to `value` elements. `q_rank` is the size of the compressed query,
+    None where queries are projected by one matrix. The configuration calls them kv_lora_rank, qk_rope_head_dim,
+    qk_nope_head_dim, v_head_dim and q_lora_rank.
+
+    FLOPs 2 n_h (2 d_c + d_r) per pair; elements d_c + d_r per cached position, n_h (d_c + d_r) per query.
     """
 
     heads: int
@@ -67,14 +99,44 @@ class Mla:
     rope: int
     value: int
 
+    @property
+    def kv_heads(self) -> int:
+        """In the absorbed form all heads read one key-value head."""
+        return 1
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of that key-value head."""
+        return self.kv_rank + self.rope
+
+    @property
+    def query_width(self) -> int:
+        """Elements of a row's queries as projected, all heads."""
+        return self.heads * (self.nope + self.rope)
+
+    @property
+    def output_width(self) -> int:
+        """Elements of a row that go into the output projection."""
+        return self.heads * self.value
+
+    @property
+    def rope_dim(self) -> int:
+        """Dimensions of a head that RoPE rotates."""
+        return self.rope
+
+    @property
+    def cache_width(self) -> int:
+        """Elements cached per position."""
+        return self.kv_rank + self.rope
+
     def weights(self, hidden: int) -> int:
-        query = self.heads * (self.nope + self.rope)
-        into = hidden * query if self.q_rank is None else self.q_rank * (hidden + query)
-        latent = hidden * (self.kv_rank + self.rope) + self.kv_rank * self.heads * (self.nope + self.value)
-        return into + latent + self.heads * self.value * hidden
+        query = self.query_width
+        queries = hidden * query if self.q_rank is None else self.q_rank * (hidden + query)
+        latent = hidden * self.cache_width + self.kv_rank * self.heads * (self.nope + self.value)
+        return queries + latent + self.output_width * hidden
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
-        return (self.kv_rank + self.rope) * precision.cache * context
+        return self.cache_width * precision.cache * context
 
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
         flops = 2 * self.heads * (2 * self.kv_rank + self.rope) * context * rows
@@ -84,7 +146,8 @@ class Mla:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Scores every compressed entry with `heads` small heads against one shared key and keeps `picks` of them."""
+    """Scores every compressed entry with `heads` small heads of `dim` elements against one shared key; attention reads
+    the `picks` (index_topk) best."""
 
     heads: int
     dim: int
@@ -93,11 +156,12 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """DeepSeek-V4's attention: one shared key-value vector of `width` (its last `rope` rotary) a position.
+    """DeepSeek-V4's attention: one shared key-value vector of `width` elements (its last `rope` rotary) per position.
 
-    Every layer sees a window of raw entries; with `ratio` r it also sees one compressed entry per r positions: all of
-    them (HCA), or those an indexer picks (CSA). Keys are values, so FLOPs are 4 n_h width per pair; queries are read
-    and outputs written, n_h width each. An indexer's picks are counted as distinct for every row: the worst case.
+    Every layer reads a window of uncompressed entries; with `ratio` r it also reads one compressed entry per r
+    positions: all of them (heavily compressed attention, HCA), or those an indexer picks (compressed sparse attention,
+    CSA). Keys are values, so FLOPs are 4 n_h width per pair; queries are read and outputs written, n_h width each. An
+    indexer's picks are counted as distinct for every row, which is the worst case.
     """
 
     heads: int

@@ -1,4 +1,4 @@
-"""Published models by name. Dimensions are data; every row says where they are from."""
+"""Published models by name, each with its sizes, its number formats and where they are from."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from wager.arch.attention import Compressed, DeltaNet, Gqa, Indexer, Mla
+from wager.arch.feed_forward import Dense, Experts
 from wager.arch.formats import Precision
-from wager.arch.shape import Dense, Experts, Layer, Model
+from wager.arch.spec import Layer, ModelSpec
 from wager.errors import UsageError
 
 _BF16 = Precision.of("bf16")
@@ -20,33 +21,33 @@ _K2 = Precision.of("bf16", "int4", shared="bf16")
 
 def _dense(
     name: str, layers: int, hidden: int, attention: Gqa, *, width: int, vocab: int, context: int, tied: bool = False
-) -> Model:
+) -> ModelSpec:
     stack = (Layer(attention, Dense(width), layers),)
-    return Model(name, hidden, vocab, tied, stack, _BF16, context, source="published config")
+    return ModelSpec(name, hidden, vocab, tied, stack, _BF16, context, source="published config")
 
 
-def _gpt_oss(name: str, layers: int, experts: int) -> Model:
+def _gpt_oss(name: str, layers: int, experts: int) -> ModelSpec:
     """Half of the layers see a window of 128 positions."""
     ffn = Experts(experts, 4, 0, 2880)
     stack = (Layer(Gqa(64, 8, 64, 128), ffn, layers // 2), Layer(Gqa(64, 8, 64), ffn, layers // 2))
-    return Model(name, 2880, 201088, False, stack, _MXFP4, 131072, source="catalog")
+    return ModelSpec(name, 2880, 201088, False, stack, _MXFP4, 131072, source="catalog")
 
 
 def _mla(
     name: str, heads: int, dense: int, experts: Experts, *, vocab: int, context: int, precision: Precision
-) -> Model:
+) -> ModelSpec:
     """DeepSeek-V3's stack of 61 layers, the first `dense` of them without experts."""
     attention = Mla(heads, 1536, 512, 128, 64, 128)
     stack = (Layer(attention, Dense(18432), dense), Layer(attention, experts, 61 - dense))
-    return Model(name, 7168, vocab, False, stack, precision, context, source="recipe")
+    return ModelSpec(name, 7168, vocab, False, stack, precision, context, source="recipe")
 
 
-def _v4(name: str, hidden: int, mix: tuple[int, int, int], experts: Experts, **sizes: int) -> Model:
+def _v4(name: str, hidden: int, mix: tuple[int, int, int], experts: Experts, **sizes: int) -> ModelSpec:
     """DeepSeek-V4; `mix` counts layers with the window alone, with CSA and with HCA."""
     near = Compressed(sizes["heads"], 512, 64, sizes["q_rank"], sizes["groups"], 1024, window=128)
     kinds = (near, replace(near, ratio=4, indexer=Indexer(64, 128, sizes["picks"])), replace(near, ratio=128))
     stack = tuple(Layer(kind, experts, count) for kind, count in zip(kinds, mix, strict=True) if count)
-    return Model(name, hidden, 129280, False, stack, _V4, 1048576, source="config; layer mix from the catalog")
+    return ModelSpec(name, hidden, 129280, False, stack, _V4, 1048576, source="config; layer mix from the catalog")
 
 
 _QWEN_MOE = Experts(128, 8, 0, 768)
@@ -58,13 +59,13 @@ _ALL = (
     _dense("Llama-3.1-8B", 32, 4096, Gqa(32, 8, 128), width=14336, vocab=128256, context=131072),
     _dense("Llama-3.1-70B", 80, 8192, Gqa(64, 8, 128), width=28672, vocab=128256, context=131072),
     _dense("Qwen3-8B", 36, 4096, Gqa(32, 8, 128), width=12288, vocab=151936, context=40960),
-    Model("Qwen3-30B-A3B", 2048, 151936, False, (Layer(Gqa(32, 4, 128), _QWEN_MOE, 48),), _BF16, 40960,
-          source="config"),
-    Model("Qwen3-235B-A22B", 4096, 151936, False, (Layer(Gqa(64, 4, 128), Experts(128, 8, 0, 1536), 94),), _FP8, 40960,
-          source="recipe, catalog; context unchecked"),
-    Model("Qwen3.6-35B-A3B", 2048, 248320, False,
-          (Layer(Gqa(16, 2, 256), _QWEN36, 10), Layer(DeltaNet(16, 32, 128, 128, 4), _QWEN36, 30)), _BF16, 262144,
-          source="catalog, which leaves out the gate of the attention's output"),
+    ModelSpec("Qwen3-30B-A3B", 2048, 151936, False, (Layer(Gqa(32, 4, 128), _QWEN_MOE, 48),), _BF16, 40960,
+              source="config"),
+    ModelSpec("Qwen3-235B-A22B", 4096, 151936, False, (Layer(Gqa(64, 4, 128), Experts(128, 8, 0, 1536), 94),), _FP8,
+              40960, source="recipe, catalog; context unchecked"),
+    ModelSpec("Qwen3.6-35B-A3B", 2048, 248320, False,
+              (Layer(Gqa(16, 2, 256), _QWEN36, 10), Layer(DeltaNet(16, 32, 128, 128, 4), _QWEN36, 30)), _BF16, 262144,
+              source="catalog, which leaves out the gate of the attention's output"),
     _gpt_oss("gpt-oss-20b", 24, 32),
     _gpt_oss("gpt-oss-120b", 36, 128),
     _mla("DeepSeek-V3", 128, 3, _V3_EXPERTS, vocab=129280, context=163840, precision=_FP8),
@@ -73,7 +74,7 @@ _ALL = (
     _mla("Kimi-K2", 64, 1, _K2_EXPERTS, vocab=163840, context=262144, precision=_K2),
 )  # fmt: skip
 
-TABLE: Mapping[str, Model] = {model.name: model for model in _ALL}
+TABLE: Mapping[str, ModelSpec] = {model.name: model for model in _ALL}
 """Models by their own names, each in the precision it is served in."""
 
 ALIASES: Mapping[str, str] = {
@@ -89,16 +90,16 @@ ALIASES: Mapping[str, str] = {
 """Other names of the same shape."""
 
 
-def known(name: str) -> Model | None:
+def _known(name: str) -> ModelSpec | None:
     """The model of that name, whatever its case and the organisation before it; None if there is none."""
     names = {each.lower(): each for each in (*TABLE, *ALIASES)}
     found = names.get(name.rpartition("/")[2].lower())
     return TABLE[ALIASES.get(found, found)] if found else None
 
 
-def find_model(name: str) -> Model:
+def find_model(name: str) -> ModelSpec:
     """The model of that name, or UsageError with the nearest names."""
-    model = known(name)
+    model = _known(name)
     if model is None:
         near = difflib.get_close_matches(name.rpartition("/")[2].lower(), [each.lower() for each in TABLE], n=2)
         close = [each for each in TABLE if each.lower() in near]

@@ -1,7 +1,4 @@
-"""How numbers are stored and in which arithmetic they are multiplied; a stream is one pass over such numbers.
-
-Plain values: bytes, FLOPs and names. Knows no model and no machine.
-"""
+"""Number formats: bytes per stored element and the arithmetic of its products; and Stream, the work of one kernel."""
 
 from __future__ import annotations
 
@@ -42,8 +39,12 @@ def find_format(name: str) -> Format:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Which format serves what. `cache` and `query` are bytes per element of cached keys and values (or latents) and of
-    query vectors; `attention` is the arithmetic of attention; `index` that of an indexer's scores."""
+    """The formats of a model: of its dense weights, routed `experts` and `shared` experts.
+
+    `cache` and `query` are bytes per element of cached keys and values (or latents) and of query vectors, `activations`
+    and `dispatch` of activations that travel between devices and to experts on other devices; `attention` is the
+    arithmetic of attention, `index` that of an indexer's scores.
+    """
 
     weights: Format
     experts: Format
@@ -59,9 +60,9 @@ class Precision:
     def of(
         cls, weights: str, experts: str | None = None, *, shared: str | None = None, cache: str = "bf16"
     ) -> Precision:
-        """By format names: everything like `weights`, experts and shared experts on request otherwise.
+        """By format names; `experts` defaults to `weights`, `shared` to `experts`. UsageError names an unknown format.
 
-        Activations travel as 8 bits to experts that compute in 8 or 4.
+        Activations are sent in 8 bits to experts that compute in 8 or 4.
         """
         kinds = find_format(weights), find_format(experts or weights), find_format(shared or experts or weights)
         narrow = kinds[1].compute in ("fp8", "fp4", "int8")
@@ -70,8 +71,9 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One kernel's work: `bytes` that divide among tensor-parallel devices as the FLOPs do, and `cached` bytes of cache
-    that divide among `shards` of them at most."""
+    """The work of one kind of kernel (`part`) in a step: `flops` in the arithmetic `compute`, `bytes` of weights or
+    queries, and `cached` bytes of cache. FLOPs and `bytes` divide among all tensor-parallel devices, the cache among
+    `shards` of them at most."""
 
     part: str
     flops: float

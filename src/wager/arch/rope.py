@@ -1,6 +1,6 @@
-"""Rotary scaling as published, each reduced to the factors and the magnitude a Rope holds.
+"""Rotary position embedding (RoPE) and its published scalings, each reduced to the factors and magnitude of a Rope.
 
-Knows the parameter names of Hugging Face configurations; GGUF metadata is renamed to them before it comes here.
+Scaling parameters have the names of Hugging Face configurations; GGUF metadata is renamed to them before it comes here.
 """
 
 from __future__ import annotations
@@ -13,13 +13,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.arch.spec import Rope
 from wager.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding, any scaling reduced to numbers.
+
+    Pair i of a head turns by position * theta^(-2i/d) / factors[i]; no factors means all ones. `magnitude` multiplies
+    both cosine and sine (YaRN's attention factor, which thereby scales queries and keys alike).
+    """
+
+    theta: float
+    factors: tuple[float, ...] = ()
+    magnitude: float = 1.0
+
+    def table(self, positions: int, rope_dim: int) -> NDArray[np.float32]:
+        """cos | sin of every angle, float32 [positions, rope_dim], computed in float64.
+
+        The frequencies are rounded to float32 first, because that is what models are trained with.
+        """
+        exponents = np.arange(0, rope_dim, 2) / rope_dim
+        frequencies = self.theta**-exponents / np.array(self.factors or 1.0)
+        angles = np.outer(np.arange(positions), frequencies.astype(np.float32).astype(np.float64))
+        return (self.magnitude * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class _Scaling:
-    """One model's scaling parameters beside what they apply to."""
+    """A model's scaling parameters, its theta, the rotated dimensions of a head and the model's context."""
 
     values: Mapping[str, Any]
     theta: float
@@ -39,7 +61,7 @@ class _Scaling:
 
     @property
     def original(self) -> float:
-        """Positions the model saw before its context was stretched."""
+        """Context length of the original training, before the extension."""
         return self.number("original_max_position_embeddings", self.context)
 
     @property
@@ -65,7 +87,7 @@ def read_rope(values: Mapping[str, Any], *, theta: float, head_dim: int, context
     if partial not in (None, 1):
         raise ModelError(
             f"partial_rotary_factor = {partial} is not supported: the model rotates only a part of each head.",
-            "wager serves models that rotate whole heads (partial_rotary_factor 1).",
+            "Supported are models that rotate whole heads (partial_rotary_factor 1).",
         )
     return scaling(_Scaling(values, theta, head_dim, context))
 
@@ -80,7 +102,7 @@ def _linear(scaling: _Scaling) -> Rope:
 
 
 def _llama3(scaling: _Scaling) -> Rope:
-    """Llama 3.1: long wavelengths divided by the factor, short ones kept, a smooth passage between them."""
+    """Llama 3.1: long wavelengths divided by the factor, short ones kept, interpolated between them."""
     factor = scaling.number("factor")
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     if high <= low:
@@ -110,6 +132,8 @@ def _yarn(scaling: _Scaling) -> Rope:
 
 
 def _yarn_magnitude(scaling: _Scaling, factor: float) -> float:
+    """The attention factor: as given, or by mscale and mscale_all_dim (DeepSeek), or 0.1 ln(factor) + 1."""
+
     def grown(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 

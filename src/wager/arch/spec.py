@@ -1,271 +1,217 @@
-"""What a decoder is, as plain values: shapes, rotation, windows, experts, and the physics that follows from them.
+"""What a model is, as plain values: ModelSpec, read by the engine, the kernels' memory plan and the cost model.
 
-Knows no family names that decide anything, no files and no torch: whoever fills a ModelSpec (families.py) has already
-turned every difference between families into a value here.
+Shapes are known of every family; what the engine needs beyond them to compute a model is in DecoderDetails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding with whatever scaling, reduced to numbers.
-
-    Pair i of a head turns by position * theta^(-2i/d) / factors[i]; no factors means all ones. `magnitude` multiplies
-    both cosine and sine (YaRN's attention factor, which thereby scales queries and keys alike).
-    """
-
-    theta: float
-    factors: tuple[float, ...] = ()
-    magnitude: float = 1.0
-
-    def table(self, positions: int, head_dim: int) -> NDArray[np.float32]:
-        """cos | sin of every angle, float32 [positions, head_dim], computed in float64.
-
-        The frequencies are rounded to float32 first, because that is what models are trained with.
-        """
-        exponents = np.arange(0, head_dim, 2) / head_dim
-        frequencies = self.theta**-exponents / np.array(self.factors or 1.0)
-        angles = np.outer(np.arange(positions), frequencies.astype(np.float32).astype(np.float64))
-        return (self.magnitude * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)).astype(np.float32)
+from wager.arch.attention import Attention, Gqa, Mla
+from wager.arch.feed_forward import Dense, Experts
+from wager.arch.formats import Precision
+from wager.arch.rope import Rope
+from wager.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture-of-experts feed-forward: each row goes to `chosen` of `count` SwiGLU experts of inner size `width`.
+class Layer:
+    """`count` layers of one shape."""
 
-    A row's scores are the softmax or the sigmoid of its router's logits. Where `corrected`, a learned bias is added for
-    the choice alone. With `groups` above 1 the experts lie in that many equal groups, and only those of the
-    `top_groups` best are eligible; a group is as good as the sum of its `group_best` best scores. The chosen scores
-    are divided by their sum where `normalised`, and multiplied by `scale`. `layers` says which layers have experts
-    (the others are dense); `shared` is the inner size of a feed-forward that all rows take besides, 0 for none.
-    """
-
-    count: int
-    chosen: int
-    width: int
-    layers: tuple[bool, ...]
-    shared: int = 0
-    score: Literal["softmax", "sigmoid"] = "softmax"
-    corrected: bool = False
-    normalised: bool = True
-    scale: float = 1.0
-    groups: int = 1
-    top_groups: int = 1
-    group_best: int = 1
+    attention: Attention
+    ffn: Dense | Experts
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 section 2.1), in the absorbed form.
+class DecoderDetails:
+    """What the engine needs beyond the shapes to compute a pre-norm decoder with SwiGLU feed-forwards.
 
-    What is cached per position is one latent of `rank` elements, RMS-normed, and one rotated key of `rope`, shared by
-    all heads. A head's query has `nope` elements for the latent, which its part of the key projection takes to `rank`,
-    and `rope` rotated ones; its output, `rank` wide, is taken to `value`. `q_rank` is the size of the compressed
-    query, 0 where queries are projected in one matrix. `scale` multiplies scores. `interleaved`: in the checkpoint,
-    rotated dimensions pair up as (2i, 2i + 1).
-    """
-
-    rank: int
-    rope: int
-    nope: int
-    value: int
-    scale: float
-    q_rank: int = 0
-    interleaved: bool = False
-    norm_eps: float = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A pre-norm decoder with grouped-query or latent attention and SwiGLUs, every size and switch of it.
-
-    `width` is the dense feed-forward's inner size, `context` the most positions the model was made for. `windows` gives
-    each layer's sliding window (None: all positions). `tied`: the head is the embedding matrix. With `latent`, what is
-    cached is one key-value head (`kv_heads` 1) of `head_dim` latent.rank + latent.rope.
+    `architecture` is the name that its configuration gives; layer i has the shape `ModelSpec.layers[layer_order[i]]`.
+    `attention_scale` multiplies the scores (None: head_dim ** -0.5). `interleaved_rope`: in the checkpoint, rotated
+    dimensions pair up as (2i, 2i + 1), not as halves. `latent_norm_eps` is of the norms inside latent attention.
     """
 
     architecture: str
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    width: int
-    context: int
-    norm_eps: float
+    layer_order: tuple[int, ...]
     rope: Rope
-    windows: tuple[int | None, ...]
-    tied: bool
+    norm_eps: float
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    experts: Experts | None = None
-    latent: Latent | None = None
+    attention_scale: float | None = None
+    interleaved_rope: bool = False
+    latent_norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model: sizes, shapes of its layers, number formats, and, if the engine runs it, `decoder`.
+
+    `layers` holds each shape of layer once, with its count. `tied`: the LM head is the embedding matrix. `context` is
+    the most positions that the model was made for. `head` and `router` False leave these matrices out of all figures,
+    as some published charts do. `source` says where the sizes are from.
+    """
+
+    name: str
+    hidden: int
+    vocab: int
+    tied: bool
+    layers: tuple[Layer, ...]
+    precision: Precision
+    context: int
+    head: bool = True
+    router: bool = True
+    source: str = ""
+    decoder: DecoderDetails | None = None
 
     @property
-    def qkv(self) -> int:
-        """Rows of the fused query, key and value projection."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
+    def num_layers(self) -> int:
+        return sum(layer.count for layer in self.layers)
 
     @property
-    def queries(self) -> int:
-        """Elements of a row's queries before the rotation, all heads."""
-        return self.heads * (self.latent.nope + self.latent.rope if self.latent else self.head_dim)
+    def sparse(self) -> bool:
+        """Some layer has routed experts."""
+        return self.experts is not None
+
+    # ---- what the engine reads -------------------------------------------------------------------------------------
 
     @property
-    def mixed(self) -> int:
-        """Elements of a row that attention hands to the output projection."""
-        return self.heads * (self.latent.value if self.latent else self.head_dim)
+    def details(self) -> DecoderDetails:
+        """`decoder`, or ModelError for a model of which only the shape is known."""
+        if self.decoder is None:
+            raise not_runnable(self.name)
+        return self.decoder
 
     @property
-    def rope_dim(self) -> int:
-        """Dimensions of a head that are rotated."""
-        return self.latent.rope if self.latent else self.head_dim
+    def attention(self) -> Gqa | Mla:
+        """The attention of a model that the engine runs: its layers differ in nothing but the window."""
+        kind = self.layers[0].attention
+        if not isinstance(kind, Gqa | Mla):
+            raise ModelError(f"The engine does not have the attention of {self.name} ({type(kind).__name__}).")
+        return kind
 
     @property
-    def attention_elements(self) -> int:
-        """Elements of the matrices of one layer's attention."""
-        latent, hidden = self.latent, self.hidden
-        if latent is None:
-            return hidden * (self.qkv + self.mixed)
-        queries = latent.q_rank * (hidden + self.queries) if latent.q_rank else hidden * self.queries
-        expanded = latent.rank * self.heads * (latent.nope + latent.value)
-        return queries + hidden * (latent.rank + latent.rope) + expanded + self.mixed * hidden
+    def ordered_layers(self) -> tuple[Layer, ...]:
+        """The shape of every layer, first to last."""
+        return tuple(self.layers[index] for index in self.details.layer_order)
 
     @property
-    def expert_elements(self) -> int:
-        """Elements of the matrices of one expert, 0 for a dense model."""
-        return 3 * self.hidden * self.experts.width if self.experts else 0
+    def dense(self) -> Dense | None:
+        """The feed-forward of the layers without experts, None if all have experts."""
+        return next((layer.ffn for layer in self.layers if isinstance(layer.ffn, Dense)), None)
 
     @property
-    def expert_layers(self) -> int:
-        """Layers that have experts."""
-        return sum(self.experts.layers) if self.experts else 0
+    def experts(self) -> Experts | None:
+        """The experts of the layers that have some, None if none has."""
+        return next((layer.ffn for layer in self.layers if isinstance(layer.ffn, Experts)), None)
 
-    @property
-    def layer_elements(self) -> int:
-        """Elements of the matrices of one dense layer: what a pass streams for it."""
-        return self.attention_elements + 3 * self.hidden * self.width
+    # ---- elements --------------------------------------------------------------------------------------------------
 
     @property
     def head_elements(self) -> int:
-        return self.vocab * self.hidden
+        """Elements of the LM head, and of the embedding."""
+        return self.vocab * self.hidden if self.head else 0
 
-    @property
-    def steady_elements(self) -> int:
-        """Matrix elements every pass reads whatever its rows: all but the experts; head included."""
-        sparse = self.expert_layers
-        shared = 3 * self.hidden * self.experts.shared if self.experts else 0
-        dense = (self.layers - sparse) * self.layer_elements
-        return dense + sparse * (self.attention_elements + shared) + self.head_elements
-
-    @property
-    def streamed_elements(self) -> int:
-        """Matrix elements that a pass of one row reads, head included, embedding rows excluded."""
-        chosen = self.experts.chosen if self.experts else 0
-        return self.steady_elements + self.expert_layers * chosen * self.expert_elements
-
-    @property
-    def matrix_elements(self) -> int:
-        """Elements of all matrices that stay in memory in the kernels' layout: head included, embedding excluded."""
-        count = self.experts.count if self.experts else 0
-        return self.steady_elements + self.expert_layers * count * self.expert_elements
+    def elements(self) -> Mapping[str, int]:
+        """Matrix elements by use: projections, ffn, router, shared (experts), experts, head, embedding."""
+        total: Counter[str] = Counter()
+        for layer in self.layers:
+            total["projections"] += layer.count * layer.attention.weights(self.hidden)
+            if isinstance(layer.ffn, Dense):
+                total["ffn"] += layer.count * layer.ffn.weights(self.hidden)
+                continue
+            total["router"] += layer.count * layer.ffn.router(self.hidden) if self.router else 0
+            total["shared"] += layer.count * layer.ffn.shared_weights(self.hidden)
+            total["experts"] += layer.count * layer.ffn.count * layer.ffn.expert(self.hidden)
+        total["head"] = self.head_elements
+        total["embedding"] = 0 if self.tied or not self.head else self.head_elements
+        return total
 
     @property
     def vector_elements(self) -> int:
-        """Norm weights, biases and routers: what is kept in float32."""
-        latent, experts = self.latent, self.experts
-        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        norms += latent.rank + latent.q_rank if latent else 0
-        biases = (self.qkv if self.qkv_bias else 0) + (self.hidden if self.output_bias else 0)
-        inner = 2 * self.width + self.hidden if self.mlp_bias else 0
-        router = experts.count * (self.hidden + experts.corrected) if experts else 0
-        sparse = self.expert_layers
-        return self.layers * (norms + biases) + (self.layers - sparse) * inner + sparse * router + self.hidden
+        """Elements of norm weights and biases; where the details are not known, of two norms a layer and the last."""
+        norms = (2 * self.num_layers + 1) * self.hidden
+        return norms if self.decoder is None else norms + sum(
+            layer.count * _layer_vectors(layer, self.decoder, self.hidden) for layer in self.layers
+        )  # fmt: skip
 
     @property
     def parameters(self) -> int:
         """Distinct parameters: a tied head counts once."""
-        embedding = 0 if self.tied else self.head_elements
-        return self.matrix_elements + embedding + self.vector_elements
+        return sum(self.elements().values()) + self.vector_elements
 
     @property
-    def kv_elements(self) -> int:
-        """Elements that one position caches, all layers: keys and values, or the latent that is both."""
-        return self.layers * (1 if self.latent else 2) * self.kv_heads * self.head_dim
+    def active_expert_elements(self) -> int:
+        """Elements of the routed experts that one token uses, all layers."""
+        return sum(
+            layer.count * layer.ffn.active * layer.ffn.expert(self.hidden)
+            for layer in self.layers
+            if isinstance(layer.ffn, Experts)
+        )
 
-    def kv_reads(self, context: int) -> int:
-        """Cached positions one row at position `context` reads, summed over layers; windows cap them."""
-        return sum(min(context, window or context) for window in self.windows)
+    @property
+    def active(self) -> int:
+        """Matrix elements that one token's pass multiplies with: head included, input embedding not."""
+        return sum({**self.elements(), "experts": self.active_expert_elements, "embedding": 0}.values())
 
-    def has_experts(self, layer: int) -> bool:
-        return self.experts is not None and self.experts.layers[layer]
+    # ---- bytes -----------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the model under its canonical name, with its shape; matrices are [outputs, inputs].
+    @property
+    def resident_bytes(self) -> float:
+        """Bytes of all weights, which must be held in memory."""
+        return self._bytes(self.elements())
 
-        Names are `part.kind` before and after the layers, `layers.L.part.kind` in them, and of expert E
-        `layers.L.E.part.kind`.
-        """
-        shapes: dict[str, tuple[int, ...]] = {"embed.weight": (self.vocab, self.hidden)}
-        for layer in range(self.layers):
-            shapes |= {f"layers.{layer}.{name}": shape for name, shape in self._layer_tensors(layer)}
-        shapes["norm.weight"] = (self.hidden,)
-        if not self.tied:
-            shapes["head.weight"] = (self.vocab, self.hidden)
-        return shapes
+    @property
+    def streamed_bytes(self) -> float:
+        """Bytes of weights that a pass over one token reads."""
+        return self._bytes({**self.elements(), "experts": self.active_expert_elements, "embedding": 0})
 
-    def _layer_tensors(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        hidden, experts = self.hidden, self.experts
-        yield from (("attn_norm.weight", (hidden,)), ("mlp_norm.weight", (hidden,)))
-        yield from self._attention_tensors()
-        if experts is None or not experts.layers[layer]:
-            yield from self._feed_forward("", self.width, biased=self.mlp_bias)
-            return
-        yield "router.weight", (experts.count, hidden)
-        if experts.corrected:
-            yield "correction.bias", (experts.count,)
-        if experts.shared:
-            yield from self._feed_forward("shared_", experts.shared)
-        for expert in range(experts.count):
-            yield from ((f"{expert}.{name}", shape) for name, shape in self._feed_forward("expert_", experts.width))
+    def _bytes(self, elements: Mapping[str, int]) -> float:
+        formats = {"experts": self.precision.experts, "shared": self.precision.shared}
+        return sum(size * formats.get(part, self.precision.weights).bytes for part, size in elements.items())
 
-    def _attention_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        hidden, latent = self.hidden, self.latent
-        if latent is None:
-            keys = self.kv_heads * self.head_dim
-            if self.qk_norm:
-                yield from (("q_norm.weight", (self.head_dim,)), ("k_norm.weight", (self.head_dim,)))
-            for part, size in (("q", self.queries), ("k", keys), ("v", keys)):
-                yield f"{part}.weight", (size, hidden)
-                if self.qkv_bias:
-                    yield f"{part}.bias", (size,)
-        else:
-            if latent.q_rank:
-                yield from (("q_a.weight", (latent.q_rank, hidden)), ("q_a_norm.weight", (latent.q_rank,)))
-            yield (
-                ("q_b.weight", (self.queries, latent.q_rank)) if latent.q_rank else ("q.weight", (self.queries, hidden))
-            )
-            yield "kv_a.weight", (latent.rank + latent.rope, hidden)
-            yield "kv_a_norm.weight", (latent.rank,)
-            yield "kv_b.weight", (self.heads * (latent.nope + latent.value), latent.rank)
-        yield "o.weight", (hidden, self.mixed)
-        if self.output_bias:
-            yield "o.bias", (hidden,)
+    def kv_bytes(self, context: float) -> float:
+        """Bytes that one sequence of `context` positions caches: keys and values, latents, states."""
+        return sum(layer.count * layer.attention.kv_bytes(context, self.precision) for layer in self.layers)
 
-    def _feed_forward(self, prefix: str, width: int, *, biased: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
-        sizes = {"gate": (width, self.hidden), "up": (width, self.hidden), "down": (self.hidden, width)}
-        for part, shape in sizes.items():
-            yield f"{prefix}{part}.weight", shape
-            if biased:
-                yield f"{prefix}{part}.bias", shape[:1]
+
+def not_runnable(name: str) -> ModelError:
+    """The error for a model of which only the shape is known."""
+    return ModelError(
+        f"The engine does not run {name}: wager knows the shape of this family only, for `wager plan`.",
+        "Give a model of a family that the engine runs.",
+    )
+
+
+def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
+    """Elements of a layer's biases, and of its norms beside the two of width `hidden`."""
+    attention, total = layer.attention, hidden if decoder.output_bias else 0
+    if isinstance(attention, Mla):
+        total += attention.kv_rank + (attention.q_rank or 0)
+    elif isinstance(attention, Gqa):
+        total += 2 * attention.head_dim if decoder.qk_norm else 0
+        total += attention.qkv_width if decoder.qkv_bias else 0
+    if isinstance(layer.ffn, Dense):
+        return total + (2 * layer.ffn.width + hidden if decoder.mlp_bias else 0)
+    return total + (layer.ffn.count if layer.ffn.gating.correction_bias else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStack:
+    """Layers in `order`, each shape stored once: see ModelSpec.layers and DecoderDetails.layer_order."""
+
+    layers: tuple[Layer, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, attention: Iterable[Attention], ffn: Iterable[Dense | Experts]) -> LayerStack:
+        """From the attention and the feed-forward of every layer, first to last."""
+        pairs = list(zip(attention, ffn, strict=True))
+        counts = Counter(pairs)
+        index = {pair: at for at, pair in enumerate(counts)}
+        layers = tuple(Layer(kind, feed, count) for (kind, feed), count in counts.items())
+        return cls(layers, tuple(index[pair] for pair in pairs))

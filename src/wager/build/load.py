@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from wager.arch.spec import ModelSpec
+from wager.arch import Mla, ModelSpec
 from wager.build import drafters as drafting
 from wager.build import latency as latencies
 from wager.build import memory_plan as memory
@@ -28,10 +28,11 @@ from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import Kernels
 from wager.kv.blocks import BlockPool
+from wager.kv.paged_cache import PagedKVCache
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
 from wager.trace import Trace
-from wager.types import RULES, Request
+from wager.types import Request
 
 Report = Callable[[str], None]
 
@@ -143,9 +144,11 @@ def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:
 
 
 def _select_kernels(config: EngineConfig, model: OpenedModel) -> Kernels:
-    spec, options = model.spec, config.model
-    latent = (spec.latent.rank, spec.latent.rope) if spec.latent else None
-    return select(options.kernels, dtype=options.dtype, threads=options.threads, head_dim=spec.head_dim, latent=latent)
+    attention, options = model.spec.attention, config.model
+    latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
+    return select(
+        options.kernels, dtype=options.dtype, threads=options.threads, head_dim=attention.head_dim, latent=latent
+    )
 
 
 def _plan_memory(
@@ -191,7 +194,7 @@ def _assemble(
     runner, trace = Runner(decoder, rule=rule, kernels=target.kernels), Trace()
     decided = policies.build(config.speculation, drafters, lambda: _latency(target, runner, report))
     scheduler = Scheduler(
-        BlockPool(decoder.cache.num_blocks, prefix_cache=config.capacity.prefix_cache),
+        PagedKVCache(BlockPool(decoder.cache.num_blocks, prefix_cache=config.capacity.prefix_cache), decoder.cache),
         max_rows=decoder.max_rows,
         max_sequences=decoder.max_sequences,
         max_context=model.limits.context,
@@ -202,9 +205,7 @@ def _assemble(
         runner,
         scheduler,
         policy=decided.policy,
-        proposer=Proposer(
-            *(drafters if decided.max_depth else ()), vocab=decoder.vocab, chains=not RULES[rule].verifies_trees
-        ),
+        proposer=Proposer(*(drafters if decided.max_depth else ()), vocab=decoder.vocab, rule=rule),
         decoder=lambda: IncrementalDecoder(model.tokenizer),
         eos=model.tokenizer.eos_ids,
         trace=trace,

@@ -6,12 +6,11 @@ Opens a model's files for its shape; loads no weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from wager.arch import from_spec
-from wager.arch.spec import ModelSpec
+from wager.arch import ModelSpec, Precision
 from wager.cli import console
 from wager.economics.costmodel.calibrated import CalibratedCostModel
 from wager.economics.latency.calibration import FOLDER, Calibration, fingerprint, latest
@@ -65,9 +64,8 @@ def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> Ca
         f"{setup.machine}; {setup.kernels}, measured {found.age}, off by {errors.median:.1%} (median) and "
         f"{errors.p90:.1%} (90th percentile) on steps it was not fitted to"
     )
-    return CalibratedCostModel(
-        from_spec(spec, name=name), found.surface(), memory=describe().memory if ours else None, label=label
-    )
+    served = replace(spec, name=name, precision=Precision.of("bf16"), source="the model's own files")
+    return CalibratedCostModel(served, found.surface(), memory=describe().memory if ours else None, label=label)
 
 
 def _spec(model: str) -> ModelSpec:
@@ -75,8 +73,8 @@ def _spec(model: str) -> ModelSpec:
     from wager.models import hub, random_models
     from wager.models.weights import open_weights
 
-    if random_models.named(model):
-        return random_models.shape(model)
+    if random_models.is_random(model):
+        return random_models.spec_of(model)
     try:
         path = hub.find(model)
     except ModelError as error:

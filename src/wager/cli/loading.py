@@ -46,5 +46,5 @@ def _fetch(models: list[str]) -> None:
 
     with console.meter("bytes") as update:
         for model in models:
-            if not random_models.named(model):
+            if not random_models.is_random(model):
                 hub.resolve(model, update)

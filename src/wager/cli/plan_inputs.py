@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wager.arch import Model, Precision, find_format, find_model, from_config, from_spec
+from wager.arch import ModelSpec, Precision, find_format, find_model, read_config, read_gguf
 from wager.economics.costmodel.bill import AcceptanceRates, PlanQuery
 from wager.economics.costmodel.calibrated import CalibratedCostModel, CalibratedDraftCost
 from wager.economics.costmodel.devices import Device, find_device
@@ -74,7 +74,7 @@ def measured(model: str, hardware: str) -> CalibratedCostModel | None:
     return calibrated.cost(model, values, where=hardware) if "surface" in values else None
 
 
-def find(model: str, precision: Precision | None = None) -> Model:
+def find(model: str, precision: Precision | None = None) -> ModelSpec:
     """A published model by name, or the shape of a directory or GGUF file on this machine. With a `precision` the
     number formats of a directory's configuration need not be known."""
     named = {name.lower(): each for name, each in MODELS.items()}.get(model.lower())
@@ -87,12 +87,11 @@ def find(model: str, precision: Precision | None = None) -> Model:
 
     found = hub.find(model)
     if found is not None and found.is_dir():
-        return from_config(_json(found / "config.json"), name=found.resolve().name, precision=precision)
-    from wager.arch.gguf import spec_from_gguf
+        return read_config(_json(found / "config.json"), name=found.resolve().name, precision=precision)
     from wager.models.gguf_file import open_gguf
 
     file = open_gguf(path if found is None else found)
-    return from_spec(spec_from_gguf(file.metadata, file.shapes), name=path.name)
+    return read_gguf(file.metadata, file.shapes, name=path.name)
 
 
 def formats(text: str | None) -> Precision | None:
@@ -103,7 +102,7 @@ def formats(text: str | None) -> Precision | None:
     return Precision.of(weights, experts or None)
 
 
-def stored(model: Model, precision: str | None, cache: str | None) -> Model:
+def stored(model: ModelSpec, precision: str | None, cache: str | None) -> ModelSpec:
     """The model in other number formats than it is published in."""
     kept, given = model.precision, formats(precision)
     chosen = kept if given is None else replace(given, cache=kept.cache)

@@ -53,7 +53,7 @@ class Answer:
         own = f", {_amount(drafter.resident_bytes, 'B')} of weights" if drafter.resident_bytes else ""
         return [
             f"model     {model.name}: {model.parameters / 1e9:.4g}B parameters, {model.active / 1e9:.3g}B a token, "
-            f"{model.depth} layers, {' and '.join(filter(None, stored))} ({model.source})",
+            f"{model.num_layers} layers, {' and '.join(filter(None, stored))} ({model.source})",
             f"hardware  {device.name}{spread}: {peaks}, {_amount(device.bandwidth, 'B/s')}, {memory} ({device.label})",
             f"drafter   {drafter.name}{own}",
             f"memory    {self._memory()}",
@@ -142,7 +142,7 @@ class Answer:
             "points": [point.as_dict() for point in self.points],
             "model": {
                 "name": model.name, "source": model.source, "parameters": model.parameters, "active": model.active,
-                "layers": model.depth, "context": model.context, "resident_bytes": model.resident_bytes,
+                "layers": model.num_layers, "context": model.context, "resident_bytes": model.resident_bytes,
                 "streamed_bytes": model.streamed_bytes, "elements": dict(model.elements()),
                 "kv_bytes": {str(context): model.kv_bytes(context) for context in self.grid.contexts},
                 "precision": asdict(model.precision),

@@ -1,7 +1,7 @@
-"""The five verbs of a drafter.
+"""The interface of a drafter.
 
-A drafter guesses and never decides: guesses cannot change the text, only how many passes it takes. Knows no scheduler,
-no acceptance rule and no target; it sees tokens that are known, and asks.
+A drafter proposes drafts; guesses cannot change the text, only how many passes of the target it takes. It sees known
+tokens and draft requests, and depends on no scheduler, no acceptance rule and no target.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from wager.types import Draft, DraftRequest, SamplingParams
 class Drafter(Protocol):
     """What the engine knows of a drafter. Everything is keyed by sequence id.
 
-    `name` labels its guesses in events and metrics. `default_depth` is how many guesses it is asked for when nobody
-    fixed a depth, `deepest` the most a policy asks it for. `needs_law` says that its guesses are draws from a law q, so
-    that a distribution-exact rule must ask for that law (Ask.law); otherwise they are point masses. `branches` says
-    that its drafts may be trees.
+    `name` labels its guesses in outputs and metrics. `default_depth` is how many guesses it is asked for when no depth
+    was chosen, `max_depth` the most a policy asks it for. `samples`: its guesses are drawn from a distribution q, which
+    a distribution-exact rule must request (DraftRequest.needs_draft_probs); otherwise they are point masses.
+    `makes_trees`: its drafts may be trees.
     """
 
     name: str
@@ -28,20 +28,20 @@ class Drafter(Protocol):
     samples: bool
     makes_trees: bool
 
-    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        """A sequence starts with this prompt; penalties tell prompt and output apart.
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        """A sequence starts with this prompt (penalties treat prompt and output differently).
 
-        Preemption is none of a drafter's business: what is known stays known.
+        A drafter is not told of preemption: known tokens stay known.
         """
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft per ask, in order; an empty draft declines. What is written meanwhile is provisional."""
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request, in order; an empty draft declines. What it caches meanwhile is provisional."""
 
     def observe(self, output: TargetOutput) -> None:
-        """What the target's last pass gave (its buffers; copy what is kept)."""
+        """What the target's last pass gave (views of its buffers: copy what is kept)."""
 
-    def accept(self, sequence: str, tokens: Sequence[int]) -> None:
-        """Tokens that became known: the only truth a drafter is told. Sufficient to rebuild its state."""
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        """Tokens that became known, whoever guessed them. They suffice to rebuild the drafter's state."""
 
-    def end(self, sequence: str) -> None:
-        """The sequence is over or aborted. Unknown sequences are ignored."""
+    def end(self, seq_id: str) -> None:
+        """The sequence finished or was aborted. Unknown sequences are ignored."""

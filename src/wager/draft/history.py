@@ -48,19 +48,19 @@ class HistoryDrafter:
         self.prompt_tokens: dict[str, int] = {}
         self._oracle = oracle
 
-    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        self.known[sequence] = list(tokens)
-        self.prompt_tokens[sequence] = len(tokens)
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        self.known[seq_id] = list(tokens)
+        self.prompt_tokens[seq_id] = len(tokens)
 
     def observe(self, output: TargetOutput) -> None:
         """Nothing: the target's buffers are not looked at."""
 
-    def accept(self, sequence: str, tokens: Sequence[int]) -> None:
-        self.known[sequence].extend(tokens)
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        self.known[seq_id].extend(tokens)
 
-    def end(self, sequence: str) -> None:
-        self.known.pop(sequence, None)
-        self.prompt_tokens.pop(sequence, None)
+    def end(self, seq_id: str) -> None:
+        self.known.pop(seq_id, None)
+        self.prompt_tokens.pop(seq_id, None)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(request) for request in requests]

@@ -1,13 +1,13 @@
 """Prompt lookup: guess that what followed the same tokens before follows them again.
 
-Costs no pass of any model and a constant time per token, however long the context; what became known is looked at when
-a guess is asked for, so that a drafter that is left alone costs nothing. Knows token ids only.
+Needs no pass of any model and constant time per token, however long the context. Known tokens are indexed only when a
+draft is requested, so that a drafter that is not asked costs next to nothing. It knows token ids only.
 
-One table says how far a match can be trusted: the chance that the next token is right after a match of m tokens. A
-guess at depth d, if all above it was right, *is* a guess after a match of m + d - 1 tokens, so the same table gives the
-survival of every depth, and with it the draft's length: short matches make short drafts, long ones fill the ask. Each
-sequence starts from the same prior and learns its own table from every token that becomes known, whether or not
-anything was drafted, so that a sequence that never repeats itself stops speculating and can start again.
+One table says how far a match can be trusted: the probability that the next token is right after a match of m tokens. A
+guess at depth d, if all before it were right, *is* a guess after a match of m + d - 1 tokens, so the same table gives
+the survival of every depth, and with it the draft's length: short matches make short drafts, long ones fill the
+request. Each sequence starts from the same prior and learns its own table from every token that becomes known, whether
+or not anything was drafted; so a sequence that never repeats itself stops drafting, and can start again.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from wager.kernels.base import TargetOutput
 from wager.types import Draft, DraftRequest, SamplingParams
 
 PRIOR = (0.27, 0.53, 0.65, 0.70, 0.74, 0.77, 0.80, 0.92)
-"""Chance that the next token is right after a match of 1, 2, ... 8 or more tokens: SmolLM2-135M, greedy answers."""
+"""Probability that the next token is right after a match of 1, 2, ... 8 or more tokens (SmolLM2-135M, greedy)."""
 
 PRIOR_WEIGHT = 10.0
 """How many observations the prior counts for."""
 
-WORTH_A_ROW = 0.06
-"""Guesses that survive less often are not made: about what a row costs where rows are cheapest (a CPU, up to 8)."""
+MIN_SURVIVAL = 0.06
+"""Guesses of lower survival are not made: about the marginal cost of a row, in tokens, where rows are cheapest (a CPU,
+up to 8 rows)."""
 
 
 class NgramDrafter:
     """Copies what followed the most recent occurrence of the longest known ending, of at most `longest` tokens.
 
-    When the copy reaches the end of the known text it goes on from its own beginning: a text that repeats is periodic.
-    Misses are declined, never padded. Raises UsageError if `longest` is not between 1 and 8.
+    When the copy reaches the end of the known text it continues from its own beginning, as a text that repeats
+    does. Without a match the request is declined. Raises UsageError if `longest` is not between 1 and 8.
     """
 
     name = "ngram"
@@ -47,41 +48,52 @@ class NgramDrafter:
         self._longest = longest
         self._indexes: dict[str, _Index] = {}
 
-    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        """Take the prompt; it teaches nothing about how often the *model* repeats what was said."""
-        self._indexes[sequence] = _Index(self._longest, tokens)
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        """Keep the prompt for the index; it does not update the table, since the *model* did not write it."""
+        self._indexes[seq_id] = _Index(self._longest, tokens)
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        """One chain per ask, or an empty draft where nothing is known."""
-        return [self._draft(ask) for ask in asks]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One chain per request, or an empty draft where nothing matches."""
+        return [self._draft(request) for request in requests]
 
     def observe(self, output: TargetOutput) -> None:
-        """Nothing: tokens are all it looks at."""
+        """Nothing: it looks at tokens only."""
 
-    def accept(self, sequence: str, tokens: Sequence[int]) -> None:
-        """Take what became known."""
-        self._indexes[sequence].news += tokens
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        """Keep what became known for the index."""
+        self._indexes[seq_id].unindexed += tokens
 
-    def end(self, sequence: str) -> None:
-        self._indexes.pop(sequence, None)
+    def end(self, seq_id: str) -> None:
+        self._indexes.pop(seq_id, None)
 
-    def _draft(self, ask: DraftRequest) -> Draft:
-        index = self._indexes[ask.seq_id]
+    def _draft(self, request: DraftRequest) -> Draft:
+        index = self._indexes[request.seq_id]
         index.catch_up()
-        scores = index.survival(ask.depth)
-        return Draft.chain(ask.seq_id, index.copy(len(scores)), drafter=self.name, scores=scores)
+        scores = index.survival(request.depth)
+        return Draft.chain(request.seq_id, index.copy(len(scores)), drafter=self.name, scores=scores)
 
 
 class _Index:
     """The tokens of one sequence, where each n-gram was last followed by what, and how well that predicts."""
 
-    __slots__ = ("_after", "_chances", "_endings", "_longest", "_prompt", "_tried", "hit", "length", "news", "tokens")
+    __slots__ = (
+        "_after",
+        "_chances",
+        "_endings",
+        "_longest",
+        "_prompt",
+        "_tried",
+        "hit",
+        "length",
+        "tokens",
+        "unindexed",
+    )
 
     def __init__(self, longest: int, prompt: Sequence[int]) -> None:
         self.tokens: list[int] = []
-        self.news: list[int] = []  # tokens that are known and were not looked at
+        self.unindexed: list[int] = []  # known tokens that are not in the index yet
         self._prompt = prompt
-        self.hit = 0  # where the present match goes on
+        self.hit = 0  # where the current match continues
         self.length = 0  # how many tokens match; 0: none
         self._longest = longest
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> position of the token after its last occurrence
@@ -89,21 +101,21 @@ class _Index:
         self._chances, self._tried = list(PRIOR), [PRIOR_WEIGHT] * len(PRIOR)
 
     def catch_up(self) -> None:
-        """Index the prompt if that was not done, then learn from each new token whether the match before it would have
-        been right, and index it."""
+        """Index the prompt if that was not done; then learn from each new token whether the match before
+        it predicted it, and index it."""
         if self._prompt:
             for token in self._prompt:
                 self.append(token)
             self._prompt = ()
             self.match()
-        for token in self.news:
+        for token in self.unindexed:
             self.learn(token)
             self.append(token)
             self.match()
-        self.news.clear()
+        self.unindexed.clear()
 
     def append(self, token: int) -> None:
-        """Index the n-grams before `token`, so that an ending never finds itself, and add it."""
+        """Index the n-grams that end before `token` (so that an ending never matches itself), and add it."""
         tokens, end = self.tokens, len(self.tokens)
         for ending in self._endings:
             self._after[ending] = end
@@ -126,26 +138,26 @@ class _Index:
                 self.length += 1
 
     def learn(self, token: int) -> None:
-        """Count whether the present match predicts `token`."""
+        """Count whether the current match predicts `token`."""
         if self.length:
             row = self.length - 1
             self._tried[row] += 1
             self._chances[row] += ((self.tokens[self.hit] == token) - self._chances[row]) / self._tried[row]
 
     def survival(self, depth: int) -> list[float]:
-        """Chance that depths 1, 2, ... are reached and right, at most `depth` of them, while they are worth a row."""
+        """Survival of depths 1, 2, ..., at most `depth` of them and while it is at least MIN_SURVIVAL."""
         if not self.length:
             return []
         survival, chances = 1.0, []
         rows = self._chances[self.length - 1 :]
         for chance in rows + rows[-1:] * (depth - len(rows)) if depth > len(rows) else rows[:depth]:
             survival *= chance
-            if survival < WORTH_A_ROW:
+            if survival < MIN_SURVIVAL:
                 break
             chances.append(survival)
         return chances
 
     def copy(self, count: int) -> list[int]:
-        """`count` tokens from where the match goes on, periodically."""
+        """`count` tokens from where the match continues, periodically."""
         period = len(self.tokens) - self.hit
         return [self.tokens[self.hit + i % period] for i in range(count)]

@@ -1,4 +1,4 @@
-"""Do two tokenizers mean the same token by the same id? Drafting with another model's ids rests on it."""
+"""Whether two tokenizers mean the same token by the same id: a draft model's ids are used as the target's."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
     The error names the first id that differs and both tokens, or the two sizes.
     """
     for token_id in range(min(target.vocab_size, draft.vocab_size)):
-        ours, theirs = target.token(token_id), draft.token(token_id)
-        if ours != theirs:
+        in_target, in_draft = target.token(token_id), draft.token(token_id)
+        if in_target != in_draft:
             raise TokenizerError(
-                f"The draft model's vocabulary differs: id {token_id} is {theirs!r} there and {ours!r} in the target.",
+                f"The draft model's vocabulary differs: id {token_id} is {in_draft!r}, but {in_target!r} "
+                "in the target.",
                 "A draft model must share the target's tokenizer; drafting by n-grams (--drafter ngram) always works.",
             )
     if target.vocab_size != draft.vocab_size:

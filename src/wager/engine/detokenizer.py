@@ -1,7 +1,7 @@
 """Tokens to text, one token at a time, with stop strings.
 
-Text that might be the beginning of a stop string is held back until it is known not to be one, so that what has been
-streamed never has to be taken back. Knows nothing of sequences.
+Text that might be the beginning of a stop string is held back until it is known not to be one, so that text that was
+streamed is never taken back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class TokenDecoder(Protocol):
-    """Incremental detokenizer: holds back bytes that do not make a character yet."""
+    """Incremental decoder of a tokenizer: holds back bytes that do not make a character yet."""
 
     def push(self, token: int, /) -> str: ...
 
@@ -44,16 +44,15 @@ class Detokenizer:
             self.stopped = True
             shown, self._held = self._held[: min(found)], ""
             return shown
-        keep = 0 if last else self._ambiguous()
-        cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
+        keep = 0 if last else self._length_to_hold()
+        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown
 
-    def _ambiguous(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+    def _length_to_hold(self) -> int:
+        """Length of the longest suffix of the held text that is a prefix of a stop string."""
         longest = max((len(stop) - 1 for stop in self._stop), default=0)
         for size in range(min(longest, len(self._held)), 0, -1):
-            tail = self._held[-size:]
-            if any(stop.startswith(tail) for stop in self._stop):
+            suffix = self._held[-size:]
+            if any(stop.startswith(suffix) for stop in self._stop):
                 return size
         return 0

@@ -1,4 +1,4 @@
-"""Events to completions: gathers what a request's choices said until each has ended."""
+"""Output deltas to completions: gathers what each choice of each request emitted until it has ended."""
 
 from __future__ import annotations
 
@@ -10,54 +10,59 @@ from wager.types import Completion, OutputDelta, Request, TokenLogprob
 
 @dataclass(slots=True)
 class _PartialOutput:
-    tokens: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)
+    drafted_by: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def add(self, delta: OutputDelta) -> None:
+        self.token_ids += delta.token_ids
+        self.text.append(delta.text)
+        self.drafted_by += delta.drafted_by
+        self.logprobs += delta.logprobs
 
 
 class OutputCollector:
-    """Completions in the order their requests were expected; a request's choices follow each other."""
+    """Completions in the order in which their requests were expected; a request's choices follow each other."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[str, int], _PartialOutput] = {}
-        self._done: dict[tuple[str, int], Completion] = {}
+        self._partial: dict[tuple[str, int], _PartialOutput] = {}
+        self._completed: dict[tuple[str, int], Completion] = {}
 
     @property
     def expected(self) -> set[str]:
         """Ids of the requests that were expected."""
-        return {request for request, _ in self._parts}
+        return {request_id for request_id, _ in self._partial}
 
     def expect(self, request: Request) -> None:
-        if (request.id, 0) in self._parts:
+        """RequestError if a request of that id was expected before."""
+        if (request.id, 0) in self._partial:
             raise RequestError(f"Two requests have the id {request.id!r}.", "Give every request an id of its own.")
         for choice in range(request.params.n):
-            self._parts[request.id, choice] = _PartialOutput()
+            self._partial[request.id, choice] = _PartialOutput()
 
-    def take(self, event: OutputDelta) -> None:
-        """Add an event; those of requests nobody expects are passed over."""
-        parts = self._parts.get((event.request_id, event.index))
-        if parts is None:
+    def add(self, delta: OutputDelta) -> None:
+        """Add a delta; those of requests that were not expected are ignored."""
+        partial = self._partial.get((delta.request_id, delta.index))
+        if partial is None:
             return
-        parts.tokens += event.token_ids
-        parts.text.append(event.text)
-        parts.origins += event.drafted_by
-        parts.logprobs += event.logprobs
-        if event.finish_reason and event.stats:
-            self._done[event.request_id, event.index] = Completion(
-                event.request_id,
-                event.index,
-                tuple(parts.tokens),
-                "".join(parts.text),
-                event.finish_reason,
-                event.stats,
-                tuple(parts.origins),
-                tuple(parts.logprobs),
-                event.error,
+        partial.add(delta)
+        if delta.finish_reason and delta.stats:
+            self._completed[delta.request_id, delta.index] = Completion(
+                request_id=delta.request_id,
+                index=delta.index,
+                token_ids=tuple(partial.token_ids),
+                text="".join(partial.text),
+                finish_reason=delta.finish_reason,
+                stats=delta.stats,
+                drafted_by=tuple(partial.drafted_by),
+                logprobs=tuple(partial.logprobs),
+                error=delta.error,
             )
 
     def completions(self) -> list[Completion]:
-        missing = [key for key in self._parts if key not in self._done]
+        """All of them; WagerError if one has not ended."""
+        missing = [key for key in self._partial if key not in self._completed]
         if missing:
             raise WagerError(f"Request {missing[0][0]!r} never ended.", "This is a defect in wager; please report it.")
-        return [self._done[key] for key in self._parts]
+        return [self._completed[key] for key in self._partial]

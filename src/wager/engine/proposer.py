@@ -1,8 +1,8 @@
-"""The engine's side of its drafters: asks, checks what comes back, and goes on without one that fails.
+"""The engine's side of its drafters: asks them, checks their drafts, and goes on without one that fails.
 
-Guesses cannot change the text, so a drafter's mistake costs speed at most: nodes with unknown tokens, bad parents or
-beyond the room are cut off, and a drafter that raises is dropped with a warning. Every drafter is told everything, so
-that one that was not asked for a while is not stale. Knows no target and no cache.
+Drafts cannot change the text, so a drafter's mistake costs speed at most: nodes with unknown tokens, wrong parents or
+beyond the sequence's room are cut off, and a drafter that raises is switched off with a warning. Every drafter is told
+of every token, so that one that was not asked for a while is not stale.
 """
 
 from __future__ import annotations
@@ -10,85 +10,131 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from wager.draft.base import Drafter
 from wager.kernels.base import TargetOutput
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import RULES, Draft, DraftRequest, Plan, SamplingParams, Span, VerifyRule
 
 log = logging.getLogger("wager")
 
 
-class Proposer:
-    """Any number of drafters, their names all different, behind the five verbs; never raises."""
+class DraftableSequence(Protocol):
+    """What a draft request says of a sequence."""
 
-    def __init__(self, *drafters: Drafter, vocab: int, chains: bool = False) -> None:
-        """`chains`: cut what branches, for the rule that verifies chains only."""
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def choice(self) -> int: ...
+
+
+class Proposer:
+    """Any number of drafters with different names. Never raises because of one of them.
+
+    `vocab` is the target's number of logits. `rule` decides whether drafts must bring draft_probs, and whether they may
+    be trees.
+    """
+
+    def __init__(self, *drafters: Drafter, vocab: int, rule: VerifyRule = "match") -> None:
         self.drafters = {drafter.name: drafter for drafter in drafters}
         self.vocab = vocab
-        self._chains = chains
+        self._rule = RULES[rule]
 
     @property
     def name(self) -> str:
-        """Who guesses, in one word."""
+        """The names of the drafters that work, with commas between; `none` without any."""
         return ",".join(self.drafters) or "none"
 
-    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        self._tell(lambda drafter: drafter.begin(sequence, tokens, params))
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        self._call_all(lambda drafter: drafter.begin(seq_id, tokens, params))
 
     def propose(
-        self, asks: Sequence[DraftRequest], rooms: Mapping[str, int], chosen: Mapping[str, str] | None = None
-    ) -> dict[str, Draft]:
-        """Sound, non-empty drafts by sequence, none larger than its room. `chosen` says by sequence who is asked; the
-        first drafter where it says nothing."""
-        sound: dict[str, Draft] = {}
-        for name, ours in self._shares(asks, chosen or {}).items():
-            self._ask(name, ours, rooms, sound)
-        return {sequence: draft for sequence, draft in sound.items() if len(draft)}
+        self, spans: Sequence[Span], plan: Plan, sequences: Mapping[str, DraftableSequence]
+    ) -> Mapping[str, Draft]:
+        """The drafts of a plan by sequence: valid, not empty, none larger than its span has room for."""
+        limits = {span.seq_id: span.max_draft_tokens for span in spans if span.seq_id in plan}
+        first = next(iter(self.drafters), "")
+        requests: dict[str, list[DraftRequest]] = {}
+        for seq_id in limits:
+            if plan[seq_id].depth:
+                request = self._request(sequences[seq_id], plan)
+                requests.setdefault(plan[seq_id].drafter or first, []).append(request)
+        drafts: dict[str, Draft] = {}
+        for name, each in requests.items():
+            drafts |= self.draft(each, limits, drafter=name)
+        return drafts
+
+    def draft(self, requests: Sequence[DraftRequest], limits: Mapping[str, int], *, drafter: str) -> dict[str, Draft]:
+        """One drafter's valid, non-empty drafts by sequence, none of more than `limits[seq_id]` tokens; none from a
+        drafter that was switched off."""
+        requested = {request.seq_id: request for request in requests}
+        valid: dict[str, Draft] = {}
+
+        def collect(source: Drafter) -> None:
+            for draft in source.propose(requests):
+                if draft.seq_id in requested:
+                    checked = self._valid_part(draft, requested[draft.seq_id], limits[draft.seq_id], source)
+                    valid[draft.seq_id] = checked
+
+        self._call(drafter, collect)
+        return {seq_id: draft for seq_id, draft in valid.items() if len(draft)}
 
     def observe(self, output: TargetOutput) -> None:
-        self._tell(lambda drafter: drafter.observe(output))
+        self._call_all(lambda drafter: drafter.observe(output))
 
-    def accept(self, sequence: str, tokens: Sequence[int]) -> None:
-        self._tell(lambda drafter: drafter.accept(sequence, tokens))
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        self._call_all(lambda drafter: drafter.accept(seq_id, tokens))
 
-    def end(self, sequence: str) -> None:
-        self._tell(lambda drafter: drafter.end(sequence))
+    def end(self, seq_id: str) -> None:
+        self._call_all(lambda drafter: drafter.end(seq_id))
 
-    def _shares(self, asks: Sequence[DraftRequest], chosen: Mapping[str, str]) -> dict[str, list[DraftRequest]]:
-        """Asks by drafter; a drafter that was dropped gets none."""
-        first = next(iter(self.drafters), "")
-        shares: dict[str, list[DraftRequest]] = {}
-        for ask in asks:
-            shares.setdefault(chosen.get(ask.seq_id, first), []).append(ask)
-        return {name: ours for name, ours in shares.items() if name in self.drafters}
+    def _request(self, sequence: DraftableSequence, plan: Plan) -> DraftRequest:
+        decision = plan[sequence.id]
+        return DraftRequest(
+            seq_id=sequence.id,
+            position=len(sequence.tokens),
+            depth=decision.depth,
+            params=sequence.params,
+            seed=sequence.seed,
+            choice=sequence.choice,
+            needs_draft_probs=self._rule.needs_draft_probs,
+            min_survival=decision.min_survival,
+        )
 
-    def _ask(self, name: str, asks: Sequence[DraftRequest], rooms: Mapping[str, int], sound: dict[str, Draft]) -> None:
-        known = {ask.seq_id: ask for ask in asks}
-
-        def collect(drafter: Drafter) -> None:
-            ours = [draft for draft in drafter.propose(asks) if draft.seq_id in known]
-            sound.update({d.seq_id: self._sound(d, known[d.seq_id], rooms[d.seq_id], drafter) for d in ours})
-
-        self._try(name, collect)
-
-    def _tell(self, verb: Callable[[Drafter], None]) -> None:
+    def _call_all(self, call: Callable[[Drafter], None]) -> None:
         for name in list(self.drafters):
-            self._try(name, verb)
+            self._call(name, call)
 
-    def _try(self, name: str, verb: Callable[[Drafter], None]) -> None:
+    def _call(self, name: str, call: Callable[[Drafter], None]) -> None:
+        if name not in self.drafters:
+            return
         try:
-            verb(self.drafters[name])
+            call(self.drafters[name])
         except Exception as error:
             log.warning("Drafter %r failed and is switched off: %s: %s", name, type(error).__name__, error)
             del self.drafters[name]
 
-    def _sound(self, draft: Draft, ask: DraftRequest, room: int, drafter: Drafter) -> Draft:
-        """The longest beginning of a draft that is a tree of known tokens within the room and has the law it needs."""
-        if self._whole(draft, ask, room, drafter):
+    # ---- checks of a draft ----------------------------------------------------------------------------------------
+
+    def _valid_part(self, draft: Draft, request: DraftRequest, limit: int, drafter: Drafter) -> Draft:
+        """The longest prefix of a draft that is a tree of known tokens within the limit; nothing of a draft that lacks
+        the draft_probs it needs."""
+        if self._is_valid_chain(draft, request, limit, drafter):
             return draft
-        size = min(room, len(draft.tokens), len(draft.parents)) if self._lawful(draft, ask, drafter) else 0
+        sound = self._has_needed_probs(draft, request, drafter)
+        size = min(limit, len(draft.tokens), len(draft.parents)) if sound else 0
         for node in range(size):
-            lowest = node - 1 if self._chains else -1
+            lowest = -1 if self._rule.verifies_trees else node - 1
             if not (0 <= draft.tokens[node] < self.vocab and lowest <= draft.parents[node] < node):
                 size = node
                 break
@@ -96,31 +142,32 @@ class Proposer:
             draft,
             tokens=tuple(draft.tokens[:size]),
             parents=tuple(draft.parents[:size]),
-            scores=tuple(draft.scores[:size]) if _scored(draft) else (),
+            scores=tuple(draft.scores[:size]) if _has_valid_scores(draft) else (),
             drafter=drafter.name,
             draft_probs=None if draft.draft_probs is None else draft.draft_probs[:size],
         )
 
-    def _whole(self, draft: Draft, ask: DraftRequest, room: int, drafter: Drafter) -> bool:
-        """Whether it is a chain with nothing to cut, as nearly all are: seen at a glance."""
+    def _is_valid_chain(self, draft: Draft, request: DraftRequest, limit: int, drafter: Drafter) -> bool:
+        """Whether it is a chain with nothing to cut off, as nearly all drafts are; checked quickly."""
         tokens = draft.tokens
         return (
-            len(tokens) <= room
+            len(tokens) <= limit
             and draft.drafter == drafter.name
             and draft.is_chain
             and (not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab))
-            and (not draft.scores or _scored(draft))
-            and self._lawful(draft, ask, drafter)
+            and (not draft.scores or _has_valid_scores(draft))
+            and self._has_needed_probs(draft, request, drafter)
         )
 
-    def _lawful(self, draft: Draft, ask: DraftRequest, drafter: Drafter) -> bool:
-        """Draws come with the law they were drawn from when it was asked for: without it no rule would be exact."""
+    def _has_needed_probs(self, draft: Draft, request: DraftRequest, drafter: Drafter) -> bool:
+        """Sampled guesses come with the distribution they were drawn from where it was requested: without it no
+        distribution-exact rule is exact."""
         if draft.draft_probs is not None:
             return draft.draft_probs.shape == (len(draft.tokens), self.vocab)
-        drawn = drafter.samples and not ask.params.greedy
-        return not (ask.needs_draft_probs and drawn)
+        sampled = drafter.samples and not request.params.greedy
+        return not (request.needs_draft_probs and sampled)
 
 
-def _scored(draft: Draft) -> bool:
-    """Whether every guess has a score that is a chance."""
+def _has_valid_scores(draft: Draft) -> bool:
+    """Whether every guess has a score, and each is a probability."""
     return len(draft.scores) == len(draft.tokens) and all(0.0 <= score <= 1.0 for score in draft.scores)

@@ -1,35 +1,30 @@
-"""From spans and drafts to rulings: pack, one ragged pass of the target, and the acceptance rule.
+"""One ragged pass of the target, and what it means: the acceptance rule applied to every sequence's rows.
 
-Knows no queue and no pages beyond the integers it is handed. Under `match` a row's token is computed only when the
-accepted path reaches it.
+Under `match` a row's token is computed only when the accepted path reaches it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wager.engine.sequence import Ruling
-from wager.engine.sequence import Sequence as Running
-from wager.errors import NumericsError
+from wager.engine.sequence import Sequence as RunningSequence
+from wager.errors import NumericsError, UsageError
 from wager.kernels.base import Kernels, Target, TargetOutput
 from wager.kernels.noise import argmax_gumbel
-from wager.types import Draft, Span, TokenLogprob, Verdict, VerifyRule
+from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
-from wager.verify.distribution import History, Shaped, shape, token_logprob
-from wager.verify.pack import pack
+from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
 
-NO_DRAFT = Draft("")
-
-NOT_A_NUMBER = "The model produced a logit that is not a number at position {}."
+NOT_FINITE = "The model produced a logit that is not a number at position {}."
 
 
-class RowFailed(Exception):
-    """A row whose numbers are not numbers: everything before it on the path still holds."""
+class InvalidRow(Exception):
+    """A row whose logits are not numbers. Everything before it on the path still holds."""
 
     def __init__(self, row: int, error: NumericsError) -> None:
         super().__init__(str(error))
@@ -38,13 +33,16 @@ class RowFailed(Exception):
 
 
 @dataclass(frozen=True)
-class _TargetTokens(Sequence[int]):
-    """The target's token after each row of one span, computed when asked for: 0 is the root, 1 + i follows node i."""
+class TargetTokens(Sequence[int]):
+    """The target's token after each row of one span, computed when asked for: index 0 is the root (the last known
+    token), 1 + i follows node i of the draft. `first` is the span's first row of logits, `greedy` the greedy token of
+    each row of the pass."""
 
-    sequence: Running
+    sequence: RunningSequence
     draft: Draft
     output: TargetOutput
-    first: int  # head row of the root
+    greedy: Sequence[int]
+    first: int
     kernels: Kernels | None
 
     def __len__(self) -> int:
@@ -53,10 +51,10 @@ class _TargetTokens(Sequence[int]):
     def __getitem__(self, row: int) -> int:  # type: ignore[override]
         params = self.sequence.params
         if not params.plain:
-            return self.shaped(row).choose(self.sequence.seed, self.position(row), self.sequence.choice)
+            return self.distribution(row).choose(self.sequence.seed, self.position(row), self.sequence.choice)
         if params.greedy:
-            return self._number(int(self.output.greedy_tokens[self.first + row]), row)
-        return self._number(self._sampled(row), row)
+            return self._checked(self.greedy[self.first + row], row)
+        return self._checked(self._sampled(row), row)
 
     def position(self, row: int) -> int:
         """Absolute position of the token that follows the row."""
@@ -72,12 +70,12 @@ class _TargetTokens(Sequence[int]):
             return self.sequence.history
         return self.sequence.history.extended([self.draft.tokens[node] for node in self.draft.path(row - 1)])
 
-    def shaped(self, row: int) -> Shaped:
-        """The processed distribution of a row."""
+    def distribution(self, row: int) -> ProcessedDistribution:
+        """The processed distribution after a row; raises InvalidRow."""
         try:
-            return shape(self.logits(row), self.sequence.params, self.history(row))
+            return process(self.logits(row), self.sequence.params, self.history(row))
         except NumericsError as error:
-            raise RowFailed(row, error) from error
+            raise InvalidRow(row, error) from error
 
     def _sampled(self, row: int) -> int:
         s, position = self.sequence, self.position(row)
@@ -94,98 +92,119 @@ class _TargetTokens(Sequence[int]):
             )[0]
         )
 
-    def _number(self, token: int, row: int) -> int:
+    def _checked(self, token: int, row: int) -> int:
         if token < 0:
-            raise RowFailed(row, NumericsError(NOT_A_NUMBER.format(self.position(row))))
+            raise InvalidRow(row, NumericsError(NOT_FINITE.format(self.position(row))))
         return token
 
 
 @dataclass(frozen=True)
-class _TargetProbs(Sequence[NDArray[np.float64]]):
-    """The target's processed law after each row, float64 [vocab], computed when asked for."""
+class TargetProbs(Sequence[NDArray[np.float64]]):
+    """The target's processed distribution p after each row, float64 [vocab], computed when asked for."""
 
-    rows: _TargetTokens
+    rows: TargetTokens
     vocab: int
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, row: int) -> NDArray[np.float64]:  # type: ignore[override]
-        return self.rows.shaped(row).probabilities(self.vocab)
+        return self.rows.distribution(row).probabilities(self.vocab)
 
 
 class Runner:
-    """Verifies spans against a target. `kernels` samples natively where it can; without, numpy does."""
+    """Runs passes of a target and applies `rule` to them. `kernels` sample natively; without them numpy does."""
 
     def __init__(self, target: Target, *, rule: VerifyRule, kernels: Kernels | None = None) -> None:
         self.target = target
         self.rule = rule
         self.kernels = kernels
 
-    def forward(
-        self, spans: Sequence[Span], drafts: Mapping[str, Draft], tables: Mapping[str, Sequence[int]]
-    ) -> TargetOutput:
-        """One pass over all rows of the step."""
-        return self.target.forward(pack(spans, drafts, tables))
+    def forward(self, batch: PackedBatch) -> TargetOutput:
+        """One pass over all rows of the step. UsageError if they are more than the target takes."""
+        if batch.rows > self.target.max_rows:
+            raise UsageError(
+                f"A step of {batch.rows} rows was asked for; the target takes {self.target.max_rows}.",
+                "A policy may admit at most the rows of its budget.",
+            )
+        return self.target.forward(batch)
 
     def accept(
-        self, spans: Sequence[Span], drafts: Mapping[str, Draft], output: TargetOutput, sequences: Mapping[str, Running]
-    ) -> dict[str, Ruling]:
-        """What the pass means for every live span."""
-        rulings = {}
-        for span, first in _first_heads(spans, drafts):
-            draft = drafts.get(span.seq_id, NO_DRAFT)
-            rulings[span.seq_id] = self._ruling(
-                _TargetTokens(sequences[span.seq_id], draft, output, first, self.kernels)
+        self,
+        spans: Sequence[Span],
+        drafts: Mapping[str, Draft],
+        output: TargetOutput,
+        sequences: Mapping[str, RunningSequence],
+    ) -> dict[str, Outcome]:
+        """What the pass means for every span that needed logits, by sequence."""
+        outcomes = {}
+        greedy: list[int] = output.greedy_tokens.tolist()  # one conversion for all rows
+        for span, first in _first_logits_rows(spans, drafts):
+            draft = drafts.get(span.seq_id) or Draft(span.seq_id)
+            outcomes[span.seq_id] = self._outcome(
+                TargetTokens(sequences[span.seq_id], draft, output, greedy, first, self.kernels)
             )
-        return rulings
+        return outcomes
 
-    def _ruling(self, rows: _TargetTokens) -> Ruling:
+    def _outcome(self, rows: TargetTokens) -> Outcome:
         draft, error = rows.draft, ""
         try:
-            verdict = self._verdict(rows)
-        except RowFailed as failed:  # the path led there, so its guesses are the target's own tokens
-            path = draft.path(failed.row - 1)
+            verdict = _VERIFIERS[self.rule](rows, self.target.vocab)
+        except InvalidRow as invalid:  # the accepted path led to the row, so its guesses are the target's own tokens
+            path = draft.path(invalid.row - 1)
             verdict = Verdict(draft.seq_id, path, tuple(draft.tokens[node] for node in path))
-            error = str(failed.error)
-        origins = (*(draft.drafter for _ in verdict.accepted), "")[: len(verdict.tokens)]
-        return Ruling(verdict.tokens, verdict.accepted, origins, _logprobs(rows, verdict), len(draft), error)
-
-    def _verdict(self, rows: _TargetTokens) -> Verdict:
-        if self.rule == "match":
-            return accept.match(rows.draft, rows)
-        s = rows.sequence
-        chance = accept.FieldChance(s.seed, len(s.tokens), s.choice)
-        laws = _TargetProbs(rows, self.target.vocab)
-        if self.rule == "rejection":
-            return accept.rejection(rows.draft, laws, chance=chance)
-        return accept.block(_finite(rows), laws, chance=chance)
+            error = str(invalid.error)
+        drafted_by = (*(draft.drafter for _ in verdict.accepted), "")[: len(verdict.tokens)]
+        return Outcome(verdict, len(draft), drafted_by, _logprobs(rows, verdict), error)
 
 
-def _finite(rows: _TargetTokens) -> Draft:
-    """The guesses before the first row that is not a number: the block rule looks at all rows before it decides."""
+def _match(rows: TargetTokens, vocab: int) -> Verdict:
+    del vocab
+    return accept.match(rows.draft, rows)
+
+
+def _rejection(rows: TargetTokens, vocab: int) -> Verdict:
+    return accept.rejection(rows.draft, TargetProbs(rows, vocab), coins=_coins(rows))
+
+
+def _block(rows: TargetTokens, vocab: int) -> Verdict:
+    """The block rule looks at all rows before it decides, so guesses from the first invalid row on are left out."""
+    draft = rows.draft
     for row in range(1, len(rows)):
         try:
-            rows.shaped(row)
-        except RowFailed:
-            return rows.draft.truncate(row - 1)
-    return rows.draft
+            rows.distribution(row)
+        except InvalidRow:
+            draft = draft.truncate(row - 1)
+            break
+    return accept.block(draft, TargetProbs(rows, vocab), coins=_coins(rows))
 
 
-def _first_heads(spans: Sequence[Span], drafts: Mapping[str, Draft]) -> Iterator[tuple[Span, int]]:
-    """Live spans with the head row of their root (heads lie in the order of spans, then nodes)."""
+_VERIFIERS: Mapping[VerifyRule, Callable[[TargetTokens, int], Verdict]] = {
+    "match": _match,
+    "rejection": _rejection,
+    "block": _block,
+}
+
+
+def _coins(rows: TargetTokens) -> accept.NoiseCoins:
+    s = rows.sequence
+    return accept.NoiseCoins(s.seed, len(s.tokens), s.choice)
+
+
+def _first_logits_rows(spans: Sequence[Span], drafts: Mapping[str, Draft]) -> Iterator[tuple[Span, int]]:
+    """Spans that need logits, each with its first row of them (they lie in the order of spans, then nodes)."""
     first = 0
     for span in spans:
         if span.needs_logits:
             yield span, first
-            first += 1 + len(drafts.get(span.seq_id, NO_DRAFT))
+            first += 1 + len(drafts.get(span.seq_id, ()))
 
 
-def _logprobs(rows: _TargetTokens, verdict: Verdict) -> tuple[TokenLogprob, ...]:
+def _logprobs(rows: TargetTokens, verdict: Verdict) -> tuple[TokenLogprob, ...]:
     top = rows.sequence.params.logprobs
     if top is None:
         return ()
     return tuple(
         token_logprob(rows.logits(row), token, top)
-        for row, token in zip(verdict.logits_rows, verdict.tokens, strict=False)  # one row fewer speaks when one failed
+        for row, token in zip(verdict.logits_rows, verdict.tokens, strict=False)  # a failed row emits no token
     )

@@ -1,8 +1,9 @@
-"""Who runs in a step, with how many rows, and what becomes of the result: the only writer of sequences and pages.
+"""Which sequences run in a step, with how many rows, and what is written after it: the only writer of sequences and
+blocks.
 
-A step serves running sequences first (oldest first), then prompt chunks, then new arrivals, within `max_rows`. When
-pages run out, guesses go first, then the youngest sequence is preempted: its pages are given back and its tokens,
-which are kept, are computed again later. Knows no tensors, drafters or distributions.
+A step serves decoding sequences first (oldest first), then prompt chunks, then new arrivals, within `max_rows`. When
+blocks run out, room for guesses is given up first; then the youngest sequence is preempted: its blocks are freed, its
+tokens are kept and computed again later.
 """
 
 from __future__ import annotations
@@ -12,28 +13,29 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from wager.engine.sequence import Ruling, Sequence
+from wager.engine.sequence import Sequence
 from wager.errors import RequestError
 from wager.kernels.base import BLOCK_SIZE
-from wager.kv.blocks import BlockPool
-from wager.types import FinishReason, OutputDelta, Span
+from wager.kv.blocks import BlockPool, blocks_for
+from wager.kv.paged_cache import PagedKVCache
+from wager.types import FinishReason, Outcome, OutputDelta, Span
 
-_LEAST, _FADING = 16, 0.75
-"""One row in so many is kept for guesses beside prompts; and what is left, a step later, of the rows they took."""
+_LEAST_SHARE = 16
+"""While prompts are computed, one row of `max_rows` in so many is left to guesses at least."""
 
-Move = Callable[[str, int, tuple[int, ...]], None]
-"""(sequence, position of the first guess, accepted nodes): bring an accepted tree path to its own positions."""
+_DECAY = 0.75
+"""Of the rows that guesses lately took, what is still expected of them a step later."""
 
 
 class Scheduler:
-    """Continuous batching over a page table.
+    """Continuous batching over a paged cache.
 
-    `guesses` bounds the rows of guesses a span may have; `clock` gives seconds for the sequences' bills.
+    `max_draft_tokens` bounds the guesses of one span; `clock` gives the seconds in the sequences' counters.
     """
 
     def __init__(
         self,
-        block_pool: BlockPool,
+        cache: PagedKVCache,
         *,
         max_rows: int,
         max_sequences: int,
@@ -41,7 +43,7 @@ class Scheduler:
         max_draft_tokens: int,
         clock: Callable[[], float],
     ) -> None:
-        self.block_pool = block_pool
+        self.cache = cache
         self.max_rows = max_rows
         self.max_sequences = min(max_sequences, max_rows)
         self.max_context = max_context
@@ -49,13 +51,30 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._clock = clock
-        self._guessed = 0  # rows that guesses lately took
+        self._recent_draft_rows = 0
         self._sequences: dict[str, Sequence] = {}
 
-    # ---- arrivals and departures -------------------------------------------------------------------------------
+    @property
+    def block_pool(self) -> BlockPool:
+        return self.cache.pool
+
+    @property
+    def sequences(self) -> Mapping[str, Sequence]:
+        """All sequences that wait or run, by sequence id."""
+        return self._sequences
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def block_tables(self, spans: Iterable[Span]) -> dict[str, Seq[int]]:
+        """The blocks of each span's sequence, by sequence id."""
+        return {span.seq_id: self.block_pool.block_table(span.seq_id) for span in spans}
+
+    # ---- arrivals and departures ----------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; refused if it could never fit, even alone."""
+        """Queue a sequence; RequestError if it could never fit, even alone."""
         need = min(sequence.prompt_tokens + sequence.params.max_tokens, self.max_context)
         if sequence.prompt_tokens >= self.max_context:
             raise RequestError(
@@ -63,7 +82,7 @@ class Scheduler:
                 f"{self.max_context}, at least one of them for the answer.",
                 "Shorten the prompt, or raise --max-context if the model allows it.",
             )
-        if -(-need // BLOCK_SIZE) > self.block_pool.num_blocks:
+        if blocks_for(need) > self.block_pool.num_blocks:
             raise RequestError(
                 f"Request {sequence.request.id!r} may grow to {need} tokens; "
                 f"the cache holds {self.block_pool.num_blocks * BLOCK_SIZE}.",
@@ -72,94 +91,87 @@ class Scheduler:
         self._sequences[sequence.id] = sequence
         self.waiting.append(sequence)
 
-    @property
-    def sequences(self) -> Mapping[str, Sequence]:
-        """Everyone who waits or runs, by sequence id."""
-        return self._sequences
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.running or self.waiting)
-
-    def check(self) -> None:
-        """Integrity: every page accounted for, every running sequence covered by its pages."""
-        self.block_pool.check({sequence.id: sequence.num_computed_tokens for sequence in self.running})
-
-    def finish(self, sequence: Sequence) -> None:
-        """Forget a sequence and give its pages back."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
-        self.block_pool.release(sequence.id)
-        del self._sequences[sequence.id]
+    def abort(self, request_id: str) -> list[OutputDelta]:
+        """End all choices of a request; their last outputs."""
+        choices = [s for s in (*self.running, *self.waiting) if s.request.id == request_id]
+        return [self._end(sequence, "abort") for sequence in choices]
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence's pages; it keeps its tokens and comes first among those that wait."""
+        """Free a running sequence's blocks; it keeps its tokens and becomes the first of those that wait."""
         self.running.remove(sequence)
         self.block_pool.release(sequence.id)
         sequence.num_computed_tokens = 0
         sequence.counters.preemptions += 1
         self.waiting.appendleft(sequence)
 
-    # ---- before the pass ----------------------------------------------------------------------------------------
+    def preempt_all(self) -> None:
+        for sequence in list(reversed(self.running)):
+            self.preempt(sequence)
+
+    def check(self) -> None:
+        """Every block accounted for, every running sequence covered by its blocks; raises CacheIntegrityError."""
+        self.block_pool.check({sequence.id: sequence.num_computed_tokens for sequence in self.running})
+
+    # ---- before the pass ------------------------------------------------------------------------------------------
 
     def next(self) -> list[Span]:
-        """Spans of the next step, their pages reserved (room for guesses included). Rooms together may be more than the
-        rows that `left` says are left."""
+        """Spans of the next step, with blocks reserved for their rows and guesses. The spans' `max_draft_tokens`
+        together may be more than `draft_budget`."""
         spans: dict[str, Span] = {}
         decoding = [s for s in self.running if s.num_pending_tokens == 1]
         prompts = [s for s in self.running if s.num_pending_tokens > 1]
-        room = min(self.max_draft_tokens, max(0, self.max_rows // max(1, len(decoding)) - 1))
-        settled = True
+        drafts = min(self.max_draft_tokens, max(0, self.max_rows // max(1, len(decoding)) - 1))
+        enough_blocks = True
         for sequence in decoding:
-            left = self.max_rows - len(spans)  # so far all have one row
-            if left and sequence in self.running:
-                settled &= self._schedule(sequence, left, room, spans)
-        kept = self._reserved_for_drafts(len(decoding), room)
+            rows_left = self.max_rows - len(spans)  # so far each span has one row
+            if rows_left and sequence in self.running:
+                enough_blocks &= self._schedule(sequence, rows_left, drafts, spans)
+        reserved = self._rows_reserved_for_drafts(len(decoding), drafts)
         for sequence in prompts:
-            left = self.left(spans.values()) - kept
-            if left > 0 and sequence in self.running:
-                settled &= self._schedule(sequence, left, room, spans)
-        while settled and self.waiting and len(self.running) < self.max_sequences:
-            left = self.left(spans.values()) - kept
-            if left <= 0 or not self._admit(self.waiting[0]):
+            rows_left = self.draft_budget(spans.values()) - reserved
+            if rows_left > 0 and sequence in self.running:
+                enough_blocks &= self._schedule(sequence, rows_left, drafts, spans)
+        while enough_blocks and self.waiting and len(self.running) < self.max_sequences:
+            rows_left = self.draft_budget(spans.values()) - reserved
+            if rows_left <= 0 or not self._start(self.waiting[0]):
                 break
-            self._schedule(self.running[-1], left, room, spans)
+            self._schedule(self.running[-1], rows_left, drafts, spans)
         return list(spans.values())
 
-    def left(self, spans: Iterable[Span]) -> int:
-        """Rows of the budget that guesses may have beside these spans' known tokens."""
+    def draft_budget(self, spans: Iterable[Span]) -> int:
+        """Rows of the step that these spans' known tokens leave to guesses."""
         return self.max_rows - sum([len(span.tokens) for span in spans])
 
-    def _reserved_for_drafts(self, decoding: int, room: int) -> int:
-        """Rows that prompts leave to guesses: twice what guesses lately took, so that they can grow, and half the
-        budget at most."""
-        least = max(decoding, self.max_rows // _LEAST)
-        return min(room * decoding, max(least, 2 * self._guessed), self.max_rows // 2)
+    def _rows_reserved_for_drafts(self, decoding: int, drafts: int) -> int:
+        """Rows that prompt chunks leave to guesses: twice what guesses lately took, so that they can grow, and half
+        of all rows at most."""
+        least = max(decoding, self.max_rows // _LEAST_SHARE)
+        return min(drafts * decoding, max(least, 2 * self._recent_draft_rows), self.max_rows // 2)
 
-    def _schedule(self, sequence: Sequence, left: int, room: int, spans: dict[str, Span]) -> bool:
-        """Reserve and add the span of one running sequence within `left` rows; False if pages were short."""
-        rows = min(sequence.num_pending_tokens, left)
-        live = rows == sequence.num_pending_tokens
-        room = min(room, self._useful_drafts(sequence)) if live else 0
+    def _schedule(self, sequence: Sequence, rows_left: int, drafts: int, spans: dict[str, Span]) -> bool:
+        """Reserve blocks for a running sequence's span within `rows_left` rows and add it. False if blocks were too
+        few, be it for its guesses alone."""
+        rows = min(sequence.num_pending_tokens, rows_left)
+        needs_logits = rows == sequence.num_pending_tokens
+        drafts = min(drafts, self._useful_drafts(sequence)) if needs_logits else 0
         end = sequence.num_computed_tokens + rows
-        settled = self.block_pool.reserve(sequence.id, end + room)
-        if not settled:
-            room = 0
+        enough_blocks = self.block_pool.reserve(sequence.id, end + drafts)
+        if not enough_blocks:
+            drafts = 0
             if not self._reserve_or_preempt(sequence, end, spans):
                 return False
         tokens = tuple(sequence.tokens[sequence.num_computed_tokens : end])
-        spans[sequence.id] = Span(sequence.id, sequence.num_computed_tokens, tokens, live, room)
-        return settled
+        spans[sequence.id] = Span(sequence.id, sequence.num_computed_tokens, tokens, needs_logits, drafts)
+        return enough_blocks
 
     def _useful_drafts(self, sequence: Sequence) -> int:
-        """Guesses that can still be of use: the bonus token follows the last one."""
+        """Guesses that could still be emitted: the bonus token follows the last one."""
         left = min(sequence.params.max_tokens - sequence.output_tokens, self.max_context - len(sequence.tokens))
         return max(0, left - 1)
 
     def _reserve_or_preempt(self, sequence: Sequence, length: int, spans: dict[str, Span]) -> bool:
-        """Pages for `length` positions, taken from the youngest sequences if need be; False if it fell itself."""
+        """Reserve blocks for `length` positions, preempting the youngest sequences if need be; False if the sequence
+        was preempted itself."""
         while not self.block_pool.reserve(sequence.id, length):
             youngest = self.running[-1]
             self.preempt(youngest)
@@ -168,18 +180,18 @@ class Scheduler:
                 return False
         return True
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Move the first waiting sequence to the running ones, if pages for all its known tokens can be had."""
-        leader = self._sequences.get(sequence.request.id)
-        shares = sequence.choice > 0 and leader is not None and leader in self.running
-        if shares and leader is not None and leader.num_computed_tokens < leader.prompt_tokens:
-            return False  # the first choice computes the prompt for all
-        if -(-(len(sequence.tokens) + 1) // BLOCK_SIZE) > self.block_pool.num_free_blocks:
+    def _start(self, sequence: Sequence) -> bool:
+        """Move the first waiting sequence to the running ones, if there are blocks for all of its known tokens."""
+        first_choice = self._sequences.get(sequence.request.id)
+        forks = sequence.choice > 0 and first_choice is not None and first_choice in self.running
+        if forks and first_choice is not None and first_choice.num_computed_tokens < first_choice.prompt_tokens:
+            return False  # the first choice computes the prompt for all of them
+        if blocks_for(len(sequence.tokens) + 1) > self.block_pool.num_free_blocks:
             return False
         self.waiting.popleft()
         self.running.append(sequence)
-        if shares and leader is not None and sequence.num_computed_tokens == 0:
-            self.block_pool.fork(leader.id, sequence.id, sequence.prompt_tokens - 1)
+        if forks and first_choice is not None and sequence.num_computed_tokens == 0:
+            self.block_pool.fork(first_choice.id, sequence.id, sequence.prompt_tokens - 1)
             sequence.num_computed_tokens = (sequence.prompt_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
         else:
             sequence.num_computed_tokens = self.block_pool.match_prefix(sequence.id, sequence.tokens)
@@ -188,69 +200,79 @@ class Scheduler:
             sequence.counters.cached_tokens = sequence.num_computed_tokens
         return True
 
-    # ---- after the pass -----------------------------------------------------------------------------------------
+    # ---- after the pass -------------------------------------------------------------------------------------------
 
-    def commit(self, spans: Seq[Span], rulings: Mapping[str, Ruling], move: Move) -> list[OutputDelta]:
-        """Write the step's result: append, move accepted paths, register full pages, trim, finish."""
+    def commit(self, spans: Seq[Span], outcomes: Mapping[str, Outcome]) -> list[OutputDelta]:
+        """Write the step's result: append tokens, move accepted paths, register full blocks, trim, finish."""
         now = self._clock()
-        events = []
-        self._guessed = max(sum([ruling.drafted for ruling in rulings.values()]), int(_FADING * self._guessed))
+        drafted = sum([outcome.drafted for outcome in outcomes.values()])
+        self._recent_draft_rows = max(drafted, int(_DECAY * self._recent_draft_rows))
+        failed = [seq_id for seq_id, outcome in outcomes.items() if outcome.error]
+        invalid_blocks = [block for seq_id in failed for block in self.block_pool.block_table(seq_id)]
+        deltas = []
         for span in spans:
             sequence = self._sequences[span.seq_id]
             sequence.num_computed_tokens = span.num_computed_tokens + len(span.tokens)
-            ruling = rulings.get(span.seq_id)
-            if ruling is None:
-                self._register_blocks(sequence)
+            outcome = outcomes.get(span.seq_id)
+            if outcome is None:
+                self._update_blocks(sequence)
             else:
-                events.append(self._apply(sequence, ruling, now, move))
-        return events
+                deltas.append(self._apply(sequence, outcome, now))
+        if invalid_blocks:
+            self.cache.discard(invalid_blocks)
+        return deltas
 
-    def _apply(self, sequence: Sequence, ruling: Ruling, now: float, move: Move) -> OutputDelta:
-        first_guess = len(sequence.tokens)
+    def _apply(self, sequence: Sequence, outcome: Outcome, now: float) -> OutputDelta:
+        known = len(sequence.tokens)
         text = ""
-        finish: FinishReason | None = None
-        for token in ruling.tokens:
-            piece, finish = sequence.append(token, max_context=self.max_context)
+        finish_reason: FinishReason | None = None
+        for token in outcome.verdict.tokens:
+            piece, finish_reason = sequence.append(token, max_context=self.max_context)
             text += piece
-            if finish:
+            if finish_reason:
                 break
-        count = len(sequence.tokens) - first_guess
-        kept = ruling.accepted[:count]
-        move(sequence.id, first_guess, kept)
-        sequence.num_computed_tokens += len(kept)
-        self._register_blocks(sequence)
+        count = len(sequence.tokens) - known
+        accepted = outcome.verdict.accepted[:count]
+        self.cache.compact_path(sequence.id, known, accepted)
+        sequence.num_computed_tokens += len(accepted)
+        self._update_blocks(sequence)
         if count:
-            self._count(sequence, ruling, len(kept), now)
-        news = OutputDelta(
+            self._count(sequence, outcome, len(accepted), now)
+        delta = OutputDelta(
             sequence.request.id,
             sequence.choice,
-            ruling.tokens[:count],
+            outcome.verdict.tokens[:count],
             text,
-            ruling.origins[:count],
-            ruling.logprobs[:count],
+            outcome.drafted_by[:count],
+            outcome.logprobs[:count],
         )
-        if finish:
-            return self.end(sequence, finish, news=news)
-        return self.end(sequence, "error", error=ruling.error, news=news) if ruling.error else news
+        if finish_reason:
+            return self._end(sequence, finish_reason, delta=delta)
+        return self._end(sequence, "error", error=outcome.error, delta=delta) if outcome.error else delta
 
     @staticmethod
-    def _count(sequence: Sequence, ruling: Ruling, accepted: int, now: float) -> None:
-        bill = sequence.counters
-        bill.first_token_at = now if bill.first_token_at < 0 else bill.first_token_at
-        bill.last_token_at = now
-        bill.rounds += 1
-        bill.drafted += ruling.drafted
-        bill.accepted += accepted
+    def _count(sequence: Sequence, outcome: Outcome, accepted: int, now: float) -> None:
+        counters = sequence.counters
+        counters.first_token_at = now if counters.first_token_at < 0 else counters.first_token_at
+        counters.last_token_at = now
+        counters.rounds += 1
+        counters.drafted += outcome.drafted
+        counters.accepted += accepted
 
-    def _register_blocks(self, sequence: Sequence) -> None:
-        """Register pages that are now full and true, and give back those that only guesses needed."""
+    def _update_blocks(self, sequence: Sequence) -> None:
+        """Register blocks that are now full and valid, and free those that only guesses needed."""
         self.block_pool.commit(sequence.id, sequence.tokens, length=sequence.num_computed_tokens)
         self.block_pool.trim(sequence.id, sequence.num_computed_tokens)
 
-    def end(
-        self, sequence: Sequence, finish: FinishReason, *, error: str = "", news: OutputDelta | None = None
+    def _end(
+        self, sequence: Sequence, finish_reason: FinishReason, *, error: str = "", delta: OutputDelta | None = None
     ) -> OutputDelta:
-        """Finish a sequence; its last event, which carries `news` of the step if there is any."""
-        self.finish(sequence)
-        news = news or OutputDelta(sequence.request.id, sequence.choice)
-        return replace(news, finish_reason=finish, error=error, stats=sequence.stats())
+        """Remove a sequence and free its blocks; its last output, which carries `delta` of the step if there is one."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self.block_pool.release(sequence.id)
+        del self._sequences[sequence.id]
+        last = delta or OutputDelta(sequence.request.id, sequence.choice)
+        return replace(last, finish_reason=finish_reason, error=error, stats=sequence.stats())

@@ -1,21 +1,21 @@
-"""One choice of one request while it runs: its tokens, what is cached of them, its text and its bill.
+"""One choice of one request while it runs: its tokens, how many of them are computed, its text and its counters.
 
-Mutable, and written by the scheduler alone. Knows no pages, no tensors and no other sequence.
+Mutable, and written by the scheduler alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from wager.engine.detokenizer import Detokenizer
-from wager.types import FinishReason, Request, SamplingParams, Stats, TokenLogprob
+from wager.types import FinishReason, Request, SamplingParams, Stats
 from wager.verify.distribution import History
 
 
-def sequence_id(request: str, choice: int) -> str:
-    """Choice 0 carries the request's own id; the others add their number."""
-    return request if choice == 0 else f"{request}#{choice}"
+def sequence_id(request_id: str, choice: int) -> str:
+    """Choice 0 has the request's own id; the others add their number."""
+    return request_id if choice == 0 else f"{request_id}#{choice}"
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class SequenceCounters:
 
 
 class Sequence:
-    """State of one choice. `cached` counts the leading tokens whose keys and values are in the cache."""
+    """`num_computed_tokens` counts the leading tokens whose keys and values are in the cache."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Sequence:
         self.history = History(request.prompt, ())
         self.counters = SequenceCounters()
         self._text = text
-        self._ends = frozenset(request.params.stop_token_ids) | (
+        self._stop_ids = frozenset(request.params.stop_token_ids) | (
             frozenset() if request.params.ignore_eos else frozenset(eos)
         )
 
@@ -65,7 +65,7 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Known tokens that are not cached yet; at least one while the sequence lives."""
+        """Known tokens that are not computed yet; at least one while the sequence runs."""
         return len(self.tokens) - self.num_computed_tokens
 
     @property
@@ -77,10 +77,10 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     def append(self, token: int, *, max_context: int) -> tuple[str, FinishReason | None]:
-        """Add one emitted token; its text (which may lag behind) and whether it ends the sequence."""
+        """Add one emitted token. Returns the text that became certain, and why the sequence ends if it does."""
         self.tokens.append(token)
         self.history.append((token,))
-        if token in self._ends:
+        if token in self._stop_ids:
             return self._flush(), "stop"
         text = self._text.push(token) if self._text else ""
         if self._text and self._text.stopped:
@@ -93,34 +93,18 @@ class Sequence:
         return self._text.flush() if self._text else ""
 
     def stats(self) -> Stats:
-        bill = self.counters
-        begun = bill.first_token_at >= 0
+        counters = self.counters
+        started = counters.first_token_at >= 0
         return Stats(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.output_tokens,
             seed=self.seed,
-            cached_tokens=bill.cached_tokens,
-            prefill_s=bill.first_token_at - bill.admitted_at if begun else 0.0,
-            decode_s=bill.last_token_at - bill.first_token_at if begun else 0.0,
-            rounds=bill.rounds,
-            drafted=bill.drafted,
-            accepted=bill.accepted,
-            preemptions=bill.preemptions,
+            cached_tokens=counters.cached_tokens,
+            prefill_s=counters.first_token_at - counters.admitted_at if started else 0.0,
+            decode_s=counters.last_token_at - counters.first_token_at if started else 0.0,
+            rounds=counters.rounds,
+            drafted=counters.drafted,
+            accepted=counters.accepted,
+            preemptions=counters.preemptions,
             drafter=self.drafter,
         )
-
-
-@dataclass(slots=True)
-class Ruling:
-    """What a pass said of one live span: the tokens to emit and what is reported with them.
-
-    `accepted` are the draft's nodes whose keys and values are now true; `error` ends the sequence after those tokens,
-    unless one of them ended it before.
-    """
-
-    tokens: tuple[int, ...] = ()
-    accepted: tuple[int, ...] = ()
-    origins: tuple[str, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = field(default=())
-    drafted: int = 0
-    error: str = ""

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from wager.arch.spec import Experts
+from wager.arch.feed_forward import Experts
 from wager.types import PackedBatch
 
 BLOCK_SIZE = 16
@@ -82,11 +82,11 @@ class Routing:
 
     @classmethod
     def allocate(cls, how: Experts, *, max_rows: int, hidden: int, act: torch.dtype) -> Routing:
-        choices = max_rows * how.chosen
+        choices = max_rows * how.active
         return cls(
             torch.empty(max_rows, how.count),
-            torch.zeros(max_rows, how.chosen, dtype=torch.int32),
-            torch.empty(max_rows, how.chosen),
+            torch.zeros(max_rows, how.active, dtype=torch.int32),
+            torch.empty(max_rows, how.active),
             torch.zeros(choices + 2 * how.count + 2, dtype=torch.int32),
             torch.empty(choices, hidden, dtype=act),
             torch.empty(choices, how.width, dtype=act),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wager.arch.spec import Experts
+from wager.arch.feed_forward import Experts
 from wager.errors import CacheIntegrityError, ModelError
 from wager.kernels import _native
 from wager.kernels.base import Inputs, Routing, Rows
@@ -100,26 +100,27 @@ class CpuTape:
         if how.count > MAX_EXPERTS:
             raise ModelError(f"{how.count} experts are more than the {MAX_EXPERTS} the native kernels serve.")
         hidden = x.shape[-1]
-        choice = (how.count, how.chosen, how.groups, how.top_groups, how.group_best)
+        gating = how.gating
+        choice = (how.count, how.active, gating.groups, gating.top_groups, gating.group_best)
         self._tape.route(
             self._buffer("x", x, torch.bfloat16, hidden),
             self._take("router", weight, torch.float32, (how.count, hidden)),
             0 if bias is None else self._take("correction", bias, torch.float32, (how.count,)),
             hidden,
-            (*choice, how.score == "sigmoid", how.normalised),
-            how.scale,
+            (*choice, gating.score == "sigmoid", gating.normalised),
+            gating.scale,
             self._buffer("logits", to.logits, torch.float32, how.count),
-            self._buffer("ids", to.ids, torch.int32, how.chosen),
-            self._buffer("shares", to.shares, torch.float32, how.chosen),
+            self._buffer("ids", to.ids, torch.int32, how.active),
+            self._buffer("shares", to.shares, torch.float32, how.active),
         )
 
     def experts(self, x: Tensor, weight: PackedExperts, how: Experts, routing: Routing, out: Tensor) -> None:
         if (weight.count, weight.width) != (how.count, how.width):
             raise ModelError(f"{weight.count} experts of {weight.width} are packed, not {how.count} of {how.width}.")
-        choices = len(routing.ids) * how.chosen
+        choices = len(routing.ids) * how.active
         buffers = (
-            self._buffer("ids", routing.ids, torch.int32, how.chosen),
-            self._buffer("shares", routing.shares, torch.float32, how.chosen),
+            self._buffer("ids", routing.ids, torch.int32, how.active),
+            self._buffer("shares", routing.shares, torch.float32, how.active),
             self._take("groups", routing.groups, torch.int32, (choices + 2 * how.count + 2,)),
             self._take("gathered", routing.gathered, torch.bfloat16, (choices, weight.hidden)),
             self._take("inner", routing.inner, torch.bfloat16, (choices, weight.width)),
@@ -128,7 +129,7 @@ class CpuTape:
         target = self._buffer("out", out, torch.float32, weight.hidden)
         self._kept.append(weight)
         blocks = (weight.into.address, weight.down.address)
-        sizes = (weight.hidden, weight.width, how.count, how.chosen, len(routing.ids))
+        sizes = (weight.hidden, weight.width, how.count, how.active, len(routing.ids))
         self._tape.experts(source, *blocks, *sizes, buffers, target)
 
     def latent(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from wager.arch.spec import Experts
+from wager.arch.feed_forward import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels.base import BLOCK_SIZE, Inputs, Routing, Rows
 from wager.kernels.noise import argmax_gumbel

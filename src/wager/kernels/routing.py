@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wager.arch.spec import Experts
+from wager.arch.feed_forward import Experts
 
 
 def choose(logits: Tensor, bias: Tensor | None, how: Experts) -> tuple[Tensor, Tensor]:
@@ -16,24 +16,25 @@ def choose(logits: Tensor, bias: Tensor | None, how: Experts) -> tuple[Tensor, T
 
     Ties go to the lowest id, of groups and of experts: see kernels.base.Tape.route.
     """
-    scores = torch.sigmoid(logits) if how.score == "sigmoid" else torch.softmax(logits, dim=0)
-    merit = scores if how.score == "sigmoid" else logits
+    gating = how.gating
+    scores = torch.sigmoid(logits) if gating.score == "sigmoid" else torch.softmax(logits, dim=0)
+    merit = scores if gating.score == "sigmoid" else logits
     if bias is not None:
         merit = merit + bias
-    if how.groups > 1:
-        grouped = merit.view(how.groups, -1)
-        best = grouped.sort(dim=1, descending=True).values[:, : how.group_best].sum(dim=1)
-        allowed = torch.zeros(how.groups, dtype=torch.bool)
-        allowed[_best(best, how.top_groups)] = True
+    if gating.groups > 1:
+        grouped = merit.view(gating.groups, -1)
+        best = grouped.sort(dim=1, descending=True).values[:, : gating.group_best].sum(dim=1)
+        allowed = torch.zeros(gating.groups, dtype=torch.bool)
+        allowed[_best(best, gating.top_groups)] = True
         merit = torch.where(allowed[:, None], grouped, -torch.inf).flatten()
-    ids = _best(merit, how.chosen)
+    ids = _best(merit, how.active)
     shares = scores[ids]
-    if how.normalised:
+    if gating.normalised:
         total = shares[0]
         for share in shares[1:]:
             total = total + share
         shares = shares / (total + 1e-20)
-    return ids, shares * how.scale
+    return ids, shares * gating.scale
 
 
 def _best(values: Tensor, count: int) -> Tensor:

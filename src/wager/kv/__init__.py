@@ -1,5 +1,1 @@
-"""Where keys and values live: page accounting. The tensors themselves belong to the kernels' cache."""
-
-from wager.kv.blocks import BlockPool
-
-__all__ = ["BlockPool"]
+"""Where keys and values live: the accounting of blocks, and the moves of accepted tree paths between them."""

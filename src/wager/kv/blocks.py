@@ -1,12 +1,13 @@
-"""Which sequence holds which page of the cache, and which pages can be shared: integers only.
+"""The blocks of the KV cache: which sequence holds which, which are free, which can be shared. Integers only.
 
-Knows no tensors, no model and no scheduler. Pages hold PAGE tokens. Only a page that is *full and committed* (every one
-of its tokens is known and its keys and values are computed) is ever shared, and it is never written again; so there is
-no copy-on-write. Shareable pages form a trie: a page is registered under (page before it, its tokens), an exact key
-that no two prompts can collide on.
+A block holds the keys and values of BLOCK_SIZE tokens. Only a block that is *full and committed* (all of its tokens are
+known, their keys and values computed) is ever shared, and it is never written again; so there is no copy-on-write.
+Shareable blocks form a trie: a block is registered under (block before it, its tokens), an exact key on which no two
+prompts collide.
 
-The trie has one invariant: while a page is registered, so is the page before it. It holds because a sequence holds
-all pages of its prefix, and because pages nobody holds are evicted least recently released first, children first.
+Invariant of the trie: while a block is registered, so is the block before it. It holds because a sequence holds all
+blocks of its prefix, and because blocks that no sequence holds are evicted least recently released first, children
+first.
 """
 
 from __future__ import annotations
@@ -20,252 +21,263 @@ from wager.errors import CacheIntegrityError, UsageError
 from wager.kernels.base import BLOCK_SIZE
 
 _ROOT = -1
-"""The page before the first one."""
+"""The block before the first one."""
 
 _Key = tuple[int, tuple[int, ...]]
 
 
 @dataclass(slots=True)
 class _BlockTable:
-    """Pages of one sequence in path order; the first `full` of them are full and committed."""
+    """Blocks of one sequence in the order of its positions; the first `num_committed` are full and committed."""
 
     blocks: list[int] = field(default_factory=list)
     num_committed: int = 0
 
 
 class BlockPool:
-    """Accounts for `pages` pages. A page is free, or idle (registered, held by nobody), or held by sequences.
+    """Accounts for `num_blocks` blocks. Each is free, or evictable (registered, held by no sequence), or held.
 
-    With `prefix_cache`, committed pages are registered and can be attached by later sequences with the same prefix;
-    a sequence that computed a page someone had registered already gives its own copy back and holds the registered
-    one (their contents are equal bit for bit, because every row is computed by one fixed order of operations).
-    All costs are per page touched; `commit` costs a comparison until a page fills.
+    With `prefix_cache`, committed blocks are registered and can be attached by later sequences with the same prefix.
+    A sequence that computed a block that was registered already gives its own copy back and holds the registered one:
+    their contents are equal bit for bit, because every row is computed in one fixed order of operations.
+    Costs are proportional to the blocks touched; `commit` costs one comparison until a block fills.
     """
 
     def __init__(self, num_blocks: int, *, prefix_cache: bool) -> None:
         if num_blocks < 1:
-            raise UsageError(f"A cache of {num_blocks} pages holds nothing.", "Give it at least one page.")
-        self._total = num_blocks
+            raise UsageError(f"A cache of {num_blocks} blocks holds nothing.", "Give it at least one block.")
+        self._num_blocks = num_blocks
         self._prefix_cache = prefix_cache
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        self._holders = [0] * num_blocks
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._ref_counts = [0] * num_blocks
         self._keys: list[_Key | None] = [None] * num_blocks
-        self._trie: dict[_Key, int] = {}
-        self._sequences: dict[str, _BlockTable] = {}
+        self._prefix_index: dict[_Key, int] = {}
+        self._tables: dict[str, _BlockTable] = {}
 
     @property
     def num_blocks(self) -> int:
-        """Pages in all."""
-        return self._total
+        """All blocks, free or not."""
+        return self._num_blocks
 
     @property
     def num_free_blocks(self) -> int:
-        """Pages that can be had now, idle ones included."""
-        return len(self._free) + len(self._idle)
+        """Blocks that can be reserved now, evictable ones included."""
+        return len(self._free) + len(self._evictable)
 
-    def block_table(self, sequence: str) -> Sequence[int]:
-        """Pages of a sequence in path order (empty if it holds none). Valid until the next call on the sequence."""
-        holding = self._sequences.get(sequence)
-        return holding.blocks if holding else ()
+    def block_table(self, seq_id: str) -> Sequence[int]:
+        """Blocks of a sequence in the order of its positions, empty if it holds none; valid until its next change."""
+        table = self._tables.get(seq_id)
+        return table.blocks if table else ()
 
-    def is_held(self, page: int) -> bool:
-        """Whether any sequence holds the page."""
-        return self._holders[page] > 0
+    def is_held(self, block: int) -> bool:
+        """Whether any sequence holds the block."""
+        return self._ref_counts[block] > 0
 
     def match_prefix(self, seq_id: str, tokens: Sequence[int]) -> int:
-        """Attach the registered pages that hold a prefix of `tokens`; return how many tokens they hold.
+        """Attach the registered blocks that hold a prefix of `tokens`; return how many tokens they hold.
 
-        At least the last token is left to compute, since its logits are wanted. Raises CacheIntegrityError if the
-        sequence holds pages already.
+        At least the last token is left to compute, since its logits are needed. Raises CacheIntegrityError if the
+        sequence holds blocks already.
         """
         if self.block_table(seq_id):
-            raise CacheIntegrityError(f"Sequence {seq_id!r} already holds pages.", "Match before reserving.")
-        holding = self._sequences[seq_id] = _BlockTable()
+            raise CacheIntegrityError(f"Sequence {seq_id!r} already holds blocks.", "Match before reserving.")
+        table = self._tables[seq_id] = _BlockTable()
         before = _ROOT
         for start in range(0, len(tokens) - BLOCK_SIZE, BLOCK_SIZE):
-            page = self._trie.get((before, tuple(tokens[start : start + BLOCK_SIZE])))
-            if page is None:
+            block = self._prefix_index.get((before, tuple(tokens[start : start + BLOCK_SIZE])))
+            if block is None:
                 break
-            self._hold(page)
-            holding.blocks.append(page)
-            before = page
-        holding.num_committed = len(holding.blocks)
-        return holding.num_committed * BLOCK_SIZE
+            self._reference(block)
+            table.blocks.append(block)
+            before = block
+        table.num_committed = len(table.blocks)
+        return table.num_committed * BLOCK_SIZE
 
     def reserve(self, seq_id: str, length: int) -> bool:
-        """Make the sequence's pages cover `length` positions: all or nothing, False if there are too few pages."""
-        holding = self._sequences.get(seq_id)
-        missing = blocks_for(length) - (len(holding.blocks) if holding else 0)
+        """Make the sequence's blocks cover `length` positions: all or nothing, False if there are too few blocks."""
+        table = self._tables.get(seq_id)
+        missing = blocks_for(length) - (len(table.blocks) if table else 0)
         if missing > self.num_free_blocks:
             return False
-        if holding is None:
-            holding = self._sequences[seq_id] = _BlockTable()
+        if table is None:
+            table = self._tables[seq_id] = _BlockTable()
         for _ in range(missing):
-            page = self._free.pop() if self._free else self._evict()
-            self._holders[page] = 1
-            holding.blocks.append(page)
+            block = self._free.pop() if self._free else self._evict()
+            self._ref_counts[block] = 1
+            table.blocks.append(block)
         return True
 
     def trim(self, seq_id: str, length: int) -> None:
-        """Give back the pages beyond `length` positions.
+        """Give back the blocks beyond `length` positions.
 
-        Raises CacheIntegrityError if `length` lies inside a committed page: it may be shared, so it stays as it is.
+        Raises CacheIntegrityError if `length` lies inside a committed block: it may be shared, so it stays as it is.
         """
-        holding = self._sequences.get(seq_id)
-        if holding is None:
+        table = self._tables.get(seq_id)
+        if table is None:
             return
-        if length < holding.num_committed * BLOCK_SIZE and length % BLOCK_SIZE:
+        if length < table.num_committed * BLOCK_SIZE and length % BLOCK_SIZE:
             raise CacheIntegrityError(
                 f"Sequence {seq_id!r} cannot be cut to {length} positions: "
-                f"{holding.num_committed * BLOCK_SIZE} are committed.",
-                "Cut at a page boundary, or release the sequence and start it again.",
+                f"{table.num_committed * BLOCK_SIZE} are committed.",
+                "Cut at a block boundary, or release the sequence and start it again.",
             )
         keep = blocks_for(length)
-        while len(holding.blocks) > keep:
-            self._drop(holding.blocks.pop())
-        holding.num_committed = min(holding.num_committed, keep)
+        while len(table.blocks) > keep:
+            self._dereference(table.blocks.pop())
+        table.num_committed = min(table.num_committed, keep)
 
     def commit(self, seq_id: str, tokens: Sequence[int], *, length: int | None = None) -> None:
-        """Declare the first `length` of `tokens` (None: all) known and computed; full pages become shareable.
+        """Declare the first `length` of `tokens` (None: all) known and computed; full blocks become shareable.
 
-        `tokens` starts at the sequence's first position. Raises CacheIntegrityError if the pages do not reach so far.
+        `tokens` starts at the sequence's first position. Raises CacheIntegrityError if the blocks do not reach so far.
         """
-        holding = self._sequences[seq_id]
+        table = self._tables[seq_id]
         full = (len(tokens) if length is None else length) // BLOCK_SIZE
-        if full <= holding.num_committed:
+        if full <= table.num_committed:
             return
-        if full > len(holding.blocks):
+        if full > len(table.blocks):
             raise CacheIntegrityError(
-                f"Sequence {seq_id!r} commits {full} pages but holds {len(holding.blocks)}.", "Reserve them first."
+                f"Sequence {seq_id!r} commits {full} blocks but holds {len(table.blocks)}.", "Reserve them first."
             )
         if self._prefix_cache:
-            for index in range(holding.num_committed, full):
-                self._register(holding, index, tuple(tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]))
-        holding.num_committed = full
+            for index in range(table.num_committed, full):
+                self._register(table, index, tuple(tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]))
+        table.num_committed = full
 
     def fork(self, source: str, target: str, length: int) -> None:
-        """Let a new sequence share the source's full pages below `length` positions; the rest it computes itself.
+        """Let a new sequence share the source's full blocks below `length` positions; the rest it computes itself.
 
-        Raises CacheIntegrityError if `target` holds pages already or those pages are not committed.
+        Raises CacheIntegrityError if `target` holds blocks already or those blocks are not committed.
         """
         count = length // BLOCK_SIZE
-        holding = self._sequences.get(source) or _BlockTable()
+        table = self._tables.get(source) or _BlockTable()
         if self.block_table(target):
-            raise CacheIntegrityError(f"Sequence {target!r} already holds pages.", "Fork into a new sequence.")
-        if count > holding.num_committed:
+            raise CacheIntegrityError(f"Sequence {target!r} already holds blocks.", "Fork into a new sequence.")
+        if count > table.num_committed:
             raise CacheIntegrityError(
-                f"Sequence {source!r} has {holding.num_committed} committed pages; {count} were to be shared.",
+                f"Sequence {source!r} has {table.num_committed} committed blocks; {count} were to be shared.",
                 "Commit first.",
             )
-        shared = holding.blocks[:count]
-        for page in shared:
-            self._hold(page)
-        self._sequences[target] = _BlockTable(shared, count)
+        shared = table.blocks[:count]
+        for block in shared:
+            self._reference(block)
+        self._tables[target] = _BlockTable(shared, count)
 
     def release(self, seq_id: str) -> None:
-        """Give everything back; registered pages stay attachable until they are evicted. Unknown sequences: nothing."""
-        holding = self._sequences.pop(seq_id, None)
-        if holding is not None:
-            for page in reversed(holding.blocks):  # the last pages are evicted first
-                self._drop(page)
+        """Free a sequence's blocks; registered ones stay attachable until evicted. Unknown sequences are ignored."""
+        table = self._tables.pop(seq_id, None)
+        if table is not None:
+            for block in reversed(table.blocks):  # the last blocks are evicted first
+                self._dereference(block)
 
     def reset_prefix_cache(self) -> None:
-        """Free every idle page, so that nothing computed before can be attached any more (after a failed pass)."""
-        while self._idle:
+        """Free every evictable block, so that nothing computed before can be attached any more."""
+        while self._evictable:
             self._free.append(self._evict())
 
     def check(self, lengths: Mapping[str, int] | None = None) -> None:
-        """Raise CacheIntegrityError on any contradiction; O(pages), meant for idle moments and tests.
+        """Raise CacheIntegrityError on any contradiction; O(blocks), meant for idle moments and tests.
 
-        `lengths` gives the cached positions of every sequence that should exist: a missing page, an unknown sequence
-        or a forgotten one is a contradiction too.
+        `lengths` gives the cached positions of every sequence that should exist: a missing block, an unknown sequence
+        or one that was never released is a contradiction too.
         """
-        held = Counter(page for holding in self._sequences.values() for page in holding.blocks)
-        states = Counter(chain(self._free, self._idle, held))
-        for page in range(self._total):
-            self._check_page(page, states[page], held[page])
-        _require(len(self._trie) == sum(key is not None for key in self._keys), "The trie names unknown pages.")
-        self._check_trie_order()
-        for name, holding in self._sequences.items():
-            self._check_holding(name, holding, held)
+        held = Counter(block for table in self._tables.values() for block in table.blocks)
+        states = Counter(chain(self._free, self._evictable, held))
+        for block in range(self._num_blocks):
+            self._check_block(block, states[block], held[block])
+        _require(
+            len(self._prefix_index) == sum(key is not None for key in self._keys), "The trie names unknown blocks."
+        )
+        self._check_prefix_order()
+        for name, table in self._tables.items():
+            self._check_table(name, table, held)
         if lengths is not None:
-            stray = set(lengths) ^ set(self._sequences)
+            stray = set(lengths) ^ set(self._tables)
             _require(not stray, f"Sequences {sorted(stray)} are held but not running, or running but not held.")
             for name, length in lengths.items():
-                short = len(self._sequences[name].blocks) < blocks_for(length)
-                _require(not short, f"Sequence {name!r} caches {length} positions but has too few pages.")
+                short = len(self._tables[name].blocks) < blocks_for(length)
+                _require(not short, f"Sequence {name!r} caches {length} positions but has too few blocks.")
 
-    def _check_page(self, page: int, states: int, held: int) -> None:
-        _require(states == 1, f"Page {page} is in {states} states instead of one.")
-        _require(self._holders[page] == held, f"Page {page} counts {self._holders[page]} holders but has {held}.")
-        key = self._keys[page]
-        _require(key is None or self._trie.get(key) == page, f"Page {page} is not what the trie has under its key.")
-        _require(page not in self._idle or key is not None, f"Page {page} is idle but not registered.")
-        _require(key is None or held > 0 or page in self._idle, f"Page {page} is free but registered.")
+    def _check_block(self, block: int, states: int, held: int) -> None:
+        _require(states == 1, f"Block {block} is in {states} states instead of one.")
+        _require(
+            self._ref_counts[block] == held,
+            f"Block {block} counts {self._ref_counts[block]} references but has {held}.",
+        )
+        key = self._keys[block]
+        _require(
+            key is None or self._prefix_index.get(key) == block,
+            f"Block {block} is not what the trie has under its key.",
+        )
+        _require(block not in self._evictable or key is not None, f"Block {block} is evictable but not registered.")
+        _require(key is None or held > 0 or block in self._evictable, f"Block {block} is free but registered.")
 
-    def _check_trie_order(self) -> None:
-        order = {page: rank for rank, page in enumerate(self._idle)}
-        for (before, _), page in self._trie.items():
+    def _check_prefix_order(self) -> None:
+        order = {block: rank for rank, block in enumerate(self._evictable)}
+        for (before, _), block in self._prefix_index.items():
             if before == _ROOT:
                 continue
-            _require(self._keys[before] is not None, f"Page {page} is registered but the page before it is not.")
-            outlived = page in order and before in order and order[before] < order[page]
-            _require(not outlived, f"Page {before} would be evicted before page {page}, which follows it.")
-            _require(page in order or before not in order, f"Page {page} is held but page {before} before it is not.")
+            _require(self._keys[before] is not None, f"Block {block} is registered but the block before it is not.")
+            early = block in order and before in order and order[before] < order[block]
+            _require(not early, f"Block {before} would be evicted before block {block}, which follows it.")
+            _require(
+                block in order or before not in order, f"Block {block} is held but block {before} before it is not."
+            )
 
-    def _check_holding(self, name: str, holding: _BlockTable, held: Counter[int]) -> None:
-        _require(len(set(holding.blocks)) == len(holding.blocks), f"Sequence {name!r} holds a page twice.")
-        _require(holding.num_committed <= len(holding.blocks), f"Sequence {name!r} committed pages it does not hold.")
+    def _check_table(self, name: str, table: _BlockTable, held: Counter[int]) -> None:
+        _require(len(set(table.blocks)) == len(table.blocks), f"Sequence {name!r} holds a block twice.")
+        _require(table.num_committed <= len(table.blocks), f"Sequence {name!r} committed blocks it does not hold.")
         before = _ROOT
-        for index, page in enumerate(holding.blocks):
-            key = self._keys[page]
-            if index >= holding.num_committed:
-                _require(held[page] == 1, f"Page {page} of {name!r} is shared but not committed.")
-                _require(key is None, f"Page {page} of {name!r} is registered but not committed.")
+        for index, block in enumerate(table.blocks):
+            key = self._keys[block]
+            if index >= table.num_committed:
+                _require(held[block] == 1, f"Block {block} of {name!r} is shared but not committed.")
+                _require(key is None, f"Block {block} of {name!r} is registered but not committed.")
             elif self._prefix_cache:
-                _require(key is not None and key[0] == before, f"Page {page} of {name!r} is registered out of order.")
-            before = page
+                _require(key is not None and key[0] == before, f"Block {block} of {name!r} is registered out of order.")
+            before = block
 
-    def _register(self, holding: _BlockTable, index: int, tokens: tuple[int, ...]) -> None:
-        key = (holding.blocks[index - 1] if index else _ROOT, tokens)
-        own = holding.blocks[index]
-        page = self._trie.setdefault(key, own)
-        if page == own:
+    def _register(self, table: _BlockTable, index: int, tokens: tuple[int, ...]) -> None:
+        key = (table.blocks[index - 1] if index else _ROOT, tokens)
+        own = table.blocks[index]
+        block = self._prefix_index.setdefault(key, own)
+        if block == own:
             self._keys[own] = key
         else:
-            self._hold(page)
-            self._drop(own)
-            holding.blocks[index] = page
+            self._reference(block)
+            self._dereference(own)
+            table.blocks[index] = block
 
-    def _hold(self, page: int) -> None:
-        self._holders[page] += 1
-        self._idle.pop(page, None)
+    def _reference(self, block: int) -> None:
+        self._ref_counts[block] += 1
+        self._evictable.pop(block, None)
 
-    def _drop(self, page: int) -> None:
-        self._holders[page] -= 1
-        if self._holders[page]:
+    def _dereference(self, block: int) -> None:
+        self._ref_counts[block] -= 1
+        if self._ref_counts[block]:
             return
-        if self._keys[page] is None:
-            self._free.append(page)
+        if self._keys[block] is None:
+            self._free.append(block)
         else:
-            self._idle[page] = None
+            self._evictable[block] = None
 
     def _evict(self) -> int:
-        page, _ = self._idle.popitem(last=False)
-        key = self._keys[page]
+        block, _ = self._evictable.popitem(last=False)
+        key = self._keys[block]
         if key is not None:
-            del self._trie[key]
-        self._keys[page] = None
-        return page
+            del self._prefix_index[key]
+        self._keys[block] = None
+        return block
 
 
 def blocks_for(length: int) -> int:
+    """How many blocks cover `length` positions."""
     return -(-length // BLOCK_SIZE)
 
 
-def _require(ok: bool, message: str) -> None:
-    if not ok:
+def _require(condition: bool, message: str) -> None:
+    if not condition:
         raise CacheIntegrityError(
             message, "This is a defect in wager: please report it, with the command that led here."
         )

@@ -1,4 +1,4 @@
-"""Models: what they are (spec), where their tensors lie (weights), how they compute (transformer) and read (tokenizer).
+"""Models on disk and in memory: fetching, tensors and weights, the decoder, tokenizers and chat templates.
 
-Knows kernels only through kernels/base.py; knows no engine, no drafter, no cache accounting.
+Kernels are used through kernels/base.py only.
 """

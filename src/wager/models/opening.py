@@ -1,7 +1,4 @@
-"""A model by the name people give it: where it is from, its weights and its tokenizer.
-
-Knows no engine; what lies at a path, weights.py and tokenizer.py find out.
-"""
+"""Opens a model by path or name: its place on disk, its weights and its tokenizer."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from wager.models.weights import Weights, open_weights
 
 
 def open_model(model: str) -> tuple[Path, Weights, Tokenizer]:
-    """A model by path or name, its tensors checked and not yet read; a random one is made up. WagerError says what is
-    not known, missing or damaged."""
-    if random_models.named(model):
+    """A model by path or name (fetched if need be), its tensors checked and not yet read; `random:` models are
+    generated. WagerError names what is not known, missing or damaged."""
+    if random_models.is_random(model):
         return Path(model), *random_models.make(model)
     path = hub.resolve(model)
     return path, open_weights(path), Tokenizer.load(path)

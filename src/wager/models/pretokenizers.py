@@ -1,6 +1,6 @@
-"""How byte-level vocabularies cut text before merging, by the name a GGUF file gives (`tokenizer.ggml.pre`).
+"""Pre-tokenizers of byte-level vocabularies by the name in a GGUF file (`tokenizer.ggml.pre`).
 
-Each row is what the model's own tokenizer does: the cuts its merges were learned with. Knows no vocabulary.
+Each row splits text as the model's own tokenizer does, for which its merges were trained.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way to cut.
+    """How text is split before merging.
 
-    `cuts` are applied one after the other, every match becoming a piece of its own. `whole_words`: a piece that is
-    itself a token is taken without merging. `nfc`: text is normalised first. `add_bos` holds where the file is silent.
+    `cuts` are regular expressions, applied one after the other; every match becomes a piece of its own. `whole_words`:
+    a piece that is itself a token is taken without merging. `nfc`: text is normalised to NFC first. `add_bos` is the
+    default where the file does not say.
     """
 
     cuts: tuple[str, ...]
@@ -66,6 +67,6 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     if name not in PRE_TOKENIZERS:
         raise TokenizerError(
             f"The pre-tokenizer {name!r} is not supported.",
-            f"Supported are: {', '.join(PRE_TOKENIZERS)}. The model's Hugging Face directory carries its own.",
+            f"Supported are: {', '.join(PRE_TOKENIZERS)}. The model's Hugging Face directory has its own.",
         )
     return PRE_TOKENIZERS[name]

@@ -1,8 +1,8 @@
 """Models of realistic proportions with random weights, for measuring: `random:FAMILY:SIZE`.
 
-Nothing is fetched: the shape is a row of a table, the weights come from a seed, the tokenizer knows bytes. What such a
-model writes means nothing; what a pass of it costs is what a trained model of its shape costs, with experts chosen
-almost uniformly. Knows no engine.
+Nothing is fetched: the shape is a row of a table, the weights come from a seed, the tokenizer has one token per byte.
+The text of such a model means nothing; a pass costs what it costs with a trained model of the same shape whose experts
+are chosen almost uniformly.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from wager.arch.families import spec_from_config
+from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
-from wager.models.tokenizer import Tokenizer, TokenizerParts, byte_alphabet
+from wager.models.tokenizer import Tokenizer, byte_alphabet
+from wager.models.tokenizer_parts import TokenizerParts
 from wager.models.weights import Weights, random_weights
 
 PREFIX = "random:"
@@ -95,7 +96,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
         },
     ),
 }  # fmt: skip
-"""Family -> its architecture, and by size the configuration keys of a model of that many parameters, about.
+"""Family -> its architecture, and by size the configuration keys of a model of about that many parameters.
 
 135m, 1b (llama), 0.6b and 1.7b (qwen3) are the shapes of SmolLM2-135M, Llama-3.2-1B, Qwen3-0.6B and 1.7B. The mixtures
 keep the proportions of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 (experts to choose from, their width to the hidden
@@ -103,45 +104,45 @@ size, groups, latent to hidden size) at a size that a small machine holds; vocab
 """
 
 
-def named(model: str) -> bool:
-    """Whether this is the name of a random model, known or not."""
+def is_random(model: str) -> bool:
+    """Whether this is the name of a random model, of a known family and size or not."""
     return model.startswith(PREFIX)
 
 
 def make(model: str) -> tuple[Weights, Tokenizer]:
     """Weights and tokenizer of `random:FAMILY:SIZE`. ModelError names a family or a size that is not known."""
-    spec = shape(model)
-    return random_weights(spec, 0), tokenizer(spec.vocab, where=model)
+    spec = spec_of(model)
+    return random_weights(spec, 0), byte_tokenizer(spec.vocab, where=model)
 
 
-def shape(model: str) -> ModelSpec:
-    """The shape alone; errors as `make`."""
+def spec_of(model: str) -> ModelSpec:
+    """The spec alone; errors as `make`."""
     family, _, size = model.removeprefix(PREFIX).partition(":")
     if family not in MODELS:
         raise ModelError(f"There is no random model of family {family!r}.", f"Families are: {', '.join(MODELS)}.")
     architecture, sizes = MODELS[family]
     if size not in sizes:
         raise ModelError(f"There is no random {family} of size {size!r}.", f"Sizes are: {', '.join(sizes)}.")
-    return spec_from_config({"architectures": [architecture], **sizes[size]})
+    return read_config({"architectures": [architecture], **sizes[size]}, name=model, runnable=True)
 
 
-def tokenizer(vocab: int, *, where: str) -> Tokenizer:
-    """One token per byte for what goes in; of the other ids, the last ends a text and each spells its own number."""
+def byte_tokenizer(vocab: int, *, where: str) -> Tokenizer:
+    """A tokenizer that encodes one token per byte; of the other ids, the last is EOS and each spells its own number."""
     spelled = byte_alphabet()
     spelled |= {f"\u0120{i}": i for i in range(256, vocab - 1)}  # U+0120 stands for a space
     backend = Backend(BPE({**spelled, _END: vocab - 1}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.add_special_tokens([AddedToken(_END, normalized=False, special=True)])
-    ends = vocab - 1
+    eos = vocab - 1
     return Tokenizer(
         TokenizerParts(
             backend=backend,
             spelling="byte-level",
             vocab_size=vocab,
-            eos_ids=(ends,),
+            eos_ids=(eos,),
             where=where,
-            special=frozenset({ends}),
-            literal=frozenset({ends}),
+            special=frozenset({eos}),
+            literal=frozenset({eos}),
             named={"eos_token": _END},
             chat_template=_TEMPLATE,
         )

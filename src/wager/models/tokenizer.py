@@ -1,7 +1,7 @@
 """Text to token ids and back, chat messages to text.
 
-The `tokenizers` library encodes; decoding is bytes joined and read as UTF-8, so that text can be streamed token by
-token and is the same text. Knows nothing of the model's tensors.
+The `tokenizers` library encodes. Decoding joins the tokens' bytes and reads them as UTF-8, so that text streamed token
+by token equals the text decoded at once.
 """
 
 from __future__ import annotations
@@ -9,23 +9,19 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from tokenizers import Tokenizer as Backend
+from typing import Any
 
 from wager.errors import RequestError, TokenizerError
 from wager.models.chat_template import render
-
-Spelling = Literal["byte-level", "sentencepiece"]
-"""How the vocabulary writes bytes: one stand-in character each, or as they are with ▁ for a space and <0xNN>."""
+from wager.models.tokenizer_files import read_parts
+from wager.models.tokenizer_parts import TokenizerParts
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The stand-in character of every byte in a byte-level vocabulary (GPT-2): printable Latin-1 characters stand for
+    """The character for every byte in a byte-level vocabulary (GPT-2): printable Latin-1 characters stand for
     themselves, the others, in order, for the characters from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -35,28 +31,8 @@ def byte_alphabet() -> dict[str, int]:
 _BYTES = byte_alphabet()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerParts:
-    """What a tokenizer is made of, wherever it was read from.
-
-    `special` ids are left out of decoded text, `literal` ids are spelled as they are, `spaced` says that encoding puts
-    a space before the text, which decoding takes away again. `named` are the special tokens a chat template may use.
-    """
-
-    backend: Backend
-    spelling: Spelling
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    where: str
-    special: frozenset[int] = frozenset()
-    literal: frozenset[int] = frozenset()
-    spaced: bool = False
-    named: Mapping[str, str] = field(default_factory=dict)
-    chat_template: str | None = None
-
-
 class Tokenizer:
-    """A model's tokenizer. `vocab_size` counts the ids it knows, `eos_ids` are those that end a text."""
+    """A model's tokenizer. `vocab_size` is the number of its ids, `eos_ids` are those that end a text."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
@@ -72,8 +48,6 @@ class Tokenizer:
 
         TokenizerError names what is absent, damaged or not supported.
         """
-        from wager.models.tokenizer_files import read_parts
-
         return cls(read_parts(Path(path)))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -87,7 +61,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"The text holds half a character ({text[error.start]!r}) at {error.start}.", "Give valid Unicode."
+                f"The text has half a character ({text[error.start]!r}) at {error.start}.", "Give valid Unicode."
             ) from error
         return list(self._parts.backend.encode(text, add_special_tokens=special).ids)
 
@@ -97,14 +71,14 @@ class Tokenizer:
         return "".join([stream.push(token) for token in ids]) + stream.flush()
 
     def token(self, token_id: int) -> str:
-        """The token as the vocabulary spells it; empty for an id it does not know."""
+        """The token as the vocabulary spells it; empty for an id outside the vocabulary."""
         return self._parts.backend.id_to_token(token_id) or ""
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._parts.special
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; none for an id the vocabulary does not know."""
+        """The bytes of a token; none for an id outside the vocabulary."""
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = self._spell(token_id)
@@ -117,10 +91,10 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text that the model's chat template makes of messages ({"role", "content"} each).
+        """The prompt text that the model's chat template renders for messages ({"role", "content"} each).
 
-        `add_generation_prompt` ends it where the model's answer begins; `variables` are further values the template
-        may read. TokenizerError if there is no template, or it refuses the messages.
+        With `add_generation_prompt` the text ends where the model's answer begins; `variables` are further values for
+        the template. TokenizerError if there is no template, or it refuses the messages.
         """
         if self.chat_template is None:
             raise TokenizerError(
@@ -135,8 +109,8 @@ class Tokenizer:
         if token_id in self._parts.literal:
             return text.encode()
         if self._parts.spelling == "byte-level":
-            stands = [_BYTES.get(character) for character in text]
-            return text.encode() if None in stands else bytes(byte for byte in stands if byte is not None)
+            values = [_BYTES.get(character) for character in text]
+            return text.encode() if None in values else bytes(byte for byte in values if byte is not None)
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode()
 
@@ -144,7 +118,7 @@ class Tokenizer:
 class IncrementalDecoder:
     """Text of a stream of tokens: what `push` and then `flush` return, joined, is `Tokenizer.decode` of the ids.
 
-    Bytes that do not make a character yet are held back until they do.
+    Bytes of an incomplete character are kept until it is complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
@@ -153,13 +127,13 @@ class IncrementalDecoder:
         self._drop_space = tokenizer.spaced
 
     def push(self, token_id: int, /) -> str:
-        """Text that this token completes."""
+        """The text that this token completes."""
         if not self._special and self._tokenizer.is_special(token_id):
             return ""
         return self._first(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
 
     def flush(self) -> str:
-        """What is still held back, at the end: U+FFFD for a character that never came to its end."""
+        """At the end of the stream: U+FFFD if the last character is incomplete, else nothing."""
         return self._first(self._utf8.decode(b"", final=True))
 
     def _first(self, text: str) -> str:

@@ -1,6 +1,6 @@
 """Reads tokenizers: tokenizer.json and its companions from a directory, or the metadata of a GGUF file.
 
-Knows file formats and what llama.cpp's converter keeps of a tokenizer. Encodes nothing.
+Of a GGUF file it reads what llama.cpp's converter keeps of a tokenizer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tokenizers.processors import TemplateProcessing
 
 from wager.errors import TokenizerError
 from wager.models.gguf_file import open_gguf
-from wager.models.pretokenizers import pre_tokenizer
-from wager.models.tokenizer import Spelling, TokenizerParts
+from wager.models.pretokenizers import PreTokenizer, pre_tokenizer
+from wager.models.tokenizer_parts import Spelling, TokenizerParts
 from wager.models.weights import read_json
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -72,12 +72,7 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
     pre = pre_tokenizer(metadata.get("tokenizer.ggml.pre") or "default") if kind == "gpt2" else None
     spaced = pre is None and bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     if pre is not None:
-        backend = Backend(BPE(_ids(tokens), _merges(metadata, where), ignore_merges=pre.whole_words))
-        cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in pre.cuts]
-        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
-        if pre.nfc:
-            backend.normalizer = normalizers.NFC()
+        backend = _byte_level(tokens, _merges(metadata, where), pre)
     else:
         backend = _sentencepiece(tokens, metadata, where, spaced=spaced)
     named = {name: tokens[i] for name, key in _GGUF_IDS.items() if (i := _id(metadata, key, tokens)) is not None}
@@ -99,8 +94,19 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
     )
 
 
+def _byte_level(tokens: list[str], merges: list[tuple[str, str]], pre: PreTokenizer) -> Backend:
+    """GPT-2's BPE over bytes, with the model's own splits before merging."""
+    backend = Backend(BPE(_ids(tokens), merges, ignore_merges=pre.whole_words))
+    cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in pre.cuts]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])
+    if pre.nfc:
+        backend.normalizer = normalizers.NFC()
+    return backend
+
+
 def _sentencepiece(tokens: list[str], metadata: Mapping[str, Any], where: str, *, spaced: bool) -> Backend:
-    """Byte-pair merges with the scores as their order: what SentencePiece's BPE computes."""
+    """SentencePiece's BPE: byte-pair merges in the order of the scores."""
     ids = _ids(tokens)
     stored = "tokenizer.ggml.merges" in metadata
     scores = metadata.get("tokenizer.ggml.scores") or []
@@ -116,7 +122,7 @@ def _sentencepiece(tokens: list[str], metadata: Mapping[str, Any], where: str, *
 
 
 def scored_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, best score first; among equals the longer left part."""
+    """Every merge of two tokens into a third, best score first; among equal scores the longer left part first."""
     ids = _ids(tokens)
     found: list[tuple[float, int, int, str, str]] = []
     for token, score in zip(tokens, scores, strict=True):
@@ -146,7 +152,7 @@ def _id(metadata: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int | 
 
 
 def _add_tokens(backend: Backend, tokens: list[str], kinds: Sequence[int], named: Mapping[str, str]) -> None:
-    """Tokens that are matched whole in a text: control tokens (special) and those that users defined (not)."""
+    """Tokens that are matched before merging: control tokens (special) and user-defined tokens (not special)."""
     control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL]
     special = list(dict.fromkeys([*control, *named.values()]))
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
@@ -157,7 +163,7 @@ def _add_tokens(backend: Backend, tokens: list[str], kinds: Sequence[int], named
 
 
 def _surround(backend: Backend, bos: str | None, eos: str | None) -> None:
-    """Make encoding put these tokens before and after every text."""
+    """Have encoding put these tokens before and after every text."""
     around = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
     pattern = " ".join(part for part in (bos, "$A", eos) if part is not None)
     pair = pattern + " " + pattern.replace("$A", "$B")
@@ -171,7 +177,7 @@ def _added(backend: Backend) -> dict[str, frozenset[int]]:
 
 
 def _spelling(decoder: Any, file: Path) -> tuple[Spelling, bool]:
-    """How the vocabulary spells bytes, and whether decoding takes a leading space away, from a tokenizer.json."""
+    """From the decoder in tokenizer.json: the spelling of bytes, and whether decoding removes a leading space."""
     steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
     kinds = {step.get("type"): step for step in steps if isinstance(step, dict)}
     if "ByteLevel" in kinds:

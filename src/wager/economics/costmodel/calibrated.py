@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wager.arch import Model
+from wager.arch import ModelSpec
 from wager.economics.costmodel.devices import Device
 from wager.economics.costmodel.roofline import CostModel, Part, SequenceLoad, StepCost
 from wager.economics.latency.draft_curve import DraftCurve
@@ -19,7 +19,7 @@ from wager.economics.latency.surface import LatencySurface
 class CalibratedCostModel(CostModel):
     """Bills steps of `model` by `surface`. The device is what the surface implies: see `implied`."""
 
-    def __init__(self, model: Model, surface: LatencySurface, *, memory: float | None, label: str) -> None:
+    def __init__(self, model: ModelSpec, surface: LatencySurface, *, memory: float | None, label: str) -> None:
         super().__init__(model, implied(model, surface, memory=memory, label=label))
         self.surface = surface
 
@@ -39,7 +39,7 @@ class CalibratedCostModel(CostModel):
         return StepCost(seconds, parts)
 
 
-def implied(model: Model, surface: LatencySurface, *, memory: float | None, label: str) -> Device:
+def implied(model: ModelSpec, surface: LatencySurface, *, memory: float | None, label: str) -> Device:
     """The machine as a datasheet: bytes a second that one row reaches, FLOPs a second that the last rows add."""
     compute = model.precision.weights.compute
     one, many = surface.rows[0], surface.rows[-1]

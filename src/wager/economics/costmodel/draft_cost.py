@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from wager.arch import Attention, DeltaNet, Dense, Experts, Gqa, Model, Precision
+from wager.arch import Attention, DeltaNet, Dense, Experts, Gqa, ModelSpec, Precision
 from wager.economics.costmodel.experts import distinct, with_replacement
 from wager.economics.costmodel.links import Cluster
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
@@ -144,7 +144,7 @@ class Passes:
         return sum(max(2 * used * tokens / top, read / device.bandwidth) for used, read, top in parts) / tp
 
 
-def mtp(model: Model, cluster: Cluster, *, lump: Literal["streams", "whole"] = "streams") -> Passes:
+def mtp(model: ModelSpec, cluster: Cluster, *, lump: Literal["streams", "whole"] = "streams") -> Passes:
     """The multi-token-prediction module of a target: one layer like the target's last, a fusion of 2 d into d, and the
     target's own head, in the target's numbers. Guesses cost a pass each."""
     layers = [layer for layer in model.layers if not isinstance(layer.attention, DeltaNet)] or list(model.layers)
@@ -157,7 +157,9 @@ def mtp(model: Model, cluster: Cluster, *, lump: Literal["streams", "whole"] = "
                   hidden=model.hidden, experts=experts, lump=lump)  # fmt: skip
 
 
-def block(model: Model, cluster: Cluster, *, width: int = 16, lump: Literal["streams", "whole"] = "streams") -> Passes:
+def block(
+    model: ModelSpec, cluster: Cluster, *, width: int = 16, lump: Literal["streams", "whole"] = "streams"
+) -> Passes:
     """A block drafter of DFlash's proportions: 8 dense layers of the target's hidden size d (2 d of query width, one
     key-value head per 8, feed-forward 3 d), a fusion of 5 d into d, the target's head; `width` positions a pass."""
     heads = max(8, 2 * model.hidden // 128)

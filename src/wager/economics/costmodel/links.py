@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wager.arch import Experts, Model
+from wager.arch import Experts, ModelSpec
 from wager.economics.costmodel.devices import Device
 from wager.errors import UsageError
 
@@ -47,12 +47,13 @@ class Cluster:
     def devices(self) -> int:
         return max(self.tp, self.ep)
 
-    def traffic(self, model: Model, rows: float) -> Mapping[str, tuple[float, float]]:
+    def traffic(self, model: ModelSpec, rows: float) -> Mapping[str, tuple[float, float]]:
         """Bytes and seconds by kind for a step of `rows` rows (of one rank, under expert parallelism)."""
         found = {}
         if self.tp > 1 and self.device.intra is not None:
             # two all-reduces a layer, each a ring: 2 (n - 1) / n of the activations through every link
-            sent = 2 * model.depth * rows * model.hidden * model.precision.activations * 2 * (self.tp - 1) / self.tp
+            depth, activations = model.num_layers, model.precision.activations
+            sent = 2 * depth * rows * model.hidden * activations * 2 * (self.tp - 1) / self.tp
             found["all-reduce"] = (sent, sent / self.device.intra)
         if self.ep > 1:
             layers = [layer for layer in model.layers if isinstance(layer.ffn, Experts)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wager.arch import Model
+from wager.arch import ModelSpec
 from wager.economics.costmodel.draft_cost import DraftCost
 from wager.economics.costmodel.roofline import CostModel
 
@@ -57,7 +57,7 @@ def _weights(cost: CostModel) -> float:
     return (model.resident_bytes - experts) / cluster.tp + experts / cluster.devices
 
 
-def _cache(model: Model, context: float, *, tp: int) -> float:
+def _cache(model: ModelSpec, context: float, *, tp: int) -> float:
     """One sequence's cache on one device: heads divide, a latent that all heads share does not."""
     total = 0.0
     for layer in model.layers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from wager.arch import Attention, Compressed, Experts, Indexer, Layer, Model, Precision, Quoted, Stream
+from wager.arch import Attention, Compressed, Experts, Indexer, Layer, ModelSpec, Precision, Quoted, Stream
 from wager.economics.costmodel.devices import Device
 
 B200_ROUNDED = Device(
@@ -38,9 +38,9 @@ class _Rounded:
         return self.kind.streams(context, rows, precision)
 
 
-def _model(name: str, layers: tuple[Layer, ...]) -> Model:
+def _model(name: str, layers: tuple[Layer, ...]) -> ModelSpec:
     precision = Precision.of("fp8", "fp4", cache="fp8")
-    return Model(name, 4200, 129280, False, layers, precision, 1048576, head=False, router=False,
+    return ModelSpec(name, 4200, 129280, False, layers, precision, 1048576, head=False, router=False,
                  source="constants of the published charts")  # fmt: skip
 
 

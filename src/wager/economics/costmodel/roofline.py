@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from wager.arch import Experts, Layer, Model, Stream
+from wager.arch import Experts, Layer, ModelSpec, Stream
 from wager.economics.costmodel.devices import Device
 from wager.economics.costmodel.experts import ExpertRouting, loaded
 from wager.economics.costmodel.links import Cluster
@@ -74,7 +74,7 @@ class CostModel:
 
     def __init__(
         self,
-        model: Model,
+        model: ModelSpec,
         device: Device,
         *,
         routing: ExpertRouting = UNIFORM,

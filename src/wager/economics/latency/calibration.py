@@ -62,7 +62,8 @@ class Setup:
 
 def fingerprint(spec: ModelSpec) -> str:
     """Stands for every size of a model: two of one fingerprint cost the same."""
-    return f"{spec.architecture}-{hashlib.sha256(repr(spec).encode()).hexdigest()[:12]}"
+    shape = spec.details, spec.layers, spec.hidden, spec.vocab, spec.tied, spec.context
+    return f"{spec.details.architecture}-{hashlib.sha256(repr(shape).encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Page accounting under random use, against a copy of what every cell of the cache would hold."""
+"""Block accounting under random use, against a copy of what every cell of the cache would hold."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from wager.errors import CacheIntegrityError
 from wager.kernels.base import BLOCK_SIZE
-from wager.kv import BlockPool
+from wager.kv.blocks import BlockPool
 
 TOTAL = 12
 
 
-class PagesMachine(RuleBasedStateMachine):
+class BlocksMachine(RuleBasedStateMachine):
     """Random use of a small table, with a copy of what every cell of the cache would hold.
 
-    Sequences draw tokens from a tiny alphabet, so that prefixes are often equal. `cells[page][offset]` is written as an
-    engine would write it: at positions that are reserved and not attached. Reading a sequence back must always give its
-    own tokens; that is the one property paging exists for.
+    Sequences draw tokens from a tiny alphabet, so that prefixes are often equal. `cells[block][offset]` is written as
+    the engine would write it: at positions that are reserved and not attached. Reading a sequence back must always give
+    its own tokens; that is the one property paging exists for.
     """
 
     def __init__(self) -> None:
@@ -37,9 +37,9 @@ class PagesMachine(RuleBasedStateMachine):
         return f"s{self.serial}"
 
     def _write(self, name: str, start: int, tokens: list[int]) -> None:
-        pages = self.table.block_table(name)
+        blocks = self.table.block_table(name)
         for position, token in enumerate(tokens, start):
-            self.cells[pages[position // BLOCK_SIZE]][position % BLOCK_SIZE] = token
+            self.cells[blocks[position // BLOCK_SIZE]][position % BLOCK_SIZE] = token
 
     def _pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.tokens)))
@@ -120,22 +120,22 @@ class PagesMachine(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         self.table.check({name: len(tokens) for name, tokens in self.tokens.items()})
-        held = {page for name in self.tokens for page in self.table.block_table(name)}
+        held = {block for name in self.tokens for block in self.table.block_table(name)}
         assert self.table.num_free_blocks == TOTAL - len(held)
 
     @invariant()
     def reads_back(self) -> None:
         for name, tokens in self.tokens.items():
-            pages = self.table.block_table(name)
-            assert [self.cells[pages[i // BLOCK_SIZE]][i % BLOCK_SIZE] for i in range(len(tokens))] == tokens
+            blocks = self.table.block_table(name)
+            assert [self.cells[blocks[i // BLOCK_SIZE]][i % BLOCK_SIZE] for i in range(len(tokens))] == tokens
 
 
-class UncachedPagesMachine(PagesMachine):
+class UncachedBlocksMachine(BlocksMachine):
     prefix_cache = False
 
 
 _SETTINGS = settings(max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
-TestPages = PagesMachine.TestCase
-TestPages.settings = _SETTINGS
-TestUncachedPages = UncachedPagesMachine.TestCase
-TestUncachedPages.settings = _SETTINGS
+TestBlocks = BlocksMachine.TestCase
+TestBlocks.settings = _SETTINGS
+TestUncachedBlocks = UncachedBlocksMachine.TestCase
+TestUncachedBlocks.settings = _SETTINGS

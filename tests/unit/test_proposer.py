@@ -15,7 +15,7 @@ from wager.types import Draft, DraftRequest, SamplingParams
 VOCAB = 10
 
 
-class Saying(DecliningDrafter):
+class ProposesExactly(DecliningDrafter):
     """Proposes exactly these drafts."""
 
     def __init__(self, *drafts: Draft, samples: bool = False) -> None:
@@ -28,12 +28,11 @@ class Saying(DecliningDrafter):
 
 
 def propose(
-    *drafts: Draft, room: int = 8, law: bool = False, samples: bool = False, temperature: float = 1.0
+    *drafts: Draft, room: int = 8, needs_probs: bool = False, samples: bool = False, temperature: float = 1.0
 ) -> dict[str, Draft]:
-    drafting = Proposer(Saying(*drafts, samples=samples), vocab=VOCAB)
-    return drafting.propose(
-        [DraftRequest("s", 5, 8, SamplingParams(temperature=temperature), 0, needs_draft_probs=law)], {"s": room}
-    )
+    drafter = ProposesExactly(*drafts, samples=samples)
+    request = DraftRequest("s", 5, 8, SamplingParams(temperature=temperature), 0, needs_draft_probs=needs_probs)
+    return Proposer(drafter, vocab=VOCAB).draft([request], {"s": room}, drafter=drafter.name)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +63,13 @@ def test_a_draft_keeps_to_its_room_and_its_ask() -> None:
 
 def test_draws_without_their_law_are_dropped_when_the_rule_needs_it() -> None:
     bare = Draft("s", (1, 2), (-1, 0))
-    assert propose(bare, law=True, samples=True) == {}
-    assert len(propose(bare, law=True)["s"]) == 2  # point masses need none
-    assert len(propose(bare, law=True, samples=True, temperature=0.0)["s"]) == 2  # nor do greedy guesses
+    assert propose(bare, needs_probs=True, samples=True) == {}
+    assert len(propose(bare, needs_probs=True)["s"]) == 2  # point masses need none
+    assert len(propose(bare, needs_probs=True, samples=True, temperature=0.0)["s"]) == 2  # nor do greedy guesses
     good = Draft("s", (1, 2), (-1, 0), draft_probs=np.full((2, VOCAB), 0.1))
-    assert propose(good, law=True, samples=True, room=1)["s"].draft_probs.shape == (1, VOCAB)
+    assert propose(good, needs_probs=True, samples=True, room=1)["s"].draft_probs.shape == (1, VOCAB)
     narrow = Draft("s", (1, 2), (-1, 0), draft_probs=np.full((2, VOCAB - 1), 0.1))
-    assert propose(narrow, law=True, samples=True) == {}
+    assert propose(narrow, needs_probs=True, samples=True) == {}
 
 
 def test_a_failing_drafter_is_switched_off_and_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -80,10 +79,11 @@ def test_a_failing_drafter_is_switched_off_and_named(caplog: pytest.LogCaptureFi
         def propose(self, asks: object) -> list[Draft]:
             raise ValueError("no idea")
 
-    drafting = Proposer(Failing(), vocab=VOCAB)
+    proposer = Proposer(Failing(), vocab=VOCAB)
     with caplog.at_level(logging.WARNING, logger="wager"):
-        assert drafting.propose([DraftRequest("s", 5, 8, SamplingParams(), 0)], {"s": 8}) == {}
-    assert drafting.name == "none"
+        assert proposer.draft([DraftRequest("s", 5, 8, SamplingParams(), 0)], {"s": 8}, drafter="failing") == {}
+        assert proposer.draft([DraftRequest("s", 5, 8, SamplingParams(), 0)], {"s": 8}, drafter="failing") == {}
+    assert proposer.name == "none"
     assert "'failing'" in caplog.text and "no idea" in caplog.text
 
 

@@ -1,0 +1,152 @@
+"""From the metadata of a GGUF file, under llama.cpp's names of keys, to a ModelSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from wager.arch.attention import Gqa
+from wager.arch.config_keys import ConfigKeys
+from wager.arch.families import FAMILIES, EngineSupport, GgufLayout
+from wager.arch.feed_forward import Dense
+from wager.arch.formats import Precision
+from wager.arch.rope import Rope, read_rope
+from wager.arch.sizes import grouped_query, read_num_layers
+from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec
+from wager.errors import ModelError
+
+_REFUSED = (
+    "expert_count",
+    "attention.scale",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "attention.temperature_scale",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "use_parallel_residual",
+    "rope.scaling.yarn_log_multiplier",
+)
+"""Keys that would change the computation in ways the decoder does not have; absent or zero is fine."""
+
+_RENAMED = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+
+
+def read_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], *, name: str = "") -> ModelSpec:
+    """The model of a GGUF file from its metadata and the names and shapes of its tensors (for biases and a tied head).
+
+    ModelError names what is not supported or missing. Factors stored as a tensor are not in the spec yet.
+    """
+    architecture = str(metadata.get("general.architecture"))
+    engine, layout = _support(architecture)
+    keys = _keys(metadata, architecture)
+    _refuse_unsupported(keys)
+    layers = read_num_layers(keys, "block_count")
+    attention = _attention(keys, layout)
+    stack = LayerStack.of([attention] * layers, [Dense(keys.integer("feed_forward_length"))] * layers)
+    context = keys.integer("context_length")
+    return ModelSpec(
+        name=name or architecture,
+        hidden=keys.integer("embedding_length"),
+        vocab=keys.integer("vocab_size", default=len(metadata.get("tokenizer.ggml.tokens", ()))),
+        tied="output.weight" not in tensors,
+        layers=stack.layers,
+        precision=Precision.of("bf16"),
+        context=context,
+        source="the model's own files",
+        decoder=DecoderDetails(
+            architecture=architecture,
+            layer_order=stack.order,
+            rope=_rope(keys, head_dim=attention.head_dim, context=context),
+            norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+            qkv_bias="blk.0.attn_q.bias" in tensors,
+            output_bias="blk.0.attn_output.bias" in tensors,
+            mlp_bias="blk.0.ffn_gate.bias" in tensors,
+            qk_norm=engine.qk_norm,
+        ),
+    )
+
+
+def gguf_layout(architecture: str) -> GgufLayout:
+    """How tensors of that architecture lie in a GGUF file; ModelError if it is not supported."""
+    return _support(architecture)[1]
+
+
+def _support(architecture: str) -> tuple[EngineSupport, GgufLayout]:
+    known = {
+        name: (family.engine, family.engine.gguf)
+        for name, family in FAMILIES.items()
+        if family.engine and family.engine.gguf
+    }
+    if architecture not in known:
+        raise ModelError(
+            f"Architecture {architecture!r} is not supported in a GGUF file.", f"Supported are: {', '.join(known)}."
+        )
+    return known[architecture]
+
+
+def _keys(metadata: Mapping[str, Any], architecture: str) -> ConfigKeys:
+    """The metadata of the architecture. Lists with one value for every layer are that value."""
+    prefix = f"{architecture}."
+    values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    alike = {key: value[0] for key, value in values.items() if isinstance(value, list) and len(set(value)) == 1}
+    return ConfigKeys({**values, **alike}, where="the GGUF file", prefix=prefix)
+
+
+def _attention(keys: ConfigKeys, layout: GgufLayout) -> Gqa:
+    heads = keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", default=keys.integer("embedding_length") // heads)
+    kv_heads = keys.integer("attention.head_count_kv", default=heads)
+    attention = grouped_query(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=_window(keys, layout))
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if keys.integer(name, default=head_dim) != head_dim:
+            raise ModelError(
+                f"{keys.prefix}{name} = {keys.get(name)} is not the head size {head_dim}, which is not supported.",
+                "Supported are models whose keys, values and rotation have the size of a head.",
+            )
+    return attention
+
+
+def _window(keys: ConfigKeys, layout: GgufLayout) -> int | None:
+    window = keys.get("attention.sliding_window")
+    if not window:
+        return None
+    if not layout.windowed:
+        raise ModelError(
+            f"The GGUF file has a sliding window of {window} but does not say in which layers it holds.",
+            "Use the model's Hugging Face directory.",
+        )
+    return keys.integer("attention.sliding_window")
+
+
+def _refuse_unsupported(keys: ConfigKeys) -> None:
+    for name in _REFUSED:
+        if keys.get(name):
+            raise ModelError(
+                f"The GGUF key {name} = {keys.get(name)} is not supported.",
+                "The model computes something that the engine's decoder does not have.",
+            )
+
+
+def _rope(keys: ConfigKeys, *, head_dim: int, context: int) -> Rope:
+    kind = keys.get("rope.scaling.type") or "none"
+    values: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
+    values |= {ours: keys.get(f"rope.scaling.{theirs}") for theirs, ours in _RENAMED.items()}
+    if kind == "none" and keys.get("rope.scale_linear"):
+        values |= {"rope_type": "linear", "factor": keys.get("rope.scale_linear")}
+    if keys.get("rope.scaling.yarn_ext_factor") not in (None, 1):
+        raise ModelError(
+            f"rope.scaling.yarn_ext_factor = {keys.get('rope.scaling.yarn_ext_factor')} is not supported.",
+            "Supported are models that use YaRN in full (a factor of 1).",
+        )
+    rope = read_rope(values, theta=keys.number("rope.freq_base", default=10000.0), head_dim=head_dim, context=context)
+    scale = keys.get("rope.scaling.attn_factor") or keys.get("rope.scaling.yarn_attn_factor")
+    return rope if scale is None else replace(rope, magnitude=rope.magnitude * float(scale))

@@ -1,0 +1,193 @@
+"""From config.json of Hugging Face to a ModelSpec.
+
+A key that is missing and has no published default is named, never guessed. Where the engine is to run the model, every
+key that changes the computation is read, and a value that the decoder cannot compute is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from wager.arch.attention import Mla
+from wager.arch.config_keys import ConfigKeys
+from wager.arch.families import EngineSupport, Family, GatingKeys, find_family
+from wager.arch.feed_forward import Experts, Gating
+from wager.arch.formats import Precision
+from wager.arch.hf_layers import FeedForward
+from wager.arch.rope import Rope, read_rope
+from wager.arch.sizes import read_num_layers
+from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec, not_runnable
+from wager.errors import ModelError
+
+_MOST_EXPERTS = 1024
+
+
+def read_config(
+    config: Mapping[str, Any], *, name: str = "", precision: Precision | None = None, runnable: bool = False
+) -> ModelSpec:
+    """The model of a config.json (as a mapping), in its own number formats or in those of `precision`.
+
+    With `runnable` the spec has the DecoderDetails that the engine needs. ModelError names a family that is not known,
+    a key that is missing or damaged, and with `runnable` also an activation, a RoPE scaling, a quantisation or a router
+    that the engine does not compute, or a family of which only the shape is known.
+    """
+    nested = config.get("text_config")
+    text = {**config, **nested} if isinstance(nested, Mapping) else config
+    family = find_family(text, runnable=runnable)
+    name = name or str(config.get("_name_or_path") or text.get("model_type") or family.architecture)
+    engine = family.engine if runnable else None
+    if runnable and engine is None:
+        raise not_runnable(name)
+    keys = ConfigKeys({**family.defaults, **text})
+    if engine:
+        _refuse_unsupported(keys)
+    layers = read_num_layers(keys, "num_hidden_layers")
+    attention, ffn = family.attention(keys, layers), family.ffn(keys, layers)
+    if engine and engine.gating:
+        ffn = _with_gating(keys, engine.gating, ffn)
+    stack = LayerStack.of(attention, ffn)
+    spec = ModelSpec(
+        name=name,
+        hidden=keys.integer("hidden_size"),
+        vocab=keys.integer("vocab_size"),
+        tied=keys.flag("tie_word_embeddings"),
+        layers=stack.layers,
+        precision=precision or family.precision or _precision(text),
+        context=keys.integer("max_position_embeddings"),
+        source="config.json",
+    )
+    if engine is None:
+        return spec
+    return replace(spec, decoder=_decoder(keys, family, engine, spec=spec, order=stack.order))
+
+
+def _precision(config: Mapping[str, Any]) -> Precision:
+    """The number formats of a configuration: a quantisation, else 16 or 32 bits."""
+    stored = config.get("quantization_config")
+    if not isinstance(stored, Mapping):
+        wide = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").endswith("float32")
+        return Precision.of("fp32" if wide else "bf16")
+    method = str(stored.get("quant_method", "unnamed"))
+    known = {"fp8": "fp8", "mxfp4": "mxfp4"}.get(method) or {"4": "int4", "8": "int8"}.get(_bits(stored))
+    if known is None:
+        raise ModelError(
+            f"The quantisation {method!r} of config.json is not known.",
+            "Say how its weights are stored with --precision.",
+        )
+    excluded = [str(each) for key in ("ignore", "modules_to_not_convert") for each in stored.get(key) or ()]
+    if any("self_attn" in each for each in excluded):  # only the routed experts are quantised
+        return Precision.of("bf16", known, shared="bf16")
+    return Precision.of(known)
+
+
+def _bits(stored: Mapping[str, Any]) -> str:
+    """Bits of a quantised weight, where the usual methods say them."""
+    found: Any = stored
+    for name in ("config_groups", "group_0", "weights"):
+        found = found.get(name, found) if isinstance(found, Mapping) else found
+    values = found if isinstance(found, Mapping) else {}
+    return str(values.get("num_bits", stored.get("bits")))
+
+
+# ---- what the engine needs beyond the shape ------------------------------------------------------------------------
+
+
+def _refuse_unsupported(keys: ConfigKeys) -> None:
+    method = keys.get("quantization_config")
+    if method:
+        name = method.get("quant_method", "unnamed") if isinstance(method, Mapping) else method
+        raise ModelError(
+            f"quantization_config ({name}) is not supported in a Hugging Face directory.",
+            "Use the unquantised checkpoint, or a GGUF of the model.",
+        )
+    if keys.get("hidden_act") not in (None, "silu", "swish"):
+        raise ModelError(f"hidden_act = {keys.get('hidden_act')!r} is not supported.", "Supported is: silu.")
+
+
+def _decoder(
+    keys: ConfigKeys, family: Family, engine: EngineSupport, *, spec: ModelSpec, order: tuple[int, ...]
+) -> DecoderDetails:
+    attention = spec.attention
+    return DecoderDetails(
+        architecture=family.architecture,
+        layer_order=order,
+        rope=_rope(keys, attention.rope_dim, spec.context),
+        norm_eps=keys.number("rms_norm_eps", default=1e-6),
+        qkv_bias=keys.flag(engine.qkv_bias),
+        output_bias=keys.flag(engine.output_bias),
+        mlp_bias=keys.flag(engine.mlp_bias),
+        qk_norm=engine.qk_norm,
+        attention_scale=_latent_scale(keys, attention) if isinstance(attention, Mla) else None,
+        interleaved_rope=keys.flag(engine.interleaved_rope),
+    )
+
+
+def _rope(keys: ConfigKeys, rope_dim: int, context: int) -> Rope:
+    """From rope_parameters, or from rope_scaling and rope_theta as older configurations have them."""
+    values = dict(keys.get("rope_parameters") or keys.get("rope_scaling") or {})
+    nested = [name for name, value in values.items() if isinstance(value, Mapping)]
+    if nested:
+        raise ModelError(
+            f"rope_parameters differ by layer type ({', '.join(nested)}), which is not supported.",
+            "Supported are models with one rotation for all layers.",
+        )
+    theta = values.pop("rope_theta", None) or keys.number("rope_theta", default=10000.0)
+    if keys.get("original_max_position_embeddings") is not None:
+        values["original_max_position_embeddings"] = keys.get("original_max_position_embeddings")
+    values.setdefault("partial_rotary_factor", keys.get("partial_rotary_factor"))
+    return read_rope(values, theta=float(theta), head_dim=rope_dim, context=context)
+
+
+def _latent_scale(keys: ConfigKeys, attention: Mla) -> float:
+    """The factor of latent attention's scores. Where YaRN extends the context, it grows by the square of the magnitude
+    for mscale_all_dim (DeepSeek-V2, section 3.1.4)."""
+    keys.refuse("num_key_value_heads", unless=(attention.heads,))
+    keys.refuse("attention_bias", unless=(False,))
+    plain: float = (attention.nope + attention.rope) ** -0.5
+    scaling = ConfigKeys(keys.get("rope_parameters") or keys.get("rope_scaling") or {})
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind == "default" or not scaling.get("mscale_all_dim"):
+        return plain
+    factor = scaling.number("factor")
+    magnitude = 1.0 if factor <= 1 else 0.1 * scaling.number("mscale_all_dim") * math.log(factor) + 1.0
+    return plain * magnitude**2
+
+
+def _with_gating(keys: ConfigKeys, known: GatingKeys, ffn: Sequence[FeedForward]) -> list[FeedForward]:
+    """The feed-forwards with the router's gating; ModelError names what the engine's router does not compute."""
+    keys.refuse("scoring_func", unless=(known.score,))
+    keys.refuse("moe_layer_freq", unless=(1,))
+    if known.normalised is False:
+        keys.refuse("norm_topk_prob", unless=(False,))
+    groups, top_groups = _groups(keys, known)
+    gating = Gating(
+        score=known.score,
+        correction_bias=known.correction_bias,
+        normalised=keys.flag(known.normalised),
+        scale=keys.number(known.scale, default=1.0) if known.scale else 1.0,
+        groups=groups,
+        top_groups=top_groups,
+    )
+    return [_gated(each, gating, known) if isinstance(each, Experts) else each for each in ffn]
+
+
+def _gated(experts: Experts, gating: Gating, known: GatingKeys) -> Experts:
+    count, active, groups, top_groups = experts.count, experts.active, gating.groups, gating.top_groups
+    if count > _MOST_EXPERTS:
+        raise ModelError(f"{active} of {count} experts cannot be right.", "The model's configuration is damaged.")
+    if count % groups or top_groups > groups or active > count // groups * top_groups:
+        raise ModelError(f"{active} of {count} experts cannot be chosen from {top_groups} of {groups} groups.")
+    return replace(experts, gating=replace(gating, group_best=min(known.group_best, count // groups)))
+
+
+def _groups(keys: ConfigKeys, known: GatingKeys) -> tuple[int, int]:
+    """Groups of experts, and how many of them a row chooses from."""
+    if not known.single_group and not known.grouped:
+        return 1, 1
+    keys.refuse("topk_method", unless=known.single_group + known.grouped)
+    if keys.get("topk_method") in known.single_group:
+        return 1, 1
+    return keys.integer("n_group", default=1), keys.integer("topk_group", default=1)

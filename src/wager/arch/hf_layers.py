@@ -1,0 +1,209 @@
+"""How config.json of Hugging Face describes attention and feed-forward, layer by layer: one reader for each kind.
+
+A reader takes the checked keys and the number of layers and returns one value per layer, first to last. ModelError
+names a key that is missing, contradictory or not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from wager.arch.attention import Attention, Compressed, DeltaNet, Gqa, Indexer, Mla
+from wager.arch.config_keys import ConfigKeys
+from wager.arch.feed_forward import Dense, Experts
+from wager.arch.sizes import check_head_dim, grouped_query
+from wager.errors import ModelError
+
+FeedForward = Dense | Experts
+AttentionReader = Callable[[ConfigKeys, int], Sequence[Attention]]
+FeedForwardReader = Callable[[ConfigKeys, int], Sequence[FeedForward]]
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+# ---- attention ----------------------------------------------------------------------------------------------------
+
+
+def _gqa(keys: ConfigKeys, *, window: int | None = None, gated: bool = False) -> Gqa:
+    heads = keys.integer("num_attention_heads")
+    head_dim = keys.integer("head_dim", default=keys.integer("hidden_size") // heads)
+    kv_heads = keys.integer("num_key_value_heads", default=heads)
+    return grouped_query(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, gated=gated)
+
+
+def full(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Llama: every layer sees all positions."""
+    if any(_sliding_types(keys, layers) or ()):
+        raise _mixed()
+    return [_gqa(keys)] * layers
+
+
+def sliding(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Mistral, Mixtral: the window, if there is one, holds in every layer."""
+    types = _sliding_types(keys, layers)
+    if types and not all(types):
+        raise _mixed()
+    return [_gqa(keys, window=_window(keys))] * layers
+
+
+def sliding_if_enabled(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Qwen3-MoE: with use_sliding_window, the window holds in every layer."""
+    _sliding_types(keys, layers)
+    return [_gqa(keys, window=_window(keys) if keys.flag("use_sliding_window") else None)] * layers
+
+
+def sliding_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Qwen2, Qwen3: with use_sliding_window, the window holds in the layers that layer_types says; in configurations
+    without it, from layer max_window_layers on."""
+    types = _sliding_types(keys, layers)
+    everywhere = _gqa(keys)
+    if not keys.flag("use_sliding_window"):
+        return [everywhere] * layers
+    if not types:
+        first = keys.count("max_window_layers")
+        types = [layer >= first for layer in range(layers)]
+    narrow = _gqa(keys, window=_window(keys))
+    return [narrow if each else everywhere for each in types]
+
+
+def alternating(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """gpt-oss: every other layer has a window, unless layer_types says otherwise."""
+    types = keys.per_layer("layer_types", layers) or [_SLIDING, _FULL] * layers
+    narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window")), _gqa(keys)
+    return [narrow if types[layer] == _SLIDING else everywhere for layer in range(layers)]
+
+
+def _window(keys: ConfigKeys) -> int | None:
+    return None if keys.get("sliding_window") is None else keys.integer("sliding_window")
+
+
+def _sliding_types(keys: ConfigKeys, layers: int) -> list[bool] | None:
+    """Which layers have a sliding window by layer_types, None without that key."""
+    types = keys.per_layer("layer_types", layers)
+    if not types:
+        return None
+    given = len(keys.get("layer_types"))
+    if given != layers:
+        raise ModelError(f"layer_types has {given} entries for {layers} layers.")
+    unknown = sorted(set(types) - {_FULL, _SLIDING})
+    if unknown:
+        raise ModelError(
+            f"layer_types has {unknown[0]!r}, which is not supported for this architecture.",
+            f"Supported are: {_FULL}, {_SLIDING}.",
+        )
+    return [kind == _SLIDING for kind in types]
+
+
+def _mixed() -> ModelError:
+    return ModelError(
+        "layer_types mixes full and sliding attention, which this architecture does not have.",
+        "The model's configuration names the wrong architecture.",
+    )
+
+
+def delta_net(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Qwen3-Next and later: gated delta networks with full attention in every fourth layer."""
+    every = keys.integer("full_attention_interval", default=4)
+    pattern = [_FULL if (layer + 1) % every == 0 else "linear_attention" for layer in range(layers)]
+    types = keys.per_layer("layer_types", layers) or pattern
+    state = DeltaNet(
+        keys.integer("linear_num_key_heads"), keys.integer("linear_num_value_heads"),
+        keys.integer("linear_key_head_dim"), keys.integer("linear_value_head_dim"),
+        keys.integer("linear_conv_kernel_dim"),
+    )  # fmt: skip
+    everywhere = _gqa(keys, gated=keys.values.get("attn_output_gate", True) is not False)
+    return [state if kind == "linear_attention" else everywhere for kind in types]
+
+
+def latent(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """DeepSeek-V2, V3 and Kimi-K2: multi-head latent attention over all positions."""
+    if any(_sliding_types(keys, layers) or ()):
+        raise _mixed()
+    kind = Mla(
+        heads=keys.integer("num_attention_heads"), q_rank=keys.count("q_lora_rank") or None,
+        kv_rank=keys.integer("kv_lora_rank"), nope=keys.integer("qk_nope_head_dim"),
+        rope=keys.integer("qk_rope_head_dim"), value=keys.integer("v_head_dim"),
+    )  # fmt: skip
+    check_head_dim("qk_rope_head_dim", kind.rope)
+    check_head_dim("kv_lora_rank + qk_rope_head_dim", kind.head_dim)
+    return [kind] * layers
+
+
+_V4_KINDS = {"0": _SLIDING, "4": "compressed_sparse_attention", "128": "heavily_compressed_attention"}
+
+
+def compressed(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """DeepSeek-V4: layer_types, or compress_ratios with 0, 4 or 128 a layer."""
+    types = keys.per_layer("layer_types", layers) or keys.per_layer("compress_ratios", layers)
+    if types is None:
+        raise ModelError("config.json lacks 'layer_types' (or 'compress_ratios').", "Give the complete configuration.")
+    rates = ConfigKeys(keys.get("compress_rates") or {})
+    near = Compressed(
+        heads=keys.integer("num_attention_heads"), width=keys.integer("head_dim"),
+        rope=keys.integer("qk_rope_head_dim", default=64), q_rank=keys.integer("q_lora_rank"),
+        groups=keys.integer("o_groups"), group_rank=keys.integer("o_lora_rank"), window=keys.integer("sliding_window"),
+    )  # fmt: skip
+    indexer = Indexer(keys.integer("index_n_heads"), keys.integer("index_head_dim"), keys.integer("index_topk"))
+    sparse, heavy = "compressed_sparse_attention", "heavily_compressed_attention"
+    kinds = {
+        _SLIDING: near,
+        sparse: replace(near, ratio=rates.integer(sparse, default=4), indexer=indexer),
+        heavy: replace(near, ratio=rates.integer(heavy, default=128)),
+    }
+    named = [_V4_KINDS.get(kind, kind) for kind in types]
+    unknown = sorted(set(named) - set(kinds))
+    if unknown:
+        known = f"Known are: {', '.join(kinds)}."
+        raise ModelError(f"The layer type {unknown[0]!r} in config.json is not known.", known)
+    return [kinds[kind] for kind in named]
+
+
+# ---- feed-forward -------------------------------------------------------------------------------------------------
+
+
+def dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Every layer has one gated feed-forward."""
+    return [Dense(keys.integer("intermediate_size"))] * layers
+
+
+def experts_everywhere(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Mixtral and gpt-oss: experts in every layer, as wide as intermediate_size says."""
+    count = keys.integer("num_local_experts", "num_experts")
+    active = keys.integer("num_experts_per_tok", "experts_per_token")
+    return [_experts(count, active, shared=0, width=keys.integer("intermediate_size"))] * layers
+
+
+def experts_stepped(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Qwen: experts in every decoder_sparse_step-th layer except mlp_only_layers; perhaps one shared expert."""
+    shared = keys.count("shared_expert_intermediate_size")
+    experts = _experts(
+        keys.integer("num_experts", "num_local_experts"), keys.integer("num_experts_per_tok"),
+        shared=1 if shared else 0, width=keys.integer("moe_intermediate_size"), shared_width=shared or None,
+    )  # fmt: skip
+    step, without = keys.integer("decoder_sparse_step", default=1), set(keys.get("mlp_only_layers") or ())
+    return _mixture(keys, experts, [layer not in without and (layer + 1) % step == 0 for layer in range(layers)])
+
+
+def experts_after_dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """DeepSeek: experts after the first first_k_dense_replace layers, in every moe_layer_freq-th."""
+    experts = _experts(
+        keys.integer("n_routed_experts", "num_local_experts"), keys.integer("num_experts_per_tok"),
+        shared=keys.count("n_shared_experts"), width=keys.integer("moe_intermediate_size"),
+    )  # fmt: skip
+    first, step = keys.count("first_k_dense_replace"), keys.integer("moe_layer_freq", default=1)
+    return _mixture(keys, experts, [layer >= first and layer % step == 0 for layer in range(layers)])
+
+
+def _mixture(keys: ConfigKeys, experts: Experts, sparse: Sequence[bool]) -> Sequence[FeedForward]:
+    """Experts in the layers that `sparse` says, a dense feed-forward in the others."""
+    if all(sparse):
+        return [experts] * len(sparse)
+    wide = Dense(keys.integer("intermediate_size"))
+    return [experts if each else wide for each in sparse]
+
+
+def _experts(count: int, active: int, *, shared: int, width: int, shared_width: int | None = None) -> Experts:
+    if active > count:
+        raise ModelError(f"config.json has {active} experts active out of {count}.", "The configuration is damaged.")
+    return Experts(count, active, shared, width, shared_width)

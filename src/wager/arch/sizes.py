@@ -1,0 +1,36 @@
+"""Sizes that every configuration format states, checked for what a model can have."""
+
+from __future__ import annotations
+
+from wager.arch.attention import Gqa
+from wager.arch.config_keys import ConfigKeys
+from wager.errors import ModelError
+
+_MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 8192
+"""Beyond these a description is damaged, and believing it would exhaust the memory."""
+
+
+def read_num_layers(keys: ConfigKeys, name: str) -> int:
+    """The number of layers, from the key `name`."""
+    layers = keys.integer(name)
+    if layers > _MOST_LAYERS:
+        raise ModelError(
+            f"{name} = {layers} cannot be right: no model has that number of layers.", "The configuration is damaged."
+        )
+    return layers
+
+
+def check_head_dim(name: str, size: int) -> None:
+    """ModelError unless the size of a head is even and plausible."""
+    if size > _MOST_HEAD_DIM:
+        raise ModelError(f"A {name} of {size} cannot be right.", "The configuration is damaged.")
+    if size % 2:
+        raise ModelError(f"{name} = {size} is odd; rotation needs pairs.")
+
+
+def grouped_query(*, heads: int, kv_heads: int, head_dim: int, window: int | None = None, gated: bool = False) -> Gqa:
+    """Gqa, or ModelError unless query heads divide evenly among key-value heads and head_dim is even and plausible."""
+    if heads % kv_heads:
+        raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
+    check_head_dim("head_dim", head_dim)
+    return Gqa(heads, kv_heads, head_dim, window, gated)

@@ -1,0 +1,43 @@
+"""The block pool together with the tensors behind it: moves of accepted paths, and blocks that became invalid.
+
+The tensors belong to the kernels (kernels.base.KVCache); which of their slots a position lies in is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from wager.kernels.base import BLOCK_SIZE, KVCache
+from wager.kv.blocks import BlockPool
+
+
+class PagedKVCache:
+    """`pool` accounts for the blocks of `tensors`."""
+
+    def __init__(self, pool: BlockPool, tensors: KVCache) -> None:
+        self.pool = pool
+        self.tensors = tensors
+
+    def compact_path(self, seq_id: str, first_position: int, accepted: Sequence[int]) -> None:
+        """Move keys and values of an accepted path of a tree to the slots of their positions.
+
+        The draft's node i was cached at `first_position` + i; the node accepted at depth d (from 0) belongs at
+        `first_position` + d. For a chain both agree and nothing is moved.
+        """
+        moves = [(first_position + node, first_position + d) for d, node in enumerate(accepted) if node != d]
+        if moves:
+            table = self.pool.block_table(seq_id)
+            slots = [[table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in pair] for pair in moves]
+            source, target = torch.tensor(slots, dtype=torch.int32).T.contiguous()
+            self.tensors.move(source, target)
+
+    def discard(self, blocks: Iterable[int]) -> None:
+        """Blocks of ended sequences hold values that are not numbers: they must not be attached again, nor be read by
+        a later pass, not even through a mask (0 x NaN is NaN). A block that another sequence holds too has that
+        sequence's own valid values and stays."""
+        self.pool.reset_prefix_cache()
+        for block in blocks:
+            if not self.pool.is_held(block):
+                self.tensors.clear(block)

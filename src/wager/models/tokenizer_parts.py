@@ -1,0 +1,33 @@
+"""What a tokenizer is made of: the value between the files it is read from and the Tokenizer that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tokenizers import Tokenizer as Backend
+
+Spelling = Literal["byte-level", "sentencepiece"]
+"""How the vocabulary writes bytes: one character for each byte (GPT-2), or as text with ▁ for a space and <0xNN> for
+other bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """What a tokenizer is made of, whatever file it was read from (`where`).
+
+    `special` ids are left out of decoded text; `literal` ids are spelled as text, not as bytes; `spaced`: encoding puts
+    a space before the text, and decoding removes it. `named` are the special tokens that a chat template may use.
+    """
+
+    backend: Backend
+    spelling: Spelling
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    where: str
+    special: frozenset[int] = frozenset()
+    literal: frozenset[int] = frozenset()
+    spaced: bool = False
+    named: Mapping[str, str] = field(default_factory=dict)
+    chat_template: str | None = None

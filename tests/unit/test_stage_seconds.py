@@ -1,0 +1,118 @@
+"""Every part of a step is in a stage: the seconds of all stages of a run are the seconds of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from wager.economics.policy.base import FixedDepth
+from wager.engine.core import Engine
+from wager.kernels.base import TargetOutput
+from wager.testing import FakeClock, OracleDrafter, ToyDistribution, ToyOracle
+from wager.testing.engines import toy_engine
+from wager.trace import Trace
+from wager.types import Draft, Plan, Request, SamplingParams, Span, StepRecord, Verdict
+
+LAW = ToyDistribution(vocab=48)
+
+
+class SlowPolicy(FixedDepth):
+    """Every method takes a second of its own kind."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(3)
+        self.clock = clock
+        self.records: list[StepRecord] = []
+
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        self.clock.advance(1.0)
+        return super().plan(spans, budget)
+
+    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        self.clock.advance(2.0)
+        return super().admit(drafts, budget)
+
+    def learn(self, verdicts: Iterable[Verdict]) -> None:
+        self.clock.advance(4.0)
+
+    def observe(self, record: StepRecord) -> None:
+        self.clock.advance(8.0)
+        self.records.append(record)
+
+    def end(self, sequence: str) -> None:
+        self.clock.advance(16.0)
+
+
+class SlowDrafter(OracleDrafter):
+    """So does every method of the drafter."""
+
+    clock: FakeClock
+
+    def propose(self, asks: Any) -> list[Draft]:
+        self.clock.advance(32.0)
+        return super().propose(asks)
+
+    def observe(self, output: TargetOutput) -> None:
+        self.clock.advance(64.0)
+
+    def accept(self, sequence: str, tokens: Sequence[int]) -> None:
+        self.clock.advance(128.0)
+        super().accept(sequence, tokens)
+
+    def end(self, sequence: str) -> None:
+        self.clock.advance(256.0)
+        super().end(sequence)
+
+
+def slowed(clock: FakeClock, seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        clock.advance(seconds)
+        return call(*args, **kwargs)
+
+    return run
+
+
+@pytest.fixture
+def timed() -> tuple[Engine, SlowPolicy, FakeClock]:
+    clock = FakeClock()
+    policy, drafter = SlowPolicy(clock), SlowDrafter(ToyOracle(LAW))
+    drafter.clock = clock
+    engine = toy_engine(LAW, drafter=drafter, policy=policy, trace=Trace(clock))
+    engine.runner.target.forward = slowed(clock, 512.0, engine.runner.target.forward)  # type: ignore[method-assign]
+    engine.scheduler.block_pool.commit = slowed(clock, 1024.0, engine.scheduler.block_pool.commit)  # type: ignore[method-assign]
+    engine.scheduler.block_pool.reserve = slowed(clock, 2048.0, engine.scheduler.block_pool.reserve)  # type: ignore[method-assign]
+    return engine, policy, clock
+
+
+def test_the_seconds_of_all_stages_are_the_seconds_of_the_run(timed: tuple[Engine, SlowPolicy, FakeClock]) -> None:
+    engine, policy, clock = timed
+    for i in range(3):
+        engine.add(Request(f"r{i}", (1, 2, 3 + i), SamplingParams(max_tokens=12, seed=i)))
+    begin = clock.seconds
+    while engine.busy:
+        engine.step()
+    told = sum(sum(record.seconds.values()) for record in policy.records)
+    assert told == clock.seconds - begin - 8.0, (
+        "all but the report of the last step, which would count for the next one"
+    )
+    assert len(policy.records) == 3
+
+
+def test_each_second_is_in_the_stage_that_took_it(timed: tuple[Engine, SlowPolicy, FakeClock]) -> None:
+    engine, policy, _ = timed
+    engine.add(Request("r", (1, 2, 3), SamplingParams(max_tokens=30)))
+    engine.step()
+    engine.step()
+    first, second = policy.records
+    stages = {
+        "schedule": 2048.0,
+        "draft": 32.0,
+        "forward": 512.0,
+        "accept": 0.0,
+        "commit": 1024.0,
+        "observe": 64.0 + 128.0,
+    }
+    assert first.seconds == {**stages, "policy": 1.0 + 2.0 + 4.0}
+    assert second.seconds == {**stages, "policy": 1.0 + 2.0 + 4.0 + 8.0}, "with the report of the first step"
