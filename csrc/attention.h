@@ -1,6 +1,6 @@
-// Paged attention over every row's own path, with online softmax over blocks of 64 keys at absolute positions, and the
+// Paged attention over every row's own path, with online softmax over tiles of 64 keys at absolute positions, and the
 // results of segments of 256 keys folded together in order. Work is handed out by (tile, kv head); where those are fewer
-// than the threads could share evenly, by segment too. The folds are the same, so who did what does not show.
+// than the threads could share evenly, by segment too. The order of the folds is the same either way, and so is every bit.
 #pragma once
 
 #include "attention_tile.h"
@@ -8,48 +8,48 @@
 namespace wager::WAGER_NS {
 
 // All segments of a tile and kv head, one after the other.
-inline void attend(Work& work, float scale) {
-    const int n = work.rows * work.group;
-    work.whole.clear(n, work.values_d);
-    for (int segment = work.first_segment(); segment < work.end_segment(); ++segment) {
-        work.segment(segment, scale);
-        work.whole.fold(work.now, n, work.values_d);
+inline void attend(AttentionTile& tile, float scale) {
+    const int n = tile.rows * tile.group;
+    tile.full_state.clear(n, tile.values_d);
+    for (int segment = tile.first_segment(); segment < tile.end_segment(); ++segment) {
+        tile.segment(segment, scale);
+        tile.full_state.fold(tile.segment_state, n, tile.values_d);
     }
-    work.finish();
+    tile.finish();
 }
 
-// One segment; whoever completes the last one of its tile and kv head folds them.
-inline void attend_segment(Work& work, const AttentionPlan& plan, int item, int segment, float scale) {
-    const int first = work.first_segment(), end = work.end_segment(), n = work.rows * work.group;
+// One segment; the thread that completes the last one of its tile and kv head folds them all.
+inline void attend_segment(AttentionTile& tile, const AttentionPlan& plan, int item, int segment, float scale) {
+    const int first = tile.first_segment(), end = tile.end_segment(), n = tile.rows * tile.group;
     if (segment < first || segment >= end) return;
-    const State mine = work.now;
+    const SoftmaxState own = tile.segment_state;
     const auto part_of = [&](int s) {
-        return State(plan.parts + (static_cast<size_t>(item) * plan.segments + s) * state_floats(work.group, work.d), work.group,
-                     work.d);
+        const size_t at = static_cast<size_t>(item) * plan.segments + s;
+        return SoftmaxState(plan.parts + at * state_floats(tile.group, tile.d), tile.group, tile.d);
     };
-    work.now = part_of(segment);
-    work.segment(segment, scale);
-    work.now = mine;
+    tile.segment_state = part_of(segment);
+    tile.segment(segment, scale);
+    tile.segment_state = own;
     if (plan.done[item].fetch_add(1, std::memory_order_acq_rel) + 1 != end - first) return;
     plan.done[item].store(0, std::memory_order_relaxed);  // for the next layer; a barrier lies between
-    work.whole.clear(n, work.values_d);
-    for (int s = first; s < end; ++s) work.whole.fold(part_of(s), n, work.values_d);
-    work.finish();
+    tile.full_state.clear(n, tile.values_d);
+    for (int s = first; s < end; ++s) tile.full_state.fold(part_of(s), n, tile.values_d);
+    tile.finish();
 }
 
 inline void attention(const Attention& op, const Step& step, int thread) {
-    Work work(op, step, step.scratch + step.scratch_bytes * thread);
+    AttentionTile tile(op, step, step.scratch + step.scratch_bytes * thread);
     const int kv_heads = op.cache.kv_heads, items = step.plan.tiles * kv_heads;
-    const float scale = op.scale > 0 ? kLog2e * op.scale : kLog2e / sqrtf(static_cast<float>(work.d));
+    const float scale = op.scale > 0 ? kLog2e * op.scale : kLog2e / sqrtf(static_cast<float>(tile.d));
     const bool split = step.plan.segments > 0;
     const int total = split ? items * step.plan.segments : items;
     for (;;) {
         const int next = op.next->fetch_add(1, std::memory_order_relaxed);
         if (next >= total) return;
         const int item = split ? next % items : items - 1 - next;  // long rows first
-        work.begin(item / kv_heads, item % kv_heads);
-        if (split) attend_segment(work, step.plan, item, next / items, scale);
-        else attend(work, scale);
+        tile.begin(item / kv_heads, item % kv_heads);
+        if (split) attend_segment(tile, step.plan, item, next / items, scale);
+        else attend(tile, scale);
     }
 }
 

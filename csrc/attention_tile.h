@@ -1,78 +1,50 @@
-// One attention tile at work: scores, softmax and values of a few rows against one segment of their keys.
+// One tile of attention: scores, softmax and values of a few rows against one segment of their keys.
 //
-// A tile is a few consecutive rows of one sequence; with the query heads of one kv head they share each load of a page.
-// Rows of a tree whose ancestors lie scattered see, from a page on, copies gathered in path order, so that every row
-// meets the very blocks plain decoding would. Keys a row may not see enter with probability exactly zero and leave its
-// sums as they are, whatever stands in them; so which rows share a tile cannot show in any of them.
+// A tile is a few consecutive rows of one sequence; with the query heads of one kv head they share each load of a block.
+// Rows of a tree whose ancestors lie scattered read, from a block on, copies gathered in path order, so that every row
+// computes over the same blocks as in plain decoding. Keys a row may not see have probability exactly zero and leave its
+// sums unchanged, whatever their numbers; so a row's result does not depend on which rows share its tile.
 #pragma once
 
 #include <cmath>
 
-#include "attention_page.h"
+#include "attention_block.h"
+#include "softmax_state.h"
 
 namespace wager::WAGER_NS {
 
-// What a softmax over some keys has come to, for each row-head: weighted values, lane-wise sums and the maximum.
-struct State {
-    float *o, *sum, *top;  // [row-heads, d], [.., 16], [..]
-
-    State(float* memory, int group, int d) {
-        const size_t height = tile_height(group);
-        o = memory;
-        sum = o + height * d;
-        top = sum + height * 16;
-    }
-    void clear(int n, int d) {
-        std::memset(o, 0, static_cast<size_t>(n) * d * 4);
-        std::memset(sum, 0, static_cast<size_t>(n) * 16 * 4);
-        for (int i = 0; i < n; ++i) top[i] = -1e30f;
-    }
-    // Takes in what later keys came to. Nothing seen (top -1e30) leaves every bit as it was.
-    void fold(const State& later, int n, int d) {
-        for (int i = 0; i < n; ++i) {
-            const float now = later.top[i] > top[i] ? later.top[i] : top[i];
-            const F mine = exp2(splat(top[i] - now)), theirs = exp2(splat(later.top[i] - now));
-            float *s = sum + 16 * i, *at = o + static_cast<size_t>(i) * d;
-            const float* from = later.o + static_cast<size_t>(i) * d;
-            store(s, add(mul(load(s), mine), mul(load(later.sum + 16 * i), theirs)));
-            for (int j = 0; j < d; j += 16) store(at + j, add(mul(load(at + j), mine), mul(load(from + j), theirs)));
-            top[i] = now;
-        }
-    }
-};
-
-// One (tile, kv head) at work: its buffers in this thread's scratch memory, and where each row's keys are.
-struct Work {
+// Attention of one (tile, kv head): its buffers in this thread's scratch memory, and where each row's keys are.
+struct AttentionTile {
     const Attention& op;
     const Step& step;
     int row, rows, head, d, values_d, group;
-    int shared;       // pages below this one are the same for all rows
-    int whole_from, whole_to;  // pages in [from, to) are visible to every row from end to end
-    uint16_t *q, *p;  // [row-heads, d], [row-heads, 64]
-    float* s;         // [row-heads, 64]
-    State now, whole;
-    uint16_t *tail_keys, *tail_values;  // [rows, tail_pages, 16 * d]
-    uint16_t* fit_values;               // [rows, 16 * d]
-    uint16_t* turned;                   // [16 * d]: the cached page at hand as values, where the cache is latent
-    uint32_t refitted;                  // rows whose values of the page at hand are in fit_values, as bits
+    int shared;              // blocks below this one are read from the cache by all rows
+    int full_from, full_to;  // every key of the blocks in [from, to) is visible to every row
+    uint16_t *q, *p;         // [row-heads, d], [row-heads, 64]
+    float* s;                // [row-heads, 64]
+    SoftmaxState segment_state, full_state;  // of the current segment; of all segments so far
+    uint16_t *tail_keys, *tail_values;  // [rows, tail_blocks, 16 * d]
+    uint16_t* masked_values;            // [rows, 16 * d]
+    uint16_t* transposed;               // [16 * d]: the current cached block as values, where the cache is latent
+    uint32_t masked;                    // rows whose values of the current block are in masked_values, as bits
     const int32_t* table;
 
-    Work(const Attention& op_, const Step& step_, uint8_t* scratch)
+    AttentionTile(const Attention& op_, const Step& step_, uint8_t* scratch)
         : op(op_),
           step(step_),
           d(op.cache.head_dim),
           values_d(op.cache.value_dim),
           group(op.heads / op.cache.kv_heads),
           s(reinterpret_cast<float*>(scratch)),
-          now(s + tile_height(group) * kKeyBlock, group, d),
-          whole(now.o + state_floats(group, d), group, d) {
+          segment_state(s + tile_height(group) * kKeyTile, group, d),
+          full_state(segment_state.o + state_floats(group, d), group, d) {
         const size_t height = tile_height(group);
-        q = reinterpret_cast<uint16_t*>(whole.o + state_floats(group, d));
+        q = reinterpret_cast<uint16_t*>(full_state.o + state_floats(group, d));
         p = q + height * d;
-        tail_keys = p + height * kKeyBlock;
+        tail_keys = p + height * kKeyTile;
         tail_values = tail_keys + tail_offset(tile_rows(group), 0);
-        fit_values = tail_values + tail_offset(tile_rows(group), 0);
-        turned = fit_values + static_cast<size_t>(tile_rows(group)) * kPage * d;
+        masked_values = tail_values + tail_offset(tile_rows(group), 0);
+        transposed = masked_values + static_cast<size_t>(tile_rows(group)) * kBlockSize * d;
     }
 
     int position(int t) const { return step.in.positions[row + t]; }
@@ -80,36 +52,40 @@ struct Work {
         const int low = position(t) - op.window + 1;
         return op.window && low > 0 ? low : 0;
     }
-    size_t tail_offset(int t, int page) const {
-        return (static_cast<size_t>(t) * step.plan.tail_pages + page) * kPage * d;
+    size_t tail_offset(int t, int block) const {
+        return (static_cast<size_t>(t) * step.plan.tail_blocks + block) * kBlockSize * d;
     }
-    bool gathered(int t, int page) const { return page >= step.plan.tails[row + t]; }
-    const uint16_t* cached(const uint16_t* all, int page) const { return all + op.cache.offset(op.layer, table[page], head); }
-    const uint16_t* keys_of(int t, int page) const {
-        return gathered(t, page) ? tail_keys + tail_offset(t, page - step.plan.tails[row + t]) : cached(op.cache.keys, page);
+    bool gathered(int t, int block) const { return block >= step.plan.tails[row + t]; }
+    const uint16_t* cached(const uint16_t* all, int block) const {
+        return all + cache_offset(op.cache, op.layer, table[block], head);
     }
-    const uint16_t* values_of(int t, int page) const {
-        if (refitted >> t & 1u) return fit_values + static_cast<size_t>(t) * kPage * d;
-        if (gathered(t, page)) return tail_values + tail_offset(t, page - step.plan.tails[row + t]);
-        return op.cache.values ? cached(op.cache.values, page) : turned;
+    const uint16_t* keys_of(int t, int block) const {
+        return gathered(t, block) ? tail_keys + tail_offset(t, block - step.plan.tails[row + t]) : cached(op.cache.keys, block);
     }
-    bool sees(int t, int page) const { return page * kPage <= position(t) && first_key(t) < (page + 1) * kPage; }
+    const uint16_t* values_of(int t, int block) const {
+        if (masked >> t & 1u) return masked_values + static_cast<size_t>(t) * kBlockSize * d;
+        if (gathered(t, block)) return tail_values + tail_offset(t, block - step.plan.tails[row + t]);
+        return op.cache.values ? cached(op.cache.values, block) : transposed;
+    }
+    bool visible(int t, int block) const {
+        return block * kBlockSize <= position(t) && first_key(t) < (block + 1) * kBlockSize;
+    }
 
     void begin(int tile, int kv_head) {
         row = step.plan.tile_rows[tile];
         rows = step.plan.tile_sizes[tile];
         head = kv_head;
-        table = step.in.block_tables + static_cast<size_t>(step.in.seq_ids[row]) * step.in.max_pages;
-        shared = whole_to = INT32_MAX;
-        whole_from = 0;
-        refitted = 0;
+        table = step.in.block_tables + static_cast<size_t>(step.in.seq_ids[row]) * step.in.max_blocks;
+        shared = full_to = INT32_MAX;
+        full_from = 0;
+        masked = 0;
         for (int t = 0; t < rows; ++t) {
-            const int pages = position(t) / kPage + 1, tail = step.plan.tails[row + t];
-            shared = pages < shared ? pages : shared;
+            const int blocks = position(t) / kBlockSize + 1, tail = step.plan.tails[row + t];
+            shared = blocks < shared ? blocks : shared;
             shared = tail < shared ? tail : shared;
-            const int low = (first_key(t) + kPage - 1) / kPage, high = (position(t) + 1) / kPage;
-            whole_from = low > whole_from ? low : whole_from;
-            whole_to = high < whole_to ? high : whole_to;
+            const int low = (first_key(t) + kBlockSize - 1) / kBlockSize, high = (position(t) + 1) / kBlockSize;
+            full_from = low > full_from ? low : full_from;
+            full_to = high < full_to ? high : full_to;
             const uint16_t* from = op.q + (static_cast<size_t>(row + t) * op.heads + head * group) * d;
             std::memcpy(q + t * group * d, from, static_cast<size_t>(group) * d * 2);
         }
@@ -125,99 +101,101 @@ struct Work {
         return high / kSegment + 1;
     }
 
-    // Attends to the keys of one segment, into `now`.
+    // Attends to the keys of one segment, into `segment_state`.
     void segment(int index, float scale) {
-        constexpr int kPages = kSegment / kPage;
-        now.clear(rows * group, values_d);
-        int first = kPages, last = 0;  // pages of the segment that some row can see
+        constexpr int kSegmentBlocks = kSegment / kBlockSize;
+        segment_state.clear(rows * group, values_d);
+        int first = kSegmentBlocks, last = 0;  // blocks of the segment that some row can see
         for (int t = 0; t < rows; ++t) {
-            const int low = first_key(t) / kPage - index * kPages, high = position(t) / kPage + 1 - index * kPages;
+            const int low = first_key(t) / kBlockSize - index * kSegmentBlocks;
+            const int high = position(t) / kBlockSize + 1 - index * kSegmentBlocks;
             first = low < first ? low : first;
             last = high > last ? high : last;
-            if (step.plan.tails[row + t] < (index + 1) * kPages) gather(t);
+            if (step.plan.tails[row + t] < (index + 1) * kSegmentBlocks) gather(t);
         }
-        first = (first < 0 ? 0 : first) + index * kPages;
-        last = (last > kPages ? kPages : last) + index * kPages;
-        constexpr int kBlock = kKeyBlock / kPage;
-        for (int page = first; page < last;) {
-            const int end = (page / kBlock + 1) * kBlock < last ? (page / kBlock + 1) * kBlock : last;
-            block(page, end, scale);
-            page = end;
+        first = (first < 0 ? 0 : first) + index * kSegmentBlocks;
+        last = (last > kSegmentBlocks ? kSegmentBlocks : last) + index * kSegmentBlocks;
+        constexpr int kBlocksPerTile = kKeyTile / kBlockSize;
+        for (int block = first; block < last;) {
+            const int tile_end = (block / kBlocksPerTile + 1) * kBlocksPerTile, end = tile_end < last ? tile_end : last;
+            key_tile(block, end, scale);
+            block = end;
         }
     }
 
-    // Copies into path order what lies scattered: the page where the row's path leaves position order, then its nodes.
+    // Copies into path order what lies scattered: the block where the row's path leaves position order, then its nodes.
     void gather(int t) {
         const int tail = step.plan.tails[row + t], base = step.in.num_computed_tokens[step.in.seq_ids[row]];
-        const int pages = position(t) / kPage - tail + 1;
-        const size_t page_bytes = static_cast<size_t>(kPage) * d * 2;
+        const int blocks = position(t) / kBlockSize - tail + 1;
+        const size_t block_bytes = static_cast<size_t>(kBlockSize) * d * 2;
         uint16_t *keys = tail_keys + tail_offset(t, 0), *values = tail_values + tail_offset(t, 0);
-        std::memset(keys, 0, pages * page_bytes);
-        std::memcpy(keys, cached(op.cache.keys, tail), page_bytes);
+        std::memset(keys, 0, blocks * block_bytes);
+        std::memcpy(keys, cached(op.cache.keys, tail), block_bytes);
         if (op.cache.values) {
-            std::memset(values, 0, pages * page_bytes);
-            std::memcpy(values, cached(op.cache.values, tail), page_bytes);
+            std::memset(values, 0, blocks * block_bytes);
+            std::memcpy(values, cached(op.cache.values, tail), block_bytes);
         }
         const int start = step.in.query_start_loc[step.in.seq_ids[row]];
         for (int a = row + t; a >= start; a = step.in.parents[a]) {
             const int at = step.in.positions[a];
             if (a - start == at - base) break;  // from here down the path lies in position order
-            copy_key(step.in.slot_mapping[a], keys, values, at - tail * kPage);
+            copy_key(step.in.slot_mapping[a], keys, values, at - tail * kBlockSize);
         }
-        for (int page = 0; page < (op.cache.values ? 0 : pages); ++page)
-            turn(keys + tail_offset(0, page), values_d, values + tail_offset(0, page));
+        for (int block = 0; block < (op.cache.values ? 0 : blocks); ++block)
+            transpose_latents(keys + tail_offset(0, block), values_d, values + tail_offset(0, block));
     }
     void copy_key(int slot, uint16_t* keys, uint16_t* values, int to) const {
-        const size_t from = op.cache.offset(op.layer, slot / kPage, head), page = static_cast<size_t>(to / kPage) * kPage * d;
-        const uint16_t* key = op.cache.keys + from + slot % kPage * 2;
-        keys += page + to % kPage * 2;
-        for (int i = 0; i < d / 2; ++i) std::memcpy(keys + i * 2 * kPage, key + i * 2 * kPage, 4);
+        const size_t from = cache_offset(op.cache, op.layer, slot / kBlockSize, head);
+        const size_t block = static_cast<size_t>(to / kBlockSize) * kBlockSize * d;
+        const uint16_t* key = op.cache.keys + from + slot % kBlockSize * 2;
+        keys += block + to % kBlockSize * 2;
+        for (int i = 0; i < d / 2; ++i) std::memcpy(keys + i * 2 * kBlockSize, key + i * 2 * kBlockSize, 4);
         if (!op.cache.values) return;
-        const uint16_t* value = op.cache.values + from + slot % kPage / 2 * (2 * d) + slot % 2;
-        values += page + to % kPage / 2 * (2 * d) + to % 2;
+        const uint16_t* value = op.cache.values + from + slot % kBlockSize / 2 * (2 * d) + slot % 2;
+        values += block + to % kBlockSize / 2 * (2 * d) + to % 2;
         for (int i = 0; i < d; ++i) values[2 * i] = value[2 * i];
     }
 
-    // The cached page of latents as values, if some row reads it where it lies. Kept out of the loops of other caches.
-    [[gnu::noinline]] void turn_cached(int page) {
+    // The cached block of latents as values, if some row reads it where it lies. Kept out of the loops of other caches.
+    [[gnu::noinline]] void transpose_cached(int block) {
         for (int t = 0; t < rows; ++t) {
-            if (!sees(t, page) || gathered(t, page)) continue;
-            turn(cached(op.cache.keys, page), values_d, turned);
+            if (!visible(t, block) || gathered(t, block)) continue;
+            transpose_latents(cached(op.cache.keys, block), values_d, transposed);
             return;
         }
     }
 
-    // 0 x NaN is NaN: where values a row may not see are not finite, it reads the page from a copy without them.
-    void refit(int page) {
-        refitted = 0;
-        if (page >= whole_from && page < whole_to) return;
+    // 0 x NaN is NaN: where values a row may not see are not finite, it reads the block from a copy without them.
+    void mask_nonfinite(int block) {
+        masked = 0;
+        if (block >= full_from && block < full_to) return;
         const uint16_t* scanned = nullptr;
-        uint32_t unfit = 0, found = 0;
+        uint32_t nonfinite = 0, found = 0;
         for (int t = 0; t < rows; ++t) {
-            if (!sees(t, page)) continue;
-            const uint16_t* at = values_of(t, page);
-            if (at != scanned) unfit = unfit_keys(at, values_d);
+            if (!visible(t, block)) continue;
+            const uint16_t* at = values_of(t, block);
+            if (at != scanned) nonfinite = nonfinite_keys(at, values_d);
             scanned = at;
-            const uint32_t hidden = ~key_range(first_key(t) - page * kPage, position(t) + 1 - page * kPage);
-            if ((unfit & hidden) == 0) continue;
-            copy_without(unfit & hidden, at, values_d, fit_values + static_cast<size_t>(t) * kPage * d);
+            const uint32_t hidden = ~key_range(first_key(t) - block * kBlockSize, position(t) + 1 - block * kBlockSize);
+            if ((nonfinite & hidden) == 0) continue;
+            copy_without(nonfinite & hidden, at, values_d, masked_values + static_cast<size_t>(t) * kBlockSize * d);
             found |= 1u << t;
         }
-        refitted = found;
+        masked = found;
     }
 
-    // Calls kernel(first row-head, row-heads, page pointer) for each run of rows that see the page at the same place.
+    // Calls kernel(first row-head, row-heads, block pointer) for each run of rows that see the block at the same place.
     template <class Place, class Kernel>
-    void each_run(int page, int limit, Place place, Kernel kernel) {
-        const bool alike = page >= whole_from && page < whole_to && page < shared;
+    void each_run(int block, int limit, Place place, Kernel kernel) {
+        const bool alike = block >= full_from && block < full_to && block < shared;
         for (int t = 0; t < rows;) {
-            if (!sees(t, page)) {  // its gathered pages may not reach so far
+            if (!visible(t, block)) {  // its gathered blocks may not reach so far
                 ++t;
                 continue;
             }
-            const uint16_t* at = place(t, page);
+            const uint16_t* at = place(t, block);
             int end = alike ? rows : t + 1;
-            while (end < rows && sees(end, page) && place(end, page) == at) ++end;
+            while (end < rows && visible(end, block) && place(end, block) == at) ++end;
             const int total = (end - t) * group, parts = (total + limit - 1) / limit;
             for (int i = 0; i < parts; ++i) {
                 const int first = static_cast<int>(part(total, i, parts)), last = static_cast<int>(part(total, i + 1, parts));
@@ -227,71 +205,72 @@ struct Work {
         }
     }
 
-    // Asks for a page that all rows read from the cache; gathered pages are at hand.
-    void fetch_page(const uint16_t* all, int page) const {
-        if (page >= shared) return;
-        const uint16_t* at = cached(all, page);
-        for (int i = 0; i < kPage * d; i += 32) fetch(at + i);
+    // Prefetches a block that all rows read from the cache; gathered blocks are in the scratch memory already.
+    void fetch_block(const uint16_t* all, int block) const {
+        if (block >= shared) return;
+        const uint16_t* at = cached(all, block);
+        for (int i = 0; i < kBlockSize * d; i += 32) fetch(at + i);
     }
 
-    void block(int first_page, int last_page, float scale) {
-        for (int page = first_page; page < last_page; ++page) {
-            if (op.cache.values) fetch_page(op.cache.values, page);  // wanted after the scores; keys a block from now
-            fetch_page(op.cache.keys, page + kKeyBlock / kPage);
-            float* out = s + page % 4 * kPage;
+    void key_tile(int first_block, int last_block, float scale) {
+        for (int block = first_block; block < last_block; ++block) {
+            if (op.cache.values) fetch_block(op.cache.values, block);  // used after the scores; keys in the next key tile
+            fetch_block(op.cache.keys, block + kKeyTile / kBlockSize);
+            float* out = s + block % 4 * kBlockSize;
             const auto place = [this](int t, int at) { return keys_of(t, at); };
-            each_run(page, kQkRows, place, [&](int i, int n, const uint16_t* keys) {
-                PageUpTo<kQkRows>::score[n](q + i * d, d, keys, d, out + i * kKeyBlock, kKeyBlock);
+            each_run(block, kQkRows, place, [&](int i, int n, const uint16_t* keys) {
+                BlockKernelUpTo<kQkRows>::score[n](q + i * d, d, keys, d, out + i * kKeyTile, kKeyTile);
             });
         }
-        for (int i = 0; i < rows * group; ++i) soften(i, first_page, last_page, scale);
-        for (int page = first_page; page < last_page; ++page) {
-            const uint16_t* in = p + page % 4 * kPage;
+        for (int i = 0; i < rows * group; ++i) softmax(i, first_block, last_block, scale);
+        for (int block = first_block; block < last_block; ++block) {
+            const uint16_t* in = p + block % 4 * kBlockSize;
             const auto place = [this](int t, int at) { return values_of(t, at); };
-            if (!op.cache.values) turn_cached(page);
-            refit(page);
-            each_run(page, kPvRows, place, [&](int i, int n, const uint16_t* values) {
-                PageUpTo<kPvRows>::value[n](in + i * kKeyBlock, kKeyBlock, values, values_d, now.o + i * values_d, 0);
+            if (!op.cache.values) transpose_cached(block);
+            mask_nonfinite(block);
+            each_run(block, kPvRows, place, [&](int i, int n, const uint16_t* values) {
+                float* out = segment_state.o + i * values_d;
+                BlockKernelUpTo<kPvRows>::value[n](in + i * kKeyTile, kKeyTile, values, values_d, out, 0);
             });
-            refitted = 0;
+            masked = 0;
         }
     }
 
     // Scores of one row-head to probabilities; its maximum, sum and output are brought to the new maximum.
-    void soften(int i, int first_page, int last_page, float scale) {
+    void softmax(int i, int first_block, int last_block, float scale) {
         const int t = i / group, low = first_key(t), high = position(t) + 1;
         const F hidden = splat(-__builtin_inff());
-        float* scores = s + i * kKeyBlock;
+        float* scores = s + i * kKeyTile;
         F best = hidden;
-        for (int page = first_page; page < last_page; ++page) {
-            float* at = scores + page % 4 * kPage;
-            const F score = keep(mul(load(at), splat(scale)), hidden, low - page * kPage, high - page * kPage);
+        for (int block = first_block; block < last_block; ++block) {
+            float* at = scores + block % 4 * kBlockSize;
+            const F score = keep(mul(load(at), splat(scale)), hidden, low - block * kBlockSize, high - block * kBlockSize);
             store(at, score);
             best = max(best, score);
         }
-        const float found = peak_of(best), before = now.top[i], highest = found > before ? found : before;
-        F total = load(now.sum + 16 * i);
+        const float found = max_lane(best), before = segment_state.top[i], highest = found > before ? found : before;
+        F total = load(segment_state.sum + 16 * i);
         if (highest != before) {
             const F factor = exp2(splat(before - highest));
-            float* o = now.o + static_cast<size_t>(i) * values_d;
+            float* o = segment_state.o + static_cast<size_t>(i) * values_d;
             total = mul(total, factor);
             for (int j = 0; j < values_d; j += 16) store(o + j, mul(load(o + j), factor));
-            now.top[i] = highest;
+            segment_state.top[i] = highest;
         }
-        for (int page = first_page; page < last_page; ++page) {
-            const F probability = exp2(sub(load(scores + page % 4 * kPage), splat(highest)));
-            narrow(p + i * kKeyBlock + page % 4 * kPage, probability);
+        for (int block = first_block; block < last_block; ++block) {
+            const F probability = exp2(sub(load(scores + block % 4 * kBlockSize), splat(highest)));
+            narrow(p + i * kKeyTile + block % 4 * kBlockSize, probability);
             total = add(total, probability);
         }
-        store(now.sum + 16 * i, total);
+        store(segment_state.sum + 16 * i, total);
     }
 
     void finish() {
         for (int i = 0; i < rows * group; ++i) {
             const int t = i / group;
             uint16_t* out = op.out + (static_cast<size_t>(row + t) * op.heads + head * group + i % group) * values_d;
-            const F total = splat(sum(load(whole.sum + 16 * i)));
-            const float* o = whole.o + static_cast<size_t>(i) * values_d;
+            const F total = splat(sum(load(full_state.sum + 16 * i)));
+            const float* o = full_state.o + static_cast<size_t>(i) * values_d;
             for (int j = 0; j < values_d; j += 16) narrow(out + j, add(div(load(o + j), total), zero()));  // no minus zero
         }
     }

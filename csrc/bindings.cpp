@@ -1,4 +1,4 @@
-// The one file that knows Python: addresses of tensors come in as integers, checked for type and shape by kernels/cpu.py.
+// The Python bindings: addresses of tensors come in as integers, checked for type and shape by kernels/cpu_tape.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -9,11 +9,12 @@
 #include "pack.h"
 #include "pool.h"
 #include "sampling.h"
+#include "sizes.h"
 #include "tape.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
-using wager::Block, wager::CacheView, wager::Pool, wager::Tape;
+using wager::Buffer, wager::CacheView, wager::Pool, wager::Tape;
 
 namespace {
 
@@ -24,7 +25,7 @@ T* at(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
-wager::Of rows_of(bool heads) { return heads ? wager::Of::heads : wager::Of::rows; }
+wager::RowSet row_set(bool logits) { return logits ? wager::RowSet::logits : wager::RowSet::rows; }
 
 struct Isa {
     const wager::Table* table;
@@ -37,10 +38,10 @@ const wager::Table* find_table(const std::string& name) {
     return nullptr;
 }
 
-// Where panels begin in a block, `from` bytes in, once it is known that they fit.
-uint16_t* room(const Block& block, size_t from, int panels, int k) {
-    if (block.size() < from + size_t{2} * panels * wager::kPanel * k) throw std::invalid_argument("the block is too small");
-    return reinterpret_cast<uint16_t*>(block.data() + from);
+// Where panels begin in a buffer, `from` bytes in, once it is known that they fit.
+uint16_t* room(const Buffer& buffer, size_t from, int panels, int k) {
+    if (buffer.size() < from + size_t{2} * panels * wager::kPanel * k) throw std::invalid_argument("the buffer is too small");
+    return reinterpret_cast<uint16_t*>(buffer.data() + from);
 }
 
 void sample(Pool& pool, const Isa& isa, Address logits, int vocab, Address rows, Address temperatures, Address seeds,
@@ -58,13 +59,13 @@ void sample(Pool& pool, const Isa& isa, Address logits, int vocab, Address rows,
     wager::sample_rows(pool, *isa.table, draws, greedy, at<int32_t>(out));
 }
 
-// Reads a block once with all threads; what it returns is only there so that the reads must happen.
-double sweep(Pool& pool, const Isa& isa, const Block& block) {
+// Reads a buffer once with all threads; the sum is returned so that the compiler cannot drop the reads.
+double sweep(Pool& pool, const Isa& isa, const Buffer& buffer) {
     nb::gil_scoped_release release;
     std::vector<float> sums(pool.threads());
-    const int64_t n = static_cast<int64_t>(block.size() / 4);
+    const int64_t n = static_cast<int64_t>(buffer.size() / 4);
     pool.run([&](int thread) {
-        sums[thread] = isa.table->sweep(reinterpret_cast<const float*>(block.data()), wager::part(n, thread, pool.threads()),
+        sums[thread] = isa.table->sweep(reinterpret_cast<const float*>(buffer.data()), wager::part(n, thread, pool.threads()),
                                         wager::part(n, thread + 1, pool.threads()));
     });
     double total = 0;
@@ -76,48 +77,51 @@ void bind_tape(nb::module_& m) {
     nb::class_<Tape>(m, "Tape")
         .def("__init__",
              [](Tape* self, std::shared_ptr<Pool> pool, const Isa& isa, nb::tuple inputs, int max_rows,
-                int max_sequences, int max_pages, int heads, int kv_heads, int head_dim) {
+                int max_sequences, int max_blocks, int heads, int kv_heads, int head_dim) {
                  const auto in = [&](int i) { return at<const int32_t>(nb::cast<Address>(inputs[i])); };
                  const wager::Inputs all{in(0), in(1), in(2), in(3), in(4), in(5), in(6), in(7), in(8),
-                                         max_rows, max_sequences, max_pages};
+                                         max_rows, max_sequences, max_blocks};
                  new (self) Tape(std::move(pool), isa.table, all, heads, kv_heads, head_dim);
              })
         .def("embed", [](Tape& t, Address table, int vocab, int hidden, Address out) {
             t.record(wager::Embed{at<const uint16_t>(table), at<float>(out), vocab, hidden});
         })
-        .def("rms_norm", [](Tape& t, Address x, Address weight, int n, float eps, Address out, bool heads) {
-            t.record(wager::RmsNorm{at<const float>(x), at<const float>(weight), at<uint16_t>(out), n, eps, rows_of(heads)});
+        .def("rms_norm", [](Tape& t, Address x, Address weight, int n, float eps, Address out, bool logits) {
+            const auto rows = row_set(logits);
+            t.record(wager::RmsNorm{at<const float>(x), at<const float>(weight), at<uint16_t>(out), n, eps, rows});
         })
         .def("linear", [](Tape& t, Address x, Address weight, Address bias, int n, int k, int panels, bool gated, bool add,
-                          Address out, bool heads) {
-            t.record(wager::Linear{at<const uint16_t>(x), at<const uint16_t>(weight), at<const float>(bias), at<void>(out), n, k,
-                                   panels, gated, add, rows_of(heads), nullptr, 0, 0});
+                          Address out, bool logits) {
+            t.record(wager::Linear{at<const uint16_t>(x), at<const uint16_t>(weight), at<const float>(bias), at<void>(out), n,
+                                   k, panels, gated, add, row_set(logits), nullptr, 0, 0});
         })
         .def("per_head", [](Tape& t, Address x, Address weight, int heads, int n, int k, int step, Address out) {
             t.record(wager::PerHead{at<const uint16_t>(x), at<const uint16_t>(weight), at<uint16_t>(out), heads, n, k, step});
         })
-        .def("route", [](Tape& t, Address x, Address weight, Address bias, int hidden, nb::tuple how, float scale, Address logits,
-                         Address ids, Address shares) {
-            const auto of = [&](int i) { return nb::cast<int>(how[i]); };
-            const wager::Choice choice{of(0), of(1), of(2), of(3), of(4), of(5) != 0, of(6) != 0, scale};
-            t.record(wager::Router{at<const uint16_t>(x), at<const float>(weight), at<float>(logits), choice.experts, hidden});
-            t.record(wager::Choose{at<const float>(logits), at<const float>(bias), at<int32_t>(ids), at<float>(shares), choice});
+        .def("route", [](Tape& t, Address x, Address weight, Address bias, int hidden, nb::tuple params, float scale,
+                         Address logits, Address ids, Address shares) {
+            const auto of = [&](int i) { return nb::cast<int>(params[i]); };
+            const wager::RoutingParams routing{of(0), of(1), of(2), of(3), of(4), of(5) != 0, of(6) != 0, scale};
+            const auto scores = at<float>(logits);
+            t.record(wager::Router{at<const uint16_t>(x), at<const float>(weight), scores, routing.experts, hidden});
+            t.record(wager::TopExperts{scores, at<const float>(bias), at<int32_t>(ids), at<float>(shares), routing});
         })
-        .def("experts", [](Tape& t, Address x, Address in, Address down, int hidden, int width, int experts, int chosen, int rows,
-                           nb::tuple routing, Address out) {
+        .def("experts", [](Tape& t, Address x, Address in, Address down, int hidden, int width, int experts, int top_k,
+                           int rows, nb::tuple routing, Address out) {
             const auto of = [&](int i) { return nb::cast<Address>(routing[i]); };
-            int32_t *const order = at<int32_t>(of(2)), *const hits = order + static_cast<size_t>(rows) * chosen;
+            int32_t *const order = at<int32_t>(of(2)), *const hits = order + static_cast<size_t>(rows) * top_k;
             const wager::Groups groups{order, hits, hits + experts, hits + 2 * experts + 1};
             const auto gathered = at<uint16_t>(of(3)), inner = at<uint16_t>(of(4));
-            t.record(wager::Gather{at<const uint16_t>(x), at<const int32_t>(of(0)), gathered, groups, experts, chosen, hidden});
+            t.record(wager::Gather{at<const uint16_t>(x), at<const int32_t>(of(0)), gathered, groups, experts, top_k, hidden});
             t.record(wager::ExpertsIn{gathered, at<const uint16_t>(in), inner, groups, width, hidden});
-            t.record(wager::ExpertsOut{inner, at<const uint16_t>(down), at<const float>(of(1)), at<float>(out), groups, chosen,
+            t.record(wager::ExpertsOut{inner, at<const uint16_t>(down), at<const float>(of(1)), at<float>(out), groups, top_k,
                                        hidden, width});
         })
         .def("latent", [](Tape& t, Address q, Address kv, Address table, int positions, Address norm, float eps,
-                          const CacheView& cache, int layer, int heads, int nope, Address plain, Address query) {
-            t.record(wager::LatentWrite{at<const float>(q), at<const float>(kv), at<const float>(table), at<const float>(norm), eps,
-                                        cache, layer, heads, positions, nope, at<uint16_t>(plain), at<uint16_t>(query)});
+                          const CacheView& cache, int layer, int heads, int nope, Address q_nope, Address query) {
+            t.record(wager::LatentWrite{at<const float>(q), at<const float>(kv), at<const float>(table),
+                                        at<const float>(norm), eps, cache, layer, heads, positions, nope,
+                                        at<uint16_t>(q_nope), at<uint16_t>(query)});
         })
         .def("rotary", [](Tape& t, Address qkv, Address table, int positions, Address q_norm, Address k_norm, float eps,
                           const CacheView& cache, int layer, int heads, Address q) {
@@ -134,38 +138,39 @@ void bind_tape(nb::module_& m) {
         .def("argmax", [](Tape& t, Address logits, Address out, int n) {
             t.record(wager::Argmax{at<const float>(logits), at<int32_t>(out), n});
         })
-        .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>(), "rows"_a, "sequences"_a, "heads"_a);
+        .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>(), "rows"_a, "sequences"_a, "logits_rows"_a);
 }
 
 void bind_cache(nb::module_& m) {
     nb::class_<CacheView>(m, "CacheView")
-        .def("__init__", [](CacheView* self, const Block& keys, const Block& values, int layers, int pages, int kv_heads, int d) {
-            const size_t bytes = size_t{2} * layers * pages * kv_heads * wager::kPage * d;
+        .def("__init__", [](CacheView* self, const Buffer& keys, const Buffer& values, int layers, int num_blocks, int kv_heads,
+                            int d) {
+            const size_t bytes = size_t{2} * layers * num_blocks * kv_heads * wager::kBlockSize * d;
             if (keys.size() < bytes || values.size() < bytes) throw std::invalid_argument("the cache's memory is too small");
             new (self) CacheView{reinterpret_cast<uint16_t*>(keys.data()), reinterpret_cast<uint16_t*>(values.data()), layers,
-                                 pages, kv_heads, d, d};
+                                 num_blocks, kv_heads, d, d};
         }, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-        .def_static("latent", [](const Block& keys, int layers, int pages, int rank, int rope) {
-            const size_t bytes = size_t{2} * layers * pages * wager::kPage * (rank + rope);
+        .def_static("latent", [](const Buffer& keys, int layers, int num_blocks, int rank, int rope) {
+            const size_t bytes = size_t{2} * layers * num_blocks * wager::kBlockSize * (rank + rope);
             if (keys.size() < bytes) throw std::invalid_argument("the cache's memory is too small");
-            return CacheView{reinterpret_cast<uint16_t*>(keys.data()), nullptr, layers, pages, 1, rank + rope, rank};
+            return CacheView{reinterpret_cast<uint16_t*>(keys.data()), nullptr, layers, num_blocks, 1, rank + rope, rank};
         }, nb::keep_alive<0, 1>())
         .def("move", [](const CacheView& cache, Pool& pool, Address source, Address target, int n) {
             nb::gil_scoped_release release;
             wager::move_slots(pool, cache, at<const int32_t>(source), at<const int32_t>(target), n);
         })
         .def("read", [](const CacheView& cache, int slot, Address out) { wager::read_slot(cache, slot, at<uint16_t>(out)); })
-        .def("clear", [](const CacheView& cache, int page) { wager::clear_page(cache, page); });
+        .def("clear", [](const CacheView& cache, int block) { wager::clear_block(cache, block); });
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // kernels kept in a module's globals outlive the interpreter, and may
-    nb::class_<Block>(m, "Block")
+    nb::class_<Buffer>(m, "Buffer")
         .def(nb::init<size_t>(), "bytes"_a)
-        .def_prop_ro("address", [](const Block& b) { return reinterpret_cast<Address>(b.data()); })
-        .def_prop_ro("nbytes", &Block::size);
+        .def_prop_ro("address", [](const Buffer& b) { return reinterpret_cast<Address>(b.data()); })
+        .def_prop_ro("nbytes", &Buffer::size);
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
     nb::class_<Isa>(m, "Isa")
         .def("__init__", [](Isa* self, const std::string& name) {
@@ -175,11 +180,11 @@ NB_MODULE(_native, m) {
         })
         .def_prop_ro("name", [](const Isa& isa) { return std::string(isa.table->name); })
         .def_static("has", [](const std::string& name) { return find_table(name) != nullptr; });
-    m.def("pack", [](Pool& pool, Address weight, int n, int k, const Block& to, size_t from) {
+    m.def("pack", [](Pool& pool, Address weight, int n, int k, const Buffer& to, size_t from) {
         nb::gil_scoped_release release;
         wager::pack_linear(pool, at<const uint16_t>(weight), n, k, room(to, from, (n + wager::kPanel - 1) / wager::kPanel, k));
     });
-    m.def("pack_gated", [](Pool& pool, Address gate, Address up, int n, int k, const Block& to, size_t from) {
+    m.def("pack_gated", [](Pool& pool, Address gate, Address up, int n, int k, const Buffer& to, size_t from) {
         nb::gil_scoped_release release;
         wager::pack_gated(pool, at<const uint16_t>(gate), at<const uint16_t>(up), n, k, room(to, from, (n + 15) / 16, k));
     });

@@ -1,8 +1,8 @@
-// Mixture of experts: logits, the choice of experts, and the two products of those that some row chose.
+// Mixture of experts: router logits, the top experts of each row, and the two products of those that some row selected.
 //
 // Rows are gathered by expert, so that an expert's weights are read once for all its rows. The first product is shared out
 // by expert and panel, the second by output panels alone: a thread adds every expert to its own outputs, in the order of
-// ids, and so needs no other thread's results. A row's sums never see the rows that chose the same expert.
+// ids, and so needs no other thread's results. A row's sums do not depend on the other rows of its experts.
 #pragma once
 
 #include <cmath>
@@ -51,68 +51,69 @@ inline void mark_best(const float* values, int n, int count, bool* marked) {
 }
 
 // exp(logit - top) or the sigmoid, lane by lane; padded to sixteen.
-inline void score(const float* logits, const Choice& how, float* scores) {
+inline void score(const float* logits, const RoutingParams& params, float* scores) {
     F top = splat(-__builtin_inff());
-    for (int i = 0; i < how.experts; ++i) top = max(top, splat(logits[i]));
-    for (int i = 0; i < how.experts; i += 16) {
-        const F x = load_part(logits + i, how.experts - i);
-        if (how.sigmoid) store(scores + i, div(splat(1.0f), add(splat(1.0f), exp2(mul(x, splat(-kLog2e))))));
+    for (int i = 0; i < params.experts; ++i) top = max(top, splat(logits[i]));
+    for (int i = 0; i < params.experts; i += 16) {
+        const F x = load_part(logits + i, params.experts - i);
+        if (params.sigmoid) store(scores + i, div(splat(1.0f), add(splat(1.0f), exp2(mul(x, splat(-kLog2e))))));
         else store(scores + i, exp2(mul(sub(x, top), splat(kLog2e))));
     }
 }
 
-// Keeps the experts of the best groups and puts the others out of reach.
-inline void limit_groups(const Choice& how, float* merit, bool* marked) {
+// Keeps the experts of the best groups and ranks all others last.
+inline void limit_groups(const RoutingParams& params, float* ranking, bool* marked) {
     float best[kMaxExperts];
-    const int size = how.experts / how.groups;
-    for (int g = 0; g < how.groups; ++g) {
-        mark_best(merit + g * size, size, how.group_best, marked);
+    const int size = params.experts / params.groups;
+    for (int g = 0; g < params.groups; ++g) {
+        mark_best(ranking + g * size, size, params.group_best, marked);
         best[g] = 0.0f;
         for (int i = 0; i < size; ++i)
-            if (marked[i]) best[g] += merit[g * size + i];
+            if (marked[i]) best[g] += ranking[g * size + i];
     }
-    mark_best(best, how.groups, how.top_groups, marked);
-    for (int g = how.groups - 1; g >= 0; --g)
+    mark_best(best, params.groups, params.top_groups, marked);
+    for (int g = params.groups - 1; g >= 0; --g)
         for (int i = 0; i < size; ++i)
-            if (!marked[g]) merit[g * size + i] = -__builtin_inff();
+            if (!marked[g]) ranking[g * size + i] = -__builtin_inff();
 }
 
-inline void choose_row(const Choose& op, int row) {
-    const Choice& how = op.how;
-    alignas(64) float scores[kMaxExperts + 16], merit[kMaxExperts];
+inline void top_experts_of_row(const TopExperts& op, int row) {
+    const RoutingParams& params = op.params;
+    alignas(64) float scores[kMaxExperts + 16], ranking[kMaxExperts];
     bool marked[kMaxExperts];
-    const float* logits = op.logits + static_cast<size_t>(row) * how.experts;
-    score(logits, how, scores);
-    for (int i = 0; i < how.experts; ++i) merit[i] = (how.sigmoid ? scores[i] : logits[i]) + (op.bias ? op.bias[i] : 0.0f);
-    if (how.groups > 1) limit_groups(how, merit, marked);
-    mark_best(merit, how.experts, how.chosen, marked);
-    int32_t* ids = op.ids + static_cast<size_t>(row) * how.chosen;
-    float* shares = op.shares + static_cast<size_t>(row) * how.chosen;
-    float all = 0.0f, chosen = 0.0f;
+    const float* logits = op.logits + static_cast<size_t>(row) * params.experts;
+    score(logits, params, scores);
+    const float* plain = params.sigmoid ? scores : logits;
+    for (int i = 0; i < params.experts; ++i) ranking[i] = plain[i] + (op.bias ? op.bias[i] : 0.0f);
+    if (params.groups > 1) limit_groups(params, ranking, marked);
+    mark_best(ranking, params.experts, params.top_k, marked);
+    int32_t* ids = op.ids + static_cast<size_t>(row) * params.top_k;
+    float* shares = op.shares + static_cast<size_t>(row) * params.top_k;
+    float all = 0.0f, selected = 0.0f;
     int n = 0;
-    for (int i = 0; i < how.experts; ++i) {
+    for (int i = 0; i < params.experts; ++i) {
         all += scores[i];
         if (!marked[i]) continue;
-        chosen += scores[i];
+        selected += scores[i];
         ids[n] = i;
         shares[n++] = scores[i];
     }
-    const bool sound = all == all;
-    const float total = !sound ? all : how.normalised ? chosen + 1e-20f : how.sigmoid ? 1.0f : all;
-    for (int j = 0; j < n; ++j) shares[j] = shares[j] / total * how.scale;
+    const bool finite = all == all;
+    const float total = !finite ? all : params.normalised ? selected + 1e-20f : params.sigmoid ? 1.0f : all;
+    for (int j = 0; j < n; ++j) shares[j] = shares[j] / total * params.scale;
 }
 
-inline void choose(const Choose& op, const Step& step, int thread) {
+inline void top_experts(const TopExperts& op, const Step& step, int thread) {
     const int first = static_cast<int>(part(step.rows, thread, step.threads));
     const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
-    for (int row = first; row < last; ++row) choose_row(op, row);
+    for (int row = first; row < last; ++row) top_experts_of_row(op, row);
 }
 
 // Every thread finds the order; the first writes it down, and each copies its part of the rows.
 inline void gather(const Gather& op, const Step& step, int thread) {
-    const int choices = step.rows * op.chosen;
+    const int pairs = step.rows * op.top_k;
     int32_t next[kMaxExperts + 1] = {};
-    for (int i = 0; i < choices; ++i) ++next[op.ids[i] + 1];
+    for (int i = 0; i < pairs; ++i) ++next[op.ids[i] + 1];
     int hits = 0;
     for (int e = 0; e < op.experts; ++e) {
         if (next[e + 1] && thread == 0) {
@@ -122,36 +123,36 @@ inline void gather(const Gather& op, const Step& step, int thread) {
         next[e + 1] += next[e];
     }
     if (thread == 0) {
-        op.groups.starts[hits] = choices;
+        op.groups.starts[hits] = pairs;
         *op.groups.count = hits;
     }
-    const int first = static_cast<int>(part(choices, thread, step.threads));
-    const int last = static_cast<int>(part(choices, thread + 1, step.threads));
-    for (int i = 0; i < choices; ++i) {
+    const int first = static_cast<int>(part(pairs, thread, step.threads));
+    const int last = static_cast<int>(part(pairs, thread + 1, step.threads));
+    for (int i = 0; i < pairs; ++i) {
         const int at = next[op.ids[i]]++;
         if (thread == 0) op.groups.order[at] = i;
         if (at < first || at >= last) continue;
-        const uint16_t* from = op.x + static_cast<size_t>(i / op.chosen) * op.k;
+        const uint16_t* from = op.x + static_cast<size_t>(i / op.top_k) * op.k;
         std::memcpy(op.out + static_cast<size_t>(at) * op.k, from, static_cast<size_t>(op.k) * 2);
     }
 }
 
-constexpr int kFreeRows = 12;  // about as many rows are computed while a panel is read
+constexpr int kFreeRows = 12;  // rows that are computed in about the time that reading a panel takes
 
 // Panels of the first product by expert, cut among threads so that each has the same work; work counts a panel's reading
 // and its rows.
 inline void experts_in(const ExpertsIn& op, const Step& step, int thread) {
     const int hits = *op.groups.count, panels = (op.n + 15) / 16;
-    const auto price = [&](int h) { return int64_t{kFreeRows} + op.groups.starts[h + 1] - op.groups.starts[h]; };
+    const auto cost = [&](int h) { return int64_t{kFreeRows} + op.groups.starts[h + 1] - op.groups.starts[h]; };
     int64_t total = 0;
-    for (int h = 0; h < hits; ++h) total += price(h) * panels;
+    for (int h = 0; h < hits; ++h) total += cost(h) * panels;
     const int64_t low = part(total, thread, step.threads), high = part(total, thread + 1, step.threads);
     const size_t elements = static_cast<size_t>(op.k) * kPanel;
     int64_t before = 0;
-    for (int h = 0; h < hits; before += price(h++) * panels) {
+    for (int h = 0; h < hits; before += cost(h++) * panels) {
         // A panel belongs to the thread in whose part its beginning lies.
         const auto from = [&](int64_t edge) {
-            const int64_t panel = edge <= before ? 0 : (edge - before + price(h) - 1) / price(h);
+            const int64_t panel = edge <= before ? 0 : (edge - before + cost(h) - 1) / cost(h);
             return static_cast<int>(panel < panels ? panel : panels);
         };
         const int first = from(low), last = from(high), start = op.groups.starts[h];
@@ -160,7 +161,8 @@ inline void experts_in(const ExpertsIn& op, const Step& step, int thread) {
         if (last == panels && h + 1 < hits) after = op.weight + static_cast<size_t>(op.groups.hits[h + 1]) * panels * elements;
         const uint16_t* weight = op.weight + static_cast<size_t>(op.groups.hits[h]) * panels * elements;
         const uint16_t* x = op.x + static_cast<size_t>(start) * op.k;
-        walk(Panels{weight, first, last, op.k, x, static_cast<size_t>(op.k), op.groups.starts[h + 1] - start, after, elements},
+        const int rows = op.groups.starts[h + 1] - start;
+        multiply_panels(Panels{weight, first, last, op.k, x, static_cast<size_t>(op.k), rows, after, elements},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
                      const F value = mul(silu(load(sums + r * kPanel)), load(sums + r * kPanel + 16));
@@ -182,12 +184,12 @@ inline void experts_out(const ExpertsOut& op, const Step& step, int thread) {
         const uint16_t* after = nullptr;
         if (h + 1 < hits) after = op.weight + (static_cast<size_t>(op.groups.hits[h + 1]) * panels + first) * elements;
         const uint16_t* x = op.x + static_cast<size_t>(start) * op.k;
-        walk(Panels{weight, first, last, op.k, x, static_cast<size_t>(op.k), rows, after, elements},
+        multiply_panels(Panels{weight, first, last, op.k, x, static_cast<size_t>(op.k), rows, after, elements},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
-                     const int choice = op.groups.order[start + row + r];
-                     const F share = splat(op.shares[choice]);
-                     float* out = op.out + static_cast<size_t>(choice / op.chosen) * op.n + panel * kPanel;
+                     const int pair = op.groups.order[start + row + r];
+                     const F share = splat(op.shares[pair]);
+                     float* out = op.out + static_cast<size_t>(pair / op.top_k) * op.n + panel * kPanel;
                      for (int c = 0; c < kPanel && panel * kPanel + c < op.n; c += 16) {
                          const int n = op.n - panel * kPanel - c;
                          store_part(out + c, add(load_part(out + c, n), mul(share, load(sums + r * kPanel + c))), n);

@@ -63,7 +63,7 @@ WAGER_INLINE float sum(F x) {
     const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_add_ss(d, _mm_shuffle_ps(d, d, 1)));
 }
-WAGER_INLINE float peak_of(F x) {
+WAGER_INLINE float max_lane(F x) {
     const __m256 b = _mm256_max_ps(x.a, x.b);
     const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
     const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));

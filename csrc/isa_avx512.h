@@ -11,7 +11,7 @@
 namespace wager::WAGER_NS {
 
 constexpr int kTileRows = 14, kTileCols = 2;  // linear: rows x 16 outputs held in registers
-constexpr int kQkRows = 12;                   // attention: row-heads against one key page
+constexpr int kQkRows = 12;                   // attention: row-heads against one key block
 constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
 
 struct F {
@@ -55,7 +55,7 @@ WAGER_INLINE float sum(F a) {
     const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_add_ss(d, _mm_shuffle_ps(d, d, 1)));
 }
-WAGER_INLINE float peak_of(F a) {
+WAGER_INLINE float max_lane(F a) {
     const __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
     const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
     const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));

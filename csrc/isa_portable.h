@@ -60,20 +60,20 @@ WAGER_INLINE F div(F a, F b) {
     return a;
 }
 WAGER_INLINE F fma(F a, F b, F c) { return add(mul(a, b), c); }
-WAGER_INLINE F4 choose(I4 mask, F4 a, F4 b) { return (F4)(((I4)a & mask) | ((I4)b & ~mask)); }
+WAGER_INLINE F4 select_lanes(I4 mask, F4 a, F4 b) { return (F4)(((I4)a & mask) | ((I4)b & ~mask)); }
 WAGER_INLINE F max(F a, F b) {  // b where either is NaN
-    WAGER_EACH a.v[i] = choose(a.v[i] > b.v[i], a.v[i], b.v[i]);
+    WAGER_EACH a.v[i] = select_lanes(a.v[i] > b.v[i], a.v[i], b.v[i]);
     return a;
 }
 WAGER_INLINE F min(F a, F b) {
-    WAGER_EACH a.v[i] = choose(a.v[i] < b.v[i], a.v[i], b.v[i]);
+    WAGER_EACH a.v[i] = select_lanes(a.v[i] < b.v[i], a.v[i], b.v[i]);
     return a;
 }
 
 WAGER_INLINE F keep(F a, F other, int lo, int hi) {
     WAGER_EACH {
         const I4 lanes = I4{0, 1, 2, 3} + 4 * i;
-        a.v[i] = choose((lanes >= lo) & (lanes < hi), a.v[i], other.v[i]);
+        a.v[i] = select_lanes((lanes >= lo) & (lanes < hi), a.v[i], other.v[i]);
     }
     return a;
 }
@@ -87,7 +87,7 @@ WAGER_INLINE float sum(F a) {
     const F4 b = (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]);
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
-WAGER_INLINE float peak_of(F a) {
+WAGER_INLINE float max_lane(F a) {
     float best = a.v[0][0];
     WAGER_EACH for (int j = 0; j < 4; ++j) best = a.v[i][j] > best ? a.v[i][j] : best;
     return best;

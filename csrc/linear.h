@@ -7,18 +7,18 @@ namespace wager::WAGER_NS {
 constexpr int kRowBlock = 192;  // rows whose activations stay in the second-level cache beside a panel
 
 // Fills out[rows, 32] with x [rows, stride] times one panel.
-using PanelKernel = void (*)(const uint16_t* x, size_t stride, size_t k, const uint16_t* w, float* out, Ahead ahead);
+using PanelKernel = void (*)(const uint16_t* x, size_t stride, size_t k, const uint16_t* w, float* out, Prefetch prefetch);
 
 // Aligned, or where the linker puts its loops would depend on code elsewhere: a matter of a few per cent.
 template <int M>
 __attribute__((aligned(64))) void panel_tile(const uint16_t* x, size_t stride, size_t k, const uint16_t* w, float* out,
-                                            Ahead ahead) {
+                                            Prefetch prefetch) {
     for (int column = 0; column < kPanel / 16; column += kTileCols) {
         Tile<M, kTileCols> tile;
         tile.clear();
-        tile.run(x, stride, w + 32 * column, 2 * kPanel, static_cast<int>(k / 2), ahead);
+        tile.run(x, stride, w + 32 * column, 2 * kPanel, static_cast<int>(k / 2), prefetch);
         tile.write(out + 16 * column, kPanel);
-        ahead.at = ahead.end;
+        prefetch.at = prefetch.end;
     }
 }
 
@@ -79,7 +79,7 @@ inline void finish_gated(const Linear& op, int panel, int row, int rows, const f
     }
 }
 
-// Some consecutive panels and the rows they are multiplied with; `after` is what will be read next, to be fetched ahead.
+// Some consecutive panels and the rows they are multiplied with; `after` is what will be read next, prefetched.
 struct Panels {
     const uint16_t* weight;
     int first, last, k;
@@ -89,10 +89,10 @@ struct Panels {
     const uint16_t* after;
     size_t after_elements;
 
-    size_t elements() const { return static_cast<size_t>(k) * kPanel; }
-    Ahead next(int panel) const {
-        const uint16_t* at = panel + 1 < last ? weight + (panel + 1) * elements() : after;
-        const size_t most = panel + 1 < last || after_elements > elements() ? elements() : after_elements;
+    Prefetch next(int panel) const {
+        const size_t elements = panel_elements(k);
+        const uint16_t* at = panel + 1 < last ? weight + (panel + 1) * elements : after;
+        const size_t most = panel + 1 < last || after_elements > elements ? elements : after_elements;
         const char* from = reinterpret_cast<const char*>(at);
         return {from, from + (at ? most * 2 : 0), 0, 0};
     }
@@ -100,21 +100,21 @@ struct Panels {
 
 // Calls finish(panel, row, height, sums) for each tile of rows and each panel.
 template <class Finish>
-WAGER_INLINE void walk(const Panels& all, Finish finish) {
+WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
     alignas(64) float sums[kTileRows * kPanel];
     for (int block = 0; block < all.rows; block += kRowBlock) {
         const int size = all.rows - block < kRowBlock ? all.rows - block : kRowBlock;
         const int tiles = (size + kTileRows - 1) / kTileRows;
-        const int lines = (2 * kAhead + tiles - 1) / tiles;  // a panel has two per pair
+        const int lines = (2 * kPrefetchPairs + tiles - 1) / tiles;  // a panel has two per pair
         for (int panel = all.first; panel < all.last; ++panel) {
-            Ahead ahead = all.next(panel);
-            ahead.pace(lines);
-            const uint16_t* weight = all.weight + panel * all.elements();
+            Prefetch prefetch = all.next(panel);
+            prefetch.pace(lines);
+            const uint16_t* weight = all.weight + panel * panel_elements(all.k);
             for (int tile = 0; tile < tiles; ++tile) {
                 const int row = block + static_cast<int>(part(size, tile, tiles));
                 const int height = block + static_cast<int>(part(size, tile + 1, tiles)) - row;
-                PanelUpTo<kTileRows>::of[height](all.x + row * all.stride, all.stride, all.k, weight, sums, ahead);
-                ahead.at += static_cast<size_t>(lines) * 64 * (all.k / 2 / kAhead);
+                PanelUpTo<kTileRows>::of[height](all.x + row * all.stride, all.stride, all.k, weight, sums, prefetch);
+                prefetch.at += static_cast<size_t>(lines) * 64 * (all.k / 2 / kPrefetchPairs);
                 finish(panel, row, height, sums);
             }
         }
@@ -122,17 +122,17 @@ WAGER_INLINE void walk(const Panels& all, Finish finish) {
 }
 
 inline void linear(const Linear& op, const Step& step, int thread) {
-    Panels panels{op.weight, 0, 0, op.k, op.x, static_cast<size_t>(op.k), step.count(op.of), nullptr, op.next_panel};
+    Panels panels{op.weight, 0, 0, op.k, op.x, static_cast<size_t>(op.k), row_count(step, op.row_set), nullptr, op.next_panel};
     panels.first = static_cast<int>(part(op.panels, thread, step.threads));
     panels.last = static_cast<int>(part(op.panels, thread + 1, step.threads));
     if (op.next_weight) panels.after = op.next_weight + part(op.next_panels, thread, step.threads) * op.next_panel;
-    walk(panels, [&](int panel, int row, int height, const float* sums) {
+    multiply_panels(panels, [&](int panel, int row, int height, const float* sums) {
         if (op.gated) finish_gated(op, panel, row, height, sums);
         else finish_linear(op, panel, row, height, sums);
     });
 }
 
-// One matrix per head: a thread takes whole heads' panels in order, as it would those of one matrix.
+// One matrix per head: the panels of all heads are shared out among threads in order, as if they were one matrix's.
 inline void per_head(const PerHead& op, const Step& step, int thread) {
     const int panels = (op.n + kPanel - 1) / kPanel;
     const int first = static_cast<int>(part(static_cast<int64_t>(op.heads) * panels, thread, step.threads));
@@ -144,7 +144,7 @@ inline void per_head(const PerHead& op, const Step& step, int thread) {
         const size_t elements = static_cast<size_t>(op.k) * kPanel;
         const uint16_t* weight = op.weight + static_cast<size_t>(head) * panels * elements;
         const uint16_t* after = head * panels + to < last ? weight + panels * elements : nullptr;
-        walk(Panels{weight, from, to, op.k, op.x + static_cast<size_t>(head) * op.k, in, step.rows, after, elements},
+        multiply_panels(Panels{weight, from, to, op.k, op.x + static_cast<size_t>(head) * op.k, in, step.rows, after, elements},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
                      uint16_t* at = op.out + (row + r) * out + static_cast<size_t>(head) * op.step + panel * kPanel;

@@ -1,6 +1,6 @@
 // Zeroed memory for weights and caches, in huge pages where the system grants them: weights are streamed once per pass
-// and would otherwise spend their time in the TLB. Small blocks share a chunk, for a matrix alone is often smaller than a
-// huge page. Knows nothing of what it holds.
+// and would otherwise spend their time in the TLB. Small buffers share a chunk, for a matrix alone is often smaller than a
+// huge page.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace wager {
 
-// One mapping, given back when the last block in it goes. Never reused in part, so what is handed out is still zero.
+// One mapping, unmapped with the last buffer in it. No part is used twice, so every buffer is zeroed.
 class Chunk {
   public:
     explicit Chunk(size_t bytes) : size_(bytes) {
@@ -58,9 +58,9 @@ class Chunk {
     uint8_t* data_ = nullptr;
 };
 
-class Block {
+class Buffer {
   public:
-    explicit Block(size_t bytes) : size_(bytes) {
+    explicit Buffer(size_t bytes) : size_(bytes) {
         const size_t room = (bytes + kGrain - 1) / kGrain * kGrain + (bytes == 0 ? kGrain : 0);
         if (room > kShared / 4) {
             chunk_ = std::make_shared<Chunk>(room);
@@ -75,8 +75,8 @@ class Block {
         data_ = chunk_->data() + chunk_->used;
         chunk_->used += room;
     }
-    Block(const Block&) = delete;
-    Block& operator=(const Block&) = delete;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
 
     uint8_t* data() const { return data_; }
     size_t size() const { return size_; }

@@ -1,5 +1,11 @@
 // What a tape records: one plain struct per op, the step they run over, and the table of kernels of one instruction set.
 // Shapes are in kernels/base.py. bf16 is carried as uint16_t. Nothing here owns memory.
+//
+// Data only, no functions: this header is compiled with the flags of every instruction set. A function that is inline or a
+// template, a member of a struct included, is emitted by each file that uses it, and the linker keeps any one of the copies:
+// it could be the AVX-512 one on a machine without AVX-512. So what kernels_*.cpp includes has its code in namespace
+// wager::WAGER_NS (sizes.h, and what table.h gathers), and uses of std only what the compiler always inlines (memcpy, the
+// operations of std::atomic). csrc/check_symbols.cmake verifies that on the object files.
 #pragma once
 
 #include <atomic>
@@ -8,34 +14,30 @@
 
 namespace wager {
 
-constexpr int kPage = 16;      // tokens per cache page
-constexpr int kKeyBlock = 64;  // keys that share one running maximum
-constexpr int kSegment = 256;  // keys whose softmax is a unit of work; segments are folded in order
-constexpr int kPanel = 32;     // outputs per packed panel of weights
+constexpr int kBlockSize = 16;  // tokens per block of the cache
+constexpr int kKeyTile = 64;    // keys that share one running maximum
+constexpr int kSegment = 256;   // keys whose softmax is a unit of work; segments are folded in order
+constexpr int kPanel = 32;      // outputs per packed panel of weights
 constexpr int kMaxExperts = 1024;
-constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads of a key page
+constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads of a block of keys
 
-enum class Of { rows, heads };
+enum class RowSet { rows, logits };  // all rows of the step, or those whose logits are wanted
 
-// Keys of a page and kv head: [d/2][16 keys][2]; values: [16/2][d][2]; so both products pair along their sum. A latent
-// cache has no values: those are the first value_dim dimensions of its keys, turned as they are needed.
+// Keys of a block and kv head: [d/2][16 keys][2]; values: [16/2][d][2]; so both products pair along their sum. A latent
+// cache has no values: those are the first value_dim dimensions of its keys, transposed as they are needed.
 struct CacheView {
     uint16_t* keys;
     uint16_t* values;
-    int layers, pages, kv_heads, head_dim, value_dim;
-
-    size_t offset(int layer, int page, int head) const {
-        return ((static_cast<size_t>(layer) * pages + page) * kv_heads + head) * kPage * head_dim;
-    }
+    int layers, num_blocks, kv_heads, head_dim, value_dim;
 };
 
 struct Inputs {
     const int32_t *tokens, *positions, *parents, *slot_mapping, *seq_ids, *logits_indices, *query_start_loc,
         *num_computed_tokens, *block_tables;
-    int max_rows, max_sequences, max_pages;
+    int max_rows, max_sequences, max_blocks;
 };
 
-// How attention cuts the rows of a step: tiles of consecutive rows of one sequence, and for rows of a tree the page from
+// How attention cuts the rows of a step: tiles of consecutive rows of one sequence, and for rows of a tree the block from
 // which their keys must be gathered into path order (kDirect: their keys already lie in position order).
 struct AttentionPlan {
     static constexpr int32_t kDirect = INT32_MAX;
@@ -43,7 +45,7 @@ struct AttentionPlan {
     const int32_t* tile_sizes;  // [tiles]
     const int32_t* tails;       // [rows]
     int tiles;
-    int tail_pages;  // room in the scratch memory per row
+    int tail_blocks;  // room in the scratch memory per row
     // Where segments are handed out one by one: how many at most (0: they are not), their states, and how many are done.
     int segments;
     float* parts;
@@ -52,12 +54,10 @@ struct AttentionPlan {
 
 struct Step {
     Inputs in;
-    int rows, sequences, head_rows, threads;
+    int rows, sequences, logits_rows, threads;
     AttentionPlan plan;
     uint8_t* scratch;  // threads * scratch_bytes
     size_t scratch_bytes;
-
-    int count(Of of) const { return of == Of::rows ? rows : head_rows; }
 };
 
 struct Embed {
@@ -71,7 +71,7 @@ struct RmsNorm {
     uint16_t* out;
     int n;
     float eps;
-    Of of;
+    RowSet row_set;
 };
 
 struct Linear {
@@ -81,12 +81,10 @@ struct Linear {
     int n, k;           // outputs (of one half when gated), inputs
     int panels;
     bool gated, add;
-    Of of;
-    const uint16_t* next_weight;  // of the linear op after this one, to be fetched ahead; or null
+    RowSet row_set;
+    const uint16_t* next_weight;  // of the linear op after this one, for prefetching; or null
     size_t next_panel;            // its elements per panel
     int next_panels;
-
-    size_t panel_elements() const { return static_cast<size_t>(k) * kPanel; }
 };
 
 struct PerHead {
@@ -95,9 +93,9 @@ struct PerHead {
     int heads, n, k, step;  // of each head's `step` elements of out, n are written
 };
 
-// How a row's experts are chosen from its logits; see models/spec.py.
-struct Choice {
-    int experts, chosen, groups, top_groups, group_best;
+// How a row's experts are selected from its logits; see arch/spec.py.
+struct RoutingParams {
+    int experts, top_k, groups, top_groups, group_best;
     bool sigmoid, normalised;
     float scale;
 };
@@ -109,15 +107,15 @@ struct Router {
     int experts, k;
 };
 
-struct Choose {
+struct TopExperts {
     const float *logits, *bias;  // bias null: none
     int32_t* ids;
     float* shares;
-    Choice how;
+    RoutingParams params;
 };
 
-// Choices (row * chosen + j) in the order of their experts, the experts that some row chose, and where in that order
-// each one's choices begin: `starts` has one more entry than there are `hits`.
+// Pairs of row and expert (row * top_k + j) in the order of their experts, the experts that some row selected (hits), and
+// where in that order each one's pairs begin: `starts` has one more entry than there are `hits`.
 struct Groups {
     int32_t *order, *hits, *starts, *count;
 };
@@ -125,14 +123,14 @@ struct Groups {
 struct Gather {
     const uint16_t* x;
     const int32_t* ids;
-    uint16_t* out;  // [choices, k]
+    uint16_t* out;  // [pairs, k]
     Groups groups;
-    int experts, chosen, k;
+    int experts, top_k, k;
 };
 
 struct ExpertsIn {
     const uint16_t *x, *weight;  // weight: gate and up of each expert, panels of one after those of another
-    uint16_t* out;               // [choices, n]
+    uint16_t* out;               // [pairs, n]
     Groups groups;
     int n, k;
 };
@@ -142,7 +140,7 @@ struct ExpertsOut {
     const float* shares;
     float* out;  // [rows, n]
     Groups groups;
-    int chosen, n, k;
+    int top_k, n, k;
 };
 
 struct LatentWrite {
@@ -150,7 +148,7 @@ struct LatentWrite {
     float eps;
     CacheView cache;
     int layer, heads, positions, nope;
-    uint16_t *plain, *query;
+    uint16_t *q_nope, *query;
 };
 
 struct Rotary {
@@ -182,7 +180,8 @@ struct Argmax {
     int n;
 };
 
-// One part of the vocabulary of one row to be sampled from; see philox.h and sample.h.
+// One row of logits to be sampled from; `choice` is the index of the sequence among the n of its request. See philox.h
+// and sample.h.
 struct Draw {
     const float* logits;
     int vocab;
@@ -191,12 +190,12 @@ struct Draw {
     uint32_t position, choice;
 };
 
-struct Peak {
+struct MaxLogit {
     float value;
     int32_t id;  // -1: some logit is not finite
 };
 
-struct Winner {
+struct ScoredToken {
     double score;
     int32_t id;
 };
@@ -208,7 +207,7 @@ struct Table {
     void (*linear)(const Linear&, const Step&, int thread);
     void (*per_head)(const PerHead&, const Step&, int thread);
     void (*router)(const Router&, const Step&, int thread);
-    void (*choose)(const Choose&, const Step&, int thread);
+    void (*top_experts)(const TopExperts&, const Step&, int thread);
     void (*gather)(const Gather&, const Step&, int thread);
     void (*experts_in)(const ExpertsIn&, const Step&, int thread);
     void (*experts_out)(const ExpertsOut&, const Step&, int thread);
@@ -217,8 +216,8 @@ struct Table {
     void (*attention)(const Attention&, const Step&, int thread);
     void (*select)(const Select&, const Step&, int thread);
     void (*argmax)(const Argmax&, const Step&, int thread);
-    Peak (*peak)(const float* logits, int first, int last);
-    Winner (*draw)(const Draw&, Peak top, int first, int last);
+    MaxLogit (*max_logit)(const float* logits, int first, int last);
+    ScoredToken (*draw)(const Draw&, MaxLogit top, int first, int last);
     float (*sweep)(const float* data, int64_t first, int64_t last);
 };
 
@@ -226,23 +225,5 @@ struct Table {
 const Table* table_avx512();
 const Table* table_avx2();
 const Table* table_portable();
-
-// Rows of a sequence that one attention tile holds, its row-heads, the floats of its state, and a thread's scratch bytes.
-inline int tile_rows(int group) { return group > kRowHeads ? 1 : kRowHeads / group; }
-inline size_t tile_height(int group) { return group > kRowHeads ? group : kRowHeads; }
-inline size_t state_floats(int group, int head_dim) {
-    const size_t height = tile_height(group);
-    return height * (static_cast<size_t>(head_dim) + 16) + (height + 15) / 16 * 16;
-}
-inline size_t attention_scratch(int group, int head_dim, int tail_pages) {
-    const size_t height = tile_height(group), d = head_dim;
-    const size_t floats = height * kKeyBlock + 2 * state_floats(group, head_dim);
-    // Per row: keys and values of its tail, values fit to be read; and one page of latents turned into values.
-    const size_t pages = tile_rows(group) * (size_t{2} * tail_pages + 1) + 1;
-    const size_t halves = height * (d + kKeyBlock) + pages * kPage * d;
-    return (floats * 4 + halves * 2 + 4095) / 4096 * 4096;
-}
-
-inline int64_t part(int64_t total, int index, int parts) { return total * index / parts; }
 
 }  // namespace wager

@@ -48,13 +48,13 @@ class Pool {
     ~Pool() {
         if (process_ != process()) return;
         {
-            std::lock_guard<std::mutex> lock(crew_->mutex);
-            crew_->stop = true;
-            crew_->generation.fetch_add(1, std::memory_order_release);
+            std::lock_guard<std::mutex> lock(shared_->mutex);
+            shared_->stop = true;
+            shared_->generation.fetch_add(1, std::memory_order_release);
         }
-        crew_->wake.notify_all();
-        for (auto& worker : crew_->workers) worker.join();
-        delete crew_;
+        shared_->wake.notify_all();
+        for (auto& worker : shared_->workers) worker.join();
+        delete shared_;
     }
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
@@ -64,33 +64,33 @@ class Pool {
     // Runs work(0..threads-1) together and returns when all are done. One region at a time.
     void run(const Work& work) {
         if (process_ != process()) start();
-        Crew& crew = *crew_;
-        std::lock_guard<std::mutex> region(crew.region);
+        Shared& shared = *shared_;
+        std::lock_guard<std::mutex> region(shared.region);
         FloatModes modes;
         if (threads_ > 1) {
-            crew.work = &work;
-            crew.pending.store(threads_ - 1, std::memory_order_relaxed);
+            shared.work = &work;
+            shared.pending.store(threads_ - 1, std::memory_order_relaxed);
             {
-                std::lock_guard<std::mutex> lock(crew.mutex);
-                crew.generation.fetch_add(1, std::memory_order_release);
+                std::lock_guard<std::mutex> lock(shared.mutex);
+                shared.generation.fetch_add(1, std::memory_order_release);
             }
-            if (crew.sleepers.load(std::memory_order_seq_cst) > 0) crew.wake.notify_all();
+            if (shared.sleepers.load(std::memory_order_seq_cst) > 0) shared.wake.notify_all();
         }
         work(0);
-        for (int spins = 0; crew.pending.load(std::memory_order_acquire) != 0; ++spins) wait(spins);
+        for (int spins = 0; shared.pending.load(std::memory_order_acquire) != 0; ++spins) wait(spins);
     }
 
     // Called by every thread of a region; returns when all have arrived.
     void barrier() {
         if (threads_ == 1) return;
-        Crew& crew = *crew_;
-        const unsigned phase = crew.phase.load(std::memory_order_relaxed);
-        if (crew.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-            crew.arrived.store(0, std::memory_order_relaxed);
-            crew.phase.store(phase + 1, std::memory_order_release);
+        Shared& shared = *shared_;
+        const unsigned phase = shared.phase.load(std::memory_order_relaxed);
+        if (shared.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+            shared.arrived.store(0, std::memory_order_relaxed);
+            shared.phase.store(phase + 1, std::memory_order_release);
             return;
         }
-        for (int spins = 0; crew.phase.load(std::memory_order_acquire) == phase; ++spins) wait(spins);
+        for (int spins = 0; shared.phase.load(std::memory_order_acquire) == phase; ++spins) wait(spins);
     }
 
   private:
@@ -98,9 +98,9 @@ class Pool {
     // for some 200 us more before they sleep, because the next step is often near and waking a thread costs 50 us.
     static constexpr int kSpins = 400, kYields = 400;
 
-    // Everything the threads share. A forked child has no workers and locks in an unknown state, so it makes a new crew
+    // Everything the threads share. A forked child has no workers and locks in an unknown state, so it makes a new shared
     // and leaves the old one behind.
-    struct Crew {
+    struct Shared {
         std::mutex region, mutex;
         std::condition_variable wake;
         std::vector<std::thread> workers;
@@ -128,35 +128,35 @@ class Pool {
 
     void start() {
         process_ = process();
-        crew_ = new Crew();
-        for (int i = 1; i < threads_; ++i) crew_->workers.emplace_back([crew = crew_, i] { serve(*crew, i); });
+        shared_ = new Shared();
+        for (int i = 1; i < threads_; ++i) shared_->workers.emplace_back([shared = shared_, i] { serve(*shared, i); });
     }
 
-    static void serve(Crew& crew, int index) {
+    static void serve(Shared& shared, int index) {
         for (unsigned seen = 0;;) {
-            for (int spins = 0; crew.generation.load(std::memory_order_acquire) == seen; ++spins) {
+            for (int spins = 0; shared.generation.load(std::memory_order_acquire) == seen; ++spins) {
                 if (spins < kSpins + kYields) {
                     wait(spins);
                     continue;
                 }
-                std::unique_lock<std::mutex> lock(crew.mutex);
-                crew.sleepers.fetch_add(1, std::memory_order_seq_cst);
-                crew.wake.wait(lock, [&] { return crew.generation.load(std::memory_order_acquire) != seen; });
-                crew.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+                std::unique_lock<std::mutex> lock(shared.mutex);
+                shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
+                shared.wake.wait(lock, [&] { return shared.generation.load(std::memory_order_acquire) != seen; });
+                shared.sleepers.fetch_sub(1, std::memory_order_seq_cst);
             }
-            seen = crew.generation.load(std::memory_order_acquire);
-            if (crew.stop) return;
+            seen = shared.generation.load(std::memory_order_acquire);
+            if (shared.stop) return;
             {
                 FloatModes modes;
-                (*crew.work)(index);
+                (*shared.work)(index);
             }
-            crew.pending.fetch_sub(1, std::memory_order_acq_rel);
+            shared.pending.fetch_sub(1, std::memory_order_acq_rel);
         }
     }
 
     const int threads_;
     long process_ = -1;
-    Crew* crew_ = nullptr;
+    Shared* shared_ = nullptr;
 };
 
 }  // namespace wager

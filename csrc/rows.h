@@ -1,5 +1,5 @@
-// Ops that work on one row at a time: embedding, RMS norm, rotation with the write of keys and values, choice of rows and
-// the largest logit. Rows (or heads of rows) are shared out among threads; none reads another row.
+// Ops that work on one row at a time: embedding, RMS norm, rotation with the write of keys and values, selection of rows and
+// the largest logit. Rows (or heads of rows) are shared out among threads; no row reads another one.
 #pragma once
 
 #include <cmath>
@@ -40,7 +40,7 @@ inline float sum_of_squares(const float* x, int n) {
 }
 
 inline void rms_norm(const RmsNorm& op, const Step& step, int thread) {
-    const int rows = step.count(op.of);
+    const int rows = row_count(step, op.row_set);
     const int first = static_cast<int>(part(rows, thread, step.threads));
     const int last = static_cast<int>(part(rows, thread + 1, step.threads));
     for (int row = first; row < last; ++row) {
@@ -58,7 +58,7 @@ inline void rms_norm(const RmsNorm& op, const Step& step, int thread) {
 constexpr int kMaxHeadDim = 512, kMaxLatent = 1024;
 
 inline void rotate(const float* x, const float* weight, float eps, const float* table, int d, uint16_t* out) {
-    alignas(64) float in[kMaxHeadDim], turned[kMaxHeadDim];
+    alignas(64) float in[kMaxHeadDim], rotated[kMaxHeadDim];
     const int half = d / 2;
     if (weight) {
         const F scale = splat(1.0f / sqrtf(sum_of_squares(x, d) / static_cast<float>(d) + eps));
@@ -67,20 +67,20 @@ inline void rotate(const float* x, const float* weight, float eps, const float* 
     }
     const float *cosine = table, *sine = table + half;
     for (int i = 0; i < half; ++i) {
-        turned[i] = x[i] * cosine[i] - x[i + half] * sine[i];
-        turned[i + half] = x[i + half] * cosine[i] + x[i] * sine[i];
+        rotated[i] = x[i] * cosine[i] - x[i + half] * sine[i];
+        rotated[i + half] = x[i + half] * cosine[i] + x[i] * sine[i];
     }
-    for (int i = 0; i < d; i += 16) narrow(out + i, load(turned + i));
+    for (int i = 0; i < d; i += 16) narrow(out + i, load(rotated + i));
 }
 
 inline void write_key(const CacheView& cache, int layer, int head, int slot, const uint16_t* key) {
-    uint16_t* to = cache.keys + cache.offset(layer, slot / kPage, head) + slot % kPage * 2;
-    for (int i = 0; i < cache.head_dim; i += 2) std::memcpy(to + static_cast<size_t>(i) * kPage, key + i, 4);
+    uint16_t* to = cache.keys + cache_offset(cache, layer, slot / kBlockSize, head) + slot % kBlockSize * 2;
+    for (int i = 0; i < cache.head_dim; i += 2) std::memcpy(to + static_cast<size_t>(i) * kBlockSize, key + i, 4);
 }
 
 inline void write_value(const CacheView& cache, int layer, int head, int slot, const uint16_t* value) {
-    const int key = slot % kPage, d = cache.head_dim;
-    uint16_t* to = cache.values + cache.offset(layer, slot / kPage, head) + key / 2 * (2 * d) + key % 2;
+    const int key = slot % kBlockSize, d = cache.head_dim;
+    uint16_t* to = cache.values + cache_offset(cache, layer, slot / kBlockSize, head) + key / 2 * (2 * d) + key % 2;
     for (int i = 0; i < d; ++i) to[2 * i] = value[i];
 }
 
@@ -118,7 +118,8 @@ inline void latent(const LatentWrite& op, const Step& step, int thread) {
         if (head < op.heads) {
             const size_t at = static_cast<size_t>(row) * op.heads + head;
             const float* x = op.q + at * wide;
-            for (int i = 0; i < op.nope; i += 16) narrow_part(op.plain + at * op.nope + i, load_part(x + i, op.nope - i), op.nope - i);
+            uint16_t* q_nope = op.q_nope + at * op.nope;
+            for (int i = 0; i < op.nope; i += 16) narrow_part(q_nope + i, load_part(x + i, op.nope - i), op.nope - i);
             rotate(x + op.nope, nullptr, 0.0f, table, rope, op.query + at * d + rank);
             continue;
         }
@@ -132,8 +133,8 @@ inline void latent(const LatentWrite& op, const Step& step, int thread) {
 }
 
 inline void select(const Select& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.head_rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.head_rows, thread + 1, step.threads));
+    const int first = static_cast<int>(part(step.logits_rows, thread, step.threads));
+    const int last = static_cast<int>(part(step.logits_rows, thread + 1, step.threads));
     for (int head = first; head < last; ++head) {
         const float* from = op.x + static_cast<size_t>(step.in.logits_indices[head]) * op.n;
         std::memcpy(op.out + static_cast<size_t>(head) * op.n, from, static_cast<size_t>(op.n) * sizeof(float));
@@ -141,7 +142,7 @@ inline void select(const Select& op, const Step& step, int thread) {
 }
 
 // The largest logit among ids [first, last) and its lowest id.
-inline Peak peak(const float* logits, int first, int last) {
+inline MaxLogit max_logit(const float* logits, int first, int last) {
     const F low = splat(-__builtin_inff());
     F best = low;
     uint32_t odd = 0;
@@ -157,7 +158,7 @@ inline Peak peak(const float* logits, int first, int last) {
         odd |= not_finite(load(rest));
         best = max(best, keep(load(rest), low, 0, last - i));
     }
-    const float value = peak_of(best);
+    const float value = max_lane(best);
     if (odd) return {value, -1};
     for (i = first; i + 16 <= last && !at_most(splat(value), load(logits + i)); i += 16) {}
     while (i < last && logits[i] < value) ++i;
@@ -165,13 +166,13 @@ inline Peak peak(const float* logits, int first, int last) {
 }
 
 inline void argmax(const Argmax& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.head_rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.head_rows, thread + 1, step.threads));
+    const int first = static_cast<int>(part(step.logits_rows, thread, step.threads));
+    const int last = static_cast<int>(part(step.logits_rows, thread + 1, step.threads));
     for (int head = first; head < last; ++head)
-        op.out[head] = peak(op.logits + static_cast<size_t>(head) * op.n, 0, op.n).id;
+        op.out[head] = max_logit(op.logits + static_cast<size_t>(head) * op.n, 0, op.n).id;
 }
 
-// Reads data[first, last) once and sums it: how fast memory can be read. Whole steps of 64 only.
+// Reads data[first, last) once and sums it: how fast memory can be read. A rest below 64 is left out.
 inline float sweep(const float* data, int64_t first, int64_t last) {
     F acc[4] = {zero(), zero(), zero(), zero()};
     for (int64_t i = first; i + 64 <= last; i += 64) {

@@ -7,29 +7,29 @@ namespace wager::WAGER_NS {
 
 struct Race {
     const Draw& draw;
-    Peak top;
-    Winner best;
+    MaxLogit top;
+    ScoredToken best;
     float bound;  // exp(top / T - best score), with slack for float rounding
 
-    void enter(int id) {
+    void consider(int id) {
         if (id == best.id) return;
         const double score = static_cast<double>(draw.logits[id]) / draw.temperature + gumbel(draw, id);
         if (score > best.score || (score == best.score && id < best.id)) {
             best = {score, id};
-            tighten();
+            update_bound();
         }
     }
-    void tighten() {
+    void update_bound() {
         const double lead = static_cast<double>(top.value) / draw.temperature - best.score;
         bound = static_cast<float>(::exp(lead) * 1.001);
     }
 };
 
-// `top` is the largest logit of the whole row; the best of ids [first, last) or, if it scores higher, top's own.
-inline Winner draw(const Draw& draw, Peak top, int first, int last) {
+// `top` is the largest logit of the row over all ids; returns the best of ids [first, last) or, if it scores higher, top's.
+inline ScoredToken draw(const Draw& draw, MaxLogit top, int first, int last) {
     Race race{draw, top, {0.0, top.id}, 0.0f};
     race.best.score = static_cast<double>(top.value) / draw.temperature + gumbel(draw, top.id);
-    race.tighten();
+    race.update_bound();
     const F peak_value = splat(top.value), unit = splat(0x1p-24f);
     const F slope = splat(static_cast<float>(1.4426950408889634 / draw.temperature));
     int id = first;
@@ -42,11 +42,11 @@ inline Winner draw(const Draw& draw, Peak top, int first, int last) {
         even = mul(exp2(mul(sub(even, peak_value), slope)), bound);
         odd = mul(exp2(mul(sub(odd, peak_value), slope)), bound);
         uint32_t hits = at_most(mul(upper_bits(even_words), unit), even);
-        for (; hits; hits &= hits - 1) race.enter(id + 2 * __builtin_ctz(hits));
+        for (; hits; hits &= hits - 1) race.consider(id + 2 * __builtin_ctz(hits));
         hits = at_most(mul(upper_bits(odd_words), unit), odd);
-        for (; hits; hits &= hits - 1) race.enter(id + 2 * __builtin_ctz(hits) + 1);
+        for (; hits; hits &= hits - 1) race.consider(id + 2 * __builtin_ctz(hits) + 1);
     }
-    for (; id < last; ++id) race.enter(id);
+    for (; id < last; ++id) race.consider(id);
     return race.best;
 }
 

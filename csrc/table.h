@@ -1,10 +1,10 @@
 // Gathers the kernels of the instruction set named WAGER_NS into its table. Included last by each kernels_*.cpp, which is
-// compiled with flags of its own; everything in it lives in namespace WAGER_NS so that no function compiled for one
-// machine can stand in for another's.
+// compiled with flags of its own; everything with code in it lives in namespace WAGER_NS (ops.h says why).
 #pragma once
 
 #include "ops.h"
 // (the isa_*.h header comes before)
+#include "sizes.h"
 #include "tile.h"
 #include "exp.h"
 #include "linear.h"
@@ -16,8 +16,7 @@
 
 namespace wager::WAGER_NS {
 
-inline constexpr Table kTable = {WAGER_NAME, embed,      rms_norm,    linear, per_head, router,    choose, gather,
-                                 experts_in, experts_out, latent, rotary, attention, select, argmax, peak,
-                                 draw,       sweep};
+inline constexpr Table kTable = {WAGER_NAME, embed,       rms_norm, linear, per_head,  router, top_experts, gather, experts_in,
+                                 experts_out, latent,     rotary,   attention, select, argmax, max_logit,   draw,   sweep};
 
 }  // namespace wager::WAGER_NS

@@ -1,5 +1,9 @@
 #include "tape.h"
 
+#include <algorithm>
+
+#include "sizes.h"
+
 namespace wager {
 
 namespace {
@@ -21,20 +25,36 @@ void require(bool ok, const char* what, int at, int value, const char* why = "ou
     }
 }
 
+// Marks a tape as in use for the length of a scope, also when what is done with it throws.
+class Exclusive {
+  public:
+    explicit Exclusive(std::atomic<bool>& busy) : busy_(busy) {
+        if (busy_.exchange(true, std::memory_order_acquire)) throw std::runtime_error("another thread is using the tape");
+    }
+    ~Exclusive() { busy_.store(false, std::memory_order_release); }
+    Exclusive(const Exclusive&) = delete;
+    Exclusive& operator=(const Exclusive&) = delete;
+
+  private:
+    std::atomic<bool>& busy_;
+};
+
 }  // namespace
 
 Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim)
     : pool_(std::move(pool)),
       table_(table),
+      source_(in),
       in_(in),
+      storage_(size_t{6} * in.max_rows + size_t{2} * in.max_sequences + 1 + static_cast<size_t>(in.max_sequences) * in.max_blocks),
       kv_heads_(kv_heads),
       group_(heads / kv_heads),
       head_dim_(head_dim),
-      tail_pages_(in.max_rows / kPage + 2),
+      tail_blocks_(in.max_rows / kBlockSize + 2),
       vocab_(INT32_MAX),
       positions_(INT32_MAX),
-      pages_(INT32_MAX),
-      scratch_bytes_(attention_scratch(group_, head_dim, tail_pages_)),
+      num_blocks_(INT32_MAX),
+      scratch_bytes_(attention_scratch(group_, head_dim, tail_blocks_)),
       scratch_(scratch_bytes_ * pool_->threads()),
       parts_(kParts * pool_->threads() * state_floats(group_, head_dim) * sizeof(float)),
       done_(new std::atomic<int>[kSplitBelow * pool_->threads()]()) {
@@ -43,70 +63,161 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int
     tails_.resize(in.max_rows);
 }
 
-void Tape::record(const Linear& op) {
+void Tape::limit_blocks(const CacheView& cache) {
+    num_blocks_ = std::min(num_blocks_, cache.num_blocks);
+    writers_.resize(num_blocks_);
+}
+
+// Tells the linear op before this one what to prefetch when it is done with its own weights.
+void Tape::link_prefetch(const Linear& op) {
     if (last_linear_ >= 0) {
         Linear& before = std::get<Linear>(ops_[last_linear_]);
         before.next_weight = op.weight;
-        before.next_panel = op.panel_elements();
+        before.next_panel = panel_elements(op.k);
         before.next_panels = op.panels;
     }
     last_linear_ = static_cast<std::ptrdiff_t>(ops_.size());
-    ops_.push_back(op);
 }
 
-void Tape::record(Attention op) {
-    see(op.cache);
-    counters_.push_back(std::make_unique<std::atomic<int>>(0));
-    op.next = counters_.back().get();
-    ops_.push_back(op);
+void Tape::record(Op op) {
+    const Exclusive use(busy_);
+    std::visit(Overloaded{
+                   [&](const Embed& o) { vocab_ = std::min(vocab_, o.vocab); },
+                   [&](const Linear& o) { link_prefetch(o); },
+                   [&](const LatentWrite& o) { limit_blocks(o.cache), positions_ = std::min(positions_, o.positions); },
+                   [&](const Rotary& o) { limit_blocks(o.cache), positions_ = std::min(positions_, o.positions); },
+                   [&](Attention& o) {
+                       limit_blocks(o.cache);
+                       counters_.push_back(std::make_unique<std::atomic<int>>(0));
+                       o.next = counters_.back().get();
+                   },
+                   [](const auto&) {},
+               },
+               op);
+    ops_.push_back(std::move(op));
 }
 
 void Tape::check_row(int row, int sequences) const {
-    const int owner = in_.seq_ids[row], position = in_.positions[row];
-    require(owner >= 0 && owner < sequences, "seq_ids", row, owner);
+    const int sequence = in_.seq_ids[row], position = in_.positions[row];
+    require(sequence >= 0 && sequence < sequences, "seq_ids", row, sequence);
     require(in_.tokens[row] >= 0 && in_.tokens[row] < vocab_, "tokens", row, in_.tokens[row]);
-    require(position >= 0 && position < positions_ && position / kPage < in_.max_pages, "positions", row, position);
-    require(in_.slot_mapping[row] >= 0 && in_.slot_mapping[row] / kPage < pages_, "slot_mapping", row, in_.slot_mapping[row]);
-    require(row >= in_.query_start_loc[owner], "query_start_loc", owner, in_.query_start_loc[owner], "past a row of its sequence");
+    require(position >= 0 && position < positions_ && position / kBlockSize < in_.max_blocks, "positions", row, position);
+    const int first = in_.query_start_loc[sequence], end = in_.query_start_loc[sequence + 1];
+    require(row >= first, "query_start_loc", sequence, first, "past a row of its sequence");
     check_path(row);
+    require(row < end, "query_start_loc", sequence + 1, end, "not a row of its sequence");
 }
 
 // A path is followed from row to row and its keys laid out by position, so each step must lead one position down.
 void Tape::check_path(int row) const {
-    const int owner = in_.seq_ids[row], position = in_.positions[row], parent = in_.parents[row];
+    const int sequence = in_.seq_ids[row], position = in_.positions[row], parent = in_.parents[row];
     require(parent >= -1 && parent < row, "parents", row, parent);
     if (parent < 0) {
-        require(position == in_.num_computed_tokens[owner], "positions", row, position, "not the base of its sequence");
+        const int start = in_.num_computed_tokens[sequence];
+        require(position == start, "positions", row, position, "not the base of its sequence");
         return;
     }
-    require(in_.seq_ids[parent] == owner, "parents", row, parent, "a row of another sequence");
+    require(in_.seq_ids[parent] == sequence, "parents", row, parent, "a row of another sequence");
     require(position == in_.positions[parent] + 1, "positions", row, position, "not one past its parent's");
 }
 
-void Tape::check(int rows, int sequences, int head_rows) const {
-    require(rows >= 0 && rows <= in_.max_rows, "rows", 0, rows);
-    require(sequences >= 0 && sequences <= in_.max_sequences, "sequences", 0, sequences);
-    require(head_rows >= 0 && head_rows <= in_.max_rows, "logits_rows", 0, head_rows);
-    for (int s = 0; s < sequences; ++s) {
-        require(in_.num_computed_tokens[s] >= 0, "num_computed_tokens", s, in_.num_computed_tokens[s]);
-        require(in_.query_start_loc[s] >= 0 && in_.query_start_loc[s] < rows, "query_start_loc", s, in_.query_start_loc[s]);
+// Row j of a sequence's span (of a tree, too) is cached at index num_computed_tokens + j of the sequence's block table. A
+// slot elsewhere would overwrite what another sequence has cached, and so would a block that two sequences write to.
+void Tape::check_slot(int row, int sequences) {
+    const int sequence = in_.seq_ids[row], first = in_.query_start_loc[sequence], slot = in_.slot_mapping[row];
+    const int at = in_.num_computed_tokens[sequence] + row - first, index = at / kBlockSize, offset = at % kBlockSize;
+    require(index < in_.max_blocks, "slot_mapping", row, slot, "past the end of its sequence's block table");
+    const int block = block_table(sequence)[index];
+    require(block >= 0 && block < num_blocks_, "block_tables", index, block);
+    if (slot != int64_t{block} * kBlockSize + offset) {
+        const std::string wanted = std::to_string(int64_t{block} * kBlockSize + offset);
+        const std::string why = "not " + wanted + " (entry " + std::to_string(index) + " of the block table of sequence " +
+                                std::to_string(sequence) + " is block " + std::to_string(block) + ", offset " +
+                                std::to_string(offset) + ")" + sequence_of(slot < 0 ? -1 : slot / kBlockSize, sequences);
+        require(false, "slot_mapping", row, slot, why.c_str());
     }
-    int checked = -1, pages = 0;  // pages of the table already seen, for the sequence before
-    for (int row = 0; row < rows; ++row) {
-        check_row(row, sequences);
-        const int owner = in_.seq_ids[row];
-        if (owner != checked) pages = 0;
-        checked = owner;
-        const int32_t* table = in_.block_tables + static_cast<size_t>(owner) * in_.max_pages;
-        for (; pages <= in_.positions[row] / kPage; ++pages)
-            require(table[pages] >= 0 && table[pages] < pages_, "block_tables", pages, table[pages]);
+    if (writers_.empty() || (row > first && offset > 0)) return;
+    Writer& writer = writers_[block];
+    if (writer.run == runs_) {
+        const std::string why = "in block " + std::to_string(block) + ", which sequence " + std::to_string(writer.sequence) +
+                                " writes to in the same step";
+        require(false, "slot_mapping", row, slot, why.c_str());
     }
-    for (int s = 0; s < sequences; ++s)
-        require(in_.seq_ids[in_.query_start_loc[s]] == s, "query_start_loc", s, in_.query_start_loc[s], "not a row of its sequence");
-    for (int i = 0; i < head_rows; ++i) require(in_.logits_indices[i] >= 0 && in_.logits_indices[i] < rows, "logits_indices", i, in_.logits_indices[i]);
+    writer = {runs_, sequence};
 }
 
-// Attention is handed out by segment where tiles and kv heads alone would leave threads idle, and the parts have room.
+// "; block b belongs to sequence s" for the first sequence that has the block in the part of its table that it uses.
+std::string Tape::sequence_of(int block, int sequences) const {
+    for (int s = 0; s < sequences; ++s) {
+        const int end = in_.num_computed_tokens[s] + in_.query_start_loc[s + 1] - in_.query_start_loc[s];
+        for (int i = 0; i < in_.max_blocks && i * kBlockSize < end; ++i)
+            if (block_table(s)[i] == block)
+                return "; block " + std::to_string(block) + " belongs to sequence " + std::to_string(s);
+    }
+    return "";
+}
+
+void Tape::check_logits_indices(int rows, int logits_rows) const {
+    for (int i = 0; i < logits_rows; ++i) {
+        const int row = in_.logits_indices[i];
+        require(row >= 0 && row < rows, "logits_indices", i, row);
+    }
+}
+
+// What is checked must be what is run, also while another thread fills the caller's buffers.
+void Tape::copy_inputs(int rows, int sequences, int logits_rows) {
+    require(rows >= 0 && rows <= in_.max_rows, "rows", 0, rows);
+    require(sequences >= 0 && sequences <= in_.max_sequences, "sequences", 0, sequences);
+    require(logits_rows >= 0 && logits_rows <= in_.max_rows, "logits_rows", 0, logits_rows);
+    int32_t* to = storage_.data();
+    const auto copy = [&](const int32_t* from, int n, int room) {
+        int32_t* const at = to;
+        std::copy_n(from, n, at);
+        to += room;
+        return at;
+    };
+    in_.tokens = copy(source_.tokens, rows, in_.max_rows);
+    in_.positions = copy(source_.positions, rows, in_.max_rows);
+    in_.parents = copy(source_.parents, rows, in_.max_rows);
+    in_.slot_mapping = copy(source_.slot_mapping, rows, in_.max_rows);
+    in_.seq_ids = copy(source_.seq_ids, rows, in_.max_rows);
+    in_.logits_indices = copy(source_.logits_indices, logits_rows, in_.max_rows);
+    in_.query_start_loc = copy(source_.query_start_loc, sequences + 1, in_.max_sequences + 1);
+    in_.num_computed_tokens = copy(source_.num_computed_tokens, sequences, in_.max_sequences);
+    in_.block_tables = to;
+    for (int s = 0; s < sequences; ++s) {  // of each table the entries that its sequence can use
+        const int64_t end = (int64_t{in_.num_computed_tokens[s]} + rows) / kBlockSize + 1;
+        const int n = static_cast<int>(std::clamp<int64_t>(end, 0, in_.max_blocks));
+        copy(source_.block_tables + static_cast<size_t>(s) * in_.max_blocks, n, in_.max_blocks);
+    }
+}
+
+void Tape::check(int rows, int sequences, int logits_rows) {
+    const int32_t* starts = in_.query_start_loc;
+    for (int s = 0; s < sequences; ++s) {
+        require(in_.num_computed_tokens[s] >= 0, "num_computed_tokens", s, in_.num_computed_tokens[s]);
+        require(starts[s] >= 0 && starts[s] < rows, "query_start_loc", s, starts[s]);
+    }
+    require(starts[sequences] == rows, "query_start_loc", sequences, starts[sequences], "not the number of rows");
+    ++runs_;
+    int checked = -1, blocks = 0;  // entries of the block table already seen, of the sequence before
+    for (int row = 0; row < rows; ++row) {
+        check_row(row, sequences);
+        const int sequence = in_.seq_ids[row];
+        if (sequence != checked) blocks = 0;
+        checked = sequence;
+        const int32_t* table = block_table(sequence);
+        for (; blocks <= in_.positions[row] / kBlockSize; ++blocks)
+            require(table[blocks] >= 0 && table[blocks] < num_blocks_, "block_tables", blocks, table[blocks]);
+        check_slot(row, sequences);
+    }
+    for (int s = 0; s < sequences; ++s)
+        require(in_.seq_ids[starts[s]] == s, "query_start_loc", s, starts[s], "not a row of its sequence");
+    check_logits_indices(rows, logits_rows);
+}
+
+// How many segments attention is split into: 0 unless tiles and kv heads alone would leave threads idle and their partial
+// results fit.
 int Tape::segments() const {
     const int items = static_cast<int>(tile_rows_.size()) * kv_heads_, threads = pool_->threads();
     if (threads == 1 || items >= kSplitBelow * threads) return 0;
@@ -122,8 +233,8 @@ AttentionPlan Tape::plan(int rows) {
     tile_rows_.clear();
     tile_sizes_.clear();
     for (int row = 0; row < rows; ++row) {
-        const int owner = in_.seq_ids[row], start = in_.query_start_loc[owner], base = in_.num_computed_tokens[owner];
-        const bool fresh = row == 0 || in_.seq_ids[row - 1] != owner || tile_sizes_.back() == tile_rows(group_);
+        const int sequence = in_.seq_ids[row], start = in_.query_start_loc[sequence], base = in_.num_computed_tokens[sequence];
+        const bool fresh = row == 0 || in_.seq_ids[row - 1] != sequence || tile_sizes_.back() == tile_rows(group_);
         if (fresh) {
             tile_rows_.push_back(row);
             tile_sizes_.push_back(1);
@@ -132,17 +243,19 @@ AttentionPlan Tape::plan(int rows) {
         }
         int32_t tail = AttentionPlan::kDirect;
         for (int a = row; a >= start && a - start != in_.positions[a] - base; a = in_.parents[a])
-            tail = in_.positions[a] / kPage;
+            tail = in_.positions[a] / kBlockSize;
         tails_[row] = tail;
     }
-    return {tile_rows_.data(), tile_sizes_.data(), tails_.data(), static_cast<int>(tile_rows_.size()), tail_pages_, segments(),
+    return {tile_rows_.data(), tile_sizes_.data(), tails_.data(), static_cast<int>(tile_rows_.size()), tail_blocks_, segments(),
             reinterpret_cast<float*>(parts_.data()), done_.get()};
 }
 
-void Tape::run(int rows, int sequences, int head_rows) {
-    check(rows, sequences, head_rows);
+void Tape::run(int rows, int sequences, int logits_rows) {
+    const Exclusive use(busy_);
+    copy_inputs(rows, sequences, logits_rows);
+    check(rows, sequences, logits_rows);
     for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
-    const Step step{in_, rows, sequences, head_rows, pool_->threads(), plan(rows), scratch_.data(), scratch_bytes_};
+    const Step step{in_, rows, sequences, logits_rows, pool_->threads(), plan(rows), scratch_.data(), scratch_bytes_};
     pool_->run([&](int thread) {
         const Table& table = *table_;
         for (const Op& op : ops_) {
@@ -152,7 +265,7 @@ void Tape::run(int rows, int sequences, int head_rows) {
                            [&](const Linear& o) { table.linear(o, step, thread); },
                            [&](const PerHead& o) { table.per_head(o, step, thread); },
                            [&](const Router& o) { table.router(o, step, thread); },
-                           [&](const Choose& o) { table.choose(o, step, thread); },
+                           [&](const TopExperts& o) { table.top_experts(o, step, thread); },
                            [&](const Gather& o) { table.gather(o, step, thread); },
                            [&](const ExpertsIn& o) { table.experts_in(o, step, thread); },
                            [&](const ExpertsOut& o) { table.experts_out(o, step, thread); },

@@ -1,5 +1,6 @@
 // A recorded pass: ops over fixed buffers, replayed for any number of rows in one parallel region. Checks the integer
-// inputs before it runs, so that a mistake in packing is an error that names it and not a stray write.
+// inputs before it runs, so that a mistake in packing is an error that names it and not a stray write. One thread at a time:
+// a second one that records or runs meanwhile gets an error.
 #pragma once
 
 #include <memory>
@@ -16,48 +17,51 @@ namespace wager {
 
 class Tape {
   public:
+    using Op = std::variant<Embed, RmsNorm, Linear, PerHead, Router, TopExperts, Gather, ExpertsIn, ExpertsOut, LatentWrite,
+                            Rotary, Attention, Select, Argmax>;
+
     Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim);
 
-    void record(const Embed& op) { ops_.push_back(op), vocab_ = smaller(vocab_, op.vocab); }
-    void record(const RmsNorm& op) { ops_.push_back(op); }
-    void record(const Linear& op);
-    void record(const PerHead& op) { ops_.push_back(op); }
-    void record(const Router& op) { ops_.push_back(op); }
-    void record(const Choose& op) { ops_.push_back(op); }
-    void record(const Gather& op) { ops_.push_back(op); }
-    void record(const ExpertsIn& op) { ops_.push_back(op); }
-    void record(const ExpertsOut& op) { ops_.push_back(op); }
-    void record(const LatentWrite& op) { ops_.push_back(op), see(op.cache), positions_ = smaller(positions_, op.positions); }
-    void record(const Rotary& op) { ops_.push_back(op), see(op.cache), positions_ = smaller(positions_, op.positions); }
-    void record(Attention op);
-    void record(const Select& op) { ops_.push_back(op); }
-    void record(const Argmax& op) { ops_.push_back(op); }
-
-    void run(int rows, int sequences, int head_rows);
+    // Both throw std::runtime_error while another thread is inside one of them; `run` throws std::out_of_range for inputs
+    // that contradict the tape's buffers or each other.
+    void record(Op op);
+    void run(int rows, int sequences, int logits_rows);
 
   private:
-    using Op = std::variant<Embed, RmsNorm, Linear, PerHead, Router, Choose, Gather, ExpertsIn, ExpertsOut, LatentWrite, Rotary,
-                            Attention, Select, Argmax>;
+    // Which sequence writes to a block of the cache, and in which run.
+    struct Writer {
+        uint64_t run = 0;
+        int sequence = 0;
+    };
 
-    static int smaller(int a, int b) { return a < b ? a : b; }
-    void see(const CacheView& cache) { pages_ = smaller(pages_, cache.pages); }
-    void check(int rows, int sequences, int head_rows) const;
+    void limit_blocks(const CacheView& cache);
+    void link_prefetch(const Linear& op);
+    void copy_inputs(int rows, int sequences, int logits_rows);
+    void check(int rows, int sequences, int logits_rows);
     void check_row(int row, int sequences) const;
     void check_path(int row) const;
+    void check_slot(int row, int sequences);
+    void check_logits_indices(int rows, int logits_rows) const;
+    std::string sequence_of(int block, int sequences) const;
+    const int32_t* block_table(int sequence) const { return in_.block_tables + static_cast<size_t>(sequence) * in_.max_blocks; }
     AttentionPlan plan(int rows);
     int segments() const;
 
     std::shared_ptr<Pool> pool_;
     const Table* table_;
-    Inputs in_;
-    int kv_heads_, group_, head_dim_, tail_pages_, vocab_, positions_, pages_;
+    Inputs source_, in_;  // the caller's buffers, and the copy of a step's inputs in storage_
+    std::vector<int32_t> storage_;
+    int kv_heads_, group_, head_dim_, tail_blocks_, vocab_, positions_, num_blocks_;
     size_t scratch_bytes_;
-    Block scratch_, parts_;
+    Buffer scratch_, parts_;
     std::unique_ptr<std::atomic<int>[]> done_;
     std::vector<Op> ops_;
     std::vector<std::unique_ptr<std::atomic<int>>> counters_;
     std::ptrdiff_t last_linear_ = -1;
     std::vector<int32_t> tile_rows_, tile_sizes_, tails_;
+    std::vector<Writer> writers_;  // by block of the smallest cache; empty for a tape without one
+    uint64_t runs_ = 0;
+    std::atomic<bool> busy_{false};
 };
 
 }  // namespace wager

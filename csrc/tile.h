@@ -7,19 +7,19 @@
 
 namespace wager::WAGER_NS {
 
-// What to pull towards the core while computing, up to `end`: of every kAhead pairs, those whose bit is set in `once`
-// fetch a cache line, and those in `twice` another. Evenly, for a burst of requests stalls the loads behind it.
-constexpr int kAhead = 8;
+// What to prefetch while computing, up to `end`: of every kPrefetchPairs pairs, those whose bit is set in `once` fetch a
+// cache line, and those in `twice` another. Spread evenly, because a burst of requests stalls the loads behind it.
+constexpr int kPrefetchPairs = 8;
 
-struct Ahead {
+struct Prefetch {
     const char* at;
     const char* end;
     unsigned once, twice;
 
-    void pace(int lines) {  // lines per kAhead pairs, at most 2 * kAhead
+    void pace(int lines) {  // lines per kPrefetchPairs pairs, at most 2 * kPrefetchPairs
         once = twice = 0;
-        for (int u = 0; u < kAhead; ++u) {
-            const int due = lines * (u + 1) / kAhead - lines * u / kAhead;
+        for (int u = 0; u < kPrefetchPairs; ++u) {
+            const int due = lines * (u + 1) / kPrefetchPairs - lines * u / kPrefetchPairs;
             once |= static_cast<unsigned>(due >= 1) << u;
             twice |= static_cast<unsigned>(due >= 2) << u;
         }
@@ -76,14 +76,15 @@ struct Tile {
         for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * x_stride;
         for (int k = 0; k < pairs; ++k) step(bases, x_stride, w + k * w_stride, k);
     }
-    WAGER_INLINE void run(const uint16_t* x, size_t x_stride, const uint16_t* w, size_t w_stride, int pairs, Ahead ahead) {
+    WAGER_INLINE void run(const uint16_t* x, size_t x_stride, const uint16_t* w, size_t w_stride, int pairs,
+                          Prefetch prefetch) {
         const uint16_t* bases[(M + 2) / 3];
         for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * x_stride;
         int k = 0;
-        for (; k + kAhead <= pairs; k += kAhead) {
+        for (; k + kPrefetchPairs <= pairs; k += kPrefetchPairs) {
 #pragma GCC unroll 8
-            for (int u = 0; u < kAhead; ++u) {
-                ahead.fetch_for(u);
+            for (int u = 0; u < kPrefetchPairs; ++u) {
+                prefetch.fetch_for(u);
                 step(bases, x_stride, w + (k + u) * w_stride, k + u);
             }
         }

@@ -22,11 +22,11 @@ from wager.types import PackedBatch
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
-def batch(rows: int, context: int, vocab: int, pages: int, *, seed: int) -> PackedBatch:
+def batch(rows: int, context: int, vocab: int, blocks: int, *, seed: int) -> PackedBatch:
     """One new token each for `rows` sequences whose earlier positions are whatever the cache holds."""
     tokens = np.random.default_rng(seed).integers(0, vocab, rows).astype(np.int32)
     every = np.arange(rows, dtype=np.int32)
-    tables = every[:, None] * pages + np.arange(pages, dtype=np.int32)
+    tables = every[:, None] * blocks + np.arange(blocks, dtype=np.int32)
     return PackedBatch(
         tokens=tokens,
         positions=np.full(rows, context, np.int32),
@@ -34,7 +34,7 @@ def batch(rows: int, context: int, vocab: int, pages: int, *, seed: int) -> Pack
         slot_mapping=tables[:, context // 16] * 16 + context % 16,
         seq_ids=every,
         logits_indices=every,
-        query_start_loc=every,
+        query_start_loc=np.arange(rows + 1, dtype=np.int32),
         num_computed_tokens=np.full(rows, context, np.int32),
         block_tables=tables.astype(np.int32),
     )
@@ -50,15 +50,15 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     weights, _ = make(arguments.model)
-    spec, pages = weights.spec, arguments.context // 16 + 1
+    spec, blocks = weights.spec, arguments.context // 16 + 1
     kernels = CpuKernels(isa=arguments.isa, threads=arguments.threads)
     most = ROWS[-1]
-    decoder = Decoder(weights, kernels, num_blocks=most * pages, max_rows=most, max_sequences=most, max_blocks=pages)
+    decoder = Decoder(weights, kernels, num_blocks=most * blocks, max_rows=most, max_sequences=most, max_blocks=blocks)
     print(f"{arguments.model} {kernels.name} threads {arguments.threads} context {arguments.context}")
     first = 0.0
     for rows in ROWS:
         # Other tokens choose other experts: the same again would find its experts in the processor's cache.
-        steps = [batch(rows, arguments.context, spec.vocab, pages, seed=seed) for seed in range(16)]
+        steps = [batch(rows, arguments.context, spec.vocab, blocks, seed=seed) for seed in range(16)]
         times: list[float] = []
         end = time.perf_counter() + arguments.seconds
         while time.perf_counter() < end or len(times) < 5:

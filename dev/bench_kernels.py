@@ -67,8 +67,10 @@ class Linears:
         self.tape.inputs.positions.copy_(rows)
         self.tape.inputs.slot_mapping.copy_(rows)
         self.tape.inputs.parents.copy_(rows - 1)
+        self.tape.inputs.block_tables[0] = torch.arange(64)
 
     def run(self, rows: int) -> None:
+        self.tape.inputs.query_start_loc[1] = rows
         self.tape.run(rows=rows, sequences=1, logits_rows=0)
 
 
@@ -87,18 +89,18 @@ class TorchLinears:
 
 
 def memory(kernels: CpuKernels, rounds: int) -> None:
-    block = _native.Block(WEIGHTS * 2)
-    _touch(kernels, block)
-    low, mid = times([lambda: _native.sweep(kernels.pool, kernels.isa, block)], rounds)[0]
+    buffer = _native.Buffer(WEIGHTS * 2)
+    _touch(kernels, buffer)
+    low, mid = times([lambda: _native.sweep(kernels.pool, kernels.isa, buffer)], rounds)[0]
     speed, usual = WEIGHTS * 2 / low / 1e9, WEIGHTS * 2 / mid / 1e9
     print(f"memory: {WEIGHTS * 2 / 1e6:.0f} MB read in {low * 1e3:.2f} ms = {speed:.1f} GB/s (median {usual:.1f})")
 
 
-def _touch(kernels: CpuKernels, block: _native.Block) -> None:
+def _touch(kernels: CpuKernels, buffer: _native.Buffer) -> None:
     k = 1 << 12
-    n = block.nbytes // (2 * k) // 32 * 32
+    n = buffer.nbytes // (2 * k) // 32 * 32
     ones = torch.ones(n, k, dtype=torch.bfloat16)
-    _native.pack(kernels.pool, ones.data_ptr(), n, k, block, 0)
+    _native.pack(kernels.pool, ones.data_ptr(), n, k, buffer, 0)
 
 
 def linears(kernels: CpuKernels, rounds: int, against_torch: bool) -> None:
@@ -122,7 +124,7 @@ def overhead(kernels: CpuKernels, rounds: int) -> None:
     x, weight, out = torch.ones(1, 16), torch.ones(16), torch.zeros(1, 16, dtype=torch.bfloat16)
     for _ in range(240):
         tape.rms_norm(x, weight, 1e-5, out)
-    tape.inputs.parents[0] = -1
+    tape.inputs.parents[0], tape.inputs.query_start_loc[1] = -1, 1
     low, mid = times([lambda: tape.run(rows=1, sequences=1, logits_rows=0)], rounds * 20)[0]
     print(f"tape of 240 empty ops: {low * 1e6:.1f} us (median {mid * 1e6:.1f})")
 
@@ -130,9 +132,9 @@ def overhead(kernels: CpuKernels, rounds: int) -> None:
 def attention(kernels: CpuKernels, rounds: int) -> None:
     for rows, context in ((1, 1000), (1, 4000), (8, 1000), (32, 1000), (512, 0), (1000, 0)):
         shape = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": D}
-        pages = (context + rows) // 16 + 1
-        tape = kernels.tape(max_rows=1024, max_sequences=1, max_blocks=pages, **shape)
-        cache = kernels.cache(layers=LAYERS, num_blocks=pages, kv_heads=KV_HEADS, head_dim=D)
+        blocks = (context + rows) // 16 + 1
+        tape = kernels.tape(max_rows=1024, max_sequences=1, max_blocks=blocks, **shape)
+        cache = kernels.cache(layers=LAYERS, num_blocks=blocks, kv_heads=KV_HEADS, head_dim=D)
         q = torch.randn(1024, HEADS * D).bfloat16()
         out = torch.zeros_like(q)
         for layer in range(LAYERS):
@@ -141,8 +143,8 @@ def attention(kernels: CpuKernels, rounds: int) -> None:
         tape.inputs.positions[:rows] = at + context
         tape.inputs.slot_mapping[:rows] = at + context
         tape.inputs.parents[:rows] = at - 1
-        tape.inputs.num_computed_tokens[0] = context
-        tape.inputs.block_tables[0] = torch.arange(pages, dtype=torch.int32)
+        tape.inputs.num_computed_tokens[0], tape.inputs.query_start_loc[1] = context, rows
+        tape.inputs.block_tables[0] = torch.arange(blocks, dtype=torch.int32)
         low, mid = times([lambda: tape.run(rows=rows, sequences=1, logits_rows=0)], rounds)[0]  # noqa: B023
         keys = sum(context + i + 1 for i in range(rows))
         flops = 4 * keys * HEADS * D * LAYERS

@@ -21,8 +21,9 @@ from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.simulation.server import SimulatedServer, Workload
-from wager.economics.simulation.workload import Curve, Synthetic
+from wager.economics.simulation.server import SimulatedServer
+from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.economics.simulation.workload import Workload
 from wager.economics.survival import MTP_SURVIVAL
 
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
@@ -55,11 +56,12 @@ class Timed:
 def measure(requests: int, *, steps: int, silent: bool, cold: bool) -> np.ndarray:
     """Microseconds by stage and step, [4, steps]."""
     rows = [1, 8, 64, 1024]
-    surface = LatencySurface(rows, [5e-3 + 1e-5 * row for row in rows], drafters={"d": DraftCurve.free()})
-    curve = Curve(MTP_SURVIVAL[:7], blur=None) if silent else Curve(MTP_SURVIVAL[:7])
+    surface = LatencySurface(rows, [5e-3 + 1e-5 * row for row in rows], drafters={"d": DraftCurve.unmeasured()})
+    curve = SyntheticDrafter(MTP_SURVIVAL[:7], score_sd=None) if silent else SyntheticDrafter(MTP_SURVIVAL[:7])
     policy = Timed(Adaptive(surface, drafters={"d": DrafterCapabilities(7)}), cold=cold)
     load = Workload(concurrency=requests, rounds=requests * (steps + 50))
-    SimulatedServer(Synthetic({"d": curve}, output=128), surface, policy, load).run()  # type: ignore[arg-type]
+    traces = SyntheticTraces({"d": curve}, output_tokens=128)
+    SimulatedServer(traces, surface, policy=policy, workload=load).run()  # type: ignore[arg-type]
     return 1e6 * np.array([policy.seconds[stage][50 : 50 + steps] for stage in STAGES])
 
 

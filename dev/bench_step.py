@@ -38,19 +38,19 @@ def seconds(task: Callable[[], object], times: int = 1) -> float:
 
 def pass_of(decoder: Decoder, rows: int, context: int) -> Callable[[], object]:
     """A verification pass: the last known token and rows - 1 guesses behind `context` cached tokens."""
-    pages = list(range(-(-(context + rows) // BLOCK_SIZE)))
+    blocks = list(range(-(-(context + rows) // BLOCK_SIZE)))
     draft = Draft.chain("s", [50 + i for i in range(rows - 1)], drafter="bench")
-    batch = pack([Span("s", context, (7,), True, rows)], {"s": draft}, {"s": pages})
+    batch = pack([Span("s", context, (7,), True, rows)], {"s": draft}, {"s": blocks})
     return lambda: decoder.forward(batch)
 
 
 def prefill(decoder: Decoder, tokens: int) -> Callable[[], object]:
     """A whole prompt in chunks of the decoder's rows."""
-    pages = list(range(-(-tokens // BLOCK_SIZE)))
+    blocks = list(range(-(-tokens // BLOCK_SIZE)))
     ids = tuple(100 + i % 1000 for i in range(tokens))
     starts = range(0, tokens, decoder.max_rows)
     chunks = [Span("s", at, ids[at : at + decoder.max_rows], at + decoder.max_rows >= tokens) for at in starts]
-    batches = [pack([chunk], {}, {"s": pages}) for chunk in chunks]
+    batches = [pack([chunk], {}, {"s": blocks}) for chunk in chunks]
     return lambda: [decoder.forward(batch) for batch in batches]
 
 
@@ -64,15 +64,15 @@ def main() -> None:
     weights, kernels = open_weights(hub.resolve(chosen.model)), select("native")
     decoder = Decoder(weights, kernels, num_blocks=256, max_rows=512, max_sequences=16, max_blocks=256)
     size = 2 * weights.spec.active
-    block = _native.Block(size)
-    ctypes.memset(block.address, 1, block.nbytes)  # pages nobody wrote to are one page of zeros
+    buffer = _native.Buffer(size)
+    ctypes.memset(buffer.address, 1, buffer.nbytes)  # memory never written is mapped to one page of zeros
     tasks = {rows: pass_of(decoder, rows, chosen.context) for rows in ROWS}
     prompt = prefill(decoder, 1000)
     floor: list[float] = []
     taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
     first: list[float] = []
     for _ in range(chosen.rounds):
-        floor.append(seconds(lambda: _native.sweep(kernels.pool, kernels.isa, block)))
+        floor.append(seconds(lambda: _native.sweep(kernels.pool, kernels.isa, buffer)))
         for rows, task in tasks.items():
             taken[rows].append(seconds(task, PASSES))
         first.append(seconds(prompt))

@@ -64,7 +64,7 @@ def seconds(task: Callable[[], object]) -> float:
 
 def reading(kernels: CpuKernels) -> Callable[[], object]:
     """A plain read of memory by all threads."""
-    block = _native.Block(SWEPT)
+    block = _native.Buffer(SWEPT)
     ctypes.memset(block.address, 1, block.nbytes)  # pages nobody wrote to are one page of zeros
     return lambda: _native.sweep(kernels.pool, kernels.isa, block)
 

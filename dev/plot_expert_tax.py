@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 from measure_expert_tax import MODELS
 
 from wager.economics.costmodel.devices import Device
-from wager.economics.costmodel.experts import distinct
+from wager.economics.costmodel.experts import distinct_experts
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.models.random_models import spec_of
 
@@ -71,8 +71,8 @@ class Curves:
         self.experts: dict[str, Curve] = {}
         if how := self.how:
             counted = [fmean(each) for each in zip(*(f["experts"] for f in found), strict=True)]
-            self.experts = {"expected": [distinct(how.count, how.active, n) for n in ROWS], "counted": counted}
-            hit = relative([cost.step(x, experts=n).seconds for x, n in zip(loads, counted, strict=True)])
+            self.experts = {"expected": [distinct_experts(how.count, how.active, n) for n in ROWS], "counted": counted}
+            hit = relative([cost.step(x, distinct_experts=n).seconds for x, n in zip(loads, counted, strict=True)])
             if max(abs(a / b - 1) for a, b in zip(hit, roofline, strict=True)) > DEPARTS:
                 self.kinds[COUNTED] = hit
 

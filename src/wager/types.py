@@ -250,23 +250,28 @@ class PackedBatch:
     """One ragged pass, packed: every row of every span with its guesses. All arrays int32.
 
     Rows of a sequence are contiguous. `parents` holds the batch row that precedes a row on its path (-1 for the first
-    row of its span: what precedes it is cached). A guess at depth d of a tree has the position of the root plus d, but
-    is cached at the slot of its row; for a chain the two agree.
+    row of its span: what precedes it is cached). A row at depth d of a tree sits at position start + d but is cached
+    at its own slot; for a chain the two agree. Row j of a sequence is cached at entry (num_computed_tokens + j) //
+    block_size of its block table. `logits_indices` lists the rows whose logits are wanted.
     """
 
     tokens: NDArray[np.int32]  # [rows]
     positions: NDArray[np.int32]  # [rows]
     parents: NDArray[np.int32]  # [rows]
-    slot_mapping: NDArray[np.int32]  # [rows] block * BLOCK_SIZE + offset
+    slot_mapping: NDArray[np.int32]  # [rows] block * block_size + offset
     seq_ids: NDArray[np.int32]  # [rows] index of the sequence
-    query_start_loc: NDArray[np.int32]  # [sequences] first row of the sequence
-    num_computed_tokens: NDArray[np.int32]  # [sequences] position of the sequence's first row
-    block_tables: NDArray[np.int32]  # [sequences, blocks] padded with 0
-    logits_indices: NDArray[np.int32]  # [logits rows] the rows whose logits are needed
+    query_start_loc: NDArray[np.int32]  # [sequences + 1] first row of each sequence, then the number of rows
+    num_computed_tokens: NDArray[np.int32]  # [sequences] position of its first row
+    block_tables: NDArray[np.int32]  # [sequences, blocks] block of each block_size positions, padded with 0
+    logits_indices: NDArray[np.int32]  # [logits rows]
 
     @property
     def rows(self) -> int:
         return len(self.tokens)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.num_computed_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,13 @@ def test_commands_in_the_documents_parse(page: str, call: str) -> None:
 
 def test_there_are_commands_to_check_and_bad_ones_are_found() -> None:
     assert {shlex.split(call)[1] for _, call in CALLS} == set(VERBS)
-    for bad in ("wager fly", "wager fly away", "wager run --dept 3", "wager bench --concurrency none", "wager run --drafter ngrm x"):
+    for bad in (
+        "wager fly",
+        "wager fly away",
+        "wager run --dept 3",
+        "wager bench --concurrency none",
+        "wager run --drafter ngrm x",
+    ):
         with pytest.raises(click.UsageError):
             check(bad)
 

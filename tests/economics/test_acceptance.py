@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from wager.economics.policy.acceptance import Acceptance, Rating, Skill
-from wager.economics.simulation.workload import Curve, Guesses, Synthetic
+from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.economics.simulation.traces import DraftTrace
 from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL
 from wager.types import Draft
 
@@ -103,7 +104,7 @@ def test_a_change_is_followed() -> None:
     assert skill.expect(ratings, 1).max() < 0.4
 
 
-def drafts(texts: Sequence[Guesses], position: int) -> list[Draft]:
+def drafts(texts: Sequence[DraftTrace], position: int) -> list[Draft]:
     scores = [text.scores[position, :DEPTH].tolist() for text in texts if text.scores is not None]
     return [Draft.chain(f"r{i}", range(DEPTH), drafter="d", scores=said) for i, said in enumerate(scores)]
 
@@ -116,12 +117,12 @@ def expected_calibration_error(said: np.ndarray, was: np.ndarray) -> float:
 
 def test_confidence_is_calibrated() -> None:
     """A drafter that overrates itself by 1.5 in log-odds; judged by what it was right about before."""
-    world = Synthetic({"d": Curve(MTP_SURVIVAL[:DEPTH], bias=1.5)}, output=400)
+    world = SyntheticTraces({"d": SyntheticDrafter(MTP_SURVIVAL[:DEPTH], score_bias=1.5)}, output_tokens=400)
     skill, ratings = opened(8)
-    texts = [world.text(i).guesses["d"] for i in range(8)]
+    texts = [world.request(i).drafts["d"] for i in range(8)]
     said, raw, was = [], [], []
     for position in range(400):
-        right = [int(min(text.right[position], DEPTH)) for text in texts]
+        right = [int(min(text.num_matching[position], DEPTH)) for text in texts]
         for draft, rating, run in zip(drafts(texts, position), ratings, right, strict=True):
             judged = skill.judge(draft, rating)
             if position >= 100:

@@ -16,10 +16,26 @@ import pytest
 from wager.arch import TABLE
 from wager.economics.costmodel.calibrated import CalibratedCostModel, CalibratedDraftCost
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
-from wager.economics.latency.calibration import Calibration, Errors, Setup, draft_curve, find, latest, typical
-from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.shapes import PAGE, ShapeLimits, StepShape, drawn, even, grid, sketch
+from wager.economics.latency.calibration import (
+    Calibration,
+    PredictionErrors,
+    Setup,
+    find_calibration,
+    latest_calibration,
+)
+from wager.economics.latency.draft_curve import DraftCurve, DraftPoint
+from wager.economics.latency.fit import fit_draft_curve
+from wager.economics.latency.shapes import (
+    CONTEXT_STEP,
+    ShapeLimits,
+    StepShape,
+    grid_shapes,
+    quick_shapes,
+    random_shapes,
+    uniform_shape,
+)
 from wager.economics.latency.surface import LatencySurface, StepPoint
+from wager.economics.latency.typical_steps import ShapeSample, typical_steps
 from wager.errors import UsageError
 from wager.types import StepRecord
 
@@ -43,7 +59,11 @@ def measure(shapes: list[StepShape], *, noise: float = 0.0) -> list[StepPoint]:
 
 def calibration(setup: Setup = HERE, **changes: Any) -> Calibration:
     made = Calibration.fit(
-        setup, measure(grid(ROOMY), noise=0.02), measure(drawn(ROOMY, 20, seed=1)), seconds=60, drafters=TRUTH.drafters
+        setup,
+        measure(grid_shapes(ROOMY), noise=0.02),
+        measure(random_shapes(ROOMY, 20, seed=1)),
+        seconds=60,
+        drafters=TRUTH.drafters,
     )
     return replace(made, **changes)
 
@@ -62,28 +82,30 @@ def calibration(setup: Setup = HERE, **changes: Any) -> Calibration:
     ],
 )
 def test_shapes_keep_to_the_limits(limits: ShapeLimits) -> None:
-    texts = limits.texts()
+    texts = limits.text_lengths()
     assert sum(texts) <= limits.tokens
     assert texts == sorted(texts, reverse=True)
-    for shape in [*grid(limits), *sketch(limits), *drawn(limits, 50, seed=3)]:
+    for shape in [*grid_shapes(limits), *quick_shapes(limits), *random_shapes(limits, 50, seed=3)]:
         assert 1 <= shape.rows <= limits.rows
         assert len(shape.contexts) == len(shape.depths) <= len(texts) <= limits.sequences
-        assert all(0 < c <= text and c % PAGE == 0 for c, text in zip(shape.contexts, texts, strict=False)), shape
+        assert all(0 < c <= text and c % CONTEXT_STEP == 0 for c, text in zip(shape.contexts, texts, strict=False)), (
+            shape
+        )
 
 
 def test_the_grid_spans_rows_requests_and_contexts() -> None:
-    shapes = grid(ROOMY)
+    shapes = grid_shapes(ROOMY)
     assert {shape.rows for shape in shapes} >= set(ROWS)
     assert {len(shape.depths) for shape in shapes} == {1, 2, 4, 8, 16, 32}
     assert max(shape.contexts[0] for shape in shapes) == 4096
     assert len(set(shapes)) == len(shapes)
-    assert even(10, 4, 32).depths == (2, 2, 1, 1)
+    assert uniform_shape(10, 4, 32).depths == (2, 2, 1, 1)
 
 
-def test_drawn_shapes_are_others_and_of_every_kind() -> None:
-    shapes = drawn(ROOMY, 200, seed=0)
-    assert not set(shapes) & set(grid(ROOMY))
-    assert shapes[:20] == drawn(ROOMY, 20, seed=0) != drawn(ROOMY, 20, seed=1)
+def test_random_shapes_are_not_in_the_grid_and_of_every_kind() -> None:
+    shapes = random_shapes(ROOMY, 200, seed=0)
+    assert not set(shapes) & set(grid_shapes(ROOMY))
+    assert shapes[:20] == random_shapes(ROOMY, 20, seed=0) != random_shapes(ROOMY, 20, seed=1)
     assert any(len(set(shape.depths)) > 1 for shape in shapes)
     assert any(len(set(shape.contexts)) > 1 for shape in shapes)
     assert any(not any(shape.depths) for shape in shapes)
@@ -104,46 +126,47 @@ def test_what_is_held_out_judges_and_does_not_teach() -> None:
     good = calibration()
     lies = [replace(point, seconds=10 * point.seconds) for point in good.held_out]
     judged = Calibration.fit(HERE, good.points, lies, seconds=60, drafters=TRUTH.drafters)
-    assert judged.fitted == good.fitted
+    assert judged.surface_values == good.surface_values
     assert judged.errors.median == pytest.approx(0.9, abs=0.01)
-    with pytest.raises(UsageError, match="to judge the fit by"):
+    with pytest.raises(UsageError, match="to test the fit with"):
         Calibration.fit(HERE, good.points, [], seconds=60)
 
 
-def test_the_pace_of_the_machine_is_told_apart_from_the_steps() -> None:
+def test_the_speed_of_the_machine_is_told_apart_from_the_steps() -> None:
     """A machine that is 1.8 times slower for seconds at a time, as shared ones are: medians alone are misled."""
     rng = random.Random(4)
-    points = measure(grid(ROOMY), noise=0.02)
+    points = measure(grid_shapes(ROOMY), noise=0.02)
     order = [kind for _ in range(5) for kind in rng.sample(range(len(points)), len(points))]
     steps = []
     for at, kind in enumerate(order):
         slow = 1.8 if (at // 60) % 2 else 1.0
-        steps.append((kind, replace(points[kind], seconds=points[kind].seconds * slow * math.exp(rng.gauss(0, 0.03)))))
-    found = typical(steps, fitted=range(0, len(points), 2))
+        seconds = points[kind].seconds * slow * math.exp(rng.gauss(0, 0.03))
+        steps.append(ShapeSample(kind, replace(points[kind], seconds=seconds)))
+    found = typical_steps(steps, fitted=range(0, len(points), 2))
     ratio = np.array([found[kind].seconds / point.seconds for kind, point in enumerate(points)])
-    plain = np.array([np.median([step.seconds for k, step in steps if k == kind]) for kind in range(len(points))])
+    plain = np.array([np.median([s.point.seconds for s in steps if s.shape == kind]) for kind in range(len(points))])
     plain /= [point.seconds for point in points]
     assert np.quantile(np.abs(ratio / np.median(ratio) - 1), 0.95) < 0.06
     assert np.quantile(np.abs(plain / np.median(plain) - 1), 0.95) > 0.3
-    alone = typical([(0, points[0])], fitted=range(1))
+    alone = typical_steps([ShapeSample(0, points[0])], fitted=range(1))
     assert alone[0].seconds == pytest.approx(points[0].seconds)
 
 
 def test_errors_are_quantiles() -> None:
-    errors = Errors.of([1.0, 1.1, 0.8, 1.0, 1.0], [1.0] * 5)
+    errors = PredictionErrors.of([1.0, 1.1, 0.8, 1.0, 1.0], [1.0] * 5)
     assert (errors.count, errors.median, errors.worst) == (5, 0.0, pytest.approx(0.2))
     assert "0.0% (median)" in str(errors)
 
 
 def test_drafting_splits_into_a_call_and_its_guesses() -> None:
-    samples = {(n, d): 1e-4 * n + 3e-5 * d for n in (1, 4, 16) for d in (1, 2, 4, 8)}
-    curve = draft_curve(samples)
+    points = [DraftPoint(n, d, 1e-4 * n + 3e-5 * d) for n in (1, 4, 16) for d in (1, 2, 4, 8)]
+    curve = fit_draft_curve(points)
     assert curve.seconds(4, 3) == pytest.approx(4.9e-4)
     assert curve.seconds(16, 8) == pytest.approx(18.4e-4)
-    falling = draft_curve({(1, 1): 4e-4, (1, 8): 1e-4})
-    assert (falling.each, falling.fixed[0] > 0) == ([0.0], True)
-    rising = draft_curve({(1, 1): 1e-5, (1, 8): 9e-4})
-    assert (rising.fixed, rising.each[0] > 0) == ([0.0], True)
+    falling = fit_draft_curve([DraftPoint(1, 1, 4e-4), DraftPoint(1, 8, 1e-4)])
+    assert (falling.per_token, falling.per_call[0] > 0) == ([0.0], True)
+    rising = fit_draft_curve([DraftPoint(1, 1, 1e-5), DraftPoint(1, 8, 9e-4)])
+    assert (rising.per_call, rising.per_token[0] > 0) == ([0.0], True)
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------
@@ -152,7 +175,7 @@ def test_drafting_splits_into_a_call_and_its_guesses() -> None:
 def test_a_calibration_comes_back_from_its_file(tmp_path: Path) -> None:
     made = calibration()
     path = made.write(tmp_path / "new" / "folder")
-    found, why = find(path.parent, replace(HERE, model="the same by another name"))
+    found, why = find_calibration(path.parent, replace(HERE, model="the same by another name"))
     assert found is not None
     assert (found.as_dict(), why) == (made.as_dict(), "")
     surface = found.surface()
@@ -177,19 +200,19 @@ def test_another_setup_is_refused_by_name(tmp_path: Path) -> None:
         ({"kernels": "reference", "threads": None}, "kernels native avx512 (here reference), threads 2 (here None)"),
         ({"dtype": "float32"}, "dtype bfloat16 (here float32)"),
     ):
-        found, why = find(tmp_path, replace(HERE, **changes))
+        found, why = find_calibration(tmp_path, replace(HERE, **changes))
         assert found is None
         assert named in why
-    found, why = find(tmp_path, replace(HERE, shape="llama-ffffffffffff", model="big"))
+    found, why = find_calibration(tmp_path, replace(HERE, shape="llama-ffffffffffff", model="big"))
     assert (found, why) == (None, "big was never calibrated here.")
 
 
 def test_a_file_under_a_name_that_is_not_its_own_is_refused(tmp_path: Path) -> None:
     theirs = replace(HERE, shape="other-0", model="large", machine="Processor Y, 64 cores")
     calibration(theirs).write(tmp_path).rename(tmp_path / HERE.filename)
-    found, why = find(tmp_path, HERE)
+    found, why = find_calibration(tmp_path, HERE)
     assert found is None
-    assert "model large (here one of other sizes, small)" in why
+    assert "model large (here small, of other sizes)" in why
     assert "machine Processor Y, 64 cores" in why
 
 
@@ -197,11 +220,11 @@ def test_the_newest_on_this_machine_is_taken(tmp_path: Path) -> None:
     old = datetime.now(UTC) - timedelta(days=3)
     calibration(when=old).write(tmp_path)
     calibration(replace(HERE, threads=1)).write(tmp_path)
-    assert latest(tmp_path, shape=HERE.shape, machine=HERE.machine).setup.threads == 1
+    assert latest_calibration(tmp_path, shape=HERE.shape, machine=HERE.machine).setup.threads == 1
     with pytest.raises(UsageError, match="only on Processor X, 2 cores"):
-        latest(tmp_path, shape=HERE.shape, machine="Processor Y, 64 cores")
+        latest_calibration(tmp_path, shape=HERE.shape, machine="Processor Y, 64 cores")
     with pytest.raises(UsageError, match="never calibrated on this machine"):
-        latest(tmp_path, shape="other-0", machine=HERE.machine)
+        latest_calibration(tmp_path, shape="other-0", machine=HERE.machine)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +250,7 @@ def test_damage_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> 
     with pytest.raises(UsageError, match=named) as caught:
         Calibration.read(path)
     assert str(path) in caught.value.message
-    found, why = find(tmp_path, HERE)
+    found, why = find_calibration(tmp_path, HERE)
     assert found is None
     assert str(path) in why
 
@@ -246,10 +269,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         calibration().write(tmp_path / "file")
 
 
-# ---- in the bill ----------------------------------------------------------------------------------------------------
+# ---- in the cost model ----------------------------------------------------------------------------------------------
 
 
-def test_a_measured_bill_is_the_surfaces_divided_as_on_paper() -> None:
+def test_a_calibrated_step_is_the_surfaces_divided_as_in_the_roofline() -> None:
     model = TABLE["SmolLM2-135M"]
     cost = CalibratedCostModel(model, TRUTH, memory=8e9, label="measured")
     loads = [SequenceLoad(300, 2, 4), SequenceLoad(900, 1)]
@@ -259,7 +282,7 @@ def test_a_measured_bill_is_the_surfaces_divided_as_on_paper() -> None:
     shares = {name: part.seconds / step.seconds for name, part in step.parts.items()}
     assert shares == pytest.approx({name: part.seconds / paper.seconds for name, part in paper.parts.items()})
     assert cost.step([]).seconds == 0
-    dear, cheap = (cost.price([SequenceLoad(0, rows)])["step"] for rows in (40, 3))
+    dear, cheap = (cost.marginal_cost([SequenceLoad(0, rows)])["step"] for rows in (40, 3))
     assert dear > 0.8
     assert cheap < 0.1
 

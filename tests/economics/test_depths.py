@@ -8,23 +8,18 @@ from hypothesis import strategies as st
 
 from wager.arch import TABLE, ModelSpec
 from wager.economics.costmodel.devices import DEVICES
-from wager.economics.costmodel.draft_cost import Fraction
+from wager.economics.costmodel.draft_cost import FractionalDraftCost
 from wager.economics.costmodel.experts import ExpertRouting
-from wager.economics.costmodel.published import B200_ROUNDED, FLAT, MIXED
+from wager.economics.costmodel.published import B200_ROUNDED, FLAT_ATTENTION, REAL_LAYERS
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.economics.costmodel.speedup import (
-    best,
-    break_even,
-    constant_tokens,
-    depth_by_hurdle,
-    efficiency,
-    equivalent_acceptance,
-    hurdle,
-    outcomes,
-    survival,
-    tokens_per_round,
+    best_outcome,
+    break_even_acceptance,
+    depth_outcomes,
+    tokens_at_constant_rate,
 )
 from wager.economics.latency.surface import LatencySurface
+from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL, survival, tokens_per_round
 from wager.errors import UsageError
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -71,7 +66,7 @@ def curves(
     model: ModelSpec, *, batch: int, context: int, share: float, locality: float
 ) -> tuple[list[float], list[float]]:
     cost = CostModel(model, B200_ROUNDED, routing=ExpertRouting(locality=locality))
-    drafter = Fraction(cost, share)
+    drafter = FractionalDraftCost(cost, share)
     steps = [cost.seconds([SequenceLoad(context, depth + 1, batch)]) for depth in range(MOST + 1)]
     return steps, [drafter.seconds(batch, depth, context=context) for depth in range(MOST + 1)]
 
@@ -80,26 +75,18 @@ def check(model: ModelSpec, row: Row, *, share: float, locality: float) -> None:
     acceptance, context, _, expected = row
     for batch, (depth, speedup) in zip(BATCHES, expected, strict=True):
         steps, drafts = curves(model, batch=batch, context=context, share=share, locality=locality)
-        found = best(outcomes(steps, drafts, survival(acceptance, MOST)))
+        found = best_outcome(depth_outcomes(steps, drafts, survival(acceptance, MOST)))
         assert (found.depth, round(found.speedup, 3)) == (depth, speedup), f"batch {batch}"
 
 
 @pytest.mark.parametrize("row", parse(FLAT_ROWS), ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
 def test_the_published_cost_model(row: Row) -> None:
-    check(FLAT, row, share=row[2], locality=1.0)
+    check(FLAT_ATTENTION, row, share=row[2], locality=1.0)
 
 
 @pytest.mark.parametrize("row", parse(MIXED_ROWS), ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
 def test_the_same_with_the_real_layers_and_with_locality(row: Row) -> None:
-    check(MIXED, row, share=0.10, locality=row[2])
-
-
-@pytest.mark.parametrize("row", parse(FLAT_ROWS), ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
-def test_the_hurdle_stops_where_the_speed_up_peaks(row: Row) -> None:
-    acceptance, context, share, expected = row
-    for batch, (depth, _) in zip(BATCHES, expected, strict=True):
-        steps, drafts = curves(FLAT, batch=batch, context=context, share=share, locality=1.0)
-        assert depth_by_hurdle(steps, drafts, survival(acceptance, MOST)) == depth, f"batch {batch}"
+    check(REAL_LAYERS, row, share=0.10, locality=row[2])
 
 
 @pytest.mark.parametrize(
@@ -107,17 +94,21 @@ def test_the_hurdle_stops_where_the_speed_up_peaks(row: Row) -> None:
     [(0.75, 16, 3, 0.3164, 0.3264), (0.75, 64, 4, 0.2373, 0.2551), (0.85, 32, 8, 0.2316, 0.2506),
      (0.90, 8, 14, 0.2059, 0.2130)],
 )  # fmt: skip
-def test_hurdles_in_figures(acceptance: float, batch: int, depth: int, alive: float, needed: float) -> None:
-    steps, drafts = curves(FLAT, batch=batch, context=4096, share=0.10, locality=1.0)
+def test_the_survival_that_the_next_token_would_need(
+    acceptance: float, batch: int, depth: int, alive: float, needed: float
+) -> None:
+    """A draft token pays off if its survival exceeds tokens x extra seconds / seconds of the round before it."""
+    steps, drafts = curves(FLAT_ATTENTION, batch=batch, context=4096, share=0.10, locality=1.0)
     total = [step + draft for step, draft in zip(steps, drafts, strict=True)]
-    tokens = tokens_per_round(survival(acceptance, depth))
+    found = depth_outcomes(steps, drafts, survival(acceptance, MOST))
+    assert best_outcome(found).depth == depth
     assert survival(acceptance, depth + 1)[depth] == pytest.approx(alive, abs=5e-5)
-    assert hurdle(tokens, total[depth], total[depth + 1] - total[depth]) == pytest.approx(needed, abs=5e-5)
+    assert found[depth].tokens * (total[depth + 1] - total[depth]) / total[depth] == pytest.approx(needed, abs=5e-5)
 
 
 def test_a_whole_curve() -> None:
-    steps, drafts = curves(FLAT, batch=8, context=4096, share=0.10, locality=1.0)
-    found = outcomes(steps, drafts, survival(0.90, MOST))[:17]
+    steps, drafts = curves(FLAT_ATTENTION, batch=8, context=4096, share=0.10, locality=1.0)
+    found = depth_outcomes(steps, drafts, survival(0.90, MOST))[:17]
     assert [round(outcome.speedup, 4) for outcome in found] == [
         1, 1.0626, 1.0998, 1.1296, 1.1550, 1.1769, 1.1958, 1.2119, 1.2254, 1.2364, 1.2450, 1.2514, 1.2557, 1.2580,
         1.2586, 1.2575, 1.2549,
@@ -129,10 +120,10 @@ BLENDED = (.402, .562, .693, .761, .748, .641, .438, .218, .158, .290, .450, .76
 
 def test_the_blended_price() -> None:
     """Attention is weighted by what it costs plain and counted as paid in full, as the published figures do."""
-    cost = CostModel(FLAT, B200_ROUNDED)
+    cost = CostModel(FLAT_ATTENTION, B200_ROUNDED)
     for batch, expected in zip(BATCHES, BLENDED, strict=True):
         loads = [SequenceLoad(4096, 1, batch)]
-        step, prices = cost.step(loads), {**cost.price(loads), "attention": 1.0}
+        step, prices = cost.step(loads), {**cost.marginal_cost(loads), "attention": 1.0}
         blended = sum(prices[name] * part.seconds for name, part in step.parts.items()) / step.seconds
         assert blended == pytest.approx(expected, abs=5.1e-4), f"batch {batch}"
 
@@ -149,12 +140,12 @@ def test_exact_dimensions_and_ridges_change_no_depth() -> None:
         layers=(Layer(Quoted(106_954_752, 2 * 69632, 576), flash.layers[0].ffn, 43),),
     )  # fmt: skip
     cost = CostModel(exact, DEVICES["B200"])
-    drafter = Fraction(cost, 0.10)
+    drafter = FractionalDraftCost(cost, 0.10)
     for acceptance, context, share, expected in parse(FLAT_ROWS):
         for batch, (depth, speedup) in zip(BATCHES, expected, strict=True) if share == 0.10 else ():
             steps = [cost.seconds([SequenceLoad(context, g + 1, batch)]) for g in range(depth + 3)]
             drafts = [drafter.seconds(batch, g, context=context) for g in range(depth + 3)]
-            found = best(outcomes(steps, drafts, survival(acceptance, depth + 2)))
+            found = best_outcome(depth_outcomes(steps, drafts, survival(acceptance, depth + 2)))
             assert found.depth == depth
             assert found.speedup == pytest.approx(speedup, abs=0.0015)
 
@@ -172,18 +163,17 @@ def test_tokens_per_round() -> None:
         acceptance, *expected = (float(word) for word in line.split())
         for depth, tokens in zip((1, 2, 3, 4, 5, 7, 8, 15), expected, strict=True):
             assert tokens_per_round(survival(acceptance, depth)) == pytest.approx(tokens, abs=5e-5)
-            assert constant_tokens(acceptance, depth) == pytest.approx(tokens, abs=5e-5)
-    assert constant_tokens(1.0, 5) == 6
+            assert tokens_at_constant_rate(acceptance, depth) == pytest.approx(tokens, abs=5e-5)
+    assert tokens_at_constant_rate(1.0, 5) == 6
 
 
 def test_published_survival_curves() -> None:
     """Sums of survival and the constant rates that bring as much."""
-    mtp = (.779, .583, .444, .349, .279, .226, .185, .155)  # fmt: skip
-    block = (.772, .565, .420, .323, .256, .208, .170, .141, .120, .103, .089, .078, .068, .059, .051)  # fmt: skip
-    assert tokens_per_round(mtp) == pytest.approx(4.000, abs=5e-4)
-    assert tokens_per_round(block) == pytest.approx(4.423, abs=5e-4)
-    assert equivalent_acceptance(tokens_per_round(mtp), 8) == pytest.approx(0.775, abs=5e-4)
-    assert equivalent_acceptance(tokens_per_round(block), 15) == pytest.approx(0.778, abs=5e-4)
+    assert tokens_per_round(MTP_SURVIVAL) == pytest.approx(4.000, abs=5e-4)
+    assert tokens_per_round(DFLASH_SURVIVAL) == pytest.approx(4.423, abs=5e-4)
+    for curve, rate in ((MTP_SURVIVAL, 0.775), (DFLASH_SURVIVAL, 0.778)):
+        lower, upper = (tokens_at_constant_rate(rate + by, len(curve)) for by in (-5e-4, 5e-4))
+        assert lower < tokens_per_round(curve) < upper
 
 
 @settings(deadline=None)
@@ -200,7 +190,7 @@ def test_an_acceptance_beyond_one_is_refused() -> None:
         survival(1.2, 3)
 
 
-# ---- the CPU: prices that come in steps ---------------------------------------------------------------------------
+# ---- the CPU: prices that come in steps -----------------------------------------------------------------------------
 
 ROWS = (1, 2, 4, 8, 12, 16)
 KERNEL = LatencySurface(ROWS, [5.25e-3, 5.79e-3, 6.26e-3, 6.87e-3, 9.9e-3, 11.3e-3])
@@ -219,7 +209,7 @@ def measured(surface: LatencySurface, *, batch: int, most: int, share: float = 0
 )
 def test_best_depth_on_the_measured_kernel(acceptance: float, depth: int, speedup: float) -> None:
     steps, drafts = measured(KERNEL, batch=1, most=15, share=0.05)
-    found = best(outcomes(steps, drafts, survival(acceptance, 15)))
+    found = best_outcome(depth_outcomes(steps, drafts, survival(acceptance, 15)))
     assert found.depth == depth
     assert found.speedup == pytest.approx(speedup, abs=1e-3)
 
@@ -240,7 +230,7 @@ def test_free_drafts_at_measured_widths(
     surface: LatencySurface, acceptance: float, batch: int, expected: dict[int, float]
 ) -> None:
     steps, drafts = measured(surface, batch=batch, most=max(expected))
-    found = outcomes(steps, drafts, survival(acceptance, max(expected)))
+    found = depth_outcomes(steps, drafts, survival(acceptance, max(expected)))
     for depth, speedup in expected.items():
         assert found[depth].speedup == pytest.approx(speedup, abs=1.1e-3)
 
@@ -249,25 +239,19 @@ def test_on_a_staircase_stopping_at_the_first_loss_gives_away_what_a_search_find
     """Batch 4, free drafts, 90 % accepted: the second guess loses, the third more than makes up for it."""
     steps, drafts = measured(KERNEL, batch=4, most=3)
     alive = survival(0.90, 3)
-    found = outcomes(steps, drafts, alive)
+    found = depth_outcomes(steps, drafts, alive)
     assert [round(outcome.speedup, 3) for outcome in found] == [1, 1.731, 1.714, 1.905]
-    assert depth_by_hurdle(steps, drafts, alive) == 1
-    assert best(found).depth == 3
+    assert best_outcome(found).depth == 3
 
 
 @settings(deadline=None)
 @given(st.floats(0.0, 0.99), st.integers(1, 15))
 def test_break_even_is_where_the_speed_up_is_one(share: float, depth: int) -> None:
     steps, drafts = measured(TORCH, batch=8, most=depth, share=share)
-    rate = break_even(steps, drafts, depth)
-    certain = outcomes(steps, drafts, survival(1.0, depth))[depth].speedup
+    rate = break_even_acceptance(steps, drafts, depth)
+    certain = depth_outcomes(steps, drafts, survival(1.0, depth))[depth].speedup
     if rate is None:
         assert certain < 1
         return
-    at = outcomes(steps, drafts, survival(rate, depth))[depth].speedup
+    at = depth_outcomes(steps, drafts, survival(rate, depth))[depth].speedup
     assert at == pytest.approx(1, abs=1e-6) or (rate == 0 and at >= 1)
-
-
-def test_target_efficiency_is_what_the_system_leaves() -> None:
-    steps, _ = measured(KERNEL, batch=1, most=7)
-    assert efficiency(steps, 7) == pytest.approx(5.25 / 6.87)

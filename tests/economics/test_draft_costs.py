@@ -6,14 +6,24 @@ import pytest
 
 from wager.arch import TABLE
 from wager.economics.costmodel.devices import DEVICES
-from wager.economics.costmodel.draft_cost import Fraction, Free, Measured, Passes, Small, block, mtp
+from wager.economics.costmodel.draft_cost import (
+    ConstantDraftCost,
+    DraftModelCost,
+    FractionalDraftCost,
+    FreeDraftCost,
+    block_drafter_cost,
+    mtp_cost,
+)
 from wager.economics.costmodel.links import Cluster
-from wager.economics.costmodel.memory import SPARE, footprint, largest_batch
+from wager.economics.costmodel.memory import SPARE_SHARE, footprint, largest_batch
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
+from wager.economics.simulation.published_latency import PublishedLatency
 
 B200 = Cluster(DEVICES["B200"])
 QWEN = TABLE["Qwen3.6-35B-A3B"]
-HEAD, BLOCK = mtp(QWEN, B200, lump="whole"), block(QWEN, B200, lump="whole")
+HEAD, BLOCK = mtp_cost(QWEN, B200), block_drafter_cost(QWEN, B200)
+PUBLISHED = PublishedLatency()
+"""What the golden values are of: one maximum over all weights of a pass, and experts picked with replacement."""
 
 GOLDEN = {
     1: (140.9, 245.6), 8: (179.4, 245.6), 16: (214.1, 245.6), 32: (262.1, 447.2), 64: (308.9, 894.3),
@@ -22,18 +32,19 @@ GOLDEN = {
 
 
 def test_shapes_follow_from_the_target() -> None:
-    assert HEAD.dense == 535_822_336
-    assert BLOCK.dense == 982_515_712
+    assert HEAD.dense_elements == 535_822_336
+    assert BLOCK.dense_elements == 982_515_712
     assert HEAD.experts is not None
-    assert HEAD.dense + 9 * HEAD.experts.expert(HEAD.hidden) == 564_133_888
+    assert HEAD.dense_elements + 9 * HEAD.experts.expert(HEAD.hidden) == 564_133_888
 
 
 @pytest.mark.parametrize("batch", GOLDEN)
 def test_a_pass_in_microseconds(batch: int) -> None:
-    one, whole = GOLDEN[batch]
-    assert HEAD.seconds(batch, 1, context=0) * 1e6 == pytest.approx(one, abs=0.051)
+    one, block = GOLDEN[batch]
+    assert PUBLISHED.draft_seconds("mtp", batch, 1) * 1e6 == pytest.approx(one, abs=0.051)
     for depth in (1, 7, 15):
-        assert BLOCK.seconds(batch, depth, context=0) * 1e6 == pytest.approx(whole, abs=0.051)
+        assert BLOCK.seconds(batch, depth, context=0) * 1e6 == pytest.approx(block, abs=0.051)
+        assert PUBLISHED.draft_seconds("dflash", batch, depth) * 1e6 == pytest.approx(block, abs=0.051)
         assert HEAD.seconds(batch, depth, context=0) == pytest.approx(depth * HEAD.seconds(batch, 1, context=0))
 
 
@@ -44,62 +55,67 @@ def test_where_a_block_costs_as_much_as_passes(depth: int, batch: float) -> None
     low, high = 20.0, 500.0
     for _ in range(60):
         middle = (low + high) / 2
-        dearer = BLOCK.seconds(middle, 15, context=0) > HEAD.seconds(middle, depth, context=0)
-        low, high = (low, middle) if dearer else (middle, high)
+        slower = PUBLISHED.draft_seconds("dflash", middle, 15) > PUBLISHED.draft_seconds("mtp", middle, depth)  # type: ignore[arg-type]
+        low, high = (low, middle) if slower else (middle, high)
     assert high == pytest.approx(batch, abs=0.051)
-    assert all(HEAD.seconds(b, 1, context=0) < BLOCK.seconds(b, 1, context=0) for b in (1, 8, 64, 512, 4096))
+    for drafted in (1, 8, 64, 512, 4096):
+        assert PUBLISHED.draft_seconds("mtp", drafted, 1) < PUBLISHED.draft_seconds("dflash", drafted, 1)
 
 
 def test_where_passes_turn_compute_bound() -> None:
     """Batch 670 for a pass of one position, 17.6 for a block of sixteen: the next request is paid."""
 
-    def steep(drafter: Passes, batch: float) -> bool:
-        return drafter.seconds(batch * 1.001, 1, context=0) > 1.0005 * drafter.seconds(batch, 1, context=0)
+    def steep(drafter: str, batch: float) -> bool:
+        here, there = (PUBLISHED.draft_seconds(drafter, each, 1) for each in (batch, batch * 1.001))  # type: ignore[arg-type]
+        return there > 1.0005 * here
 
-    assert [steep(HEAD, batch) for batch in (660, 680)] == [False, True]
-    assert [steep(BLOCK, batch) for batch in (17.5, 17.7)] == [False, True]
+    assert [steep("mtp", batch) for batch in (660, 680)] == [False, True]
+    assert [steep("dflash", batch) for batch in (17.5, 17.7)] == [False, True]
+    steps = [BLOCK.seconds(batch, 1, context=0) for batch in (17.5, 17.5 * 1.001, 17.7, 17.7 * 1.001)]
+    assert [steps[1] > 1.0005 * steps[0], steps[3] > 1.0005 * steps[2]] == [False, True]
 
 
 def test_bounding_streams_apart_is_dearer_only_where_one_is_saturated() -> None:
-    apart = mtp(QWEN, B200)
     for batch in (1, 16, 128):
-        assert apart.seconds(batch, 1, context=0) == pytest.approx(HEAD.seconds(batch, 1, context=0), rel=0.01)
-    assert apart.seconds(512, 1, context=0) > 1.3 * HEAD.seconds(512, 1, context=0)
+        assert HEAD.seconds(batch, 1, context=0) == pytest.approx(PUBLISHED.draft_seconds("mtp", batch, 1), rel=0.01)
+    assert HEAD.seconds(512, 1, context=0) > 1.3 * PUBLISHED.draft_seconds("mtp", 512, 1)
 
 
 def test_drafters_without_a_roofline() -> None:
     cost = CostModel(QWEN, DEVICES["B200"])
-    assert Free().seconds(64, 9, context=100) == 0
-    assert Measured(3e-4).seconds(64, 3, context=0) == pytest.approx(9e-4)
-    assert Fraction(cost, 0.1).seconds(8, 4, context=77) == pytest.approx(0.4 * cost.seconds([SequenceLoad(77, 1, 8)]))
-    small = Small(CostModel(TABLE["SmolLM2-135M"], DEVICES["B200"]))
+    assert FreeDraftCost().seconds(64, 9, context=100) == 0
+    assert ConstantDraftCost(3e-4).seconds(64, 3, context=0) == pytest.approx(9e-4)
+    assert FractionalDraftCost(cost, 0.1).seconds(8, 4, context=77) == pytest.approx(
+        0.4 * cost.seconds([SequenceLoad(77, 1, 8)])
+    )
+    small = DraftModelCost(CostModel(TABLE["SmolLM2-135M"], DEVICES["B200"]))
     assert small.seconds(2, 5, context=50) == pytest.approx(5 * small.cost.seconds([SequenceLoad(50, 1, 2)]))
-    for drafter in (HEAD, BLOCK, small, Fraction(cost, 0.1)):
+    for drafter in (HEAD, BLOCK, small, FractionalDraftCost(cost, 0.1)):
         assert drafter.seconds(8, 0, context=0) == 0
 
 
 def test_a_dense_target_gets_a_dense_layer() -> None:
     model = TABLE["Llama-3.1-8B"]
-    drafter = mtp(model, B200)
-    assert drafter.own == 218_103_808 + 2 * 4096**2
-    assert drafter.resident_bytes == 2 * drafter.own
+    drafter = mtp_cost(model, B200)
+    assert drafter.own_elements == 218_103_808 + 2 * 4096**2
+    assert drafter.resident_bytes == 2 * drafter.own_elements
     assert drafter.kv_bytes(1000) == model.kv_bytes(1000) / 32
 
 
 def test_a_cluster_divides_the_drafter_too() -> None:
-    assert mtp(TABLE["Llama-3.1-8B"], Cluster(DEVICES["B200"], tp=4)).seconds(1, 1, context=0) == pytest.approx(
-        mtp(TABLE["Llama-3.1-8B"], B200).seconds(1, 1, context=0) / 4
+    assert mtp_cost(TABLE["Llama-3.1-8B"], Cluster(DEVICES["B200"], tp=4)).seconds(1, 1, context=0) == pytest.approx(
+        mtp_cost(TABLE["Llama-3.1-8B"], B200).seconds(1, 1, context=0) / 4
     )
-    wide = mtp(QWEN, Cluster(DEVICES["B200"], ep=8))
-    assert wide.seconds(1, 1, context=0) < mtp(QWEN, B200).seconds(1, 1, context=0)
+    wide = mtp_cost(QWEN, Cluster(DEVICES["B200"], ep=8))
+    assert wide.seconds(1, 1, context=0) < mtp_cost(QWEN, B200).seconds(1, 1, context=0)
 
 
-# ---- memory -------------------------------------------------------------------------------------------------------
+# ---- memory ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_a_batch_takes() -> None:
     cost = CostModel(TABLE["Llama-3.1-8B"], DEVICES["H100"])
-    drafter = mtp(cost.model, cost.cluster)
+    drafter = mtp_cost(cost.model, cost.cluster)
     found = footprint(cost, drafter, batch=10, context=1000)
     assert found.weights == 2 * (8_030_261_248 - 65 * 4096)
     assert found.cache == 10 * 1000 * (131_072 + 4096)
@@ -110,7 +126,7 @@ def test_what_a_batch_takes() -> None:
 @pytest.mark.parametrize(("tp", "ep"), [(1, 1), (8, 1), (1, 32)])
 def test_the_largest_batch_fits_and_one_more_does_not(tp: int, ep: int) -> None:
     cost = CostModel(TABLE["DeepSeek-V3"], DEVICES["B200"], tp=tp, ep=ep)
-    drafter = mtp(cost.model, cost.cluster)
+    drafter = mtp_cost(cost.model, cost.cluster)
     most = largest_batch(cost, drafter, context=8192)
     assert most is not None
     assert footprint(cost, drafter, batch=most, context=8192).fits == (most > 0)
@@ -120,21 +136,21 @@ def test_the_largest_batch_fits_and_one_more_does_not(tp: int, ep: int) -> None:
 
 def test_a_shared_latent_is_kept_on_every_device() -> None:
     one, eight = (CostModel(TABLE["DeepSeek-V3"], DEVICES["B200"], tp=tp) for tp in (1, 8))
-    caches = [footprint(cost, Free(), batch=1, context=1000).cache for cost in (one, eight)]
+    caches = [footprint(cost, FreeDraftCost(), batch=1, context=1000).cache for cost in (one, eight)]
     assert caches[0] == caches[1] == 1000 * 70_272
-    divided = footprint(CostModel(TABLE["Llama-3.1-8B"], DEVICES["B200"], tp=8), Free(), batch=1, context=1000)
+    divided = footprint(CostModel(TABLE["Llama-3.1-8B"], DEVICES["B200"], tp=8), FreeDraftCost(), batch=1, context=1000)
     assert divided.cache == 1000 * 131_072 / 8
 
 
 def test_experts_are_spread_and_the_rest_is_kept_whole() -> None:
     model = TABLE["DeepSeek-V3"]
     routed = model.elements()["experts"]
-    found = footprint(CostModel(model, DEVICES["B200"], ep=32), Free(), batch=1, context=1)
+    found = footprint(CostModel(model, DEVICES["B200"], ep=32), FreeDraftCost(), batch=1, context=1)
     assert found.weights == pytest.approx(model.resident_bytes - routed + routed / 32)
 
 
 def test_unknown_memory_is_unknown() -> None:
     cost = CostModel(TABLE["SmolLM2-135M"], DEVICES["CPU-2core-AVX512"])
-    assert largest_batch(cost, Free(), context=100) is None
-    assert footprint(cost, Free(), batch=1, context=100).fits is None
-    assert 0 < SPARE < 1
+    assert largest_batch(cost, FreeDraftCost(), context=100) is None
+    assert footprint(cost, FreeDraftCost(), batch=1, context=100).fits is None
+    assert 0 < SPARE_SHARE < 1

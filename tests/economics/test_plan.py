@@ -17,10 +17,10 @@ from gguf import GGUFWriter
 
 import wager
 from wager.cli import main, plan_inputs, plan_page
-from wager.cli.plan_text import Answer
-from wager.economics.costmodel.bill import AcceptanceRates, PlanQuery
-from wager.economics.costmodel.draft_cost import Fraction, Measured, Passes, Small
-from wager.economics.costmodel.published import B200_ROUNDED, FLAT
+from wager.cli.plan_text import PlanReport
+from wager.economics.costmodel.draft_cost import ConstantDraftCost, DraftHeadCost, DraftModelCost, FractionalDraftCost
+from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
+from wager.economics.costmodel.published import B200_ROUNDED, FLAT_ATTENTION
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.errors import UsageError
 
@@ -69,11 +69,11 @@ def test_the_json_of_the_design(run: Run) -> None:
     assert found["hardware"]["ridge"]["bf16"] == pytest.approx(281)
 
 
-def test_the_gutter_is_found_to_the_request(run: Run) -> None:
-    """Between the batches that were asked about, too: with the published constants off wins from 4 to 13."""
+def test_where_plain_decoding_is_fastest_is_found_to_the_request(run: Run) -> None:
+    """Between the batches that were asked about, too: with the published constants plain decoding wins from 4 to 13."""
     found = answer(run, *CHARTS, "--batch", "1,4096")
     assert found["gutter"] == [{"context": 4096, "acceptance": "0.75", "batches": [[4, 13]]}]
-    assert "off wins at batch 4 to 13" in run(*CHARTS, "--batch", "1,4096")[1]
+    assert "is fastest at batch 4 to 13" in run(*CHARTS, "--batch", "1,4096")[1]
 
 
 def test_a_table_that_says_what_it_means(run: Run) -> None:
@@ -85,7 +85,7 @@ def test_a_table_that_says_what_it_means(run: Run) -> None:
     assert off.split()[3] == "off"
     assert "all" in off.split()
     flat = " ".join(out.split())
-    assert "What binds plain decoding at context 4096: batch 1: projections (memory)" in flat
+    assert "What plain decoding waits for at context 4096: batch 1: projections (memory)" in flat
     assert "experts (memory)" in flat
     assert "B200-charts: bf16 2.248 PFLOP/s" in flat
 
@@ -212,7 +212,7 @@ BAD = [
     (["--overhead", "5"], "overhead = '5'"),
     (["--tp", "0"], "tp = 0"),
     (["--ep", "2"], "has no experts to spread over 2 ranks"),
-    (["--plot", "picture.bmp"], "picture.bmp is no picture"),
+    (["--plot", "picture.bmp"], "picture.bmp is not a picture"),
     (["--json", "nowhere/x.json"], "cannot be written to nowhere/x.json"),
 ]
 
@@ -260,44 +260,46 @@ def test_depths_deeper_than_the_file_are_refused(run: Run, tmp_path: Path) -> No
 
 
 def test_prices_and_shapes_of_drafters() -> None:
-    cost = CostModel(FLAT, B200_ROUNDED)
-    shapes = {None: Passes, "block:8": Passes, "model:SmolLM2-135M": Small}
+    cost = CostModel(FLAT_ATTENTION, B200_ROUNDED)
+    shapes = {None: DraftHeadCost, "block:8": DraftHeadCost, "model:SmolLM2-135M": DraftModelCost}
     for shape, kind in shapes.items():
-        assert isinstance(plan_inputs.drafter(cost, shape=shape, price=None), kind)
-    share = plan_inputs.drafter(cost, shape=None, price="0.25")
-    assert isinstance(share, Fraction)
+        assert isinstance(plan_inputs.draft_cost(cost, shape=shape, given=None), kind)
+    share = plan_inputs.draft_cost(cost, shape=None, given="0.25")
+    assert isinstance(share, FractionalDraftCost)
     assert share.seconds(4, 2, context=10) == pytest.approx(0.5 * cost.seconds([SequenceLoad(10, 1, 4)]))
-    timed = plan_inputs.drafter(cost, shape=None, price="300us")
-    assert isinstance(timed, Measured)
+    timed = plan_inputs.draft_cost(cost, shape=None, given="300us")
+    assert isinstance(timed, ConstantDraftCost)
     assert timed.seconds(4, 2, context=10) == pytest.approx(6e-4)
 
 
-# ---- drawings -----------------------------------------------------------------------------------------------------
+# ---- plots -----------------------------------------------------------------------------------------------------
 
 
-def asked(model: str, *, batches: tuple[int, ...] = (1, 16, 256)) -> Answer:
-    cost = CostModel(plan_inputs.find(model), plan_inputs.find_hardware("B200"))
-    question = PlanQuery(cost, plan_inputs.drafter(cost, shape="mtp", price=None), most=4)
-    return Answer.of(question, plan_inputs.Grid(batches, (1024,), (AcceptanceRates("0.7", 0.7),)))
+def planned(model: str, *, batches: tuple[int, ...] = (1, 16, 256)) -> PlanReport:
+    cost = CostModel(plan_inputs.find_plan_model(model), plan_inputs.find_hardware("B200"))
+    query = PlanQuery(cost, plan_inputs.draft_cost(cost, shape="mtp", given=None), max_depth=4)
+    return PlanReport.build(query, plan_inputs.PlanGrid(batches, (1024,), (AcceptanceRates("0.7", 0.7),)))
 
 
-@pytest.mark.parametrize(("model", "second"), [("Qwen3-30B-A3B", "Experts hit"), ("Llama-3.1-8B", "What a plain step")])
-def test_the_four_drawings_show_the_bill(model: str, second: str) -> None:
-    bill = asked(model)
-    figure = plan_page.draw(bill)
+@pytest.mark.parametrize(
+    ("model", "second"), [("Qwen3-30B-A3B", "Distinct experts"), ("Llama-3.1-8B", "Parts of a plain")]
+)
+def test_the_four_plots_show_the_report(model: str, second: str) -> None:
+    report = planned(model)
+    figure = plan_page.draw(report)
     roofline, parts, speedups, depths = figure.axes[:4]
     assert parts.get_title().startswith(second)
-    assert len(roofline.collections) == len(bill.points[0].step.parts)
+    assert len(roofline.collections) == len(report.points[0].step.parts)
     by_label = {line.get_label(): line for line in speedups.get_lines()}
     assert {"0.7", "0.5", "0.9"} <= set(by_label)
     drawn = dict(zip(by_label["0.7"].get_xdata(), by_label["0.7"].get_ydata(), strict=True))
-    for point in bill.points:
+    for point in report.points:
         assert drawn[point.batch] == pytest.approx(point.chosen.speedup)
     assert depths.get_title().startswith("Best depth")
 
 
 def test_pictures_and_a_page_are_written(run: Run, tmp_path: Path) -> None:
-    picture, page = tmp_path / "bill.png", tmp_path / "bill.html"
+    picture, page = tmp_path / "plan.png", tmp_path / "plan.html"
     code, out, err = run(*CHARTS, "--batch", "1,64", "--max-depth", "3", "--plot", str(picture), "--html", str(page))
     assert code == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -305,7 +307,7 @@ def test_pictures_and_a_page_are_written(run: Run, tmp_path: Path) -> None:
     assert text.count("<svg") == 1
     assert "<td>1.668</td>" not in text  # depth 4 was not allowed
     assert "<td>3</td>" in text
-    assert "Gutter at context 4096" in text
+    assert "Plain decoding at context 4096" in text
     assert str(page) in err
     assert "speed-up" in out
 
@@ -325,8 +327,8 @@ def test_without_matplotlib_drawing_is_an_error_and_the_table_is_not() -> None:
 
 
 def test_a_suffix_that_is_no_picture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no picture"):
-        plan_page.write_plot(asked("Llama-3.1-8B", batches=(1,)), tmp_path / "x.gif")
+    with pytest.raises(UsageError, match="not a picture"):
+        plan_page.write_plot(planned("Llama-3.1-8B", batches=(1,)), tmp_path / "x.gif")
 
 
 # ---- the page about it --------------------------------------------------------------------------------------------

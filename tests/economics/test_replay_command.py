@@ -37,7 +37,7 @@ def test_json_holds_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "adaptive" in capsys.readouterr().out
 
 
-def test_a_trace_on_the_paper_prices_of_a_model(tmp_path: Path) -> None:
+def test_a_trace_at_the_step_times_of_a_model(tmp_path: Path) -> None:
     row = {
         "id": 0,
         "prompt_tokens": 5,

@@ -1,4 +1,4 @@
-"""The simulated server: the published envelopes, synthetic and recorded texts, loads, regret and raggedness."""
+"""The simulated server: published latencies, synthetic and recorded requests, workloads, regret, uneven depths."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wager.economics.policy.base import FixedDepth
+from wager.economics.policy.base import FixedDepth, Policy
 from wager.economics.simulation import comparison as replay
 from wager.economics.simulation.comparison import ReplaySetting
-from wager.economics.simulation.server import SimulatedServer, Workload
-from wager.economics.simulation.workload import Curve, Recorded, Synthetic, World
-from wager.economics.survival import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, EnvelopeSurface, conditional
+from wager.economics.simulation.published_latency import PublishedLatency
+from wager.economics.simulation.server import SimulatedServer, SimulationResult
+from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.economics.simulation.traces import RecordedTraces, TraceSource
+from wager.economics.simulation.workload import Workload
+from wager.economics.survival import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, conditional
 from wager.errors import UsageError
 
-SURFACE = EnvelopeSurface()
+LATENCY = PublishedLatency()
 
 # economics reference, section 15: tokens a second by concurrency 1, 2, 4, ... 2048, and the best fixed depths
 PLAIN = [1394, 2076, 2789, 3488, 4292, 5561, 8157, 14096, 25788, 45169, 72388, 103604]
@@ -28,18 +31,22 @@ BEST = {
 DEPTHS = {"mtp": [1, 1, 1, 2, 8, 8, 8, 8, 8, 7, 4, 3], "dflash": [3, 2, 2, 15, 15, 15, 15, 15, 14, 8, 5, 4]}
 
 
-# ---- the published envelopes ----------------------------------------------------------------------------------------
+def serve(traces: TraceSource, policy: Policy, workload: Workload) -> SimulationResult:
+    return SimulatedServer(traces, LATENCY, policy=policy, workload=workload).run()
+
+
+# ---- the published latencies ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafter", ["mtp", "dflash"])
 @pytest.mark.parametrize("row", range(12))
-def test_the_published_envelopes(drafter: str, row: int) -> None:
+def test_the_published_rates_and_best_depths(drafter: str, row: int) -> None:
     users = 2**row
     context = 512 * users  # answers of 1024 tokens, on average half done
     curve = CURVES[drafter]
 
     def rate(depth: int) -> float:
-        seconds = SURFACE.seconds(users * (depth + 1), users, context) + SURFACE.draft_seconds(drafter, users, depth)
+        seconds = LATENCY.seconds(users * (depth + 1), users, context) + LATENCY.draft_seconds(drafter, users, depth)
         return users * (1 + sum(curve[:depth])) / seconds
 
     best = max(range(1, len(curve) + 1), key=rate)
@@ -53,16 +60,18 @@ def test_conditional_rates_rise_with_depth() -> None:
     assert found == [0.779, 0.748, 0.762, 0.786, 0.799, 0.810, 0.819, 0.838]
 
 
-# ---- made-up texts --------------------------------------------------------------------------------------------------
+# ---- synthetic requests ---------------------------------------------------------------------------------------------
 
 
-def world(name: str, *, output: int = 256, curve: Curve | None = None) -> Synthetic:
-    return Synthetic({name: curve or Curve(CURVES[name])}, output=output)
+def synthetic(name: str, *, output: int = 256, drafter: SyntheticDrafter | None = None) -> SyntheticTraces:
+    return SyntheticTraces({name: drafter or SyntheticDrafter(CURVES[name])}, output_tokens=output)
 
 
 @pytest.mark.parametrize("name", ["mtp", "dflash"])
-def test_guesses_survive_as_the_curve_says(name: str) -> None:
-    runs = np.concatenate([world(name, output=300).text(number).guesses[name].right for number in range(80)])
+def test_drafts_survive_as_the_curve_says(name: str) -> None:
+    runs = np.concatenate(
+        [synthetic(name, output=300).request(number).drafts[name].num_matching for number in range(80)]
+    )
     survival = [float((runs > depth).mean()) for depth in range(len(CURVES[name]))]
     assert survival == pytest.approx(CURVES[name], abs=0.035)
 
@@ -70,10 +79,10 @@ def test_guesses_survive_as_the_curve_says(name: str) -> None:
 def test_confidence_tells_right_from_wrong_about_as_well_as_published_heads() -> None:
     said, right = [], []
     for number in range(30):
-        guesses = world("mtp").text(number).guesses["mtp"]
+        guesses = synthetic("mtp").request(number).drafts["mtp"]
         assert guesses.scores is not None
         said.append(guesses.scores[:, 0])
-        right.append(guesses.right > 0)
+        right.append(guesses.num_matching > 0)
     score, outcome = np.concatenate(said), np.concatenate(right)
     rank = score.argsort().argsort() + 1
     positive = outcome.sum()
@@ -81,78 +90,72 @@ def test_confidence_tells_right_from_wrong_about_as_well_as_published_heads() ->
     assert 0.86 < auc < 0.93
 
 
-def test_a_text_is_always_the_same_and_drafters_may_have_no_confidence() -> None:
-    curves = {"mtp": Curve(MTP_SURVIVAL, blur=None), "dflash": Curve(DFLASH_SURVIVAL)}
-    one, two = (Synthetic(curves, output=64, prompt=9, seed=3, vary=0.5).text(5) for _ in range(2))
-    assert (one.prompt, one.output) == (two.prompt, two.output)
-    assert one.guesses["mtp"].scores is None
-    assert one.guesses["dflash"].right.tolist() == two.guesses["dflash"].right.tolist()
-    other = Synthetic(curves, output=64, prompt=9, seed=4, vary=0.5).text(5)
-    assert other.output != one.output
+def test_a_request_is_always_the_same_and_drafters_may_have_no_confidence() -> None:
+    curves = {"mtp": SyntheticDrafter(MTP_SURVIVAL, score_sd=None), "dflash": SyntheticDrafter(DFLASH_SURVIVAL)}
+    one, two = (SyntheticTraces(curves, output_tokens=64, prompt_tokens=9, seed=3).request(5) for _ in range(2))
+    assert (one.prompt_tokens, one.output_tokens) == (two.prompt_tokens, two.output_tokens)
+    assert one.drafts["mtp"].scores is None
+    assert one.drafts["dflash"].num_matching.tolist() == two.drafts["dflash"].num_matching.tolist()
+    other = SyntheticTraces(curves, output_tokens=64, prompt_tokens=9, seed=4).request(5)
+    assert other.drafts["dflash"].num_matching.tolist() != one.drafts["dflash"].num_matching.tolist()
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
 
 
 def test_plain_decoding_takes_what_the_surface_says() -> None:
-    result = SimulatedServer(world("mtp"), SURFACE, FixedDepth(0), Workload(concurrency=4, requests=8)).run()
+    result = serve(synthetic("mtp"), FixedDepth(0), Workload(concurrency=4, requests=8))
     assert (result.tokens, result.rounds, result.tau) == (8 * 256, 8 * 256, 1.0)
-    decode = sum(SURFACE.seconds(4, 4, 4 * (1 + at)) for at in range(255))
-    assert result.seconds == pytest.approx(2 * (decode + SURFACE.seconds(4, 4, 0)), rel=0.01)
+    decode = sum(LATENCY.seconds(4, 4, 4 * (1 + at)) for at in range(255))
+    assert result.seconds == pytest.approx(2 * (decode + LATENCY.seconds(4, 4, 0)), rel=0.01)
 
 
 def test_fixed_depth_gets_the_tokens_the_curve_promises() -> None:
-    alike = Curve(MTP_SURVIVAL, request=0, round=0, token=0)
-    result = SimulatedServer(
-        world("mtp", curve=alike), SURFACE, FixedDepth(4), Workload(concurrency=8, rounds=12_000)
-    ).run()
+    alike = SyntheticDrafter(MTP_SURVIVAL, request_sd=0, round_sd=0, token_sd=0)
+    result = serve(synthetic("mtp", drafter=alike), FixedDepth(4), Workload(concurrency=8, rounds=12_000))
     assert result.tau == pytest.approx(1 + sum(MTP_SURVIVAL[:4]), rel=0.02)
-    uneven = SimulatedServer(world("mtp"), SURFACE, FixedDepth(4), Workload(concurrency=8, rounds=12_000)).run()
+    uneven = serve(synthetic("mtp"), FixedDepth(4), Workload(concurrency=8, rounds=12_000))
     assert 0.9 * result.tau < uneven.tau < 0.99 * result.tau, "hard texts take more rounds and so weigh more"
     assert result.admitted == result.drafted
     assert result.accepted == result.tokens - result.rounds
 
 
 def test_prompts_are_computed_in_chunks_before_the_first_token() -> None:
-    slow = Synthetic({"mtp": Curve(MTP_SURVIVAL)}, prompt=1200, output=4)
-    result = SimulatedServer(slow, SURFACE, FixedDepth(0), Workload(concurrency=1, requests=1, chunk=500)).run()
+    slow = SyntheticTraces({"mtp": SyntheticDrafter(MTP_SURVIVAL)}, prompt_tokens=1200, output_tokens=4)
+    result = serve(slow, FixedDepth(0), Workload(concurrency=1, requests=1, prefill_chunk=500))
     assert result.steps == 3 + 3, "three chunks, the last of which brings a token, then three more"
-    chunks = SURFACE.seconds(500, 1, 0) + SURFACE.seconds(500, 1, 500) + SURFACE.seconds(200, 1, 1000)
-    assert result.served[0].first == pytest.approx(chunks)
+    chunks = LATENCY.seconds(500, 1, 0) + LATENCY.seconds(500, 1, 500) + LATENCY.seconds(200, 1, 1000)
+    assert result.finished[0].first_token == pytest.approx(chunks)
 
 
 def test_requests_that_arrive_on_their_own_wait_only_when_they_must() -> None:
-    quiet = SimulatedServer(world("mtp"), SURFACE, FixedDepth(0), Workload(rate=0.5, requests=20)).run()
+    quiet = serve(synthetic("mtp"), FixedDepth(0), Workload(rate=0.5, requests=20))
     assert quiet.throughput == pytest.approx(0.5 * 256, rel=0.5)
-    alone = 1 / SURFACE.seconds(1, 1, 128)
-    assert 1 / np.mean(quiet.paces()) == pytest.approx(alone, rel=0.15)
-    busy = SimulatedServer(world("mtp"), SURFACE, FixedDepth(0), Workload(rate=1e4, requests=60, batch=4)).run()
-    arrived = [each.first - each.arrived for each in busy.served]
+    alone = 1 / LATENCY.seconds(1, 1, 128)
+    assert 1 / np.mean(quiet.seconds_per_token()) == pytest.approx(alone, rel=0.15)
+    busy = serve(synthetic("mtp"), FixedDepth(0), Workload(rate=1e4, requests=60, max_batch=4))
+    arrived = [each.first_token - each.arrived for each in busy.finished]
     assert max(arrived) > 0.5 * busy.seconds, "with four places the last ones wait"
 
 
-def test_a_simulation_is_the_same_twice_and_jitter_changes_it() -> None:
-    def seconds(jitter: float) -> float:
-        policy = replay.build("adaptive", ReplaySetting(world("mtp"), SURFACE))
-        return (
-            SimulatedServer(world("mtp"), SURFACE, policy, Workload(concurrency=3, rounds=600), jitter=jitter)
-            .run()
-            .seconds
-        )
+def test_a_simulation_is_the_same_twice() -> None:
+    def seconds() -> float:
+        policy = replay.build_policy("adaptive", ReplaySetting(synthetic("mtp"), LATENCY))
+        workload = Workload(concurrency=3, rounds=600)
+        return serve(synthetic("mtp"), policy, workload).seconds
 
-    assert seconds(0.0) == seconds(0.0)
-    assert seconds(0.1) != seconds(0.0)
+    assert seconds() == seconds()
 
 
 @pytest.mark.parametrize(
     "wrong", [{}, {"concurrency": 1, "rate": 1.0}, {"concurrency": 0}, {"rate": -1.0}, {"concurrency": 1, "rounds": 0}]
 )
-def test_a_load_that_is_none_is_refused(wrong: dict[str, float]) -> None:
+def test_a_workload_that_is_not_valid_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         Workload(**wrong)  # type: ignore[arg-type]
 
 
-# ---- regret and raggedness ------------------------------------------------------------------------------------------
+# ---- regret and uneven depths ---------------------------------------------------------------------------------------
 
 
 def gain(setting: ReplaySetting, users: int, fixed: list[str], *, rounds: int) -> float:
@@ -169,7 +172,7 @@ def gain(setting: ReplaySetting, users: int, fixed: list[str], *, rounds: int) -
 def test_of_the_published_head_the_best_fixed_depth_is_reached_or_beaten(
     users: int, rounds: int, depths: list[int], ahead: float
 ) -> None:
-    setting = ReplaySetting(world("mtp", output=1024), SURFACE)
+    setting = ReplaySetting(synthetic("mtp", output=1024), LATENCY)
     adaptive = gain(setting, users, ["none", *(f"fixed:mtp:{depth}" for depth in depths)], rounds=rounds)
     assert adaptive > ahead
 
@@ -182,31 +185,31 @@ def test_of_the_published_head_the_best_fixed_depth_is_reached_or_beaten(
 def test_of_the_published_block_drafter_ragged_admission_is_ten_to_thirty_per_cent_ahead_where_rows_are_dear(
     users: int, rounds: int, depths: list[int], ahead: float
 ) -> None:
-    setting = ReplaySetting(world("dflash", output=1024), SURFACE)
+    setting = ReplaySetting(synthetic("dflash", output=1024), LATENCY)
     adaptive = gain(setting, users, ["none", *(f"fixed:dflash:{depth}" for depth in depths)], rounds=rounds)
     assert adaptive > ahead
 
 
 def test_without_confidence_nothing_is_lost() -> None:
-    setting = ReplaySetting(world("mtp", curve=Curve(MTP_SURVIVAL, blur=None)), SURFACE)
+    setting = ReplaySetting(synthetic("mtp", drafter=SyntheticDrafter(MTP_SURVIVAL, score_sd=None)), LATENCY)
     adaptive = gain(setting, 32, ["none", "fixed:mtp:7", "fixed:mtp:8"], rounds=12_000)
     assert adaptive > -0.01
 
 
 @pytest.mark.parametrize(("users", "rounds", "better"), [(32, 9000, "dflash"), (1024, 60_000, "mtp")])
 def test_of_two_drafters_the_right_one_is_chosen(users: int, rounds: int, better: str) -> None:
-    both = Synthetic({name: Curve(CURVES[name]) for name in ("dflash", "mtp")}, output=256)
+    both = SyntheticTraces({name: SyntheticDrafter(CURVES[name]) for name in ("dflash", "mtp")}, output_tokens=256)
     load = Workload(concurrency=users, rounds=rounds)
     rates = {
-        name: replay.measure(ReplaySetting(each, SURFACE), "adaptive", load).throughput
-        for name, each in (("both", both), ("mtp", world("mtp")), ("dflash", world("dflash")))
+        name: replay.simulate(ReplaySetting(each, LATENCY), "adaptive", load).throughput
+        for name, each in (("both", both), ("mtp", synthetic("mtp")), ("dflash", synthetic("dflash")))
     }
     worse = "mtp" if better == "dflash" else "dflash"
     assert rates[better] > 1.1 * rates[worse]
     assert rates["both"] > 0.95 * rates[better], "the few steps of finding out included"
 
 
-# ---- recorded texts -------------------------------------------------------------------------------------------------
+# ---- recorded requests ----------------------------------------------------------------------------------------------
 
 
 def trace(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -220,9 +223,9 @@ def answer(tokens: int = 6, **changes: object) -> dict[str, object]:
 
 
 def test_a_trace_is_replayed_token_by_token(tmp_path: Path) -> None:
-    recorded = Recorded.read(trace(tmp_path / "t.jsonl", [answer(), answer()]))
-    assert (len(recorded), recorded.deepest()) == (2, {"lookup": 2})
-    result = SimulatedServer(recorded, SURFACE, FixedDepth(2), Workload(concurrency=1, requests=2)).run()
+    recorded = RecordedTraces.read(trace(tmp_path / "t.jsonl", [answer(), answer()]))
+    assert (len(recorded), recorded.max_depths()) == (2, {"lookup": 2})
+    result = serve(recorded, FixedDepth(2), Workload(concurrency=1, requests=2))
     # from 0: two right and one more; from 3: none right; from 4: one right and the end
     assert (result.tokens, result.rounds, result.drafted, result.accepted) == (12, 6, 8, 6)
 
@@ -232,29 +235,29 @@ def test_a_trace_is_replayed_token_by_token(tmp_path: Path) -> None:
     [
         ({"tokens": 3}, "line 2"),
         (answer(tokens=5), "line 2"),
-        (answer(right=[2, 2, 0, 0, 1, 0]), "right more often"),
+        (answer(right=[2, 2, 0, 0, 1, 0]), "more matching tokens than drafted"),
         (answer(scores=[[1.9, 0.8], [0.7], [], [0.4], [0.9], []]), "outside"),
         ([1, 2], "line 2"),
     ],
 )
 def test_a_damaged_trace_names_the_line(tmp_path: Path, row: dict[str, object], complaint: str) -> None:
     with pytest.raises(UsageError, match=f"(?i){complaint}"):
-        Recorded.read(trace(tmp_path / "t.jsonl", [answer(), row]))
+        RecordedTraces.read(trace(tmp_path / "t.jsonl", [answer(), row]))
 
 
 def test_a_trace_that_is_not_there_or_empty_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere"):
-        Recorded.read(tmp_path / "nowhere.jsonl")
+        RecordedTraces.read(tmp_path / "nowhere.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(UsageError, match="no answers"):
-        Recorded.read(tmp_path / "empty.jsonl")
+        RecordedTraces.read(tmp_path / "empty.jsonl")
 
 
 # ---- side by side ---------------------------------------------------------------------------------------------------
 
 
 def test_regret_and_frontier() -> None:
-    setting = ReplaySetting(world("mtp"), SURFACE, devices=2)
+    setting = ReplaySetting(synthetic("mtp"), LATENCY, devices=2)
     loads = [Workload(concurrency=users, rounds=600) for users in (1, 8)]
     points = replay.compare(setting, ["none", "fixed:2", "threshold:0.5"], loads)
     assert [point.concurrency for point in points] == [1, 1, 1, 8, 8, 8]
@@ -269,7 +272,7 @@ def test_regret_and_frontier() -> None:
 
 
 def test_where_requests_come_on_their_own_regret_is_in_a_users_speed() -> None:
-    setting = ReplaySetting(world("mtp"), SURFACE)
+    setting = ReplaySetting(synthetic("mtp"), LATENCY)
     points = replay.compare(setting, ["none", "fixed:mtp:1"], [Workload(rate=0.2, requests=6)])
     slow, fast = sorted(points, key=lambda point: point.per_user)
     assert (slow.policy, fast.regret) == ("none", 0.0)
@@ -278,19 +281,21 @@ def test_where_requests_come_on_their_own_regret_is_in_a_users_speed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("adaptve", "adaptive"), ("fixed", "fixed:K"), ("fixed:x", "fixed:K"), ("threshold:high", "threshold:0.4"),
-     ("fixed:eagle:3", "mtp"), ("none:3", "none")],
+    [("adaptve", "adaptive"), ("fixed", "fixed[:DRAFTER]:K"), ("fixed:x", "fixed[:DRAFTER]:K"),
+     ("threshold:high", "mtp"), ("fixed:eagle:3", "mtp"), ("none:3", "none")],
 )  # fmt: skip
 def test_a_policy_that_is_not_known_is_named(name: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        replay.build(name, ReplaySetting(world("mtp"), SURFACE))
+        replay.build_policy(name, ReplaySetting(synthetic("mtp"), LATENCY))
     assert hint in str(caught.value)
 
 
 def test_every_drafter_has_its_fixed_depths() -> None:
-    both: World = Synthetic({"mtp": Curve(MTP_SURVIVAL[:3]), "dflash": Curve(DFLASH_SURVIVAL[:2])})
-    assert replay.fixed(ReplaySetting(both, SURFACE)) == [
+    both: TraceSource = SyntheticTraces(
+        {"mtp": SyntheticDrafter(MTP_SURVIVAL[:3]), "dflash": SyntheticDrafter(DFLASH_SURVIVAL[:2])}
+    )
+    assert replay.fixed_policies(ReplaySetting(both, LATENCY)) == [
         "none", "fixed:mtp:1", "fixed:mtp:2", "fixed:mtp:3", "fixed:dflash:1", "fixed:dflash:2",
     ]  # fmt: skip
-    offers = ReplaySetting(both, SURFACE).offers()
-    assert (offers["mtp"].stops_early, offers["dflash"].stops_early) == (True, False)
+    drafters = ReplaySetting(both, LATENCY).drafters()
+    assert (drafters["mtp"].stops_early, drafters["dflash"].stops_early) == (True, False)

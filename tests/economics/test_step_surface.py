@@ -9,11 +9,11 @@ import timeit
 import pytest
 
 from wager.arch import TABLE
-from wager.economics.costmodel.devices import DEVICES, find_device
-from wager.economics.costmodel.draft_cost import block, mtp
-from wager.economics.costmodel.paper import PaperSurface, tabulate
+from wager.economics.costmodel.devices import DEVICES
+from wager.economics.costmodel.latency import RooflineLatency
 from wager.economics.costmodel.roofline import CostModel
 from wager.economics.latency.draft_curve import DraftCurve
+from wager.economics.latency.fit import fit_surface
 from wager.economics.latency.surface import LatencySurface, StepPoint
 from wager.errors import UsageError
 from wager.types import StepRecord
@@ -49,7 +49,7 @@ def test_a_fit_finds_what_made_the_points() -> None:
     truth = kernel(per_request=1e-5, per_context=1e-8, per_pair=2e-9)
     noise = random.Random(0)
     shapes = [(n, q, q * context) for n in ROWS for q in (1, 2, 4, 8) if q <= n for context in (50, 800, 4000)]
-    fitted = LatencySurface.fit([StepPoint(*shape, truth.seconds(*shape) * noise.gauss(1, 0.01)) for shape in shapes])
+    fitted = fit_surface([StepPoint(*shape, truth.seconds(*shape) * noise.gauss(1, 0.01)) for shape in shapes])
     for shape in ((3, 1, 300), (8, 4, 2000), (14, 7, 9000), (6, 6, 100)):
         assert fitted.seconds(*shape) == pytest.approx(truth.seconds(*shape), rel=0.02)
 
@@ -57,7 +57,7 @@ def test_a_fit_finds_what_made_the_points() -> None:
 def test_prices_that_the_points_do_not_tell_apart_are_zero_not_negative() -> None:
     points = [StepPoint(rows, 1, 100, seconds) for rows, seconds in zip(ROWS, SECONDS, strict=True)]
     points += [StepPoint(4, 4, 400, 6.0e-3)]  # more requests, yet faster
-    fitted = LatencySurface.fit(points)
+    fitted = fit_surface(points)
     assert min(fitted.per_request, fitted.per_context, fitted.per_pair) == 0
     assert all(value >= 0 for value in (fitted.per_request, fitted.per_context, fitted.per_pair))
     assert fitted.seconds(8, 1, 100) == pytest.approx(6.87e-3, rel=0.03)
@@ -136,11 +136,11 @@ def test_what_was_learned_survives_a_file() -> None:
 
 def test_curves_that_are_none_are_refused() -> None:
     for rows, seconds in (((2, 1), (1.0, 1.0)), ((1, 2), (1.0, 0.0)), ((), ()), ((1, 2), (1.0,))):
-        with pytest.raises(UsageError, match="is not one"):
+        with pytest.raises(UsageError, match="are not valid"):
             LatencySurface(rows, seconds)
     with pytest.raises(UsageError, match="do not make a surface"):
-        LatencySurface.fit([StepPoint(1, 1, 0, 1.0)])
-    with pytest.raises(UsageError, match="is not one"):
+        fit_surface([StepPoint(1, 1, 0, 1.0)])
+    with pytest.raises(UsageError, match="are not valid"):
         DraftCurve([1, 2], [0.0], [0.0, 0.0])
 
 
@@ -162,7 +162,7 @@ def test_a_drafter_is_free_until_it_is_seen() -> None:
 
 
 def test_calls_tell_a_drafters_fixed_price_from_its_price_a_guess() -> None:
-    curve, noise = DraftCurve.free(), random.Random(2)
+    curve, noise = DraftCurve.unmeasured(), random.Random(2)
     for _ in range(800):
         depth = noise.choice((1, 2, 4, 8))
         curve.observe(4, depth, seconds=(3e-4 + 1e-4 * depth) * noise.gauss(1, 0.03))
@@ -180,25 +180,8 @@ def test_a_slow_call_does_not_ruin_a_drafter() -> None:
 # ---- from the cost model ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("model", "device"), [("SmolLM2-135M", "cpu"), ("Qwen3-30B-A3B", "H100"), ("DeepSeek-V3", "B200")]
-)
-def test_the_cost_model_as_a_table(model: str, device: str) -> None:
-    cost = CostModel(TABLE[model], find_device(device))
-    drafters = {"mtp": mtp(cost.model, cost.cluster), "block": block(cost.model, cost.cluster)}
-    table, paper = tabulate(cost, drafters=drafters), PaperSurface(cost, drafters=drafters, context=1749)
-    shapes = [(n, q, q * c) for n in (1, 5, 20, 64) for q in (1, 5, 16) if q <= n for c in (100, 600, 3000)]
-    errors = sorted(abs(table.seconds(*shape) / paper.seconds(*shape) - 1) for shape in shapes)
-    assert errors[len(errors) // 2] < 0.03
-    assert errors[-1] < 0.2
-    for name in drafters:
-        for requests, depth in ((1, 1), (10, 3), (64, 8)):
-            expected = paper.draft_seconds(name, requests, depth)
-            assert table.draft_seconds(name, requests, depth) == pytest.approx(expected, rel=0.05)
-
-
-def test_paper_prices_only_what_it_was_given() -> None:
-    paper = PaperSurface(CostModel(TABLE["Llama-3.1-8B"], DEVICES["H100"]))
-    assert paper.seconds(0, 0, 0) == 0
-    with pytest.raises(UsageError, match="'mtp' has no price"):
-        paper.draft_seconds("mtp", 1, 1)
+def test_the_roofline_knows_only_the_drafters_it_was_given() -> None:
+    roofline = RooflineLatency(CostModel(TABLE["Llama-3.1-8B"], DEVICES["H100"]))
+    assert roofline.seconds(0, 0, 0) == 0
+    with pytest.raises(UsageError, match="cost of drafter 'mtp' is not known"):
+        roofline.draft_seconds("mtp", 1, 1)

@@ -1,7 +1,7 @@
-"""Small worlds for kernel tests: rows with known queries, keys and values, packed by hand into any page table.
+"""Small worlds for kernel tests: rows with known queries, keys and values, packed by hand into any block table.
 
-A `Path` is what plain decoding would see: one q/k/v row per position. Knows no model and no pack.py, so that a mistake
-there cannot hide one here.
+A `Path` is what plain decoding would see: one q/k/v row per position. Uses neither the decoder nor pack.py, so that
+a mistake there cannot hide one here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wager.kernels.base import BLOCK_SIZE, Kernels
+from wager.kernels.base import BLOCK_SIZE, Kernels, Tape
 from wager.types import PackedBatch
 
 
@@ -29,7 +29,7 @@ def angles(positions: int, d: int) -> Tensor:
 class Piece:
     """Some rows of one sequence in one step: `rows` f32 [n, width]; parents are indices in the span, -1: cached."""
 
-    pages: Sequence[int]
+    blocks: Sequence[int]
     base: int
     rows: Tensor
     parents: Sequence[int] = ()
@@ -38,32 +38,47 @@ class Piece:
         return list(self.parents) or list(range(-1, len(self.rows) - 1))
 
 
-def batch_of(pieces: Sequence[Piece], max_pages: int, heads: Sequence[int] = ()) -> PackedBatch:
-    """Pack pieces as types.Batch says; row i of a span is cached at the slot of position base + i."""
+def batch_of(pieces: Sequence[Piece], max_blocks: int, logits_indices: Sequence[int] = ()) -> PackedBatch:
+    """Pack pieces as types.PackedBatch says; row i of a span is cached at the slot of position base + i."""
     columns: dict[str, list[int]] = {name: [] for name in ("positions", "parents", "slot_mapping", "seq_ids")}
-    starts, bases, tables = [], [], np.zeros((len(pieces), max_pages), np.int32)
-    for owner, piece in enumerate(pieces):
+    starts, bases, tables = [], [], np.zeros((len(pieces), max_blocks), np.int32)
+    for sequence, piece in enumerate(pieces):
         start, depth = len(columns["slot_mapping"]), []
         for i, parent in enumerate(piece.chain()):
             depth.append(0 if parent < 0 else depth[parent] + 1)
             columns["positions"].append(piece.base + depth[i])
             columns["parents"].append(-1 if parent < 0 else start + parent)
             place = piece.base + i
-            columns["slot_mapping"].append(piece.pages[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE)
-            columns["seq_ids"].append(owner)
+            columns["slot_mapping"].append(piece.blocks[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE)
+            columns["seq_ids"].append(sequence)
         starts.append(start)
         bases.append(piece.base)
-        tables[owner, : len(piece.pages)] = piece.pages
+        tables[sequence, : len(piece.blocks)] = piece.blocks
     arrays = {name: np.asarray(values, np.int32) for name, values in columns.items()}
     tokens = np.zeros(len(arrays["slot_mapping"]), np.int32)
     return PackedBatch(
         tokens=tokens,
-        query_start_loc=np.asarray(starts, np.int32),
+        query_start_loc=np.asarray([*starts, len(tokens)], np.int32),
         num_computed_tokens=np.asarray(bases, np.int32),
         block_tables=tables,
-        logits_indices=np.asarray(heads, np.int32),
+        logits_indices=np.asarray(logits_indices, np.int32),
         **arrays,
     )
+
+
+def chain_inputs(tape: Tape) -> None:
+    """The inputs of one sequence from position 0 on, for tapes without a cache: row i is position i, at slot i."""
+    rows = torch.arange(len(tape.inputs.positions), dtype=torch.int32)
+    tape.inputs.positions.copy_(rows)
+    tape.inputs.slot_mapping.copy_(rows)
+    tape.inputs.parents.copy_(rows - 1)
+    tape.inputs.block_tables[0] = torch.arange(tape.inputs.block_tables.shape[1])
+
+
+def run_chain(tape: Tape, rows: int, logits_rows: int = 0) -> None:
+    """Run the first rows of `chain_inputs`."""
+    tape.inputs.query_start_loc[1] = rows
+    tape.run(rows=rows, sequences=1, logits_rows=logits_rows)
 
 
 @dataclass
@@ -74,9 +89,9 @@ class World:
     heads: int = 6
     kv_heads: int = 2
     d: int = 32
-    pages: int = 64
+    num_blocks: int = 64
     max_rows: int = 256
-    max_pages: int = 48
+    max_blocks: int = 48
     window: int | None = None
     norms: tuple[Tensor, Tensor, float] | None = None
     layers: int = 1
@@ -85,13 +100,13 @@ class World:
     def __post_init__(self) -> None:
         shape = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.d}
         self.cache = self.kernels.cache(
-            layers=self.layers, num_blocks=self.pages, kv_heads=self.kv_heads, head_dim=self.d
+            layers=self.layers, num_blocks=self.num_blocks, kv_heads=self.kv_heads, head_dim=self.d
         )
-        self.tape = self.kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_pages, **shape)
+        self.tape = self.kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_blocks, **shape)
         self.qkv = torch.zeros(self.max_rows, self.width)
         self.q = torch.zeros(self.max_rows, self.heads * self.d, dtype=self.kernels.act)
         self.out = torch.zeros_like(self.q)
-        table = angles(self.max_pages * BLOCK_SIZE, self.d)
+        table = angles(self.max_blocks * BLOCK_SIZE, self.d)
         layer = self.layers - 1
         self.tape.rotary(self.qkv, table, self.norms, self.cache, layer, self.q)
         self.tape.attention(self.q, self.cache, layer, window=self.window, out=self.out)
@@ -106,7 +121,7 @@ class World:
 
     def step(self, *pieces: Piece) -> list[Tensor]:
         """Attention's output of each piece's rows."""
-        batch = batch_of(pieces, self.max_pages)
+        batch = batch_of(pieces, self.max_blocks)
         self.tape.inputs.fill(batch)
         self.qkv[: batch.rows] = torch.cat([piece.rows for piece in pieces])
         self.tape.run(rows=batch.rows, sequences=len(pieces), logits_rows=0)
@@ -129,10 +144,10 @@ class LatentWorld(World):
     ) -> None:
         self.kernels, self.heads, self.layers = kernels, heads, layers
         self.rank, self.rope, self.queries = rank, rope, heads * (nope + rope)
-        self.max_rows, self.max_pages, self.pages = 256, 48, 64
-        self.cache = kernels.latent_cache(layers=layers, num_blocks=self.pages, rank=rank, rope=rope)
+        self.max_rows, self.max_blocks, self.num_blocks = 256, 48, 64
+        self.cache = kernels.latent_cache(layers=layers, num_blocks=self.num_blocks, rank=rank, rope=rope)
         shape = {"heads": heads, "kv_heads": 1, "head_dim": rank + rope}
-        self.tape = kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_pages, **shape)
+        self.tape = kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_blocks, **shape)
         act, rows, layer = kernels.act, self.max_rows, layers - 1
         self.qkv = torch.zeros(rows, self.width)
         self.q, self.kv = torch.zeros(rows, self.queries), torch.zeros(rows, rank + rope)
@@ -141,7 +156,7 @@ class LatentWorld(World):
         make = torch.Generator().manual_seed(0)
         norm = torch.rand(rank, generator=make) + 0.5
         absorb = torch.randn(heads, rank, nope, generator=make) * nope**-0.5
-        table = angles(self.max_pages * BLOCK_SIZE, rope)
+        table = angles(self.max_blocks * BLOCK_SIZE, rope)
         self.tape.latent(self.q, self.kv, table, (norm, 1e-6), self.cache, layer, plain, query)
         self.tape.per_head(plain, kernels.pack_heads(absorb), query)
         self.tape.attention(query, self.cache, layer, window=window, out=self.out, scale=0.11)
@@ -156,7 +171,7 @@ class LatentWorld(World):
         return super().step(*pieces)
 
 
-def decode(world: World, rows: Tensor, pages: Sequence[int], *, chunk: int = 1, start: int = 0) -> Tensor:
+def decode(world: World, rows: Tensor, blocks: Sequence[int], *, chunk: int = 1, start: int = 0) -> Tensor:
     """Outputs of a path fed `chunk` rows at a time."""
-    outs = [world.step(Piece(pages, at, rows[at : at + chunk]))[0] for at in range(start, len(rows), chunk)]
+    outs = [world.step(Piece(blocks, at, rows[at : at + chunk]))[0] for at in range(start, len(rows), chunk)]
     return torch.cat(outs)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from cases import chain_inputs, run_chain
 from torch import Tensor
 
 from wager.arch import Experts, Gating
 from wager.errors import ModelError
 from wager.kernels.base import Kernels, Routing
-from wager.kernels.routing import choose
+from wager.kernels.routing import top_experts
 
 HIDDEN = 72
 SOFT = Experts(count=9, active=3, shared=0, width=40)
@@ -35,26 +36,21 @@ def numbers(*shape: int, seed: int) -> Tensor:
 class Mixture:
     """One layer's router and experts over rows of its own."""
 
-    def __init__(self, kernels: Kernels, how: Experts, *, hidden: int = HIDDEN, rows: int = 256) -> None:
-        self.how = how
-        self.router = numbers(how.count, hidden, seed=1) * hidden**-0.5 * 2
-        self.bias = numbers(how.count, seed=2) * 0.1 if how.gating.correction_bias else None
+    def __init__(self, kernels: Kernels, spec: Experts, *, hidden: int = HIDDEN, rows: int = 256) -> None:
+        self.spec = spec
+        self.router = numbers(spec.count, hidden, seed=1) * hidden**-0.5 * 2
+        self.bias = numbers(spec.count, seed=2) * 0.1 if spec.gating.correction_bias else None
         self.x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
         self.out = torch.zeros(rows, hidden)
-        self.routing = Routing.allocate(how, max_rows=rows, hidden=hidden, act=torch.bfloat16)
+        self.routing = Routing.allocate(spec, max_rows=rows, hidden=hidden, act=torch.bfloat16)
         self.tape: Any = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
-        for name, values in (
-            ("positions", range(rows)),
-            ("slot_mapping", range(rows)),
-            ("parents", range(-1, rows - 1)),
-        ):
-            getattr(self.tape.inputs, name).copy_(torch.tensor(list(values)))
-        self.tape.route(self.x, self.router, self.bias, how, self.routing)
-        packed = kernels.pack_experts((self.expert(i, hidden) for i in range(how.count)), count=how.count)
-        self.tape.experts(self.x, packed, how, self.routing, self.out)
+        chain_inputs(self.tape)
+        self.tape.route(self.x, self.router, self.bias, spec, self.routing)
+        packed = kernels.pack_experts((self.expert(i, hidden) for i in range(spec.count)), count=spec.count)
+        self.tape.experts(self.x, packed, spec, self.routing, self.out)
 
     def expert(self, index: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
-        gate, up, down = numbers(3, self.how.width, hidden, seed=10 + index) * hidden**-0.5
+        gate, up, down = numbers(3, self.spec.width, hidden, seed=10 + index) * hidden**-0.5
         return gate, up, down.T
 
     def __call__(self, x: Tensor, before: Tensor | None = None) -> Tensor:
@@ -62,7 +58,7 @@ class Mixture:
         self.x[:rows] = x
         self.out.fill_(torch.nan)
         self.out[:rows] = 0.0 if before is None else before
-        self.tape.run(rows=rows, sequences=1, logits_rows=0)
+        run_chain(self.tape, rows)
         assert self.out[rows:].isnan().all(), "rows beyond the step were written"
         return self.out[:rows].clone()
 
@@ -113,16 +109,16 @@ def test_threads_do_not_show(kernels, one_thread):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ties_go_to_the_lowest(kernels, oracle, shape):
-    how = replace(SHAPES[shape], gating=replace(SHAPES[shape].gating, correction_bias=False))
+    spec = replace(SHAPES[shape], gating=replace(SHAPES[shape].gating, correction_bias=False))
     for each in (kernels, oracle):
-        mixture = Mixture(each, how)
+        mixture = Mixture(each, spec)
         mixture(torch.zeros(2, HIDDEN, dtype=torch.bfloat16))
-        assert mixture.routing.ids[:2].tolist() == [list(range(how.active))] * 2
+        assert mixture.routing.ids[:2].tolist() == [list(range(spec.active))] * 2
 
 
 def test_a_row_that_is_not_a_number_stays_alone(kernels):
-    for how in SHAPES.values():
-        mixture, x = Mixture(kernels, how), rows(9)
+    for spec in SHAPES.values():
+        mixture, x = Mixture(kernels, spec), rows(9)
         alone = mixture(x)
         x[4, 7] = torch.nan
         got = mixture(x)
@@ -146,7 +142,7 @@ def test_experts_that_nobody_chose_are_not_read(kernels):
     mixture(x)
     used = mixture.routing.ids[:30].flatten().tolist()
     Spoilt.spoilt = frozenset(range(4)) - {used[0]}
-    spoilt = Spoilt(kernels, mixture.how)
+    spoilt = Spoilt(kernels, mixture.spec)
     Spoilt.spoilt = frozenset()
     assert spoilt(x[:1]).isfinite().all()
     assert spoilt(x).isnan().any(dim=1).tolist() == [expert != used[0] for expert in used]
@@ -155,14 +151,14 @@ def test_experts_that_nobody_chose_are_not_read(kernels):
 def test_groups_are_limited_by_hand():
     """Two groups of three; the better one has the better pair, not the best expert."""
     gating = Gating("sigmoid", correction_bias=True, normalised=True, scale=2.0, groups=2, group_best=2)
-    how = Experts(6, 2, 0, 8, gating=gating)
+    spec = Experts(6, 2, 0, 8, gating=gating)
     logits, bias = torch.tensor([3.0, -9.0, -9.0, 1.0, 1.5, -2.0]), torch.zeros(6)
-    ids, shares = choose(logits, bias, how)
+    ids, shares = top_experts(logits, bias, spec)
     chosen = torch.sigmoid(torch.tensor([1.0, 1.5]))
     assert ids.tolist() == [3, 4]
     torch.testing.assert_close(shares, 2 * chosen / chosen.sum())
     bias[5] = 1.0  # moves the choice, not the share
-    ids, shares = choose(logits, bias, how)
+    ids, shares = top_experts(logits, bias, spec)
     assert ids.tolist() == [4, 5]
     assert shares[1] < shares[0]
 

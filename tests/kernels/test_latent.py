@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from cases import LatentWorld, Piece, decode
-from test_attention import pages
+from test_attention import blocks
 
 from wager.errors import ModelError
 from wager.kernels.base import BLOCK_SIZE
@@ -24,7 +24,7 @@ SHAPES: Sequence[dict[str, int]] = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_matches_the_oracle(kernels, oracle, shape):
     ours, theirs = LatentWorld(kernels, **shape), LatentWorld(oracle, **shape)
-    rows, table = ours.rows(90, seed=1), pages(6, seed=1)
+    rows, table = ours.rows(90, seed=1), blocks(6, seed=1)
     tree = Piece(table, 70, ours.rows(12, seed=2), parents=[-1, 0, 0, 1, 1, 2, 3, 3, 5, 6, 8, 2])
     for piece in (Piece(table, 0, rows[:70]), tree):
         got, want = ours.step(piece)[0], theirs.step(piece)[0]
@@ -35,18 +35,18 @@ def test_matches_the_oracle(kernels, oracle, shape):
 
 
 def test_chunks_do_not_show(kernels):
-    table, rows = pages(40, seed=3), LatentWorld(kernels).rows(600, seed=4)  # more than two segments of 256 keys
+    table, rows = blocks(40, seed=3), LatentWorld(kernels).rows(600, seed=4)  # more than two segments of 256 keys
     alone = decode(LatentWorld(kernels), rows, table)
     for chunk in (256, 100, 64, 17, 7, 2):
         assert torch.equal(decode(LatentWorld(kernels), rows, table, chunk=chunk), alone), f"chunks of {chunk}"
 
 
 @pytest.mark.parametrize("heads", [5, 30])
-def test_neighbours_and_page_tables_do_not_show(kernels, heads):
+def test_neighbours_and_block_tables_do_not_show(kernels, heads):
     lengths = [70, 33, 1, 64, 16]
     world = LatentWorld(kernels, heads=heads)
     paths = [world.rows(n, seed=n) for n in lengths]
-    alone = [decode(LatentWorld(kernels, heads=heads), rows, pages(20, seed=i)) for i, rows in enumerate(paths)]
+    alone = [decode(LatentWorld(kernels, heads=heads), rows, blocks(20, seed=i)) for i, rows in enumerate(paths)]
     free = random.Random(5).sample(range(64), 64)
     tables = [[free.pop() for _ in range(-(-n // 16))] for n in lengths]
     done, outs, rng = [0] * len(lengths), [[] for _ in lengths], random.Random(6)
@@ -67,7 +67,7 @@ def test_a_scattered_tree_path_is_plain_decode(kernels):
     rng = random.Random(7)
     for known, nodes in ((1, 9), (37, 40), (251, 60)):
         world = LatentWorld(kernels)
-        table, prefix, guesses = pages(24, seed=known), world.rows(known, seed=8), world.rows(nodes, seed=9)
+        table, prefix, guesses = blocks(24, seed=known), world.rows(known, seed=8), world.rows(nodes, seed=9)
         parents = [-1, *(rng.randrange(-1, i) for i in range(1, nodes))]
         if known > 1:
             world.step(Piece(table, 0, prefix[:-1]))
@@ -79,20 +79,20 @@ def test_a_scattered_tree_path_is_plain_decode(kernels):
                 path.append(at)
                 at = parents[at]
             rows = torch.cat([prefix, guesses[path[::-1]]])
-            alone = decode(LatentWorld(kernels), rows, pages(24, seed=99), chunk=50)
+            alone = decode(LatentWorld(kernels), rows, blocks(24, seed=99), chunk=50)
             assert torch.equal(out[1 + node], alone[-1]), f"node {node} after {known} known tokens"
 
 
 def test_threads_do_not_show(kernels, one_thread):
     if kernels.isa.name != one_thread.isa.name:
         pytest.skip("another instruction set")
-    rows, table = LatentWorld(kernels).rows(560, seed=12), pages(35, seed=13)
+    rows, table = LatentWorld(kernels).rows(560, seed=12), blocks(35, seed=13)
     for chunk in (200, 7):  # few rows: segments are shared out among the threads
         ours, theirs = (decode(LatentWorld(k), rows, table, chunk=chunk) for k in (kernels, one_thread))
         assert torch.equal(ours, theirs)
 
 
-def test_slots_move_and_pages_clear(kernels):
+def test_slots_move_and_blocks_clear(kernels):
     world = LatentWorld(kernels, layers=2)
     world.step(Piece([5, 6], 0, world.rows(20, seed=19)))
     held = world.cache.read(5 * BLOCK_SIZE + 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import chain_inputs, run_chain
 
 from wager.errors import ModelError
 
@@ -19,10 +20,7 @@ class Product:
         self.x = torch.zeros(256, k, dtype=torch.bfloat16)
         self.out = torch.zeros(256, n, dtype=torch.bfloat16 if gated else torch.float32)
         self.tape = kernels.tape(max_rows=256, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
-        rows = torch.arange(256, dtype=torch.int32)
-        self.tape.inputs.positions.copy_(rows)
-        self.tape.inputs.slot_mapping.copy_(rows)
-        self.tape.inputs.parents.copy_(rows - 1)
+        chain_inputs(self.tape)
         if gated:
             packed = kernels.pack_gated(*self.weights, bias=tuple(self.biases) if bias else None)
             self.tape.gated(self.x, packed, self.out)
@@ -34,7 +32,7 @@ class Product:
         self.x[: len(x)] = x
         self.out.fill_(float("nan"))
         self.out[: len(x)] = 0 if before is None else before
-        self.tape.run(rows=len(x), sequences=1, logits_rows=0)
+        run_chain(self.tape, len(x))
         assert self.out[len(x) :].isnan().all(), "rows beyond the step were written"
         return self.out[: len(x)].clone()
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import Piece, World, angles
+from cases import Piece, World, angles, chain_inputs, run_chain
 
 SHAPE = {"max_rows": 64, "max_sequences": 1, "max_blocks": 4, "heads": 1, "kv_heads": 1, "head_dim": 16}
 
 
 def chain_tape(kernels):
     tape = kernels.tape(**SHAPE)
-    rows = torch.arange(64, dtype=torch.int32)
-    tape.inputs.positions.copy_(rows)
-    tape.inputs.slot_mapping.copy_(rows)
-    tape.inputs.parents.copy_(rows - 1)
+    chain_inputs(tape)
     return tape
 
 
@@ -25,7 +22,7 @@ def test_embed_widens_the_token_rows(kernels, hidden):
     tape.embed(table, out)
     tokens = torch.randint(0, 50, (20,), dtype=torch.int32)
     tape.inputs.tokens[:20] = tokens
-    tape.run(rows=20, sequences=1, logits_rows=0)
+    run_chain(tape, 20)
     assert torch.equal(out[:20], table[tokens.long()].float())
     assert out[20:].abs().sum() == 0
 
@@ -33,19 +30,19 @@ def test_embed_widens_the_token_rows(kernels, hidden):
 @pytest.mark.parametrize("n", [1, 16, 40, 100, 576, 577, 1536])
 def test_rms_norm(kernels, n):
     x, weight = torch.randn(64, n) * 3, torch.rand(n) + 0.5
-    out, heads = torch.zeros(64, n, dtype=torch.bfloat16), torch.zeros(64, n, dtype=torch.bfloat16)
+    out, last = torch.zeros(64, n, dtype=torch.bfloat16), torch.zeros(64, n, dtype=torch.bfloat16)
     tape = chain_tape(kernels)
     tape.rms_norm(x, weight, 1e-5, out)
-    tape.rms_norm(x, weight, 1e-5, heads, of="heads")
-    tape.run(rows=37, sequences=1, logits_rows=5)
+    tape.rms_norm(x, weight, 1e-5, last, of="logits")
+    run_chain(tape, 37, 5)
     exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-5) * weight.double()
     torch.testing.assert_close(out[:37].double(), exact[:37], rtol=2**-8, atol=1e-6)
-    assert torch.equal(heads[:5], out[:5]) and heads[5:].abs().sum() == 0
+    assert torch.equal(last[:5], out[:5]) and last[5:].abs().sum() == 0
     whole = out[:37].clone()
     rows = x[:37].clone()
     for row in (0, 7, 36):  # alone, in another place
         x[0] = rows[row]
-        tape.run(rows=1, sequences=1, logits_rows=1)
+        run_chain(tape, 1, 1)
         assert torch.equal(out[0], whole[row])
 
 
@@ -72,12 +69,12 @@ def test_rotation_and_cache_write(kernels, d):
         assert torch.equal(values, rows.view(40, 8, d)[position, 6:].bfloat16())
 
 
-def test_select_copies_the_head_rows(kernels):
+def test_select_copies_the_logits_rows(kernels):
     x, out = torch.randn(64, 33), torch.zeros(64, 33)
     tape = chain_tape(kernels)
     tape.select(x, out)
     tape.inputs.logits_indices[:3] = torch.tensor([5, 0, 30], dtype=torch.int32)
-    tape.run(rows=31, sequences=1, logits_rows=3)
+    run_chain(tape, 31, 3)
     assert torch.equal(out[:3], x[[5, 0, 30]]) and out[3:].abs().sum() == 0
 
 
@@ -95,11 +92,11 @@ def test_argmax_takes_the_lowest_of_equals(kernels, n):
     logits[7, n - 1] = -float("inf")
     tape = chain_tape(kernels)
     tape.argmax(logits, out)
-    tape.run(rows=8, sequences=1, logits_rows=8)
+    run_chain(tape, 8, 8)
     assert out.tolist() == [*top, 0, int(logits[5].argmax()), -1, -1]
     logits[0, 0] = float("inf")
     out.fill_(-7)
-    tape.run(rows=8, sequences=1, logits_rows=1)
+    run_chain(tape, 8, 1)
     assert out.tolist() == [-1] + [-7] * 7
 
 
@@ -111,7 +108,7 @@ def test_numbers_too_small_to_be_normal_do_not_depend_on_the_caller(kernels):
     tape.linear(torch.zeros(64, 16, dtype=torch.bfloat16), packed, out)
     torch.set_flush_denormal(True)
     try:
-        tape.run(rows=8, sequences=1, logits_rows=0)
+        run_chain(tape, 8)
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(out[:8], torch.full((8, 320), 1e-40))

@@ -29,9 +29,9 @@ def noise(seed: int, position: int, choice: int, vocab: int) -> np.ndarray:
     return -np.log(-np.log1p(-uniform))
 
 
-def sample(kernels, logits, asks):
-    """Tokens of asks (row, temperature, seed, position, choice)."""
-    rows, temperatures, seeds, positions, choices = zip(*asks, strict=True)
+def sample(kernels, logits, requests):
+    """Tokens of requests (row, temperature, seed, position, choice)."""
+    rows, temperatures, seeds, positions, choices = zip(*requests, strict=True)
     signed = [s - 2**64 if s >= 2**63 else s for s in seeds]
     return kernels.sample(
         logits,
@@ -52,17 +52,17 @@ def test_the_known_answer_of_philox():
 @pytest.mark.parametrize("vocab", [1, 2, 31, 32, 33, 65, 1000])
 def test_token_is_that_of_the_definition(kernels, vocab):
     rng = np.random.default_rng(vocab)
-    asks, wanted = [], []
+    requests, wanted = [], []
     logits = torch.from_numpy((rng.normal(size=(6, vocab)) * 3).astype(np.float32))
     for row in range(6):
         for temperature in (0.01, 0.3, 1.0, 5.0, 1000.0):
             seed = int(rng.integers(0, 2**64, dtype=np.uint64))
             position, choice = int(rng.integers(0, 5000)), int(rng.integers(0, 5))
-            asks.append((row, temperature, seed, position, choice))
+            requests.append((row, temperature, seed, position, choice))
             score = logits[row].numpy().astype(np.float64) / temperature + noise(seed, position, choice, vocab)
             wanted.append(int(score.argmax()))
-    assert sample(kernels, logits, asks) == wanted
-    assert [sample(kernels, logits, [ask])[0] for ask in asks] == wanted
+    assert sample(kernels, logits, requests) == wanted
+    assert [sample(kernels, logits, [request])[0] for request in requests] == wanted
 
 
 def test_wide_vocabulary_agrees_with_the_package_field(kernels):
@@ -71,9 +71,9 @@ def test_wide_vocabulary_agrees_with_the_package_field(kernels):
     rng = np.random.default_rng(3)
     spread = (0.0, 1.0, 4.0, 12.0, 80.0)
     logits = torch.from_numpy(np.stack([rng.normal(size=49152) * s for s in spread]).astype(np.float32))
-    asks = [(row, t, 1000 * row + i, 7 * i, i % 3) for row in range(5) for i, t in enumerate((0.2, 0.7, 1.0, 1.5))]
-    wanted = [argmax_gumbel(logits[r].numpy(), t, seed, at, choice) for r, t, seed, at, choice in asks]
-    assert sample(kernels, logits, asks) == wanted
+    requests = [(row, t, 1000 * row + i, 7 * i, i % 3) for row in range(5) for i, t in enumerate((0.2, 0.7, 1.0, 1.5))]
+    wanted = [argmax_gumbel(logits[r].numpy(), t, seed, at, choice) for r, t, seed, at, choice in requests]
+    assert sample(kernels, logits, requests) == wanted
     assert len(set(wanted)) > 10
 
 
@@ -92,19 +92,32 @@ def test_greedy_ties_and_rows_that_are_not_numbers(kernels):
     logits[1, 99] = float("nan")
     logits[2, 0] = float("inf")
     logits[3, 50] = -float("inf")
-    asks = [(0, 0.0, 1, 1, 0), (0, 1e-4, 1, 1, 0), (1, 1.0, 1, 1, 0), (2, 0.0, 1, 1, 0), (3, 0.5, 1, 1, 0)]
-    assert sample(kernels, logits, asks) == [30, 30, -1, -1, -1]
+    requests = [(0, 0.0, 1, 1, 0), (0, 1e-4, 1, 1, 0), (1, 1.0, 1, 1, 0), (2, 0.0, 1, 1, 0), (3, 0.5, 1, 1, 0)]
+    assert sample(kernels, logits, requests) == [30, 30, -1, -1, -1]
 
 
-def test_nothing_asked_nothing_drawn(kernels):
+def test_no_requests_no_tokens(kernels):
     empty = torch.zeros(0, dtype=torch.int32)
     none = kernels.sample(torch.zeros(1, 8), empty, empty.double(), empty.long(), empty, empty)
     assert none.shape == (0,) and none.dtype == torch.int32
+
+
+def test_sample_rows_packs_the_arguments(each):
+    from wager.kernels.sampling import SampleRequest, sample_rows
+
+    logits = torch.randn(3, 301, generator=torch.Generator().manual_seed(2)) * 3
+    logits[1, 7] = float("nan")
+    requests = [(2, 0.8, 2**64 - 3, 70, 1), (0, 0.0, 5, 4000, 0), (1, 1.0, 6, 2, 2), (2, 0.8, 2**63, 70, 63)]
+    got = sample_rows(each, logits, [SampleRequest(*request) for request in requests])
+    assert got == sample(each, logits, requests)
+    assert all(type(token) is int for token in got)
+    assert got[2] == -1
+    assert sample_rows(each, logits, []) == []
 
 
 def test_threads_do_not_show(kernels, one_thread):
     if kernels.isa.name != one_thread.isa.name:
         pytest.skip("another instruction set")
     logits = torch.randn(3, 5003)
-    asks = [(i % 3, 0.8, i, i, 0) for i in range(60)]
-    assert sample(kernels, logits, asks) == sample(one_thread, logits, asks)
+    requests = [(i % 3, 0.8, i, i, 0) for i in range(60)]
+    assert sample(kernels, logits, requests) == sample(one_thread, logits, requests)

@@ -1,4 +1,4 @@
-"""The choice of kernels: what was asked for, what can be had, and a sentence that says why."""
+"""The selection of kernels: what was requested, what is available, and the reason given."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 import wager
 from wager.errors import UsageError
 from wager.kernels import _quota, physical_cores, select
+from wager.kernels.threads import limit_torch_threads, one_thread
 
 
 @pytest.fixture
@@ -85,6 +86,19 @@ def test_threads_are_physical_cores(built, monkeypatch):
     assert select("native", threads=3).threads == 3
 
 
+def test_torch_is_limited_to_one_thread():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        limit_torch_threads()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_forked_child_can_compute(built):
     """Threads do not survive a fork: the child must start its own and not wait for its parent's."""
     program = """
@@ -94,7 +108,7 @@ def test_a_forked_child_can_compute(built):
         tape = kernels.tape(max_rows=4, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
         x, out = torch.ones(4, 16, dtype=torch.bfloat16), torch.zeros(4, 320)
         tape.linear(x, kernels.pack(torch.ones(320, 16)), out)
-        tape.inputs.parents[0] = -1
+        tape.inputs.parents[0], tape.inputs.query_start_loc[1] = -1, 1
         for place in ("parent", "child"):
             out.zero_()
             tape.run(rows=1, sequences=1, logits_rows=0)

@@ -10,35 +10,35 @@ from wager.kernels.base import BLOCK_SIZE
 from wager.types import PackedBatch
 
 Rows = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
-"""A sequence's rows: position of the first, tokens, parents within the rows, pages."""
+"""A sequence's rows: position of the first, tokens, parents within the rows, blocks."""
 
 
-def chain(base: int, tokens: Sequence[int], pages: Sequence[int]) -> Rows:
-    return base, tokens, range(-1, len(tokens) - 1), pages
+def chain(base: int, tokens: Sequence[int], blocks: Sequence[int]) -> Rows:
+    return base, tokens, range(-1, len(tokens) - 1), blocks
 
 
-def batch(spans: Sequence[Rows], heads: Sequence[int]) -> PackedBatch:
+def batch(spans: Sequence[Rows], logits_indices: Sequence[int]) -> PackedBatch:
     """Rows of several sequences; cache slots follow the order of the rows."""
     rows: dict[str, list[int]] = {name: [] for name in ("tokens", "positions", "parents", "slot_mapping", "seq_ids")}
     starts = []
     tables = np.zeros((len(spans), max(len(span[3]) for span in spans)), dtype=np.int32)
-    for owner, (base, tokens, parents, pages) in enumerate(spans):
+    for sequence, (base, tokens, parents, blocks) in enumerate(spans):
         first = len(rows["tokens"])
         starts.append(first)
-        tables[owner, : len(pages)] = pages
+        tables[sequence, : len(blocks)] = blocks
         depths: list[int] = []
         for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             depths.append(0 if parent < 0 else depths[parent] + 1)
             rows["tokens"].append(token)
             rows["positions"].append(base + depths[-1])
             rows["parents"].append(-1 if parent < 0 else first + parent)
-            rows["slot_mapping"].append(pages[(base + i) // BLOCK_SIZE] * BLOCK_SIZE + (base + i) % BLOCK_SIZE)
-            rows["seq_ids"].append(owner)
+            rows["slot_mapping"].append(blocks[(base + i) // BLOCK_SIZE] * BLOCK_SIZE + (base + i) % BLOCK_SIZE)
+            rows["seq_ids"].append(sequence)
     arrays = {name: np.array(values, dtype=np.int32) for name, values in rows.items()}
     return PackedBatch(
         **arrays,
-        query_start_loc=np.array(starts, dtype=np.int32),
+        query_start_loc=np.array([*starts, len(rows["tokens"])], dtype=np.int32),
         num_computed_tokens=np.array([span[0] for span in spans], dtype=np.int32),
         block_tables=tables,
-        logits_indices=np.array(heads, dtype=np.int32),
+        logits_indices=np.array(logits_indices, dtype=np.int32),
     )

@@ -12,7 +12,7 @@ from wager.arch import DecoderDetails, Dense, Gqa, Layer, ModelSpec, Precision, 
 from wager.config import EngineConfig
 from wager.draft.ngram import NgramDrafter
 from wager.economics.latency.calibration import Setup
-from wager.economics.latency.shapes import StepShape, drawn, even, grid
+from wager.economics.latency.shapes import StepShape, grid_shapes, random_shapes, uniform_shape
 from wager.economics.latency.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
@@ -20,8 +20,9 @@ from wager.engine.runner import Runner
 from wager.errors import UsageError
 from wager.kernels import machine, select
 from wager.kernels.base import TargetOutput
-from wager.profiling.calibrate import calibrate, check, quick_surface, setup, time_drafting
-from wager.profiling.timed_steps import Stage, rehearse
+from wager.profiling.calibrate import calibrate, check_calibration, quick_surface, setup
+from wager.profiling.timed_drafts import time_drafting
+from wager.profiling.timed_steps import StepTimer, time_steps
 from wager.testing import DecliningDrafter, FakeClock, ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
@@ -46,15 +47,15 @@ class TimedTarget(ToyTarget):
         self.shapes: list[tuple[int, int, int]] = []
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
-        shape = (batch.rows, len(batch.query_start_loc), int(batch.num_computed_tokens.sum()))
+        shape = (batch.rows, batch.num_sequences, int(batch.num_computed_tokens.sum()))
         self.shapes.append(shape)
         self.clock.advance(price(*shape) * self.pace(self.clock.seconds))
         return super().forward(batch)
 
 
-def stage(target: TimedTarget, *, max_context: int = 2048) -> Stage:
+def stage(target: TimedTarget, *, max_context: int = 2048) -> StepTimer:
     trace = Trace(target.clock)
-    return Stage(Runner(target, rule="match"), max_context=max_context, longest=640, sequences=8, trace=trace)
+    return StepTimer(Runner(target, rule="match"), max_context=max_context, longest=640, sequences=8, trace=trace)
 
 
 # ---- the stage ------------------------------------------------------------------------------------------------------
@@ -63,8 +64,8 @@ def stage(target: TimedTarget, *, max_context: int = 2048) -> Stage:
 def test_every_shape_becomes_that_very_step() -> None:
     target = TimedTarget(FakeClock())
     on = stage(target)
-    for shape in [*grid(on.limits), *drawn(on.limits, 30, seed=5)]:
-        on.enter(shape.contexts)
+    for shape in [*grid_shapes(on.limits), *random_shapes(on.limits, 30, seed=5)]:
+        on.start_sequences(shape.contexts)
         entrance = target.shapes[-1]
         assert entrance == (len(shape.contexts),) * 2 + (sum(shape.contexts),), (
             "nothing but the last tokens is computed"
@@ -75,18 +76,18 @@ def test_every_shape_becomes_that_very_step() -> None:
             assert (record.rows, record.sequences) == (shape.rows, len(shape.depths))
             grown = sum(record.context_lens) - sum(shape.contexts)
             assert 0 < grown < 8 * len(shape.contexts), "guesses are all but never right"
-        on.leave()
+        on.end_sequences()
 
 
 def test_the_steps_of_a_stage_are_in_the_order_they_were_taken_and_shuffled() -> None:
     target = TimedTarget(FakeClock())
     on = stage(target)
-    shapes = grid(on.limits)
-    taken = rehearse(on, shapes, seconds=3.0)
+    shapes = grid_shapes(on.limits)
+    taken = time_steps(on, shapes, seconds=3.0)
     seen = list(dict.fromkeys(timed.shape for timed in taken))
     assert set(seen) == set(range(len(shapes)))
     assert seen != sorted(seen)
-    in_order = rehearse(on, shapes, seconds=1.0, seed=None)
+    in_order = time_steps(on, shapes, seconds=1.0, seed=None)
     assert [timed.shape for timed in in_order] == sorted(timed.shape for timed in in_order)
 
 
@@ -94,14 +95,20 @@ def test_time_is_kept_but_what_a_fit_needs_is_timed_whatever_it_takes() -> None:
     clock = FakeClock()
     on = stage(TimedTarget(clock))
     told: list[float] = []
-    rehearse(on, grid(on.limits), seconds=1.0, report=told.append)
+    time_steps(on, grid_shapes(on.limits), seconds=1.0, report=told.append)
     assert 1.0 <= clock.seconds < 1.1
     assert told == sorted(told)
     assert told[-1] == 1.0
-    shapes = [even(1, 1, 32), even(1, 1, 64), even(16, 1, 64), even(2, 1, 64), even(3, 1, 96)]
-    few = rehearse(on, shapes, seconds=0, seed=None)
+    shapes = [
+        uniform_shape(1, 1, 32),
+        uniform_shape(1, 1, 64),
+        uniform_shape(16, 1, 64),
+        uniform_shape(2, 1, 64),
+        uniform_shape(3, 1, 96),
+    ]
+    few = time_steps(on, shapes, seconds=0, seed=None)
     assert {timed.shape for timed in few} == {0, 1, 2}
-    judged = rehearse(on, shapes, seconds=1e-9, seed=None, held_out=1)
+    judged = time_steps(on, shapes, seconds=1e-9, seed=None, held_out=1)
     assert {timed.shape for timed in judged} == {0, 1, 2, 3, 4}
 
 
@@ -146,7 +153,7 @@ def test_a_pace_that_wanders_for_all_shapes_alike_does_not_spoil_the_fit() -> No
 
 def test_a_step_carries_its_context_and_its_own_seconds() -> None:
     target = TimedTarget(FakeClock())
-    taken = rehearse(stage(target), [even(6, 2, 64)], seconds=0.1)
+    taken = time_steps(stage(target), [uniform_shape(6, 2, 64)], seconds=0.1)
     points = [timed.point for timed in taken]
     assert {(point.rows, point.requests) for point in points} == {(6, 2)}
     assert all(128 < point.context_sum < 160 for point in points)
@@ -156,7 +163,7 @@ def test_a_step_carries_its_context_and_its_own_seconds() -> None:
 def test_a_check_tells_what_is_stored_from_what_steps_corrected() -> None:
     made = calibrate(stage(TimedTarget(FakeClock())), HERE, seconds=4.0)
     slower = stage(TimedTarget(FakeClock(), pace=lambda _: 1.5))
-    found = check(slower, made, seconds=2.0, seed=7)
+    found = check_calibration(slower, made, seconds=2.0, seed=7)
     assert found.stored.count == found.corrected.count > 100
     assert found.stored.median == pytest.approx(1 / 3, abs=0.03)
     assert found.corrected.median < 0.05
@@ -232,7 +239,7 @@ def test_drafting_is_timed_by_requests_and_depth_and_forgotten() -> None:
 
 
 def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
-    with pytest.raises(UsageError, match="'declining' made no guesses"):
+    with pytest.raises(UsageError, match="'declining' made no draft"):
         time_drafting(Proposer(DecliningDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
 
 
@@ -249,11 +256,11 @@ def test_a_setup_names_machine_kernels_and_shape() -> None:
     assert "core" in machine()
     assert ours.filename == setup(kernels, spec, model="another name").filename
     assert ours.filename != setup(kernels, wide, model="toy").filename
-    assert ours.differences(setup(kernels, wide, model="wide")) == ["model toy (here one of other sizes, wide)"]
+    assert ours.differences(setup(kernels, wide, model="wide")) == ["model toy (here wide, of other sizes)"]
 
 
 def test_shapes_need_no_more_rows_than_an_engine_has() -> None:
     """The default engine takes every shape of the grid."""
     config = EngineConfig()
-    assert max(shape.rows for shape in grid(stage(TimedTarget(FakeClock())).limits)) <= config.capacity.max_rows
+    assert max(shape.rows for shape in grid_shapes(stage(TimedTarget(FakeClock())).limits)) <= config.capacity.max_rows
     assert StepShape((16,), (3,)).rows == 4

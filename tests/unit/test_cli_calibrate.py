@@ -10,7 +10,7 @@ import pytest
 import test_cli
 from test_cli import Call
 
-from wager.cli.calibrate import staircase
+from wager.cli.calibrate import row_costs
 from wager.economics.latency.surface import LatencySurface
 
 model = test_cli.model
@@ -42,8 +42,8 @@ def test_it_measures_prints_and_stores(wager: Call, flags: list[str], folder: Pa
     [path] = folder.iterdir()
     assert "requests x context" in result.out
     assert "Another row costs" in result.out
-    assert "Drafting 4 guesses with ngram takes" in result.out
-    assert "kinds of step that were not fitted" in " ".join(result.out.split())
+    assert "Drafting 4 tokens with ngram takes" in result.out
+    assert "step shapes that were not fitted" in " ".join(result.out.split())
     assert f"stored in {path}" in result.err
     value = json.loads(path.read_text())
     assert value["setup"]["threads"] in (1, None)
@@ -51,10 +51,10 @@ def test_it_measures_prints_and_stores(wager: Call, flags: list[str], folder: Pa
     assert "ngram" in value["surface"]["drafters"]
 
 
-def test_a_spoilt_one_does_not_replace_a_good_one(
+def test_a_disturbed_one_does_not_replace_a_good_one(
     wager: Call, flags: list[str], stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wager.cli.calibrate.DISTURBED", 1e-6)  # whatever is measured now was disturbed
+    monkeypatch.setattr("wager.cli.calibrate.DISTURBED", 1e-6)  # whatever is measured now counts as disturbed
     errors = json.loads(stored.read_text())["errors"]
     edit(stored, errors={**errors, "p90": 0.0})
     before = stored.read_bytes()
@@ -136,7 +136,7 @@ def test_doctor_shows_what_is_calibrated(wager: Call, stored: Path) -> None:
     assert "none: `wager calibrate` measures" in wager("doctor").out
 
 
-def test_plan_for_this_machine_bills_what_was_measured(wager: Call, model: str, stored: Path) -> None:
+def test_plan_for_this_machine_takes_what_was_measured(wager: Call, model: str, stored: Path) -> None:
     ask = ["plan", "--model", model, "--batch", "1,4", "--context", "100"]
     result = wager(*ask, "--hardware", "this")
     assert result.code == 0, result.err
@@ -175,7 +175,7 @@ def test_plan_takes_another_machines_file_with_a_warning(wager: Call, model: str
     ("arguments", "message"),
     [
         ([], "Run `wager calibrate`"),
-        (["--model", "Llama-3.1-8B"], "Only models that are here are measured"),
+        (["--model", "Llama-3.1-8B"], "Only models on this machine can be calibrated"),
         (["--model", "SmolLM2-135M-Instruct"], "wager calibrate --model SmolLM2-135M-Instruct"),
     ],
 )
@@ -185,15 +185,15 @@ def test_plan_says_what_to_calibrate(wager: Call, model: str, folder: Path, argu
     assert message in result.err
 
 
-def test_what_only_paper_can_follow_is_refused(wager: Call, model: str, stored: Path) -> None:
+def test_options_that_do_not_change_measurements_are_refused(wager: Call, model: str, stored: Path) -> None:
     for extra in (["--tp", "2"], ["--locality", "0.8"], ["--precision", "fp8"], ["--overhead", "1ms"]):
         result = wager("plan", "--model", model, "--hardware", "this", *extra)
         assert result.code == 2
         assert f"{extra[0]}" in result.err
 
 
-def test_treads_of_the_staircase() -> None:
+def test_ranges_of_rows_with_one_cost() -> None:
     rows = [1, 2, 4, 8, 16, 32, 64, 128]
     flat_then_steep = LatencySurface(rows, [10e-3 + (0.5e-3 * max(0, n - 16)) for n in rows])
-    assert staircase(flat_then_steep) == [(16, pytest.approx(0.0)), (128, pytest.approx(0.05))]
-    assert staircase(LatencySurface(rows, [1e-3 * n for n in rows])) == [(128, pytest.approx(1.0))]
+    assert row_costs(flat_then_steep) == [(16, pytest.approx(0.0)), (128, pytest.approx(0.05))]
+    assert row_costs(LatencySurface(rows, [1e-3 * n for n in rows])) == [(128, pytest.approx(1.0))]

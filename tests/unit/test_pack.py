@@ -1,4 +1,4 @@
-"""Packing against its definition, row by row: positions, paths, slots, heads."""
+"""Packing against its definition, row by row: positions, paths, slots, logits rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from wager.verify.pack import pack
 
 @st.composite
 def steps(draw):
-    """Spans with shuffled pages and random trees behind the live ones."""
+    """Spans with shuffled blocks and random trees behind the live ones."""
     spans, drafts, tables = [], {}, {}
-    pages = draw(st.permutations(range(40)))
+    blocks = draw(st.permutations(range(40)))
     for i in range(draw(st.integers(1, 5))):
         name = f"r{i}"
         known = tuple(draw(st.lists(st.integers(0, 99), min_size=1, max_size=20)))
@@ -27,7 +27,7 @@ def steps(draw):
         parents = tuple(draw(st.integers(-1, node - 1)) if node else -1 for node in range(nodes))
         if nodes:
             drafts[name] = Draft(name, tuple(draw(st.integers(100, 199)) for _ in range(nodes)), parents)
-        tables[name] = pages[8 * i : 8 * i + 8]
+        tables[name] = blocks[8 * i : 8 * i + 8]
     return spans, drafts, tables
 
 
@@ -36,17 +36,20 @@ def steps(draw):
 def test_every_row_is_where_it_belongs(step):
     spans, drafts, tables = step
     batch = pack(spans, drafts, tables)
-    row, heads = 0, []
-    for owner, span in enumerate(spans):
+    row, logits_rows = 0, []
+    for sequence, span in enumerate(spans):
         draft = drafts.get(span.seq_id, Draft(span.seq_id))
         first, last = row, row + len(span.tokens) - 1
-        assert (batch.query_start_loc[owner], batch.num_computed_tokens[owner]) == (first, span.num_computed_tokens)
+        assert (batch.query_start_loc[sequence], batch.num_computed_tokens[sequence]) == (
+            first,
+            span.num_computed_tokens,
+        )
         for j, token in enumerate((*span.tokens, *draft.tokens)):
             node = j - len(span.tokens)
             depth = len(draft.path(node)) if node >= 0 else 0
             place = span.num_computed_tokens + j
             assert batch.tokens[row] == token
-            assert batch.seq_ids[row] == owner
+            assert batch.seq_ids[row] == sequence
             assert batch.positions[row] == (
                 place if node < 0 else span.num_computed_tokens + len(span.tokens) - 1 + depth
             )
@@ -54,10 +57,12 @@ def test_every_row_is_where_it_belongs(step):
             assert batch.parents[row] == (before if j else -1)
             assert batch.slot_mapping[row] == tables[span.seq_id][place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE
             if span.needs_logits and j >= len(span.tokens) - 1:
-                heads.append(row)
+                logits_rows.append(row)
             row += 1
     assert batch.rows == row
-    assert batch.logits_indices.tolist() == heads
+    assert batch.num_sequences == len(spans)
+    assert batch.query_start_loc[len(spans) :].tolist() == [row]
+    assert batch.logits_indices.tolist() == logits_rows
     for name in (
         "tokens",
         "positions",
@@ -78,8 +83,8 @@ def test_slots_are_distinct_and_lie_in_the_tables(step):
     spans, drafts, tables = step
     batch = pack(spans, drafts, tables)
     assert len(set(batch.slot_mapping.tolist())) == batch.rows
-    for slot, owner in zip(batch.slot_mapping, batch.seq_ids, strict=True):
-        assert slot // BLOCK_SIZE in batch.block_tables[owner]
+    for slot, sequence in zip(batch.slot_mapping, batch.seq_ids, strict=True):
+        assert slot // BLOCK_SIZE in batch.block_tables[sequence]
 
 
 def test_a_chain_is_cached_at_its_own_positions():
@@ -91,7 +96,7 @@ def test_a_chain_is_cached_at_its_own_positions():
     assert batch.block_tables.tolist() == [[4, 9, 5]]
 
 
-def test_a_prompt_chunk_has_no_heads_and_its_neighbour_has():
+def test_a_prompt_chunk_has_no_logits_rows_and_its_neighbour_has():
     spans = [Span("a", 0, (1, 2, 3), False), Span("b", 5, (4, 5), True)]
     batch = pack(spans, {"b": Draft("b", (6, 7), (-1, -1))}, {"a": [0], "b": [1]})
     assert batch.logits_indices.tolist() == [4, 5, 6]
@@ -99,7 +104,7 @@ def test_a_prompt_chunk_has_no_heads_and_its_neighbour_has():
     assert batch.parents.tolist() == [-1, 0, 1, -1, 3, 4, 4]
 
 
-def test_tables_hold_the_pages_in_use_and_are_padded():
+def test_tables_hold_the_blocks_in_use_and_are_padded():
     spans = [Span("a", 0, tuple(range(2 * BLOCK_SIZE)), False), Span("b", 0, (1,), True)]
     batch = pack(spans, {}, {"a": [5, 6, 7, 8], "b": [9, 10]})
     assert batch.block_tables.tolist() == [[5, 6], [9, 0]]
@@ -111,8 +116,8 @@ def test_nothing_to_pack_is_an_empty_batch():
     assert batch.block_tables.shape == (0, 0)
 
 
-def test_pages_that_do_not_cover_the_rows_are_named():
-    with pytest.raises(CacheIntegrityError, match="'a' holds 1 pages and its rows need 2"):
+def test_blocks_that_do_not_cover_the_rows_are_named():
+    with pytest.raises(CacheIntegrityError, match="'a' holds 1 blocks and its rows need 2"):
         pack([Span("a", BLOCK_SIZE - 1, (1,), True)], {"a": Draft.chain("a", (2,), drafter="n")}, {"a": [3]})
 
 

@@ -1,4 +1,4 @@
-"""The oracle against textbook formulas, and the property everything rests on: a row never knows its neighbours."""
+"""The oracle against textbook formulas, and row-invariance: a row does not depend on the others of its batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.reference import ReferenceCache, ReferenceKernels, ReferenceTape
 from wager.types import PackedBatch
 
-HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, VOCAB, PAGES = 4, 2, 16, 40, 56, 97, 24
+HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, VOCAB, BLOCKS = 4, 2, 16, 40, 56, 97, 24
 DTYPES = ("float32", "bfloat16")
 
 
@@ -34,11 +34,11 @@ class TinyModel:
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.full((64, *shape), float("nan"), dtype=dtype)
 
-        self.cache: ReferenceCache = kernels.cache(layers=2, num_blocks=PAGES, kv_heads=KV_HEADS, head_dim=DIM)
+        self.cache: ReferenceCache = kernels.cache(layers=2, num_blocks=BLOCKS, kv_heads=KV_HEADS, head_dim=DIM)
         self.tape: ReferenceTape = kernels.tape(
-            max_rows=64, max_sequences=8, max_blocks=PAGES, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM
+            max_rows=64, max_sequences=8, max_blocks=BLOCKS, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM
         )
-        angles = torch.outer(torch.arange(PAGES * BLOCK_SIZE), 100.0 ** (-torch.arange(DIM // 2) / (DIM // 2)))
+        angles = torch.outer(torch.arange(BLOCKS * BLOCK_SIZE), 100.0 ** (-torch.arange(DIM // 2) / (DIM // 2)))
         table = torch.cat([angles.cos(), angles.sin()], dim=-1)
         x, act, picked = room(HIDDEN), room(HIDDEN, dtype=kernels.act), room(HIDDEN)
         qkv = room((HEADS + 2 * KV_HEADS) * DIM)
@@ -58,21 +58,21 @@ class TinyModel:
             tape.gated(act, kernels.pack_gated(draw(WIDTH, HIDDEN), draw(WIDTH, HIDDEN)), wide)
             tape.linear(wide, kernels.pack(draw(HIDDEN, WIDTH)), x, add=True)
         tape.select(x, picked)
-        tape.rms_norm(picked, 1 + draw(HIDDEN), 1e-5, act, of="heads")
-        tape.linear(act, kernels.pack(draw(VOCAB, HIDDEN)), self.logits, of="heads")
+        tape.rms_norm(picked, 1 + draw(HIDDEN), 1e-5, act, of="logits")
+        tape.linear(act, kernels.pack(draw(VOCAB, HIDDEN)), self.logits, of="logits")
         tape.argmax(self.logits, self.best)
 
     def forward(self, packed: PackedBatch) -> Tensor:
         self.tape.inputs.fill(packed)
-        self.tape.run(rows=packed.rows, sequences=len(packed.query_start_loc), logits_rows=len(packed.logits_indices))
+        self.tape.run(rows=packed.rows, sequences=packed.num_sequences, logits_rows=len(packed.logits_indices))
         return self.logits[: len(packed.logits_indices)].clone()
 
 
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, VOCAB, 45)]
 
 
-def one_by_one(model: TinyModel, tokens: Sequence[int], pages: Sequence[int]) -> Tensor:
-    return torch.cat([model.forward(batch([chain(i, [t], pages)], [0])) for i, t in enumerate(tokens)])
+def one_by_one(model: TinyModel, tokens: Sequence[int], blocks: Sequence[int]) -> Tensor:
+    return torch.cat([model.forward(batch([chain(i, [t], blocks)], [0])) for i, t in enumerate(tokens)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -81,14 +81,14 @@ def one_by_one(model: TinyModel, tokens: Sequence[int], pages: Sequence[int]) ->
 def test_chunked_prefill_is_bit_equal_to_decoding(dtype: str, window: int | None, cuts: tuple[int, ...]) -> None:
     expected = one_by_one(TinyModel(dtype, window=window), TOKENS, [5, 2, 11])
     model = TinyModel(dtype, window=window)
-    pages, parts = [1, 9, 4], []
+    blocks, parts = [1, 9, 4], []
     for start, end in zip(cuts, (*cuts[1:], len(TOKENS)), strict=True):
-        parts.append(model.forward(batch([chain(start, TOKENS[start:end], pages)], range(end - start))))
+        parts.append(model.forward(batch([chain(start, TOKENS[start:end], blocks)], range(end - start))))
     assert torch.equal(torch.cat(parts), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_do_not_know_their_neighbours(dtype: str) -> None:
+def test_rows_do_not_depend_on_their_neighbours(dtype: str) -> None:
     rng = np.random.default_rng(11)
     sequences = [[int(t) for t in rng.integers(0, VOCAB, n)] for n in (3, 17, 1, 29, 8)]
     places = [[3 * i, 3 * i + 1] for i in range(5)]
@@ -107,11 +107,11 @@ def test_rows_do_not_know_their_neighbours(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 5])
 def test_tree_is_bit_equal_to_its_chains_and_survives_the_move(dtype: str, window: int | None) -> None:
-    prompt, pages = TOKENS[:14], [6, 1, 8]
+    prompt, blocks = TOKENS[:14], [6, 1, 8]
     guesses, parents = [10, 11, 12, 13, 14, 15], [0, 0, 1, 2, 4, 4]  # row 0 is the last known token
     model = TinyModel(dtype, window=window)
-    model.forward(batch([chain(0, prompt[:-1], pages)], [0]))
-    rows = (13, [prompt[-1], *guesses], [-1, *parents], pages)
+    model.forward(batch([chain(0, prompt[:-1], blocks)], [0]))
+    rows = (13, [prompt[-1], *guesses], [-1, *parents], blocks)
     tree = model.forward(batch([rows], range(7)))
     for leaf in (3, 5, 6):
         nodes, node = [], leaf
@@ -123,9 +123,9 @@ def test_tree_is_bit_equal_to_its_chains_and_survives_the_move(dtype: str, windo
         expected = one_by_one(TinyModel(dtype, window=window), prompt + path, [0, 1, 2])[-len(path) :]
         assert torch.equal(tree[nodes], expected)
     accepted = [2, 4, 6]
-    slots = [pages[(13 + i) // BLOCK_SIZE] * BLOCK_SIZE + (13 + i) % BLOCK_SIZE for i in range(7)]
+    slots = [blocks[(13 + i) // BLOCK_SIZE] * BLOCK_SIZE + (13 + i) % BLOCK_SIZE for i in range(7)]
     model.cache.move(torch.tensor([slots[n] for n in accepted]), torch.tensor(slots[1:4]))
-    after = model.forward(batch([chain(17, [50], pages)], [0]))
+    after = model.forward(batch([chain(17, [50], blocks)], [0]))
     path = prompt + [guesses[n - 1] for n in accepted]
     expected = one_by_one(TinyModel(dtype, window=window), [*path, 50], [0, 1, 2])
     assert torch.equal(after[0], expected[-1])
@@ -133,11 +133,11 @@ def test_tree_is_bit_equal_to_its_chains_and_survives_the_move(dtype: str, windo
 
 def test_attention_matches_the_formula() -> None:
     kernels = ReferenceKernels("float32")
-    cache = kernels.cache(layers=1, num_blocks=PAGES, kv_heads=KV_HEADS, head_dim=DIM)
-    tape = kernels.tape(max_rows=64, max_sequences=1, max_blocks=PAGES, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
+    cache = kernels.cache(layers=1, num_blocks=BLOCKS, kv_heads=KV_HEADS, head_dim=DIM)
+    tape = kernels.tape(max_rows=64, max_sequences=1, max_blocks=BLOCKS, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
     generator = torch.Generator().manual_seed(1)
     qkv = torch.randn(40, (HEADS + 2 * KV_HEADS) * DIM, generator=generator)
-    still = torch.cat([torch.ones(PAGES * BLOCK_SIZE, DIM // 2), torch.zeros(PAGES * BLOCK_SIZE, DIM // 2)], dim=1)
+    still = torch.cat([torch.ones(BLOCKS * BLOCK_SIZE, DIM // 2), torch.zeros(BLOCKS * BLOCK_SIZE, DIM // 2)], dim=1)
     q, out = torch.zeros(64, HEADS * DIM), torch.zeros(64, HEADS * DIM)
     tape.rotary(qkv, still, None, cache, 0, q)
     tape.attention(q, cache, 0, window=12, out=out)
@@ -154,7 +154,7 @@ def test_attention_matches_the_formula() -> None:
 def test_rotation_turns_pairs_half_a_head_apart() -> None:
     kernels = ReferenceKernels("float32")
     cache = kernels.cache(layers=1, num_blocks=1, kv_heads=1, head_dim=4)
-    tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=PAGES, heads=1, kv_heads=1, head_dim=4)
+    tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=BLOCKS, heads=1, kv_heads=1, head_dim=4)
     angles = torch.tensor([[0.3, 0.5]])
     table = torch.cat([angles.cos(), angles.sin()], dim=1)
     qkv = torch.tensor([[1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]])
@@ -187,7 +187,7 @@ def test_argmax_takes_the_lowest_id_and_reports_numbers_that_are_none() -> None:
     assert best.tolist() == [1, -1, -1, 2]
 
 
-def test_clear_zeroes_one_page_and_no_other() -> None:
+def test_clear_zeroes_one_block_and_no_other() -> None:
     cache = ReferenceKernels("float32").cache(layers=2, num_blocks=3, kv_heads=1, head_dim=2)
     cache.keys[:] = float("nan")
     cache.values[:] = 1

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from wager.build.opened import OpenedModel
-from wager.economics.latency.calibration import FOLDER, find
+from wager.economics.latency.calibration import FOLDER, find_calibration
 from wager.economics.latency.surface import LatencySurface
 from wager.engine.runner import Runner
 from wager.errors import UsageError
@@ -21,12 +21,12 @@ def stored(model: OpenedModel, kernels: Kernels, *, report: Callable[[str], None
     """The calibration of this model on this machine; None, with a warning, where it is damaged or of another one."""
     folder = hub.cache_dir(FOLDER)
     here = setup(kernels, model.spec, model=model.path.name)
-    found, why = find(folder, here)
-    if found:
-        report(f"step latencies as calibrated {found.age}")
-        return found.surface()
+    found = find_calibration(folder, here)
+    if found.calibration:
+        report(f"step latencies as calibrated {found.calibration.age}")
+        return found.calibration.surface()
     if any(folder.glob(f"{here.shape}-*.json")):
-        log.warning("%s Steps are measured anew; `wager calibrate` stores them.", why)
+        log.warning("%s Steps are measured anew; `wager calibrate` stores them.", found.reason)
     return None
 
 

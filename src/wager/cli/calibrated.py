@@ -1,4 +1,4 @@
-"""Stored calibrations as other verbs see them: what `doctor` lists, and what `plan --hardware this` asks.
+"""Stored calibrations for other commands: what `doctor` lists, and what `plan --hardware this` asks.
 
 Opens a model's files for its shape; loads no weights.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from wager.arch import ModelSpec, Precision
 from wager.cli import console
 from wager.economics.costmodel.calibrated import CalibratedCostModel
-from wager.economics.latency.calibration import FOLDER, Calibration, fingerprint, latest
+from wager.economics.latency.calibration import FOLDER, Calibration, fingerprint, latest_calibration
 from wager.errors import ModelError, UsageError
 
 THIS = "this"
@@ -21,7 +21,7 @@ THIS = "this"
 
 
 def stored() -> list[dict[str, Any]]:
-    """What lies in the folder, for `doctor`: of each calibration its path, model, kernels, age and errors, the machine
+    """The stored calibrations, for `doctor`: of each calibration its path, model, kernels, age and errors, the machine
     if it is another, or the "error" that keeps it from being read."""
     from wager.kernels import machine
     from wager.models import hub
@@ -43,7 +43,7 @@ def stored() -> list[dict[str, Any]]:
 
 def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> CalibratedCostModel:
     """Steps of `model` as they were measured: by what is stored for this machine, or by the `values` of a calibration
-    that lies in the file `where`, which may be another machine's. UsageError if it is of another model or damaged."""
+    from the file `where`, which may be another machine's. UsageError if it is of another model or damaged."""
     from wager.bench.machine import describe
     from wager.kernels import machine
     from wager.models import hub
@@ -51,25 +51,28 @@ def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> Ca
     spec, here = _spec(model), machine()
     name, shape = Path(model).name, fingerprint(spec)
     if values is None:
-        found = latest(hub.cache_dir(FOLDER), shape=shape, machine=here)
+        found = latest_calibration(hub.cache_dir(FOLDER), shape=shape, machine=here)
     else:
         found = Calibration.from_dict(values, where=where)
     setup, errors = found.setup, found.errors
     if setup.shape != shape:
-        raise UsageError(f"{where} calibrates {setup.model}, and --model is {name}.", "Give it its own model.")
-    ours = setup.machine == here
-    if not ours:
+        raise UsageError(
+            f"{where} calibrates {setup.model}, and --model is {name}.",
+            "Name that model.",
+        )
+    local = setup.machine == here
+    if not local:
         console.say(f"warning: {where} was made on another machine: {setup.machine}; this one is {here}.")
     label = (
         f"{setup.machine}; {setup.kernels}, measured {found.age}, off by {errors.median:.1%} (median) and "
         f"{errors.p90:.1%} (90th percentile) on steps it was not fitted to"
     )
     served = replace(spec, name=name, precision=Precision.of("bf16"), source="the model's own files")
-    return CalibratedCostModel(served, found.surface(), memory=describe().memory if ours else None, label=label)
+    return CalibratedCostModel(served, found.surface(), memory=describe().memory if local else None, label=label)
 
 
 def _spec(model: str) -> ModelSpec:
-    """The shape of a model that is here; UsageError if it is not, for then it was not measured here."""
+    """The shape of a model on this machine; UsageError if it is not here, and so was not calibrated here."""
     from wager.models import hub, random_models
     from wager.models.weights import open_weights
 
@@ -78,7 +81,9 @@ def _spec(model: str) -> ModelSpec:
     try:
         path = hub.find(model)
     except ModelError as error:
-        raise UsageError(f"Only models that are here are measured: {error.message}", error.hint) from error
+        raise UsageError(f"Only models on this machine can be calibrated: {error.message}", error.hint) from error
     if path is None:
-        raise UsageError(f"{model} is not here, so it was never measured.", f"wager calibrate --model {model}")
+        raise UsageError(
+            f"{model} is not on this machine, so it was never calibrated.", f"wager calibrate --model {model}"
+        )
     return open_weights(path).spec

@@ -1,15 +1,17 @@
-"""`wager plan`: the bill before you pay. For a model, a machine, batch and context: which depth pays, and why."""
+"""`wager plan`: for a model, a device, batch and context, which draft depth pays off, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wager.cli import console, flags, plan_inputs
 from wager.config import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from wager.cli.plan_text import PlanReport
 
 _PATH = click.Path(dir_okay=False, path_type=Path)
 
@@ -49,32 +51,32 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     default="0.75",
     show_default=True,
     metavar="P,...|FILE",
-    help='How often a guess is right. FILE holds by depth {"acceptance": [...]}, given that the guess before '
-    'was right, or {"survival": [...]}.',
+    help='Acceptance rate of draft tokens. FILE holds by depth {"acceptance": [...]}, given that the token before '
+    'was accepted, or {"survival": [...]}.',
 )
 @click.option(
     "--drafter-shape",
     "shape",
     metavar="SHAPE",
-    help="What guessing costs, by the drafter's own roofline. free: lookup; mtp: one layer like the target's "
-    "and its head, a pass a guess; block[:N]: one pass over N positions; model:NAME: a smaller model; with --hardware "
-    "this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
+    help="What drafting costs, by the drafter's own roofline. free: lookup; mtp: one layer like the target's "
+    "and its head, a pass per token; block[:N]: one pass over N positions; model:NAME: a smaller model; with "
+    "--hardware this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
 )
 @click.option(
     "--drafter-cost",
-    "price",
+    "given",
     metavar="COST",
-    help="What a guess costs instead: 0.1 is a tenth of a plain step; 300us or 2ms is time.",
+    help="What a draft token costs instead: 0.1 is a tenth of a plain step; 300us or 2ms is time.",
 )
-@click.option("--depth", type=int, metavar="N", help="Bill this many guesses. Without it the depth that pays best.")
-@click.option("--max-depth", "most", type=int, default=16, show_default=True, metavar="N", help="Deepest draft to try.")
+@click.option("--depth", type=int, metavar="N", help="Plan this depth. Without it the one with the largest speed-up.")
+@click.option("--max-depth", type=int, default=16, show_default=True, metavar="N", help="Deepest draft to try.")
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")
 @click.option("--ep", type=int, default=1, show_default=True, metavar="N", help="Ranks that split the experts.")
 @click.option(
     "--popularity",
     type=_PATH,
     metavar="FILE",
-    help='How often a token wants each expert: {"popularity": [...]}. Without it all alike.',
+    help='How likely a token is to choose each expert: {"popularity": [...]}. Without it all are equal.',
 )
 @click.option(
     "--locality",
@@ -82,7 +84,8 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     default=1.0,
     show_default=True,
     metavar="X",
-    help="T tokens of one request hit as many experts as T^X unrelated ones. Measured once: 0.79; 1 is none.",
+    help="T tokens of one request choose as many distinct experts as T^X unrelated ones. 1: no locality; 0.79 was "
+    "measured on one model.",
 )
 @click.option(
     "--precision",
@@ -91,18 +94,18 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--cache", metavar="FORMAT", help="How keys and values are stored. Without it as published.")
 @click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step.")
-@click.option("--html", "html_path", type=_PATH, metavar="PATH", help="Write a page with the table and the drawings.")
-@click.option("--plot", "plot_path", type=_PATH, metavar="PATH", help="Write the drawings alone: .png, .svg or .pdf.")
+@click.option("--html", "html_path", type=_PATH, metavar="PATH", help="Write a page with the table and the plots.")
+@click.option("--plot", "plot_path", type=_PATH, metavar="PATH", help="Write the plots alone: .png, .svg or .pdf.")
 @flags.json_flag
 def command(
     *, model: str, hardware: str, batches: str, contexts: str | None, acceptances: str, json_path: Path | None,
     html_path: Path | None, plot_path: Path | None, **settings: Any,
 ) -> None:  # fmt: skip
-    """Price speculation before you pay for it.
+    """Estimate what speculative decoding brings before you run it.
 
-    From a model's published shape and a machine's datasheet: what a step costs, how many guesses pay at each batch and
-    context, what the step waits for, and where plain decoding wins at every depth (the gutter). Nothing is loaded and
-    nothing is measured; docs/economics.md has the formulas. With --hardware this the steps are those that `wager
+    From a model's published shape and a device's datasheet: what a step takes, which draft depth pays off at each batch
+    and context, what the step waits for, and where no depth is faster than plain decoding. Nothing is loaded and
+    nothing is measured; docs/economics.md has the formulas. With --hardware this the step times are those that `wager
     calibrate` measured.
     """
     from wager.cli import plan_text
@@ -111,32 +114,30 @@ def command(
         console.check_writable(path)
     if html_path or plot_path:
         from wager.cli import plan_page
-    question = plan_inputs.question(model, hardware, **settings)
-    rates = plan_inputs.acceptances(acceptances)
-    contexts = contexts or str(min(4096, question.cost.model.context))
-    grid = plan_inputs.Grid(plan_inputs.whole("batch", batches), plan_inputs.whole("context", contexts), tuple(rates))
-    answer = plan_text.Answer.of(question, grid)
+    query = plan_inputs.plan_query(model, hardware, **settings)
+    rates = plan_inputs.parse_acceptances(acceptances)
+    contexts = contexts or str(min(4096, query.cost.model.context))
+    grid = plan_inputs.PlanGrid(
+        plan_inputs.parse_integers("batch", batches), plan_inputs.parse_integers("context", contexts), tuple(rates)
+    )
+    report = plan_text.PlanReport.build(query, grid)
     if json_path:
-        console.write_json(answer.as_dict(), json_path)
+        console.write_json(report.as_dict(), json_path)
     if plot_path:
-        plan_page.write_plot(answer, plot_path)
+        plan_page.write_plot(report, plot_path)
     if html_path:
-        plan_page.write_page(answer, html_path)
+        plan_page.write_page(report, html_path)
     if str(json_path) != "-":
-        _show(answer)
+        _show(report)
     for path in (plot_path, html_path):
         if path:
-            console.say(f"drawn in {path}")
+            console.say(f"written to {path}")
 
 
-def _show(answer: Any) -> None:
-    for line in answer.opening():
+def _show(report: PlanReport) -> None:
+    for line in report.summary():
         click.echo(line)
-    columns, rows = answer.table()
+    columns, rows = report.table()
     console.table("", columns, rows, to_stdout=True)
-    _paragraphs(answer.notes())
-
-
-def _paragraphs(lines: Sequence[str]) -> None:
-    for line in lines:
+    for line in report.notes():
         click.echo(click.wrap_text(line, width=100, subsequent_indent="  "))

@@ -1,6 +1,6 @@
-"""What the user of `wager plan` wrote, as values: a model's shape, a machine, a drafter, acceptance, numbers.
+"""The options of `wager plan` as values: a model's shape, a device, a drafter, acceptance, numbers.
 
-Every mistake is an error that names it. Opens configuration files; no weights.
+A wrong value is an error that names it. Opens configuration files; no weights.
 """
 
 from __future__ import annotations
@@ -14,56 +14,65 @@ from pathlib import Path
 from typing import Any
 
 from wager.arch import ModelSpec, Precision, find_format, find_model, read_config, read_gguf
-from wager.economics.costmodel.bill import AcceptanceRates, PlanQuery
 from wager.economics.costmodel.calibrated import CalibratedCostModel, CalibratedDraftCost
 from wager.economics.costmodel.devices import Device, find_device
-from wager.economics.costmodel.draft_cost import DraftCost, Fraction, Free, Measured, Small, block, mtp
+from wager.economics.costmodel.draft_cost import (
+    ConstantDraftCost,
+    DraftCost,
+    DraftModelCost,
+    FractionalDraftCost,
+    FreeDraftCost,
+    block_drafter_cost,
+    mtp_cost,
+)
 from wager.economics.costmodel.experts import ExpertRouting
-from wager.economics.costmodel.published import B200_ROUNDED, MODELS
-from wager.economics.costmodel.roofline import CostModel, Overheads
+from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
+from wager.economics.costmodel.published import B200_ROUNDED, PUBLISHED_MODELS
+from wager.economics.costmodel.roofline import CostModel
 from wager.errors import ModelError, UsageError
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(s|ms|us|µs|ns)")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _SHAPES = "free, mtp, block[:N] and model:NAME"
-_AS_IT_IS = (1, 1, 1.0, None, None, None, 0.0)
-"""Values of the options that only paper can follow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """The points that are asked about."""
+class PlanGrid:
+    """The points to plan: all combinations."""
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     acceptances: tuple[AcceptanceRates, ...]
 
 
-def question(
-    model: str, hardware: str, *, shape: str | None, price: str | None, depth: int | None, most: int, tp: int, ep: int,
-    locality: float, popularity: Path | None, precision: str | None, cache: str | None, overhead: str,
+def plan_query(
+    model: str, hardware: str, *, shape: str | None, given: str | None, depth: int | None, max_depth: int, tp: int,
+    ep: int, locality: float, popularity: Path | None, precision: str | None, cache: str | None, overhead: str,
 ) -> PlanQuery:  # fmt: skip
     """Everything but the grid. UsageError or ModelError names what is not known or out of range."""
-    cost: CostModel | None = measured(model, hardware)
+    seconds = parse_seconds("overhead", overhead)
+    cost: CostModel | None = calibrated_cost(model, hardware)
     if cost is None:
         cost = CostModel(
-            stored(find(model, formats(precision)), precision, cache),
+            with_formats(find_plan_model(model, parse_precision(precision)), precision, cache),
             find_hardware(hardware),
-            routing=ExpertRouting(None if popularity is None else wanted(popularity), locality),
+            routing=ExpertRouting(None if popularity is None else read_popularity(popularity), locality),
             tp=tp,
             ep=ep,
-            overheads=Overheads(fixed=seconds("overhead", overhead)),
+            overhead=seconds,
         )
-    elif (tp, ep, locality, popularity, precision, cache, seconds("overhead", overhead)) != _AS_IT_IS:
+    elif (tp, ep, locality, seconds) != (1, 1, 1.0, 0.0) or any(
+        each is not None for each in (popularity, precision, cache)
+    ):
         raise UsageError(
-            "What was measured is what it is: --tp, --ep, --locality, --popularity, --precision, --cache and "
-            "--overhead are for paper.", f"Leave them out with --hardware {hardware}.",
-        )  # fmt: skip
-    return PlanQuery(cost, drafter(cost, shape=shape, price=price), most, depth)
+            "--tp, --ep, --locality, --popularity, --precision, --cache and --overhead do not change measurements.",
+            f"Leave them out with --hardware {hardware}.",
+        )
+    return PlanQuery(cost, draft_cost(cost, shape=shape, given=given), max_depth, depth)
 
 
-def measured(model: str, hardware: str) -> CalibratedCostModel | None:
-    """The cost of steps by a calibration, if the hardware is this machine or a file that `wager calibrate` wrote."""
+def calibrated_cost(model: str, hardware: str) -> CalibratedCostModel | None:
+    """Step times by calibration, if the hardware is this machine or a file that `wager calibrate` wrote; else None."""
     from wager.cli import calibrated
 
     if hardware.lower() == calibrated.THIS:
@@ -74,10 +83,10 @@ def measured(model: str, hardware: str) -> CalibratedCostModel | None:
     return calibrated.cost(model, values, where=hardware) if "surface" in values else None
 
 
-def find(model: str, precision: Precision | None = None) -> ModelSpec:
+def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec:
     """A published model by name, or the shape of a directory or GGUF file on this machine. With a `precision` the
     number formats of a directory's configuration need not be known."""
-    named = {name.lower(): each for name, each in MODELS.items()}.get(model.lower())
+    named = {name.lower(): each for name, each in PUBLISHED_MODELS.items()}.get(model.lower())
     if named is not None:
         return named
     path = Path(model).expanduser()
@@ -94,7 +103,7 @@ def find(model: str, precision: Precision | None = None) -> ModelSpec:
     return read_gguf(file.metadata, file.shapes, name=path.name)
 
 
-def formats(text: str | None) -> Precision | None:
+def parse_precision(text: str | None) -> Precision | None:
     """WEIGHTS or WEIGHTS:EXPERTS, each the name of a number format."""
     if text is None:
         return None
@@ -102,57 +111,57 @@ def formats(text: str | None) -> Precision | None:
     return Precision.of(weights, experts or None)
 
 
-def stored(model: ModelSpec, precision: str | None, cache: str | None) -> ModelSpec:
-    """The model in other number formats than it is published in."""
-    kept, given = model.precision, formats(precision)
-    chosen = kept if given is None else replace(given, cache=kept.cache)
+def with_formats(model: ModelSpec, precision: str | None, cache: str | None) -> ModelSpec:
+    """The model in other number formats than it was published in."""
+    published, given = model.precision, parse_precision(precision)
+    chosen = published if given is None else replace(given, cache=published.cache)
     return replace(model, precision=chosen if cache is None else replace(chosen, cache=find_format(cache).bytes))
 
 
 def find_hardware(name: str) -> Device:
-    """A machine of the table, or one described in a JSON file."""
+    """A device of the table, or one described in a JSON file."""
     if name.endswith(".json"):
         return Device.from_dict(_json(Path(name).expanduser()))
     return B200_ROUNDED if name.lower() == B200_ROUNDED.name.lower() else find_device(name)
 
 
-def drafter(cost: CostModel, *, shape: str | None, price: str | None) -> DraftCost:
-    """By shape or by price; without either, one that was calibrated, or else one layer like the target's."""
-    if shape is not None and price is not None:
-        raise UsageError("--drafter-shape and --drafter-cost both say what a guess costs.", "Give one of the two.")
-    if price is not None:
-        return _priced(cost, price)
-    curves = cost.surface.drafters if isinstance(cost, CalibratedCostModel) else {}
+def draft_cost(cost: CostModel, *, shape: str | None, given: str | None) -> DraftCost:
+    """By shape or by a given cost; without either, one that was calibrated, or else one layer like the target's."""
+    if shape is not None and given is not None:
+        raise UsageError("--drafter-shape and --drafter-cost both say what drafting costs.", "Give one of the two.")
+    if given is not None:
+        return _given_draft_cost(cost, given)
+    curves = cost.measured.drafters if isinstance(cost, CalibratedCostModel) else {}
     shape = shape or next(iter(curves), "mtp")
     if shape in curves:
         return CalibratedDraftCost(shape, curves[shape])
     kind, _, argument = shape.partition(":")
     if kind == "free" and not argument:
-        return Free()
+        return FreeDraftCost()
     if kind == "mtp" and not argument:
-        return mtp(cost.model, cost.cluster)
+        return mtp_cost(cost.model, cost.cluster)
     if kind == "block" and (not argument or argument.isdigit()) and argument != "0":
-        return block(cost.model, cost.cluster, width=int(argument or 16))
+        return block_drafter_cost(cost.model, cost.cluster, width=int(argument or 16))
     if kind == "model" and argument:
-        return Small(CostModel(find(argument), cost.device))
+        return DraftModelCost(CostModel(find_plan_model(argument), cost.device))
     raise UsageError(f"The drafter shape {shape!r} is not known.", f"Known are {_SHAPES}.")
 
 
-def _priced(cost: CostModel, price: str) -> DraftCost:
-    if _TIME.fullmatch(price.strip().lower()):
-        return Measured(seconds("drafter-cost", price))
+def _given_draft_cost(cost: CostModel, given: str) -> DraftCost:
+    if _TIME.fullmatch(given.strip().lower()):
+        return ConstantDraftCost(parse_seconds("drafter-cost", given))
     try:
-        share = float(price)
+        share = float(given)
     except ValueError:
         share = -1.0
     if not 0 <= share < math.inf:
         raise UsageError(
-            f"drafter-cost = {price!r} is neither a share nor a time.", "Write 0.1 (of a plain step) or 300us, 2ms."
+            f"drafter-cost = {given!r} is neither a fraction nor a time.", "Write 0.1 (of a plain step) or 300us, 2ms."
         )
-    return Fraction(cost, share)
+    return FractionalDraftCost(cost, share)
 
 
-def acceptances(text: str) -> list[AcceptanceRates]:
+def parse_acceptances(text: str) -> list[AcceptanceRates]:
     """Rates between 0 and 1, or a JSON file with rates or survival by depth."""
     found = []
     for word in (each.strip() for each in text.split(",")):
@@ -179,14 +188,14 @@ def _acceptance_file(path: Path) -> AcceptanceRates:
     if given[0] == "acceptance":
         return AcceptanceRates(path.stem, tuple(float(rate) for rate in rates))
     if any(later > earlier for earlier, later in zip(rates, rates[1:], strict=False)):
-        raise UsageError(f"survival in {path} rises with depth.", "A deeper guess cannot be reached more often.")
+        raise UsageError(f"survival in {path} rises with depth.", "Survival cannot be higher at a deeper token.")
     before = [1.0, *rates]
     return AcceptanceRates(path.stem, tuple(
         rate / reached if reached else 0.0 for rate, reached in zip(rates, before, strict=False)
     ))  # fmt: skip
 
 
-def wanted(path: Path) -> tuple[float, ...]:
+def read_popularity(path: Path) -> tuple[float, ...]:
     """How likely a token is to choose each expert, from a JSON file."""
     shares = _json(path.expanduser()).get("popularity")
     if not isinstance(shares, list) or not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
@@ -196,7 +205,7 @@ def wanted(path: Path) -> tuple[float, ...]:
     return tuple(float(share) for share in shares)
 
 
-def whole(name: str, text: str) -> tuple[int, ...]:
+def parse_integers(name: str, text: str) -> tuple[int, ...]:
     """Whole numbers of zero or more, separated by commas; each once, in order."""
     found = []
     for word in text.split(","):
@@ -206,7 +215,7 @@ def whole(name: str, text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def seconds(name: str, text: str) -> float:
+def parse_seconds(name: str, text: str) -> float:
     """A time such as 50us, 2ms or 0.1s."""
     found = _TIME.fullmatch(text.strip().lower())
     if not found:

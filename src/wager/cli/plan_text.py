@@ -1,49 +1,55 @@
-"""The bill of `wager plan` in words and figures: opening lines, a table, notes, and the JSON. Draws nothing."""
+"""The answer of `wager plan` in words and figures: summary, table, notes, and the JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from wager.cli.plan_inputs import Grid
-from wager.economics.costmodel.bill import AcceptanceRates, PlanPoint, PlanQuery
+from wager.cli.plan_inputs import PlanGrid
 from wager.economics.costmodel.calibrated import CalibratedCostModel
-from wager.economics.costmodel.memory import SPARE, largest_batch
+from wager.economics.costmodel.memory import SPARE_SHARE, largest_batch
+from wager.economics.costmodel.plan import AcceptanceRates, BatchRange, PlanPoint, PlanQuery
 
-Gutter = list[tuple[int, int]]
-_COLUMNS = ("context", "accept", "batch", "depth", "speed-up", "tok/round", "plain", "step", "draft", "tok/s each",
-            "tok/s", "loses", "1st guess", "waits for", "memory")  # fmt: skip
+_COLUMNS = ("context", "accept", "batch", "depth", "speed-up", "tok/round", "plain", "step", "draft", "tok/s/user",
+            "tok/s", "slower at", "break-even", "waits for", "memory")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Every point of the grid with its bill, and where off wins, by context and acceptance."""
+class LosingBatches:
+    """The batch sizes at which no depth is faster than plain decoding, at one context and acceptance."""
 
-    question: PlanQuery
-    grid: Grid
+    context: int
+    acceptance: AcceptanceRates
+    ranges: Sequence[BatchRange]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """The answer at every point of the grid, and where plain decoding is fastest."""
+
+    query: PlanQuery
+    grid: PlanGrid
     points: tuple[PlanPoint, ...]
-    gutters: tuple[tuple[int, AcceptanceRates, Gutter], ...]
+    losing_batches: tuple[LosingBatches, ...]
 
     @classmethod
-    def of(cls, question: PlanQuery, grid: Grid) -> Answer:
+    def build(cls, query: PlanQuery, grid: PlanGrid) -> PlanReport:
+        """UsageError for a point that is out of range."""
         cells = [(context, rate) for context in grid.contexts for rate in grid.acceptances]
-        return cls(
-            question,
-            grid,
-            tuple(
-                question.point(rate, batch=batch, context=context) for context, rate in cells for batch in grid.batches
-            ),
-            tuple(
-                (context, rate, question.gutter(rate, batches=grid.batches, context=context)) for context, rate in cells
-            ),
-        )
+        points = [query.point(rate, batch=batch, context=context) for context, rate in cells for batch in grid.batches]
+        losing = [
+            LosingBatches(context, rate, query.losing_batches(rate, batches=grid.batches, context=context))
+            for context, rate in cells
+        ]
+        return cls(query, grid, tuple(points), tuple(losing))
 
     # ---- for people -------------------------------------------------------------------------------------------------
 
-    def opening(self) -> list[str]:
-        """What is billed: the model, the machine, the drafter, the memory."""
-        cost, drafter = self.question.cost, self.question.drafter
+    def summary(self) -> list[str]:
+        """What is planned: the model, the device, the drafter, the memory."""
+        cost, drafter = self.query.cost, self.query.drafter
         model, device, cluster = cost.model, cost.device, cost.cluster
         stored = dict.fromkeys((model.precision.weights.name, model.precision.experts.name if model.sparse else ""))
         peaks = ", ".join(f"{kind} {_amount(peak, 'FLOP/s')}" for kind, peak in device.peaks.items())
@@ -60,17 +66,17 @@ class Answer:
         ]
 
     def _memory(self) -> str:
-        cost, drafter = self.question.cost, self.question.drafter
+        cost, drafter = self.query.cost, self.query.drafter
         first = self.points[0].memory
         drafts = f" + drafter {_amount(first.drafter, 'B')}" if first.drafter else ""
         found = [(context, largest_batch(cost, drafter, context=max(1, context))) for context in self.grid.contexts]
         room = "; ".join(
-            "the device's is unknown" if most is None
+            "the device's memory is unknown" if most is None
             else f"at context {context} the largest batch that fits is {most}" if most
             else f"at context {context} not even one request fits"
             for context, most in found[: 1 if first.memory is None else None]
         )  # fmt: skip
-        return f"weights {_amount(first.weights, 'B')}{drafts} a device; {room} ({SPARE:.0%} kept free)"
+        return f"weights {_amount(first.weights, 'B')}{drafts} a device; {room} ({SPARE_SHARE:.0%} kept free)"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows; one row a point."""
@@ -82,62 +88,62 @@ class Answer:
         fits = {None: "", True: "", False: " !"}[point.memory.fits]
         return [
             str(point.context), point.acceptance, str(point.batch), "off" if not chosen.depth else str(chosen.depth),
-            f"{chosen.speedup:.3f}", f"{chosen.tokens:.2f}", _time(point.plain.seconds), _time(chosen.step_s),
+            f"{chosen.speedup:.3f}", f"{chosen.tokens:.2f}", _time(point.plain_step.seconds), _time(chosen.step_s),
             _time(chosen.draft_s) if chosen.draft_s else "–", f"{point.tokens_per_second:,.1f}",
-            f"{point.batch * point.tokens_per_second:,.0f}", _losing(point),
+            f"{point.batch * point.tokens_per_second:,.0f}", _slower_depths(point),
             "never" if point.break_even is None else f"{point.break_even:.2f}",
             f"{point.step.binding} {share:.0%} {binding.bound}", _amount(point.memory.total, "B") + fits,
         ]  # fmt: skip
 
     def notes(self) -> list[str]:
-        """What the table means: the gutter, what binds, and how columns are to be read."""
-        lines = [self._gutter(*each) for each in self.gutters]
-        lines += [self._binding(context) for context in self.grid.contexts]
+        """Where plain decoding is fastest, what the step waits for, and how the columns are to be read."""
+        lines = [self._losing_batches(each) for each in self.losing_batches]
+        lines += [self._waiting(context) for context in self.grid.contexts]
         if any(point.memory.fits is False for point in self.points):
-            lines.append("Memory: rows marked ! do not fit on the device; their times are a bound, not a forecast.")
-        cost = self.question.cost
+            lines.append("Memory: rows marked ! do not fit on the device; their times are a lower bound.")
+        cost = self.query.cost
         if isinstance(cost, CalibratedCostModel):
-            most = cost.surface.rows[-1]
             lines.append(
-                f"Steps of up to {most} rows were measured, larger ones lie on the last line; parts are the roofline's."
+                f"Steps of up to {cost.measured.rows[-1]} rows were measured, larger ones are extrapolated; "
+                "their parts are the roofline's shares of them."
             )
         lines.append(
-            "Columns: speed-up is over plain decoding at the same batch; loses: depths slower than plain decoding; "
-            "1st guess: the acceptance from which one guess pays; tok/round counts the bonus token."
+            "Columns: speed-up is over plain decoding at the same batch; slower at: depths slower than plain decoding; "
+            "break-even: the acceptance from which one draft token pays off; tok/round counts the bonus token."
         )
         return lines
 
-    def _gutter(self, context: int, rate: AcceptanceRates, runs: Gutter) -> str:
-        where = f"Gutter at context {context}, acceptance {rate.label}"
+    def _losing_batches(self, losing: LosingBatches) -> str:
+        where = f"Plain decoding at context {losing.context}, acceptance {losing.acceptance.label}"
         low, high = min(self.grid.batches), max(self.grid.batches)
-        if not runs:
-            return f"{where}: none. Some depth pays at every batch from {low} to {high}."
-        if runs == [(low, high)]:
-            return f"{where}: everywhere. No depth pays at any batch from {low} to {high}; leave speculation off."
-        spans = " and ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs)
-        return f"{where}: off wins at batch {spans}; elsewhere from {low} to {high} some depth pays."
+        if not losing.ranges:
+            return f"{where}, is never fastest: some depth pays off at every batch from {low} to {high}."
+        if losing.ranges == [BatchRange(low, high)]:
+            return f"{where}, is always fastest: no depth pays off at any batch from {low} to {high}."
+        spans = " and ".join(str(a) if a == b else f"{a} to {b}" for a, b in losing.ranges)
+        return f"{where}, is fastest at batch {spans}; elsewhere from {low} to {high} some depth pays off."
 
-    def _binding(self, context: int) -> str:
-        """How what plain decoding waits for changes with the batch, and what one more row costs there."""
+    def _waiting(self, context: int) -> str:
+        """What plain decoding waits for at each batch, and what one more row costs there."""
         points = sorted({point.batch: point for point in self.points if point.context == context}.items())
         words = []
-        for (name, bound), run in groupby(points, key=lambda item: _waits(item[1])):
+        for (name, bound), run in groupby(points, key=lambda item: _waits_for(item[1])):
             batches = list(run)
             low, high = batches[0], batches[-1]
             span = f"batch {low[0]}" if low[0] == high[0] else f"batch {low[0]} to {high[0]}"
-            rises = [point.prices["step"] for _, point in batches]
-            prices = [f"{rise:.2f}" for rise in (min(rises), max(rises))]
-            price = " to ".join(dict.fromkeys(prices))
-            words.append(f"{span}: {name} ({bound}), one more row costs {price} of an average one")
-        return f"What binds plain decoding at context {context}: " + "; ".join(words) + "."
+            costs = [point.marginal_costs["step"] for _, point in batches]
+            shown = [f"{cost:.2f}" for cost in (min(costs), max(costs))]
+            marginal = " to ".join(dict.fromkeys(shown))
+            words.append(f"{span}: {name} ({bound}), one more row costs {marginal} of an average one")
+        return f"What plain decoding waits for at context {context}: " + "; ".join(words) + "."
 
     # ---- for programs -----------------------------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON of `wager plan --json`."""
-        cost, drafter = self.question.cost, self.question.drafter
+        cost, drafter = self.query.cost, self.query.drafter
         model, device = cost.model, cost.device
-        rooms = {str(c): largest_batch(cost, drafter, context=max(1, c)) for c in self.grid.contexts}
+        largest = {str(c): largest_batch(cost, drafter, context=max(1, c)) for c in self.grid.contexts}
         return {
             "points": [point.as_dict() for point in self.points],
             "model": {
@@ -149,30 +155,39 @@ class Answer:
             },
             "hardware": {
                 **device.as_dict(), "tp": cost.cluster.tp, "ep": cost.cluster.ep,
-                "ridge": {kind: device.ridge(kind) for kind in device.peaks}, "largest_batch": rooms,
+                "ridge": {kind: device.ridge(kind) for kind in device.peaks}, "largest_batch": largest,
             },
             "drafter": {"name": drafter.name, "resident_bytes": drafter.resident_bytes},
             "routing": {"locality": cost.routing.locality},
             "gutter": [
-                {"context": context, "acceptance": rate.label, "batches": [list(run) for run in runs]}
-                for context, rate, runs in self.gutters
+                {"context": each.context, "acceptance": each.acceptance.label,
+                 "batches": [list(batches) for batches in each.ranges]}
+                for each in self.losing_batches
             ],
         }  # fmt: skip
 
 
-def _waits(point: PlanPoint) -> tuple[str, str]:
-    return point.plain.binding, point.plain.parts[point.plain.binding].bound
+class _Wait(NamedTuple):
+    """The part that takes most of a plain step, and what it waits for."""
+
+    part: str
+    bound: str
 
 
-def _losing(point: PlanPoint) -> str:
-    """Depths at which plain decoding wins, as runs."""
-    losing, last = point.losing, point.found[-1].depth
-    if not losing:
+def _waits_for(point: PlanPoint) -> _Wait:
+    part = point.plain_step.binding
+    return _Wait(part, point.plain_step.parts[part].bound)
+
+
+def _slower_depths(point: PlanPoint) -> str:
+    """Depths at which plain decoding is faster, as ranges."""
+    depths, last = point.losing_depths, point.outcomes[-1].depth
+    if not depths:
         return "none"
-    if len(losing) == last:
+    if len(depths) == last:
         return "all"
-    cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(losing)) if b != a + 1), len(losing)]
-    runs = [losing[a:b] for a, b in pairwise(cuts)]
+    cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(depths)) if b != a + 1), len(depths)]
+    runs = [depths[a:b] for a, b in pairwise(cuts)]
     return ", ".join(f"≥{r[0]}" if r[-1] == last else str(r[0]) if len(r) == 1 else f"{r[0]}–{r[-1]}" for r in runs)
 
 

@@ -1,1 +1,1 @@
-"""May we afford a guess? Policies that decide how far to draft and what to verify. No torch, no engine."""
+"""When to speculate and how far: what steps cost (costmodel, latency), what is decided (policy), and simulation."""

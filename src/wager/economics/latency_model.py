@@ -1,6 +1,7 @@
 """What the policies and the simulation need of a latency model: seconds of a step by its shape.
 
-A measured surface (latency), a roofline (costmodel) and the published curves (simulation) all provide it.
+Provided by the calibrated surface (latency/surface.py), by the roofline (costmodel/latency.py) and by the published
+measurements (simulation/published_latency.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from wager.types import StepRecord
 
 
 class LatencyModel(Protocol):
-    """Seconds of a step by its shape. `rows` are all rows of the pass, known tokens and guesses; `requests` the
+    """Seconds of a step by its shape. `rows` are all rows of the pass, known tokens and draft tokens; `requests` the
     sequences in it; `context_sum` the cached positions of all of them together, before the step."""
 
     @property
@@ -32,7 +33,7 @@ class LatencyModel(Protocol):
 
 
 class StaticLatency:
-    """The part of a LatencyModel that never changes what it says: observed steps are ignored."""
+    """Base of latency models that never change: observed steps are ignored."""
 
     @property
     def learns(self) -> bool:

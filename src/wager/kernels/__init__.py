@@ -1,7 +1,6 @@
-"""Numbers only: the sets of kernels and the choice among them.
+"""The kernels: all arithmetic of a model, in C++ or as a plain-torch reference.
 
-`select` prefers the C++ kernels where the extension was built and falls back to the plain-torch reference, saying why.
-Knows no models.
+`select` returns the C++ kernels where the extension was built, else the reference, with the reason.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ def select(
 ) -> Kernels:
     """The kernels called `name`: auto, native or reference. `threads` None: one per physical core this process has.
 
-    `head_dim` is the model's, or `latent` the rank and rotated part of its latent attention, if it is known: the native
-    kernels do not serve every one.
+    `head_dim` is the model's, or `latent` the rank and rotated part of its latent attention, if known: the native
+    kernels do not support every size.
     The environment variable WAGER_ISA (avx512, avx2, portable) forces an instruction set of the native kernels.
-    UsageError if `name` or `dtype` is unknown, or if native is asked for and cannot be had.
+    UsageError if `name` or `dtype` is unknown, or if native is requested and not available.
     """
     if name not in ("auto", "native", "reference"):
         raise UsageError(f"kernels = {name!r} is not known.", "Choose one of: auto, native, reference.")
@@ -41,7 +40,7 @@ def select(
     if threads is not None and threads < 1:
         raise UsageError(f"threads = {threads} is out of range.", "threads must be at least 1.")
     if name == "reference":
-        return _reference_kernels(dtype, "the reference kernels were asked for")
+        return _reference_kernels(dtype, "the reference kernels were requested")
     obstacle = _obstacle(dtype, head_dim, latent)
     if obstacle is None:
         return _native_kernels(threads)
@@ -51,7 +50,7 @@ def select(
 
 
 def machine() -> str:
-    """The processor's name and the cores of it that this process may use: what measurements of speed hold for."""
+    """The processor's name and how many of its cores this process may use: the key of speed measurements."""
     try:
         found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
     except OSError:
@@ -61,7 +60,7 @@ def machine() -> str:
 
 
 def physical_cores() -> int:
-    """Physical cores this process may use: hyper-threads of a core count once, a container's quota bounds them."""
+    """Physical cores this process may use: hyper-threads of a core count once; at most a container's CPU quota."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores: set[str] = set()
     for processor in processors:
@@ -74,16 +73,16 @@ def physical_cores() -> int:
 
 
 def _quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Whole processors' worth of time the control group grants; without a limit, as many as there are."""
+    """The control group's CPU quota in processors, rounded down; all processors without one."""
     try:
         granted, period = path.read_text().split()
         return max(1, int(granted) // int(period))
-    except (OSError, ValueError):  # no control group, or its word is "max"
+    except (OSError, ValueError):  # no control group, or no limit ("max")
         return os.cpu_count() or 1
 
 
 def _obstacle(dtype: str, head_dim: int | None, latent: tuple[int, int] | None) -> str | None:
-    """Why the native kernels cannot serve here, or None."""
+    """Why the native kernels cannot be used, or None."""
     if dtype != "bfloat16":
         return f"they compute in bfloat16, and dtype is {dtype}"
     if latent is not None:
@@ -104,7 +103,7 @@ def _native_kernels(threads: int | None) -> Kernels:
 
     forced = os.environ.get("WAGER_ISA")
     if forced is not None:
-        reason = f"WAGER_ISA asks for {forced}"
+        reason = f"WAGER_ISA is {forced}"
     else:
         reason = "the extension is built and this is the best instruction set the machine has"
     return cast(Kernels, CpuKernels(isa=forced, threads=threads or physical_cores(), reason=reason))

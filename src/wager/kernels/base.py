@@ -1,10 +1,10 @@
-"""What every set of kernels offers: a tape of ops, recorded once over fixed buffers and replayed for any rows.
+"""The interface of the kernels: a tape of ops, recorded once over fixed buffers and replayed for any number of rows.
 
-A tape is to a CPU what a captured graph is to a GPU: the decoder describes its pass once, in the ops below, and a step
-only fills the integer inputs and replays. Every op computes a row with one reduction order, whatever rows lie beside
-it; that is what makes verification bit-equal to plain decoding. Knows no model, no scheduler, no drafter.
+A tape is to a CPU what a captured CUDA graph is to a GPU: the decoder describes its pass once, in the ops below, and a
+step only fills the integer inputs and replays. Every op computes a row with one reduction order, whatever the other
+rows of the batch; that is what makes verification bit-equal to plain decoding.
 
-Shapes: R rows of the step, C sequences, H head rows (those whose logits are wanted), d head_dim.
+Shapes: R rows of the step, S sequences, L logits rows (those whose logits are wanted), d head_dim.
 Types: `act` is the kernels' activation type (bfloat16 natively); residual stream, q/k/v before rotation and logits are
 float32. Keys and values are rounded to the cache's type *before* their first use.
 """
@@ -22,20 +22,21 @@ from wager.arch.feed_forward import Experts
 from wager.types import PackedBatch
 
 BLOCK_SIZE = 16
-"""Tokens per cache page; also the granule of prefix reuse."""
+"""Tokens per block of the cache; prefixes are reused block by block."""
 
-KEY_BLOCK = 64
-"""Keys that share one running maximum in attention; boundaries lie at absolute positions."""
+KEY_TILE = 64
+"""Keys that share one running maximum in attention; tiles begin at absolute positions."""
 
 MAX_HEAD_DIM = 512
-"""Largest head the native kernels serve; theirs are multiples of 16. The rank of a latent, too."""
+"""Largest head_dim of the native kernels (a multiple of 16), and largest rank of a latent."""
 
-Rows = Literal["rows", "heads"]
+RowSet = Literal["rows", "logits"]
+"""The rows an op runs over: all rows of the step, or the logits rows that `Tape.select` copied."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Integer buffers a tape reads, int32, allocated once. See types.Batch for their meaning."""
+    """Integer buffers that a tape reads, int32, allocated once. See types.PackedBatch for their meaning."""
 
     tokens: Tensor  # [max_rows]
     positions: Tensor  # [max_rows]
@@ -43,53 +44,51 @@ class Inputs:
     slot_mapping: Tensor  # [max_rows]
     seq_ids: Tensor  # [max_rows]
     logits_indices: Tensor  # [max_rows]
-    query_start_loc: Tensor  # [max_sequences]
+    query_start_loc: Tensor  # [max_sequences + 1]
     num_computed_tokens: Tensor  # [max_sequences]
-    block_tables: Tensor  # [max_sequences, max_pages]
+    block_tables: Tensor  # [max_sequences, max_blocks]
 
     @classmethod
     def allocate(cls, *, max_rows: int, max_sequences: int, max_blocks: int) -> Inputs:
         def row() -> Tensor:
             return torch.zeros(max_rows, dtype=torch.int32)
 
-        def sequence() -> Tensor:
-            return torch.zeros(max_sequences, dtype=torch.int32)
-
+        starts, lengths = (torch.zeros(max_sequences + extra, dtype=torch.int32) for extra in (1, 0))
         tables = torch.zeros(max_sequences, max_blocks, dtype=torch.int32)
-        return cls(row(), row(), row(), row(), row(), row(), sequence(), sequence(), tables)
+        return cls(row(), row(), row(), row(), row(), row(), starts, lengths, tables)
 
     def fill(self, batch: PackedBatch) -> None:
         """Copy a packed batch into the buffers."""
-        rows, sequences = batch.rows, len(batch.query_start_loc)
+        rows, sequences = batch.rows, batch.num_sequences
         for name in ("tokens", "positions", "parents", "slot_mapping", "seq_ids"):
             getattr(self, name).numpy()[:rows] = getattr(batch, name)
         self.logits_indices.numpy()[: len(batch.logits_indices)] = batch.logits_indices
-        self.query_start_loc.numpy()[:sequences] = batch.query_start_loc
+        self.query_start_loc.numpy()[: sequences + 1] = batch.query_start_loc
         self.num_computed_tokens.numpy()[:sequences] = batch.num_computed_tokens
         self.block_tables.numpy()[:sequences, : batch.block_tables.shape[1]] = batch.block_tables
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Buffers between `route` and `experts`, allocated once for all layers. A choice is a pair of row and expert."""
+    """Buffers between `route` and `experts`, allocated once for all layers. A pair is a row and one of its experts."""
 
     logits: Tensor  # float32 [max_rows, experts]
-    ids: Tensor  # int32 [max_rows, chosen], ascending in each row
-    shares: Tensor  # float32 [max_rows, chosen]: what each chosen expert's output is multiplied by
-    groups: Tensor  # int32 [max_rows * chosen + 2 * experts + 2]: the choices in order of their experts
-    gathered: Tensor  # act [max_rows * chosen, hidden]: the choices' rows in that order
-    inner: Tensor  # act [max_rows * chosen, width]: and what is between the projections of their experts
+    ids: Tensor  # int32 [max_rows, top_k], ascending in each row
+    shares: Tensor  # float32 [max_rows, top_k]: the weight of each expert's output
+    groups: Tensor  # int32 [max_rows * top_k + 2 * experts + 2]: the pairs in order of their experts
+    gathered: Tensor  # act [max_rows * top_k, hidden]: the pairs' rows in that order
+    inner: Tensor  # act [max_rows * top_k, width]: what lies between the projections of their experts
 
     @classmethod
-    def allocate(cls, how: Experts, *, max_rows: int, hidden: int, act: torch.dtype) -> Routing:
-        choices = max_rows * how.active
+    def allocate(cls, spec: Experts, *, max_rows: int, hidden: int, act: torch.dtype) -> Routing:
+        pairs = max_rows * spec.active
         return cls(
-            torch.empty(max_rows, how.count),
-            torch.zeros(max_rows, how.active, dtype=torch.int32),
-            torch.empty(max_rows, how.active),
-            torch.zeros(choices + 2 * how.count + 2, dtype=torch.int32),
-            torch.empty(choices, hidden, dtype=act),
-            torch.empty(choices, how.width, dtype=act),
+            torch.empty(max_rows, spec.count),
+            torch.zeros(max_rows, spec.active, dtype=torch.int32),
+            torch.empty(max_rows, spec.active),
+            torch.zeros(pairs + 2 * spec.count + 2, dtype=torch.int32),
+            torch.empty(pairs, hidden, dtype=act),
+            torch.empty(pairs, spec.width, dtype=act),
         )
 
     @property
@@ -98,25 +97,26 @@ class Routing:
 
 
 class KVCache(Protocol):
-    """Keys and values of all layers in pages of PAGE tokens. A slot is page * PAGE + offset."""
+    """Keys and values of all layers in blocks of BLOCK_SIZE tokens. A slot is block * BLOCK_SIZE + offset."""
 
     num_blocks: int
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots source[i] -> target[i] (int32, i ascending) in every layer: an accepted tree path closes ranks."""
+        """Copy slots source[i] -> target[i] (int32, i ascending) in every layer: an accepted tree path becomes
+        contiguous."""
 
     def read(self, slot: int) -> Tensor:
         """Keys and values of one slot, [layers, 2, kv_heads, head_dim], for tests; a latent cache has one vector per
         layer, [layers, 1, 1, rank + rope]."""
 
     def clear(self, block: int) -> None:
-        """Zero one page (after numbers that were not numbers)."""
+        """Zero one block (after values that were not finite)."""
 
 
 class Tape(Protocol):
     """Ops over fixed buffers. `out` buffers have room for max_rows; only the rows of the step are written.
 
-    `of` names the row set an op runs over: all rows of the step, or the head rows chosen by `select`.
+    `of` names the rows an op runs over, see RowSet. A tape is used by one thread at a time.
     """
 
     inputs: Inputs
@@ -124,26 +124,26 @@ class Tape(Protocol):
     def embed(self, table: Tensor, out: Tensor) -> None:
         """out f32 [R, hidden] = table[inputs.tokens]; table is act [vocab, hidden]."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: Rows = "rows") -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: RowSet = "rows") -> None:
         """out act = x / sqrt(mean(x^2) + eps) * weight; x f32 [*, n], weight f32 [n]."""
 
-    def linear(self, x: Tensor, weight: Any, out: Tensor, *, add: bool = False, of: Rows = "rows") -> None:
+    def linear(self, x: Tensor, weight: Any, out: Tensor, *, add: bool = False, of: RowSet = "rows") -> None:
         """out f32 [*, N] = x W^T (+ bias), or out += when `add`; x act [*, K]; weight from `Kernels.pack`."""
 
     def gated(self, x: Tensor, weight: Any, out: Tensor) -> None:
         """out act [R, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
 
-    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, how: Experts, to: Routing) -> None:
-        """Choose each row's experts and their shares, as models.spec.Experts says; x act [R, hidden].
+    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, spec: Experts, routing: Routing) -> None:
+        """Select each row's top experts and their shares, as arch.spec.Experts says; x act [R, hidden].
 
         Logits are x W^T in float32, weight f32 [experts, hidden], and are compared as they are under softmax; scores
-        are, under sigmoid. `bias` f32 [experts] is added for the choice alone. Ties, of experts and of groups, go to
-        the lowest. A row whose logits are not numbers has shares that are none, and leaves the other rows alone."""
+        are, under sigmoid. `bias` f32 [experts] is added for the selection alone. Ties, of experts and of groups, go to
+        the lowest. A row whose logits are not finite has shares that are NaN and does not affect the other rows."""
 
-    def experts(self, x: Tensor, weight: Any, how: Experts, routing: Routing, out: Tensor) -> None:
-        """out f32 [R, hidden] += share * expert(x) for each expert chosen by `route`, in the order of their ids; x act
-        [R, hidden]; weight from `Kernels.pack_experts`. Only the weights of experts that some row chose are read. What
-        lies between an expert's projections is rounded to act."""
+    def experts(self, x: Tensor, weight: Any, spec: Experts, routing: Routing, out: Tensor) -> None:
+        """out f32 [R, hidden] += share * expert(x) for each expert selected by `route`, in order of their ids; x act
+        [R, hidden]; weight from `Kernels.pack_experts`. Only the weights of experts that some row selected are read.
+        What lies between an expert's projections is rounded to act."""
 
     def per_head(self, x: Tensor, weight: Any, out: Tensor) -> None:
         """out act [R, heads * step]: of each head's `step` elements the first N are its own x [R, heads * K] times its
@@ -157,12 +157,12 @@ class Tape(Protocol):
         norm: tuple[Tensor, float],
         cache: KVCache,
         layer: int,
-        plain: Tensor,
+        q_nope: Tensor,
         query: Tensor,
     ) -> None:
         """Latent attention's rotation, and the write of its latent to a cache from `Kernels.latent_cache`.
 
-        q f32 [R, heads * (nope + rope)]: the first part of each head goes to plain act [R, heads * nope], the second,
+        q f32 [R, heads * (nope + rope)]: the first part of each head goes to q_nope act [R, heads * nope], the second,
         rotated, to the last `rope` of the head's rank + rope in query act [R, heads * (rank + rope)]. kv f32 [R, rank +
         rope]: RMS norm (weight f32 [rank], eps) of the first part, rotation of the second, then the cache. table f32
         [positions, rope] and the rotation as in `rotary`."""
@@ -187,21 +187,26 @@ class Tape(Protocol):
     ) -> None:
         """out act [R, heads * d]: each row attends to its own path: cached positions below its span's base, then its
         ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window` w keeps positions > p - w. Keys are taken
-        in path order in blocks of KEY_BLOCK whose boundaries are absolute positions. Over a latent cache d is rank +
+        in path order in tiles of KEY_TILE that begin at absolute positions. Over a latent cache d is rank +
         rope, a value is the first `rank` of what is its key, and out is [R, heads * rank]."""
 
     def select(self, x: Tensor, out: Tensor) -> None:
-        """out f32 [H, n] = x[inputs.heads]."""
+        """out f32 [L, n] = x[inputs.logits_indices]."""
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:
-        """out int32 [H]: the lowest id of the largest logit; -1 if any logit of the row is not finite."""
+        """out int32 [L]: the lowest id of the largest logit; -1 if any logit of the row is not finite."""
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
-        """Replay with the present contents of `inputs`."""
+        """Replay with the present contents of `inputs`.
+
+        CacheIntegrityError if they contradict each other: a path that skips a position, a slot other than the one that
+        the block table of its sequence has for the row, a block that two sequences write to (natively). UsageError
+        while another thread runs the tape (natively).
+        """
 
 
 class Kernels(Protocol):
-    """A backend: how weights are packed, caches laid out, tapes recorded."""
+    """A backend: packs weights, allocates caches and records tapes."""
 
     name: str
     reason: str
@@ -232,22 +237,24 @@ class Kernels(Protocol):
     def sample(
         self, logits: Tensor, rows: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, choices: Tensor
     ) -> Tensor:
-        """argmax(z / T + g) over the whole vocabulary for the given rows of logits [H, V]; see kernels/noise.py.
+        """argmax(z / T + g) over the full vocabulary for the given rows of logits [L, V]; see kernels/noise.py.
 
-        rows, positions, choices int32 [n]; temperatures float64 [n]; seeds int64 [n] (bit pattern of the unsigned
-        seed); returns int32 [n], -1 for a row with a logit that is not finite. Ties go to the lowest id."""
+        rows, positions, choices int32 [n]: row of `logits`, absolute position of the token to sample, index of the
+        sequence among the n of its request; temperatures float64 [n]; seeds int64 [n] (bit pattern of the unsigned
+        seed). Returns int32 [n], -1 for a row with a logit that is not finite. Ties go to the lowest id.
+        `kernels.sampling.sample_rows` packs these arguments."""
 
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """What a pass of a target gives: views into its buffers, valid until the next pass."""
+    """The result of a pass: views into the target's buffers, valid until its next pass."""
 
-    logits: Tensor  # float32 [H, vocabulary]
-    greedy_tokens: Tensor  # int32 [H]: the greedy token of each head row, -1 where logits are not finite
+    logits: Tensor  # float32 [L, vocabulary]
+    greedy_tokens: Tensor  # int32 [L]: the greedy token of each logits row, -1 where logits are not finite
 
 
 class Target(Protocol):
-    """Anything the engine can verify against: the decoder, or a public toy with a closed-form distribution."""
+    """What the engine verifies against: the decoder, or the toy of `testing` with a closed-form distribution."""
 
     vocab: int
     max_rows: int

@@ -1,7 +1,6 @@
-"""The thin door to the C++ kernels: which instruction set, which pool of threads, and what they make.
+"""The native kernels as a Kernels backend: an instruction set, a pool of threads, and the objects made with them.
 
-Every number is computed in csrc/. Importing this module fails where the extension was not built, and `kernels.select`
-then says so.
+All arithmetic is in csrc/. Importing this module fails where the extension was not built; see `kernels.select`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class CpuKernels:
 
     act = torch.bfloat16
 
-    def __init__(self, *, isa: str | None = None, threads: int = 1, reason: str = "it was asked for") -> None:
+    def __init__(self, *, isa: str | None = None, threads: int = 1, reason: str = "it was requested") -> None:
         """`isa` one of ISAS, or None for the best this machine has; UsageError if it is unknown or missing here."""
         if isa is None:
             isa = next(name for name in ISAS if _native.Isa.has(name))
@@ -77,22 +76,22 @@ class CpuKernels:
         n, (count, vocab) = len(rows), logits.shape
         if logits.dtype != torch.float32 or not logits.is_contiguous():
             raise ModelError(f"logits are {logits.dtype} {tuple(logits.shape)}; they must be contiguous float32.")
-        which, where, choice = (t.to(torch.int32).contiguous() for t in (rows, positions, choices))
-        heat, seed = temperatures.to(torch.float64).contiguous(), seeds.to(torch.int64).contiguous()
-        if any(len(t) != n for t in (heat, seed, where, choice)):
+        row, position, choice = (t.to(torch.int32).contiguous() for t in (rows, positions, choices))
+        temperature, seed = temperatures.to(torch.float64).contiguous(), seeds.to(torch.int64).contiguous()
+        if any(len(t) != n for t in (temperature, seed, position, choice)):
             raise ModelError("sample takes one temperature, seed, position and choice per row.")
-        if n and not 0 <= int(which.min()) <= int(which.max()) < count:
-            raise ModelError(f"sample was asked for a row outside the {count} rows of logits.")
+        if n and not 0 <= int(row.min()) <= int(row.max()) < count:
+            raise ModelError(f"sample got a row outside the {count} rows of logits.")
         out = torch.empty(n, dtype=torch.int32)
         _native.sample(
             self.pool,
             self.isa,
             logits.data_ptr(),
             vocab,
-            which.data_ptr(),
-            heat.data_ptr(),
+            row.data_ptr(),
+            temperature.data_ptr(),
             seed.data_ptr(),
-            where.data_ptr(),
+            position.data_ptr(),
             choice.data_ptr(),
             n,
             GREEDY_TEMPERATURE,

@@ -1,6 +1,6 @@
-"""The native caches: memory of the C++ side behind kernels.base.Cache.
+"""The native caches: memory of the C++ side as kernels.base.KVCache.
 
-Knows layouts only as sizes; slots are checked here, because what is behind the door would follow them anywhere.
+Slots and blocks are checked here, because the C++ functions take them unchecked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wager.kernels.base import BLOCK_SIZE, MAX_HEAD_DIM
 
 
 class CpuCache:
-    """Keys [layer][page][kv_head][d/2][16][2] and values [layer][page][kv_head][8][d][2], bf16: both products of
+    """Keys [layer][block][kv_head][d/2][16][2] and values [layer][block][kv_head][8][d][2], bf16: both products of
     attention then read sixteen keys, or sixteen dimensions, at once, in pairs along their sum."""
 
     def __init__(self, pool: Any, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> None:
@@ -24,8 +24,8 @@ class CpuCache:
         nbytes = 2 * layers * num_blocks * kv_heads * BLOCK_SIZE * head_dim
         self.num_blocks = num_blocks
         self.shape = (layers, kv_heads, head_dim)
-        self.keys: Any = _native.Block(nbytes)
-        self.values: Any = _native.Block(nbytes)
+        self.keys: Any = _native.Buffer(nbytes)
+        self.values: Any = _native.Buffer(nbytes)
         self.view = _native.CacheView(self.keys, self.values, layers, num_blocks, kv_heads, head_dim)
         self._pool = pool
 
@@ -39,34 +39,34 @@ class CpuCache:
         source, target = source.to(torch.int32).contiguous(), target.to(torch.int32).contiguous()
         for slots in (source, target):
             if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < self.num_blocks * BLOCK_SIZE:
-                raise CacheIntegrityError(f"A slot to move lies outside the cache of {self.num_blocks} pages.")
+                raise CacheIntegrityError(f"A slot to move lies outside the cache of {self.num_blocks} blocks.")
         self.view.move(self._pool, source.data_ptr(), target.data_ptr(), len(source))
 
     def read(self, slot: int) -> Tensor:
         layers, kv_heads, head_dim = self.shape
         kinds = 1 if self.values is None else 2
         if not 0 <= slot < self.num_blocks * BLOCK_SIZE:
-            raise CacheIntegrityError(f"Slot {slot} lies outside the cache of {self.num_blocks} pages.")
+            raise CacheIntegrityError(f"Slot {slot} lies outside the cache of {self.num_blocks} blocks.")
         out = torch.empty(layers, kinds, kv_heads, head_dim, dtype=torch.bfloat16)
         self.view.read(slot, out.data_ptr())
         return out
 
     def clear(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:
-            raise CacheIntegrityError(f"Page {block} lies outside the cache of {self.num_blocks} pages.")
+            raise CacheIntegrityError(f"Block {block} lies outside the cache of {self.num_blocks} blocks.")
         self.view.clear(block)
 
 
 class CpuLatents(CpuCache):
-    """Latents [layer][page][(rank + rope) / 2][16][2], bf16, in the layout of keys: attention turns a page into values
-    as it meets it, and memory holds and streams each position once."""
+    """Latents [layer][block][(rank + rope) / 2][16][2], bf16, in the layout of keys: attention transposes a block into
+    values when it reads it, so that memory holds and streams each position once."""
 
     def __init__(self, pool: Any, *, layers: int, num_blocks: int, rank: int, rope: int) -> None:
         check_latent(rank, rope)
         self.num_blocks = num_blocks
         self.shape = (layers, 1, rank + rope)
         self.rank = rank
-        self.keys, self.values = _native.Block(2 * layers * num_blocks * BLOCK_SIZE * (rank + rope)), None
+        self.keys, self.values = _native.Buffer(2 * layers * num_blocks * BLOCK_SIZE * (rank + rope)), None
         self.view = _native.CacheView.latent(self.keys, layers, num_blocks, rank, rope)
         self._pool = pool
 

@@ -1,7 +1,4 @@
-"""The native tape: checks tensors, hands their addresses to the C++ side, keeps them alive.
-
-Knows shapes and types; every number is computed in csrc/.
-"""
+"""The native tape: checks the types and shapes of tensors, passes their addresses to the C++ side, keeps them alive."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ import torch
 from torch import Tensor
 
 from wager.arch.feed_forward import Experts
-from wager.errors import CacheIntegrityError, ModelError
+from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
-from wager.kernels.base import Inputs, Routing, Rows
+from wager.kernels.base import Inputs, Routing, RowSet
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
 
@@ -29,18 +26,18 @@ class CpuTape:
             raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
         self.inputs = inputs
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
-        self._rows = self._head_rows = len(inputs.tokens)
+        self._rows = self._logits_rows = len(inputs.tokens)
         self._kept: list[Any] = [inputs]
         names = (
             "tokens", "positions", "parents", "slot_mapping", "seq_ids", "logits_indices", "query_start_loc",
             "num_computed_tokens", "block_tables",
         )  # fmt: skip
         addresses = tuple(getattr(inputs, name).data_ptr() for name in names)
-        sizes = (self._rows, len(inputs.query_start_loc), inputs.block_tables.shape[1])
+        sizes = (self._rows, len(inputs.num_computed_tokens), inputs.block_tables.shape[1])
         self._tape = _native.Tape(pool, isa, addresses, *sizes, heads, kv_heads, head_dim)
 
     def _take(self, name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int | None]) -> int:
-        """The address of a tensor, once it is known to be what the C++ side will take it for."""
+        """The address of a tensor of this type and shape (None: any size); ModelError if it is another."""
         fits = tensor.dim() == len(shape) and all(w is None or w == s for w, s in zip(shape, tensor.shape, strict=True))
         if tensor.dtype != dtype or not fits or not tensor.is_contiguous():
             wanted = ", ".join("any" if w is None else str(w) for w in shape)
@@ -51,11 +48,11 @@ class CpuTape:
         self._kept.append(tensor)
         return tensor.data_ptr()
 
-    def _buffer(self, name: str, tensor: Tensor, dtype: torch.dtype, width: int, *, of: Rows = "rows") -> int:
-        """A buffer of rows: room for max_rows, or for as many heads as a step may then ask for."""
+    def _buffer(self, name: str, tensor: Tensor, dtype: torch.dtype, width: int, *, of: RowSet = "rows") -> int:
+        """A buffer of rows: room for max_rows, or for as many logits rows as a step may then ask for."""
         address = self._take(name, tensor, dtype, (None, width))
-        if of == "heads":
-            self._head_rows = min(self._head_rows, len(tensor))
+        if of == "logits":
+            self._logits_rows = min(self._logits_rows, len(tensor))
         elif len(tensor) < self._rows:
             raise ModelError(f"{name} has room for {len(tensor)} rows; the tape's max_rows is {self._rows}.")
         return address
@@ -65,14 +62,14 @@ class CpuTape:
         source = self._take("table", table, torch.bfloat16, (vocab, hidden))
         self._tape.embed(source, vocab, hidden, self._buffer("out", out, torch.float32, hidden))
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: Rows = "rows") -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: RowSet = "rows") -> None:
         n = x.shape[-1]
         source = self._buffer("x", x, torch.float32, n, of=of)
         scale = self._take("weight", weight, torch.float32, (n,))
         target = self._buffer("out", out, torch.bfloat16, n, of=of)
-        self._tape.rms_norm(source, scale, n, eps, target, of == "heads")
+        self._tape.rms_norm(source, scale, n, eps, target, of == "logits")
 
-    def linear(self, x: Tensor, weight: Packed, out: Tensor, *, add: bool = False, of: Rows = "rows") -> None:
+    def linear(self, x: Tensor, weight: Packed, out: Tensor, *, add: bool = False, of: RowSet = "rows") -> None:
         target = self._buffer("out", out, torch.float32, weight.n, of=of)
         self._product(x, weight, target, add=add, of=of)
 
@@ -80,12 +77,12 @@ class CpuTape:
         target = self._buffer("out", out, torch.bfloat16, weight.n)
         self._product(x, weight, target, add=False, of="rows")
 
-    def _product(self, x: Tensor, weight: Packed, target: int, *, add: bool, of: Rows) -> None:
+    def _product(self, x: Tensor, weight: Packed, target: int, *, add: bool, of: RowSet) -> None:
         source = self._buffer("x", x, torch.bfloat16, weight.k, of=of)
         self._kept.append(weight)
         bias = 0 if weight.bias is None else weight.bias.data_ptr()
-        panels = (weight.block.address, bias, weight.n, weight.k, weight.panels, weight.gated)
-        self._tape.linear(source, *panels, add, target, of == "heads")
+        panels = (weight.buffer.address, bias, weight.n, weight.k, weight.panels, weight.gated)
+        self._tape.linear(source, *panels, add, target, of == "logits")
 
     def per_head(self, x: Tensor, weight: PackedHeads, out: Tensor) -> None:
         if out.shape[-1] % weight.heads or out.shape[-1] < weight.heads * weight.n:
@@ -94,43 +91,42 @@ class CpuTape:
         target = self._buffer("out", out, torch.bfloat16, out.shape[-1])
         self._kept.append(weight)
         step = out.shape[-1] // weight.heads
-        self._tape.per_head(source, weight.block.address, weight.heads, weight.n, weight.k, step, target)
+        self._tape.per_head(source, weight.buffer.address, weight.heads, weight.n, weight.k, step, target)
 
-    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, how: Experts, to: Routing) -> None:
-        if how.count > MAX_EXPERTS:
-            raise ModelError(f"{how.count} experts are more than the {MAX_EXPERTS} the native kernels serve.")
+    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, spec: Experts, routing: Routing) -> None:
+        if spec.count > MAX_EXPERTS:
+            raise ModelError(f"{spec.count} experts are more than the {MAX_EXPERTS} the native kernels serve.")
         hidden = x.shape[-1]
-        gating = how.gating
-        choice = (how.count, how.active, gating.groups, gating.top_groups, gating.group_best)
+        params = (spec.count, spec.active, spec.gating.groups, spec.gating.top_groups, spec.gating.group_best)
         self._tape.route(
             self._buffer("x", x, torch.bfloat16, hidden),
-            self._take("router", weight, torch.float32, (how.count, hidden)),
-            0 if bias is None else self._take("correction", bias, torch.float32, (how.count,)),
+            self._take("router", weight, torch.float32, (spec.count, hidden)),
+            0 if bias is None else self._take("correction", bias, torch.float32, (spec.count,)),
             hidden,
-            (*choice, gating.score == "sigmoid", gating.normalised),
-            gating.scale,
-            self._buffer("logits", to.logits, torch.float32, how.count),
-            self._buffer("ids", to.ids, torch.int32, how.active),
-            self._buffer("shares", to.shares, torch.float32, how.active),
+            (*params, spec.gating.score == "sigmoid", spec.gating.normalised),
+            spec.gating.scale,
+            self._buffer("logits", routing.logits, torch.float32, spec.count),
+            self._buffer("ids", routing.ids, torch.int32, spec.active),
+            self._buffer("shares", routing.shares, torch.float32, spec.active),
         )
 
-    def experts(self, x: Tensor, weight: PackedExperts, how: Experts, routing: Routing, out: Tensor) -> None:
-        if (weight.count, weight.width) != (how.count, how.width):
-            raise ModelError(f"{weight.count} experts of {weight.width} are packed, not {how.count} of {how.width}.")
-        choices = len(routing.ids) * how.active
+    def experts(self, x: Tensor, weight: PackedExperts, spec: Experts, routing: Routing, out: Tensor) -> None:
+        if (weight.count, weight.width) != (spec.count, spec.width):
+            raise ModelError(f"{weight.count} experts of {weight.width} are packed, not {spec.count} of {spec.width}.")
+        pairs = len(routing.ids) * spec.active
         buffers = (
-            self._buffer("ids", routing.ids, torch.int32, how.active),
-            self._buffer("shares", routing.shares, torch.float32, how.active),
-            self._take("groups", routing.groups, torch.int32, (choices + 2 * how.count + 2,)),
-            self._take("gathered", routing.gathered, torch.bfloat16, (choices, weight.hidden)),
-            self._take("inner", routing.inner, torch.bfloat16, (choices, weight.width)),
+            self._buffer("ids", routing.ids, torch.int32, spec.active),
+            self._buffer("shares", routing.shares, torch.float32, spec.active),
+            self._take("groups", routing.groups, torch.int32, (pairs + 2 * spec.count + 2,)),
+            self._take("gathered", routing.gathered, torch.bfloat16, (pairs, weight.hidden)),
+            self._take("inner", routing.inner, torch.bfloat16, (pairs, weight.width)),
         )
         source = self._buffer("x", x, torch.bfloat16, weight.hidden)
         target = self._buffer("out", out, torch.float32, weight.hidden)
         self._kept.append(weight)
-        blocks = (weight.into.address, weight.down.address)
-        sizes = (weight.hidden, weight.width, how.count, how.active, len(routing.ids))
-        self._tape.experts(source, *blocks, *sizes, buffers, target)
+        addresses = (weight.into.address, weight.down.address)
+        sizes = (weight.hidden, weight.width, spec.count, spec.active, len(routing.ids))
+        self._tape.experts(source, *addresses, *sizes, buffers, target)
 
     def latent(
         self,
@@ -140,12 +136,12 @@ class CpuTape:
         norm: tuple[Tensor, float],
         cache: CpuLatents,
         layer: int,
-        plain: Tensor,
+        q_nope: Tensor,
         query: Tensor,
     ) -> None:
         self._check_cache(cache, layer)
         rank, rope, heads = cache.rank, self._head_dim - cache.rank, self._heads
-        nope = plain.shape[-1] // heads
+        nope = q_nope.shape[-1] // heads
         self._tape.latent(
             self._buffer("q", q, torch.float32, heads * (nope + rope)),
             self._buffer("kv", kv, torch.float32, rank + rope),
@@ -157,7 +153,7 @@ class CpuTape:
             layer,
             heads,
             nope,
-            self._buffer("plain", plain, torch.bfloat16, heads * nope),
+            self._buffer("q_nope", q_nope, torch.bfloat16, heads * nope),
             self._buffer("query", query, torch.bfloat16, heads * (rank + rope)),
         )
 
@@ -198,22 +194,24 @@ class CpuTape:
     def select(self, x: Tensor, out: Tensor) -> None:
         n = x.shape[-1]
         source = self._buffer("x", x, torch.float32, n)
-        self._tape.select(source, self._buffer("out", out, torch.float32, n, of="heads"), n)
+        self._tape.select(source, self._buffer("out", out, torch.float32, n, of="logits"), n)
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:
         n = logits.shape[-1]
-        source = self._buffer("logits", logits, torch.float32, n, of="heads")
+        source = self._buffer("logits", logits, torch.float32, n, of="logits")
         if len(out) < len(logits):
             raise ModelError(f"argmax has {len(logits)} rows of logits and room for {len(out)} results.")
         self._tape.argmax(source, self._take("out", out, torch.int32, (None,)), n)
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
-        if logits_rows > self._head_rows:
-            raise CacheIntegrityError(f"A step asks for {logits_rows} head rows; the buffers hold {self._head_rows}.")
+        if logits_rows > self._logits_rows:
+            raise CacheIntegrityError(f"A step has {logits_rows} logits rows; the buffers hold {self._logits_rows}.")
         try:
             self._tape.run(rows, sequences, logits_rows)
         except IndexError as error:
             raise CacheIntegrityError(f"A step cannot be run: {error}.", "This is a defect in wager.") from error
+        except RuntimeError as error:
+            raise UsageError(f"A step cannot be run: {error}.", "Run one step at a time.") from error
 
     def _check_cache(self, cache: CpuCache, layer: int) -> None:
         layers, kv_heads, head_dim = cache.shape

@@ -1,7 +1,7 @@
 """The noise field: one fixed Gumbel number per (seed, position, choice, token id), computed and never drawn.
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") in numpy. The bit layout below is part
-of the output contract: whoever changes it raises FIELD_VERSION, because every sampled text changes with it.
+of the output contract: a change to it raises FIELD_VERSION, because every sampled text changes with it.
 
     key     = (seed low 32 bits, seed high 32 bits)
     counter = (token id // 2, position, choice, domain)      a scalar draw has its index in place of token id // 2
@@ -11,9 +11,8 @@ of the output contract: whoever changes it raises FIELD_VERSION, because every s
     g       = -log(-log1p(-u))                               -3.6 .. 36.8
 
 Private draws of a drafter (domain DRAFT) carry `depth`, the guess's distance from the last known token, as
-choice + depth * 2^8: a position drafted again in a later round then gets fresh noise. Rules that weigh a whole path at
-once (block) need that; the shared field must not do it.
-Knows no distributions and no model; `Kernels.sample` computes the same numbers natively.
+choice + depth * 2^8: a position drafted again in a later round then gets fresh noise. Rules that judge a path as one
+(block) need that; the shared field must not do it. `Kernels.sample` computes the same numbers natively.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from wager.types import GREEDY_TEMPERATURE
 FIELD_VERSION = 1
 
 FIELD, ACCEPT, RESIDUAL, DRAFT = 0, 1, 2, 3
-"""Domains: the token field, acceptance coins, residual draws, a drafter's private draws. They share no number."""
+"""Domains: the token field, acceptance draws, residual draws, a drafter's private draws. They share no number."""
 
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-_BLOCK = 4096  # counters computed together: what fits a core's second-level cache
+_BATCH = 4096  # counters computed together: what fits a core's second-level cache
 
 _M = np.array([[_MULTIPLIERS[0]], [_MULTIPLIERS[1]]], np.uint64)
 _SHIFT, _MASK = np.uint64(32), np.uint64(_LOW)
@@ -115,17 +114,17 @@ def gumbel(
     if ids is None:
         if vocab is None:
             raise UsageError("gumbel got neither ids nor vocab.", "Name the ids, or how many there are.")
-        return _whole_row(seed, counter, vocab)
+        return _all_ids(seed, counter, vocab)
     ids = np.asarray(ids, np.int64)
     words = philox_words((ids >> 1).astype(np.uint64), counter, seed)
     odd = (ids & 1).astype(bool)
     return _to_gumbel(np.where(odd, words[2], words[0]), np.where(odd, words[3], words[1]))
 
 
-def _whole_row(seed: int, counter: tuple[int, int, int], vocab: int) -> NDArray[np.float64]:
+def _all_ids(seed: int, counter: tuple[int, int, int], vocab: int) -> NDArray[np.float64]:
     row = np.empty(2 * ((vocab + 1) // 2))
-    for start in range(0, len(row) // 2, _BLOCK):
-        stop = min(start + _BLOCK, len(row) // 2)
+    for start in range(0, len(row) // 2, _BATCH):
+        stop = min(start + _BATCH, len(row) // 2)
         words = philox_words(np.arange(start, stop, dtype=np.uint64), counter, seed)
         row[2 * start : 2 * stop] = _to_gumbel(words[0::2].T.ravel(), words[1::2].T.ravel())
     return row[:vocab]
@@ -138,7 +137,7 @@ def uniform(seed: int, position: int, *, choice: int = 0, domain: int = ACCEPT, 
 
 
 def argmax_gumbel(logits: NDArray[np.float32], temperature: float, seed: int, position: int, choice: int = 0) -> int:
-    """argmax(z / T + g) over the whole vocabulary in float64, ties to the lowest id; greedy at T <= 1e-4.
+    """argmax(z / T + g) over the full vocabulary in float64, ties to the lowest id; greedy at T <= 1e-4.
 
     The oracle of `Kernels.sample`. `logits` float32 [V]; returns -1 if any of them is not finite.
     """

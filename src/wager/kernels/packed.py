@@ -1,6 +1,6 @@
 """Weights in the layout the C++ products read: panels of 32 outputs, [panel][inputs / 2][32][2], bf16.
 
-A panel of a gated pair is 16 outputs of the gate and the same 16 of the other half. Knows no tape and no model.
+A panel of a gated pair is 16 outputs of the gate and the same 16 of the up projection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PANEL = 32
 class Packed:
     """Weights in panels of 32 outputs, bf16, on huge pages. `n` outputs (of one half when gated), `k` inputs."""
 
-    block: Any
+    buffer: Any
     n: int
     k: int
     panels: int
@@ -31,26 +31,26 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        return int(self.block.nbytes) + (0 if self.bias is None else self.bias.nbytes)
+        return int(self.buffer.nbytes) + (0 if self.bias is None else self.bias.nbytes)
 
 
 @dataclass(frozen=True)
 class PackedHeads:
-    """One matrix [n, k] per head, the panels of one after those of another."""
+    """One matrix [n, k] per head, head after head."""
 
-    block: Any
+    buffer: Any
     heads: int
     n: int
     k: int
 
     @property
     def nbytes(self) -> int:
-        return int(self.block.nbytes)
+        return int(self.buffer.nbytes)
 
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """The gated pair and the way back of each expert, the panels of one after those of another."""
+    """Gate and up (`into`) and down projections of each expert, expert after expert."""
 
     into: Any
     down: Any
@@ -68,9 +68,9 @@ def pack(pool: Any, weight: Tensor, bias: Tensor | None) -> Packed:
     matrix = _matrix(weight)
     n, k = matrix.shape
     panels = -(-n // _PANEL)
-    block = _native.Block(panels * _PANEL * k * 2)
-    _native.pack(pool, matrix.data_ptr(), n, k, block, 0)
-    return Packed(block, n, k, panels, False, None if bias is None else _padded(bias, n, panels * _PANEL))
+    buffer = _native.Buffer(panels * _PANEL * k * 2)
+    _native.pack(pool, matrix.data_ptr(), n, k, buffer, 0)
+    return Packed(buffer, n, k, panels, False, None if bias is None else _padded(bias, n, panels * _PANEL))
 
 
 def pack_gated(pool: Any, gate: Tensor, up: Tensor, bias: tuple[Tensor, Tensor] | None) -> Packed:
@@ -80,23 +80,23 @@ def pack_gated(pool: Any, gate: Tensor, up: Tensor, bias: tuple[Tensor, Tensor] 
         raise ModelError(f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must have one shape.")
     n, k = first.shape
     panels = -(-n // 16)
-    block = _native.Block(panels * _PANEL * k * 2)
-    _native.pack_gated(pool, first.data_ptr(), second.data_ptr(), n, k, block, 0)
+    buffer = _native.Buffer(panels * _PANEL * k * 2)
+    _native.pack_gated(pool, first.data_ptr(), second.data_ptr(), n, k, buffer, 0)
     if bias is None:
-        return Packed(block, n, k, panels, True)
+        return Packed(buffer, n, k, panels, True)
     halves = [_padded(half, n, panels * 16).view(panels, 16) for half in bias]
-    return Packed(block, n, k, panels, True, torch.cat(halves, dim=1).flatten().contiguous())
+    return Packed(buffer, n, k, panels, True, torch.cat(halves, dim=1).flatten().contiguous())
 
 
 def pack_heads(pool: Any, weight: Tensor) -> PackedHeads:
     """weight [heads, N, K] of any float type. ModelError as in `pack`."""
     heads, n, k = weight.shape
     size = -(-n // _PANEL) * _PANEL * k * 2
-    block = _native.Block(heads * size)
+    buffer = _native.Buffer(heads * size)
     for head in range(heads):
         matrix = _matrix(weight[head])
-        _native.pack(pool, matrix.data_ptr(), n, k, block, head * size)
-    return PackedHeads(block, heads, n, k)
+        _native.pack(pool, matrix.data_ptr(), n, k, buffer, head * size)
+    return PackedHeads(buffer, heads, n, k)
 
 
 def pack_experts(pool: Any, parts: Iterable[tuple[Tensor, Tensor, Tensor]], *, count: int) -> PackedExperts:
@@ -109,7 +109,7 @@ def pack_experts(pool: Any, parts: Iterable[tuple[Tensor, Tensor, Tensor]], *, c
         sizes = (-(-width // 16) * _PANEL * hidden * 2, -(-hidden // _PANEL) * _PANEL * width * 2)
         if packed is None:
             packed = PackedExperts(
-                _native.Block(count * sizes[0]), _native.Block(count * sizes[1]), count, hidden, width
+                _native.Buffer(count * sizes[0]), _native.Buffer(count * sizes[1]), count, hidden, width
             )
         shapes = [tuple(part.shape) for part in (gate, up, down)]
         if done == count or shapes != [(packed.width, packed.hidden)] * 2 + [(packed.hidden, packed.width)]:

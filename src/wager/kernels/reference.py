@@ -1,24 +1,25 @@
-"""The oracle: every op in plain torch, one row at a time, so that a row cannot know what lies beside it.
+"""The oracle: every op in plain torch, one row at a time, so that a row cannot depend on the others of its batch.
 
 Values are rounded to the activation type exactly where kernels/base.py says, everything between is float32. Each row
 is copied to a buffer of its own before it is used: a library call then sees the same shapes and the same alignment
-whatever the batch, in one thread whatever the machine, and its reduction order is a constant. Knows no model and no
-way to be fast.
+whatever the batch, in one thread whatever the machine, and its reduction order is a constant. Made to be simple, not
+fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from wager.arch.feed_forward import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
-from wager.kernels.base import BLOCK_SIZE, Inputs, Routing, Rows
+from wager.kernels.base import BLOCK_SIZE, Inputs, Routing, RowSet
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.reference_store import ReferenceCache, ReferenceExpert, ReferenceLatents, ReferenceWeight
-from wager.kernels.routing import choose
+from wager.kernels.routing import top_experts
 from wager.kernels.threads import one_thread
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -30,7 +31,7 @@ class ReferenceTape:
     def __init__(self, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
         self.inputs = inputs
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
-        self._ops: list[tuple[Rows, Callable[[int], None]]] = []
+        self._ops: list[tuple[RowSet, Callable[[int], None]]] = []
         self._paths: list[Tensor] = []
 
     def embed(self, table: Tensor, out: Tensor) -> None:
@@ -39,13 +40,15 @@ class ReferenceTape:
 
         self._ops.append(("rows", op))
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: Rows = "rows") -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: RowSet = "rows") -> None:
         def op(row: int) -> None:
             out[row] = _rms_norm(_row(x, row), weight, eps)
 
         self._ops.append((of, op))
 
-    def linear(self, x: Tensor, weight: ReferenceWeight, out: Tensor, *, add: bool = False, of: Rows = "rows") -> None:
+    def linear(
+        self, x: Tensor, weight: ReferenceWeight, out: Tensor, *, add: bool = False, of: RowSet = "rows"
+    ) -> None:
         def op(row: int) -> None:
             y = weight.product(_row(x, row))
             out[row] = out[row] + y if add else y
@@ -61,14 +64,14 @@ class ReferenceTape:
 
         self._ops.append(("rows", op))
 
-    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, how: Experts, to: Routing) -> None:
+    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, spec: Experts, routing: Routing) -> None:
         def op(row: int) -> None:
-            to.logits[row] = torch.mv(weight, _row(x, row))
-            to.ids[row], to.shares[row] = choose(to.logits[row].clone(), bias, how)
+            routing.logits[row] = torch.mv(weight, _row(x, row))
+            routing.ids[row], routing.shares[row] = top_experts(routing.logits[row].clone(), bias, spec)
 
         self._ops.append(("rows", op))
 
-    def experts(self, x: Tensor, weight: list[ReferenceExpert], how: Experts, routing: Routing, out: Tensor) -> None:
+    def experts(self, x: Tensor, weight: list[ReferenceExpert], spec: Experts, routing: Routing, out: Tensor) -> None:
         def op(row: int) -> None:
             value = _row(x, row)
             for expert, share in zip(routing.ids[row].tolist(), routing.shares[row], strict=True):
@@ -93,7 +96,7 @@ class ReferenceTape:
         norm: tuple[Tensor, float],
         cache: ReferenceLatents,
         layer: int,
-        plain: Tensor,
+        q_nope: Tensor,
         query: Tensor,
     ) -> None:
         rope, rank = table.shape[1], len(norm[0])
@@ -101,7 +104,7 @@ class ReferenceTape:
         def op(row: int) -> None:
             angles, slot = table[int(self.inputs.positions[row])], int(self.inputs.slot_mapping[row])
             heads, vector = _row(q, row).view(self._heads, -1), _row(kv, row)
-            plain[row] = heads[:, :-rope].flatten()
+            q_nope[row] = heads[:, :-rope].flatten()
             query[row].view(self._heads, -1)[:, rank:] = _rotate(heads[:, -rope:], angles)
             cache.keys[layer, slot, 0, :rank] = _rms_norm(vector[:rank].clone(), *norm)
             cache.keys[layer, slot, :, rank:] = _rotate(vector[None, rank:], angles)
@@ -156,19 +159,20 @@ class ReferenceTape:
         self._ops.append(("rows", op))
 
     def select(self, x: Tensor, out: Tensor) -> None:
-        def op(head: int) -> None:
-            out[head] = x[int(self.inputs.logits_indices[head])]
+        def op(row: int) -> None:
+            out[row] = x[int(self.inputs.logits_indices[row])]
 
-        self._ops.append(("heads", op))
+        self._ops.append(("logits", op))
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:
-        def op(head: int) -> None:
-            out[head] = _argmax(logits[head])
+        def op(row: int) -> None:
+            out[row] = _argmax(logits[row])
 
-        self._ops.append(("heads", op))
+        self._ops.append(("logits", op))
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
-        counts = {"rows": rows, "heads": logits_rows}
+        counts = {"rows": rows, "logits": logits_rows}
+        _check_slots(self.inputs, rows, sequences)
         with one_thread():
             self._paths = [self._path(row) for row in range(rows)]
             for of, op in self._ops:
@@ -178,10 +182,10 @@ class ReferenceTape:
     def _path(self, row: int) -> Tensor:
         """Slots of the row's path: position i of the path is element i, the row itself is the last."""
         inputs = self.inputs
-        position, owner = int(inputs.positions[row]), int(inputs.seq_ids[row])
-        base = int(inputs.num_computed_tokens[owner])
+        position, sequence = int(inputs.positions[row]), int(inputs.seq_ids[row])
+        base = int(inputs.num_computed_tokens[sequence])
         below = torch.arange(base, dtype=torch.int64)
-        cached = inputs.block_tables[owner][below // BLOCK_SIZE].long() * BLOCK_SIZE + below % BLOCK_SIZE
+        cached = inputs.block_tables[sequence][below // BLOCK_SIZE].long() * BLOCK_SIZE + below % BLOCK_SIZE
         steps: list[int] = []
         while row >= 0 and len(steps) <= position:
             steps.append(int(inputs.slot_mapping[row]))
@@ -199,7 +203,7 @@ class ReferenceKernels:
     name = "reference"
     packed_itemsize = 4
 
-    def __init__(self, dtype: str = "bfloat16", *, reason: str = "the reference kernels were asked for") -> None:
+    def __init__(self, dtype: str = "bfloat16", *, reason: str = "the reference kernels were requested") -> None:
         if dtype not in DTYPES:
             raise UsageError(f"dtype = {dtype!r} is not known.", f"Choose one of: {', '.join(DTYPES)}.")
         self.act = DTYPES[dtype]
@@ -222,7 +226,7 @@ class ReferenceKernels:
         return packed
 
     def pack_heads(self, weight: Tensor) -> list[ReferenceWeight]:
-        return [self.pack(head.clone()) for head in weight]  # a view would keep its neighbours
+        return [self.pack(head.clone()) for head in weight]  # a view would keep the whole tensor alive
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> ReferenceLatents:
         return ReferenceLatents(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope, dtype=self.act)
@@ -248,6 +252,21 @@ class ReferenceKernels:
                 seed = int(seeds[i]) & (2**64 - 1)
                 out[i] = argmax_gumbel(z.numpy(), float(temperatures[i]), seed, int(positions[i]), int(choices[i]))
         return out
+
+
+def _check_slots(inputs: Inputs, rows: int, sequences: int) -> None:
+    """CacheIntegrityError unless each row's slot is the one that the block table of its sequence has for it."""
+    starts, computed = inputs.query_start_loc.numpy(), inputs.num_computed_tokens.numpy()
+    if starts[sequences] != rows:
+        raise CacheIntegrityError(f"query_start_loc ends at {starts[sequences]}, and the step has {rows} rows.")
+    seq_ids, slots = inputs.seq_ids.numpy()[:rows], inputs.slot_mapping.numpy()[:rows]
+    places = computed[seq_ids] + np.arange(rows) - starts[seq_ids]
+    wanted = inputs.block_tables.numpy()[seq_ids, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+    for row in np.flatnonzero(slots != wanted)[:1]:
+        raise CacheIntegrityError(
+            f"slot_mapping is {slots[row]} at index {row}, not {wanted[row]} as in the block table of sequence "
+            f"{seq_ids[row]}."
+        )
 
 
 def _row(x: Tensor, row: int) -> Tensor:

@@ -1,7 +1,4 @@
-"""What the reference kernels keep: weights as float32 matrices, caches as plain tensors.
-
-Knows no op.
-"""
+"""Weights and caches of the reference kernels: float32 matrices and plain tensors."""
 
 from __future__ import annotations
 

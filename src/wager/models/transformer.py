@@ -64,7 +64,7 @@ class Decoder:
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
-        logits_rows, sequences = len(batch.logits_indices), len(batch.query_start_loc)
+        logits_rows, sequences = len(batch.logits_indices), batch.num_sequences
         for name, size, most in (
             ("rows", batch.rows, self.max_rows),
             ("logits rows", logits_rows, self.max_logits_rows),
@@ -93,8 +93,8 @@ class Decoder:
         selected_normed = torch.empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
         head = kernels.pack(embedding if spec.tied else weights.read("head.weight", kernels.act))
         tape.select(x, selected)
-        tape.rms_norm(selected, weights.read("norm.weight"), spec.details.norm_eps, selected_normed, of="heads")
-        tape.linear(selected_normed, head, self._logits, of="heads")
+        tape.rms_norm(selected, weights.read("norm.weight"), spec.details.norm_eps, selected_normed, of="logits")
+        tape.linear(selected_normed, head, self._logits, of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
 
     def _record_layer(self, tensors: _LayerWeights, layer: Layer, index: int, to: _Buffers) -> None:

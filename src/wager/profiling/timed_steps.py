@@ -1,8 +1,8 @@
-"""Takes real steps of chosen shapes: the whole engine on a target, with a policy and a drafter that do as told.
+"""Takes and times real steps of chosen shapes: the whole engine on a target, with a scripted policy and drafter.
 
-What sequences have cached was never computed: their pages are zeroed and declared to be known, since no kernel's time
-depends on the numbers it reads. That makes long contexts free. Page table and scheduler are the stage's own, so an
-engine on the same target keeps all it has but the contents of the cache. Knows no fit.
+What sequences have cached is never computed: their blocks are zeroed and declared to be computed, since no kernel's
+time depends on the numbers it reads. So long contexts take no time to prepare. Block pool and scheduler are the timer's
+own; an engine on the same target loses only the contents of its cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from wager.economics.latency.shapes import DEEPEST, ShapeLimits, StepShape
+from wager.economics.latency.shapes import MAX_DEPTH, ShapeLimits, StepShape
 from wager.economics.latency.surface import StepPoint
 from wager.economics.policy.base import FixedDepth
 from wager.engine.core import Engine
@@ -27,19 +27,19 @@ from wager.kv.paged_cache import PagedKVCache
 from wager.trace import Trace
 from wager.types import DRAFT_STAGE, Draft, DraftDecision, DraftRequest, Plan, Request, SamplingParams, Span, StepRecord
 
-Report = Callable[[float], None]
-"""Told the seconds that have passed."""
+ProgressReport = Callable[[float], None]
+"""Called with the seconds that have passed."""
 
 LONGEST = 4096
 """Positions of the longest text."""
 
 _SEQUENCES = 32
-_VISIT, _REPEATS = 4, 2
-"""Shapes that are timed between one entrance of sequences and the next, and steps of each."""
+_GROUP, _REPEATS = 4, 2
+"""Shapes that are timed with one set of running sequences, and steps of each."""
 
 
-class _Script(FixedDepth):
-    """A policy that asks for as many guesses as the shape says, and keeps the records."""
+class _ScriptedPolicy(FixedDepth):
+    """A policy that asks for as many draft tokens as the shape says, and keeps the records."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -55,11 +55,11 @@ class _Script(FixedDepth):
         self.records.append(record)
 
 
-class _Babble:
-    """A drafter that draws its guesses at random, so that all but none is right."""
+class _RandomDrafter:
+    """A drafter of random tokens, so that next to none is accepted."""
 
-    name = "babble"
-    default_depth = max_depth = DEEPEST
+    name = "random"
+    default_depth = max_depth = MAX_DEPTH
     samples = False
     makes_trees = False
 
@@ -68,9 +68,9 @@ class _Babble:
         self._rng = random.Random(0)
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        return [Draft.chain(ask.seq_id, self.words(ask.depth), drafter=self.name) for ask in asks]
+        return [Draft.chain(ask.seq_id, self.random_tokens(ask.depth), drafter=self.name) for ask in asks]
 
-    def words(self, count: int) -> list[int]:
+    def random_tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(self._vocab) for _ in range(count)]
 
     def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None: ...
@@ -82,12 +82,12 @@ class _Babble:
     def observe(self, output: TargetOutput) -> None: ...
 
 
-class Stage:
+class StepTimer:
     """An engine of its own on `runner`'s target, whose cache already holds texts of all lengths that the limits allow.
 
-    Nobody else may use the target meanwhile, and what its cache held before is lost: an engine that shares it must
-    forget its prefixes. `tokens` bounds all texts together. `decoder` makes the detokenizers whose time a real step
-    pays too. UsageError if the cache is too small.
+    The target must not be used otherwise meanwhile, and what its cache held before is lost: an engine that shares it
+    must drop its prefix cache. `tokens` bounds all texts together. `decoder` makes the detokenizers whose time is part
+    of a real step. UsageError if the cache is too small.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Stage:
         target, trace = runner.target, trace or Trace()
         self.clock = trace.clock
         self.limits = _limits(runner, max_context=max_context, longest=longest, sequences=sequences, tokens=tokens)
-        self._script, self._babble = _Script(), _Babble(target.vocab)
+        self._policy, self._drafter = _ScriptedPolicy(), _RandomDrafter(target.vocab)
         self._scheduler = Scheduler(
             PagedKVCache(BlockPool(target.cache.num_blocks, prefix_cache=True), target.cache),
             max_rows=target.max_rows,
@@ -116,26 +116,26 @@ class Stage:
         self._engine = Engine(
             runner,
             self._scheduler,
-            policy=self._script,
-            proposer=Proposer(self._babble, vocab=target.vocab),
+            policy=self._policy,
+            proposer=Proposer(self._drafter, vocab=target.vocab),
             decoder=decoder,
             trace=trace,
         )
-        self._texts = [self._furnish(i, length) for i, length in enumerate(self.limits.texts())]
+        self._texts = [self._prefill_cache(i, length) for i, length in enumerate(self.limits.text_lengths())]
         self._running: list[str] = []
 
-    def _furnish(self, index: int, length: int) -> list[int]:
-        """A text whose pages are held for good, so that every request that begins with it finds them computed."""
-        table, name = self._scheduler.block_pool, f"text {index}"
-        words = self._babble.words(length + 1)
-        table.reserve(name, length)
-        for page in table.block_table(name):
-            self._engine.runner.target.cache.clear(page)  # writes it: memory never written is not memory yet
-        table.commit(name, words, length=length)
-        return words
+    def _prefill_cache(self, index: int, length: int) -> list[int]:
+        """A text whose blocks are never freed, so that every request that begins with it finds them computed."""
+        pool, name = self._scheduler.block_pool, f"text {index}"
+        tokens = self._drafter.random_tokens(length + 1)
+        pool.reserve(name, length)
+        for block in pool.block_table(name):
+            self._engine.runner.target.cache.clear(block)  # writes it: memory that was never written is not mapped yet
+        pool.commit(name, tokens, length=length)
+        return tokens
 
-    def enter(self, contexts: Sequence[int]) -> None:
-        """One running sequence per context (multiples of PAGE, within the texts), and a first step, not timed."""
+    def start_sequences(self, contexts: Sequence[int]) -> None:
+        """One running sequence per context (a multiple of CONTEXT_STEP, within its text), and one untimed step."""
         for index, context in enumerate(contexts):
             name = f"r{index}"
             most = min(LONGEST, self._scheduler.max_context - context - 1)
@@ -145,15 +145,15 @@ class Stage:
         self.step((0,) * len(contexts))
 
     def step(self, depths: Sequence[int]) -> StepRecord | None:
-        """One step with that many guesses for each; None if it came out otherwise (a sequence had ended)."""
-        self._script.depths = dict(zip(self._running, depths, strict=True))
-        self._script.records.clear()
+        """One step with that many draft tokens for each; None if its shape was another (a sequence had ended)."""
+        self._policy.depths = dict(zip(self._running, depths, strict=True))
+        self._policy.records.clear()
         self._scheduler.max_draft_tokens = max(depths)
         self._engine.step()
         shape = (len(depths) + sum(depths), len(depths))
-        return next((each for each in self._script.records if (each.rows, each.sequences) == shape), None)
+        return next((each for each in self._policy.records if (each.rows, each.sequences) == shape), None)
 
-    def leave(self) -> None:
+    def end_sequences(self) -> None:
         """End all sequences; the texts stay."""
         for name in self._running:
             self._engine.abort(name)
@@ -162,11 +162,11 @@ class Stage:
 
 
 def _limits(runner: Runner, *, max_context: int, longest: int, sequences: int, tokens: int | None) -> ShapeLimits:
-    """What fits. The scheduler wants free pages for a whole prompt before it looks which of them it has, and every
-    sequence needs some to grow; where a shape finds too few all the same, its steps come out otherwise."""
+    """What the cache has room for. The scheduler needs free blocks for a whole prompt before it looks up which of them
+    are cached, and every sequence needs some to grow; where a shape still finds too few, its steps are not counted."""
     target = runner.target
     cached = target.cache.num_blocks * BLOCK_SIZE
-    growth = min(BLOCK_SIZE * (DEEPEST + 2), max_context // 2)  # a visit's steps and their guesses
+    growth = min(BLOCK_SIZE * (MAX_DEPTH + 2), max_context // 2)  # steps of one group, with draft tokens
     context = min(longest, max_context - growth, cached // 4)
     sequences = min(sequences, target.max_sequences, target.max_rows)
     left = cached - context - BLOCK_SIZE - min(target.max_rows + 3 * BLOCK_SIZE * sequences, cached // 4)
@@ -188,58 +188,59 @@ class TimedStep:
 
     @property
     def point(self) -> StepPoint:
-        """What it was, with its seconds without drafting."""
+        """Its shape, and its seconds without drafting."""
         record = self.record
         seconds = sum(taken for stage, taken in record.seconds.items() if stage != DRAFT_STAGE)
         return StepPoint(record.rows, record.sequences, sum(record.context_lens), seconds)
 
 
-def rehearse(
-    stage: Stage, shapes: Sequence[StepShape], *, seconds: float, seed: int | None = 0, held_out: int = 0,
-    repeats: int = _REPEATS, report: Report | None = None,
+def time_steps(
+    timer: StepTimer, shapes: Sequence[StepShape], *, seconds: float, seed: int | None = 0, held_out: int = 0,
+    repeats: int = _REPEATS, report: ProgressReport | None = None,
 ) -> list[TimedStep]:  # fmt: skip
     """Steps of every shape again and again for `seconds`, in the order they were taken.
 
-    Rounds are shuffled, so that a machine that is slow for a while is slow for all shapes alike; with `seed` None they
-    go in order, and where time is short the last shapes are never reached. A shape is timed `repeats` times a visit.
-    The last `held_out` shapes are not for fitting. Whatever it takes, two of the others are timed, and one of these.
+    Passes over the shapes are shuffled, so that a machine that is slow for a while is slow for all shapes alike; with
+    `seed` None they go in order, and where time is short the last shapes are never reached. A shape is timed `repeats`
+    times in a row. The last `held_out` shapes are not for fitting. However long it takes, two of the others are timed,
+    and one of these.
     """
     rng = None if seed is None else random.Random(seed)
     fitted = len(shapes) - held_out
-    begun = stage.clock()
+    begun = timer.clock()
     passed, taken = 0.0, list[TimedStep]()
     while True:
-        for visit in _visits(shapes, rng):
-            stage.enter(shapes[visit[0]].contexts)
-            for index in visit:
-                records = [stage.step(shapes[index].depths) for _ in range(repeats)]
+        for group in _groups(shapes, rng):
+            timer.start_sequences(shapes[group[0]].contexts)
+            for index in group:
+                records = [timer.step(shapes[index].depths) for _ in range(repeats)]
                 taken += [TimedStep(index, record) for record in records if record is not None]
-                passed = stage.clock() - begun
+                passed = timer.clock() - begun
                 if report:
                     report(min(passed, seconds))
-                if passed >= seconds and _enough(taken, fitted=fitted, judged=held_out > 0):
-                    stage.leave()
+                if passed >= seconds and _enough(taken, fitted=fitted, tested=held_out > 0):
+                    timer.end_sequences()
                     return taken
-            stage.leave()
+            timer.end_sequences()
         if passed >= seconds:
             return taken
 
 
-def _enough(taken: Sequence[TimedStep], *, fitted: int, judged: bool) -> bool:
+def _enough(taken: Sequence[TimedStep], *, fitted: int, tested: bool) -> bool:
     rows = {timed.record.rows for timed in taken if timed.shape < fitted}
-    return len(rows) > 1 and (not judged or any(timed.shape >= fitted for timed in taken))
+    return len(rows) > 1 and (not tested or any(timed.shape >= fitted for timed in taken))
 
 
-def _visits(shapes: Sequence[StepShape], rng: random.Random | None) -> Iterator[list[int]]:
-    """Indices of all shapes, a few at a time that share their contexts."""
+def _groups(shapes: Sequence[StepShape], rng: random.Random | None) -> Iterator[list[int]]:
+    """Indices of all shapes, in groups of a few that share their contexts."""
     order = list(range(len(shapes)))
     if rng:
         rng.shuffle(order)
         order.sort(key=lambda index: shapes[index].contexts)  # stable: still shuffled among equals
-    visits = []
+    groups = []
     for _, same in groupby(order, key=lambda index: shapes[index].contexts):
-        group = list(same)
-        visits += [group[at : at + _VISIT] for at in range(0, len(group), _VISIT)]
+        alike = list(same)
+        groups += [alike[at : at + _GROUP] for at in range(0, len(alike), _GROUP)]
     if rng:
-        rng.shuffle(visits)
-    return iter(visits)
+        rng.shuffle(groups)
+    return iter(groups)

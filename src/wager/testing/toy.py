@@ -160,10 +160,10 @@ class ToyTarget:
         return TargetOutput(torch.from_numpy(self._logits[:count]), torch.from_numpy(self._best[:count]))
 
     def _check(self, batch: PackedBatch) -> None:
-        large = batch.rows > self.max_rows or len(batch.query_start_loc) > self.max_sequences
+        large = batch.rows > self.max_rows or batch.num_sequences > self.max_sequences
         if large or len(np.unique(batch.slot_mapping)) < batch.rows or (batch.parents >= np.arange(batch.rows)).any():
             raise CacheIntegrityError(
-                f"A batch of {batch.rows} rows and {len(batch.query_start_loc)} sequences cannot be run.",
+                f"A batch of {batch.rows} rows and {batch.num_sequences} sequences cannot be run.",
                 "It is too large, writes one slot twice, or has a parent after its child.",
             )
 

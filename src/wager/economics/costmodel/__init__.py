@@ -1,1 +1,1 @@
-"""What a step takes on paper: a roofline of published models on published devices."""
+"""How long a step takes by its roofline: published models on published devices."""

@@ -1,50 +1,70 @@
-"""A measured surface in the place of the paper bill: what `plan` asks about the machine that a calibration was made on.
+"""Measured step times in place of the roofline's: what `plan --hardware this` asks.
 
-The sum of a step is what was measured; how it divides into parts is still the roofline's word, scaled to that sum.
-Knows no file and no engine.
+The seconds of a step are what was measured; their division into parts is the roofline's, scaled to that sum. What
+was measured comes in through the protocols below, so that the cost model needs no calibration code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from wager.arch import ModelSpec
 from wager.economics.costmodel.devices import Device
-from wager.economics.costmodel.roofline import CostModel, Part, SequenceLoad, StepCost
-from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.costmodel.roofline import CostModel, SequenceLoad, StepCost, StepPart
+
+
+class MeasuredDrafting(Protocol):
+    """Measured seconds of drafting for `requests` sequences, each to `depth`."""
+
+    def seconds(self, requests: float, depth: int) -> float: ...
+
+
+class MeasuredSteps(Protocol):
+    """Measured seconds of a step by its shape, as LatencyModel.seconds; `rows` are the row counts that were measured,
+    ascending; `drafters` the drafters that were, by name."""
+
+    @property
+    def rows(self) -> Sequence[int]: ...
+
+    @property
+    def drafters(self) -> Mapping[str, MeasuredDrafting]: ...
+
+    def seconds(self, rows: float, requests: float, context_sum: float) -> float: ...
 
 
 class CalibratedCostModel(CostModel):
-    """Bills steps of `model` by `surface`. The device is what the surface implies: see `implied`."""
+    """Seconds of steps of `model` as `measured`. Its device is what the measurements imply: see `implied_device`."""
 
-    def __init__(self, model: ModelSpec, surface: LatencySurface, *, memory: float | None, label: str) -> None:
-        super().__init__(model, implied(model, surface, memory=memory, label=label))
-        self.surface = surface
+    def __init__(self, model: ModelSpec, measured: MeasuredSteps, *, memory: float | None, label: str) -> None:
+        super().__init__(model, implied_device(model, measured, memory=memory, label=label))
+        self.measured = measured
 
-    def step(self, loads: Sequence[SequenceLoad], *, experts: float | None = None) -> StepCost:
+    def step(self, loads: Sequence[SequenceLoad], *, distinct_experts: float | None = None) -> StepCost:
         """See CostModel."""
-        paper = super().step(loads, experts=experts)
-        if not paper.seconds:
-            return paper
+        roofline = super().step(loads, distinct_experts=distinct_experts)
+        if not roofline.seconds:
+            return roofline
         rows = sum(load.rows * load.count for load in loads)
         requests = sum(load.count for load in loads)
         cached = sum(load.context * load.count for load in loads)
-        seconds = self.surface.seconds(rows, requests, cached)
-        scale = seconds / paper.seconds
+        seconds = self.measured.seconds(rows, requests, cached)
+        scale = seconds / roofline.seconds
         parts = {
-            name: Part(part.seconds * scale, part.bytes, part.flops, part.bound) for name, part in paper.parts.items()
+            name: StepPart(part.seconds * scale, part.bytes, part.flops, part.bound)
+            for name, part in roofline.parts.items()
         }
         return StepCost(seconds, parts)
 
 
-def implied(model: ModelSpec, surface: LatencySurface, *, memory: float | None, label: str) -> Device:
-    """The machine as a datasheet: bytes a second that one row reaches, FLOPs a second that the last rows add."""
+def implied_device(model: ModelSpec, measured: MeasuredSteps, *, memory: float | None, label: str) -> Device:
+    """The machine as a datasheet: bandwidth is the bytes per second of a one-row step, peak the FLOPs per second that
+    the last measured rows add."""
     compute = model.precision.weights.compute
-    one, many = surface.rows[0], surface.rows[-1]
-    first = surface.seconds(one, 1, 0)
-    added = surface.seconds(many, 1, 0) - surface.seconds(max(one, many // 2), 1, 0)
+    one, many = measured.rows[0], measured.rows[-1]
+    first = measured.seconds(one, 1, 0)
+    added = measured.seconds(many, 1, 0) - measured.seconds(max(one, many // 2), 1, 0)
     rate = 2 * model.active * (many - max(one, many // 2)) / added if added > 0 else 0.0
     return Device(
         "this machine", {compute: rate or 2 * model.active * many / first}, model.streamed_bytes / first, memory,
@@ -54,15 +74,17 @@ def implied(model: ModelSpec, surface: LatencySurface, *, memory: float | None, 
 
 @dataclass(frozen=True, slots=True)
 class CalibratedDraftCost:
-    """A drafter by its measured curve. What it keeps in memory is the calibrated engine's business, not the bill's."""
+    """A DraftCost by measurement. Timing does not tell its memory, which counts as 0."""
 
     name: str
-    curve: DraftCurve
+    measured: MeasuredDrafting
     resident_bytes: float = 0.0
-    most: int | None = None
+    max_depth: int | None = None
 
     def seconds(self, requests: float, depth: int, *, context: float) -> float:
-        return self.curve.seconds(requests, depth) if depth and requests else 0.0
+        """See DraftCost; measurements do not tell contexts apart."""
+        return self.measured.seconds(requests, depth) if depth and requests else 0.0
 
     def kv_bytes(self, context: float) -> float:
+        """See DraftCost."""
         return 0.0

@@ -1,7 +1,6 @@
-"""Machines as a datasheet: peaks by arithmetic, bandwidth, memory, links. Dense peaks, never the sparse ones.
+"""Devices by their datasheets: peaks by arithmetic, bandwidth, memory, links. Dense peaks, never the sparse ones.
 
-A device is one GPU (or one CPU's cores together). What nobody published is None and is said to be unknown; how far a
-kernel stays below its peak is an overhead (cost.py), not a fact about the device.
+A device is one GPU (or one CPU's cores together). What is not published is None and is reported as unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from wager.errors import UsageError
 
 _WIDER = {"fp4": "bf16", "fp8": "bf16", "int8": "bf16", "bf16": "fp32"}
-"""Where an arithmetic is done on a device that lacks it. 4-bit weights without fp4 units are multiplied as bf16."""
+"""The arithmetic used instead on a device that lacks one. 4-bit weights without fp4 units are multiplied as bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Device:
     label: str = ""
 
     def arithmetic(self, compute: str) -> str:
-        """The arithmetic that `compute` is really done in here: itself, or the next wider one there is."""
+        """The arithmetic that `compute` is done in on this device: itself, or the next wider one there is."""
         found: str | None = compute
         while found is not None and found not in self.peaks:
             found = _WIDER.get(found)
@@ -51,7 +50,7 @@ class Device:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Device:
-        """A machine the table does not know: {"name", "peaks": {"bf16": FLOP/s, ...}, "bandwidth": bytes/s,
+        """A device that is not in the table: {"name", "peaks": {"bf16": FLOP/s, ...}, "bandwidth": bytes/s,
         "memory": bytes or null, "intra", "inter", "node"}. UsageError names what is missing or not a number."""
         unknown = sorted(set(values) - {"name", "peaks", "bandwidth", "memory", "intra", "inter", "node"})
         if unknown:
@@ -125,7 +124,7 @@ DEVICES: Mapping[str, Device] = {
                label="measured: best rate and read bandwidth seen, two cores with AVX-512 BF16"),
     )
 }  # fmt: skip
-"""Machines by name. GB are 1e9 bytes."""
+"""Devices by name. GB are 1e9 bytes."""
 
 ALIASES: Mapping[str, str] = {
     "CPU": "CPU-2core-AVX512",

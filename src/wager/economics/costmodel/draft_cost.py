@@ -1,23 +1,19 @@
-"""The drafter's own roofline: what guessing costs, by the drafter's shape. Seconds, never a share of the verifier's,
-except where a published chart did it that way.
-
-Knows shapes and a device, no drafter of the engine.
-"""
+"""What drafting costs, by the drafter's shape: seconds by its own roofline, or a cost that the user gives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from wager.arch import Attention, DeltaNet, Dense, Experts, Gqa, ModelSpec, Precision
-from wager.economics.costmodel.experts import distinct, with_replacement
+from wager.economics.costmodel.experts import distinct_experts
 from wager.economics.costmodel.links import Cluster
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 
 
 class DraftCost(Protocol):
     """What drafting costs. `resident_bytes` are the drafter's own weights, the target's shared head left out;
-    `most` is the deepest draft it can make (None: any)."""
+    `max_depth` is the deepest draft it can make (None: any)."""
 
     @property
     def name(self) -> str: ...
@@ -26,22 +22,22 @@ class DraftCost(Protocol):
     def resident_bytes(self) -> float: ...
 
     @property
-    def most(self) -> int | None: ...
+    def max_depth(self) -> int | None: ...
 
     def seconds(self, requests: float, depth: int, *, context: float) -> float:
-        """Drafting `depth` guesses for each of `requests` sequences of that context."""
+        """Drafting `depth` tokens for each of `requests` sequences of that context."""
 
     def kv_bytes(self, context: float) -> float:
         """Bytes of cache the drafter keeps for a sequence of that context."""
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
-    """Looks guesses up: next to nothing, on paper nothing."""
+class FreeDraftCost:
+    """Drafts by lookup: its time is taken as 0."""
 
     name: str = "free"
     resident_bytes: float = 0.0
-    most: int | None = None
+    max_depth: int | None = None
 
     def seconds(self, requests: float, depth: int, *, context: float) -> float:
         return 0.0
@@ -51,15 +47,15 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class Fraction:
-    """Every guess costs `share` of a plain step of the target at the same batch: the constant of published charts,
-    which forgets that a drafter has a roofline of its own."""
+class FractionalDraftCost:
+    """Every draft token costs `share` of a plain step of the target at the same batch: the constant of published
+    charts, which leaves out that a drafter has a roofline of its own."""
 
     cost: CostModel
     share: float
     name: str = "fraction"
     resident_bytes: float = 0.0
-    most: int | None = None
+    max_depth: int | None = None
 
     def seconds(self, requests: float, depth: int, *, context: float) -> float:
         return self.share * depth * self.cost.seconds([SequenceLoad(context, 1, requests)]) if depth else 0.0
@@ -69,55 +65,54 @@ class Fraction:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Every guess costs the same known seconds, whatever the batch."""
+class ConstantDraftCost:
+    """Every draft token costs the same known seconds, whatever the batch."""
 
-    per_guess: float
+    seconds_per_token: float
     name: str = "measured"
     resident_bytes: float = 0.0
-    most: int | None = None
+    max_depth: int | None = None
 
     def seconds(self, requests: float, depth: int, *, context: float) -> float:
-        return self.per_guess * depth
+        return self.seconds_per_token * depth
 
     def kv_bytes(self, context: float) -> float:
         return 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
-    """Weights that a draft head streams: `dense` elements read in every pass (the target's head among them), and the
-    experts of its layer, if it has any.
+class DraftHeadCost:
+    """A draft head on the target: `dense_elements` are weights read in every pass (the target's LM head among them),
+    `own_elements` those of them that are the drafter's own; `experts` are those of its layer, if it has any.
 
-    Depth `width` or less costs one pass over `width` positions a sequence (a block drafter), or, with `width` None, one
-    pass over one position for every guess (an autoregressive one).
+    With `width` None a pass over one position is made for every draft token (an autoregressive head); otherwise one
+    pass over `width` positions per sequence makes up to width - 1 draft tokens (a block drafter).
 
-    `lump` "streams" bounds dense weights and experts each on its own, as in the target's bill. "whole" takes one
-    maximum over all of them and lets tokens pick an expert twice, as published drafter curves do; on a saturated pass
-    it is up to a third cheaper. Its matrices divide over a cluster as the target's do; its few messages are left out.
+    Dense weights and experts are bounded each on its own, as the target's streams are. (Published drafter curves take
+    one maximum over all of them: simulation/published_latency.py. On a saturated pass that is up to a third cheaper.)
+    Matrices divide over a cluster as the target's do; the drafter's few messages are left out.
     """
 
     name: str
     cluster: Cluster
     precision: Precision
-    dense: int
-    own: int
+    dense_elements: int
+    own_elements: int
     attention: Attention
     layers: int = 1
     hidden: int = 0
     experts: Experts | None = None
     width: int | None = None
-    lump: Literal["streams", "whole"] = "streams"
 
     @property
-    def most(self) -> int | None:
+    def max_depth(self) -> int | None:
         return None if self.width is None else self.width - 1
 
     @property
     def resident_bytes(self) -> float:
         routed = self.experts.count * self.experts.expert(self.hidden) if self.experts else 0
         shared = self.experts.shared_weights(self.hidden) if self.experts else 0
-        return self.own * self.precision.weights.bytes + (routed + shared) * self.precision.experts.bytes
+        return self.own_elements * self.precision.weights.bytes + (routed + shared) * self.precision.experts.bytes
 
     def kv_bytes(self, context: float) -> float:
         return self.layers * self.attention.kv_bytes(context, self.precision)
@@ -126,55 +121,58 @@ class Passes:
         del context  # the few layers of a draft head read little cache
         if depth <= 0 or requests <= 0:
             return 0.0
-        return depth * self._pass(requests) if self.width is None else self._pass(requests * self.width)
+        if self.width is None:
+            return depth * self._pass_seconds(requests)
+        return self._pass_seconds(requests * self.width)
 
-    def _pass(self, tokens: float) -> float:
-        """Seconds of one pass: elements multiplied per token and bytes read, of dense weights and of experts."""
-        device, tp, ep = self.cluster.device, self.cluster.tp, self.cluster.ep
-        weights, stored = self.precision.weights, self.precision.experts
-        peak = device.peak(weights.compute)
-        parts = [(float(self.dense), self.dense * weights.bytes, peak)]
-        if self.experts:
-            hit = with_replacement if self.lump == "whole" else distinct
-            expert, shared = self.experts.expert(self.hidden), self.experts.shared_weights(self.hidden)
-            read = hit(self.experts.count, self.experts.active, tokens * ep) * expert / ep + shared
-            parts.append((self.experts.active * expert + shared, read * stored.bytes, device.peak(stored.compute)))
-        if self.lump == "whole":
-            parts = [(sum(used for used, _, _ in parts), sum(read for _, read, _ in parts), peak)]
-        return sum(max(2 * used * tokens / top, read / device.bandwidth) for used, read, top in parts) / tp
+    def _pass_seconds(self, tokens: float) -> float:
+        """Seconds of one pass over that many positions."""
+        device, weights = self.cluster.device, self.precision.weights
+        dense = max(
+            2 * self.dense_elements * tokens / device.peak(weights.compute),
+            self.dense_elements * weights.bytes / device.bandwidth,
+        )
+        return (dense + self._expert_seconds(tokens)) / self.cluster.tp
+
+    def _expert_seconds(self, tokens: float) -> float:
+        if self.experts is None:
+            return 0.0
+        device, stored, ranks = self.cluster.device, self.precision.experts, self.cluster.ep
+        expert, shared = self.experts.expert(self.hidden), self.experts.shared_weights(self.hidden)
+        read = distinct_experts(self.experts.count, self.experts.active, tokens * ranks) * expert / ranks + shared
+        multiplied = self.experts.active * expert + shared
+        return max(2 * multiplied * tokens / device.peak(stored.compute), read * stored.bytes / device.bandwidth)
 
 
-def mtp(model: ModelSpec, cluster: Cluster, *, lump: Literal["streams", "whole"] = "streams") -> Passes:
+def mtp_cost(model: ModelSpec, cluster: Cluster) -> DraftHeadCost:
     """The multi-token-prediction module of a target: one layer like the target's last, a fusion of 2 d into d, and the
-    target's own head, in the target's numbers. Guesses cost a pass each."""
+    target's own head, in the target's number formats. Every draft token costs a pass."""
     layers = [layer for layer in model.layers if not isinstance(layer.attention, DeltaNet)] or list(model.layers)
     layer = layers[-1]
     own = layer.attention.weights(model.hidden) + 2 * model.hidden**2
     if isinstance(layer.ffn, Dense):
         own += layer.ffn.weights(model.hidden)
     experts = layer.ffn if isinstance(layer.ffn, Experts) else None
-    return Passes("mtp", cluster, model.precision, own + model.vocab * model.hidden, own, layer.attention,
-                  hidden=model.hidden, experts=experts, lump=lump)  # fmt: skip
+    return DraftHeadCost("mtp", cluster, model.precision, own + model.vocab * model.hidden, own, layer.attention,
+                         hidden=model.hidden, experts=experts)  # fmt: skip
 
 
-def block(
-    model: ModelSpec, cluster: Cluster, *, width: int = 16, lump: Literal["streams", "whole"] = "streams"
-) -> Passes:
+def block_drafter_cost(model: ModelSpec, cluster: Cluster, *, width: int = 16) -> DraftHeadCost:
     """A block drafter of DFlash's proportions: 8 dense layers of the target's hidden size d (2 d of query width, one
     key-value head per 8, feed-forward 3 d), a fusion of 5 d into d, the target's head; `width` positions a pass."""
     heads = max(8, 2 * model.hidden // 128)
     attention = Gqa(heads, heads // 8, 128)
     own = 8 * (attention.weights(model.hidden) + 3 * model.hidden * 3 * model.hidden) + 5 * model.hidden**2
-    return Passes("block", cluster, model.precision, own + model.vocab * model.hidden, own, attention, 8,
-                  width=width, lump=lump)  # fmt: skip
+    return DraftHeadCost("block", cluster, model.precision, own + model.vocab * model.hidden, own, attention, 8,
+                         width=width)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Small:
-    """A smaller model of the same vocabulary: a pass of its own for every guess, priced like any model's."""
+class DraftModelCost:
+    """A smaller model of the same vocabulary: every draft token costs a pass of its own, by its cost model."""
 
     cost: CostModel
-    most: int | None = None
+    max_depth: int | None = None
 
     @property
     def name(self) -> str:

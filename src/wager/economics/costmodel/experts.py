@@ -1,6 +1,6 @@
-"""How many distinct experts a pass touches: uniform routing, by popularity, and with the locality of text.
+"""How many distinct experts a pass reads: under uniform routing, by popularity, and with the locality of text.
 
-Pure formulas over token counts, which may be real numbers so that prices can be derivatives. Knows no model.
+Formulas over token counts, which may be real numbers so that marginal costs can be derivatives.
 """
 
 from __future__ import annotations
@@ -15,43 +15,15 @@ from numpy.typing import NDArray
 
 from wager.errors import UsageError
 
-LOCALITY = 0.79
-"""Measured exponent of one sequence's run: T tokens in a row touch as many experts as T^0.79 unrelated ones (by
-popularity, Qwen3.6-35B-A3B). With uniform popularity 0.74 fits the same measurement, since it must absorb the skew."""
 
-
-def distinct(count: int, active: int, tokens: float) -> float:
+def distinct_experts(count: int, active: int, tokens: float) -> float:
     """Expected distinct experts of `count` when each of `tokens` picks `active` different ones: E(1 - (1 - k/E)^t)."""
     return count * -math.expm1(tokens * math.log1p(-active / count)) if active < count else count * float(tokens > 0)
 
 
-def with_replacement(count: int, active: int, tokens: float) -> float:
-    """The variant in which a token may pick an expert twice: E(1 - (1 - 1/E)^(kt)). For published figures only."""
-    return count * -math.expm1(active * tokens * math.log1p(-1 / count)) if count > 1 else float(tokens > 0)
-
-
-def by_popularity(popularity: Sequence[float] | NDArray[np.float64], tokens: float) -> float:
+def distinct_by_popularity(popularity: Sequence[float] | NDArray[np.float64], tokens: float) -> float:
     """Expected distinct experts where a token picks expert e with probability p_e, k in all: sum 1 - (1 - p_e)^t."""
     return float(np.sum(-np.expm1(tokens * np.log1p(-np.minimum(np.asarray(popularity), 1 - 1e-12)))))
-
-
-def tokens_for(count: int, active: int, share: float) -> float:
-    """Tokens at which that share of the experts has been touched: ln(1 - share) / ln(1 - k/E)."""
-    return math.log1p(-share) / math.log1p(-active / count)
-
-
-def knee(count: int, active: int, shared: int, *, ridge: float, bytes_each: float) -> float:
-    """Tokens at which an expert layer turns compute-bound: (E + s) b R / (2 (k + s)), R in FLOPs per byte."""
-    return (count + shared) * bytes_each * ridge / (2 * (active + shared))
-
-
-def memory_price(count: int, active: int, shared: int, tokens: float) -> float:
-    """d log bytes / d log tokens of an expert layer: t A'(t) / (A(t) + s), below the knee."""
-    if active == count:
-        return 0.0
-    rate = math.log1p(-active / count)
-    slope = -count * rate * math.exp(tokens * rate)
-    return tokens * slope / (distinct(count, active, tokens) + shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +40,14 @@ class ExpertRouting:
         if self.popularity is not None and not all(0 <= each <= 1 for each in self.popularity):
             raise UsageError("The popularity of an expert is a probability.", "Give values between 0 and 1.")
 
-    def effective(self, rows: float) -> float:
-        """Unrelated tokens that `rows` consecutive tokens of one sequence are worth."""
+    def unrelated_tokens(self, rows: float) -> float:
+        """The number of unrelated tokens that choose as many experts as `rows` consecutive tokens of one sequence."""
         return rows if self.locality == 1 or rows <= 0 else rows**self.locality
 
-    def hit(self, count: int, active: int, tokens: float) -> float:
+    def distinct_experts(self, count: int, active: int, tokens: float) -> float:
         """Expected distinct experts for that many unrelated tokens."""
         if self.popularity is None:
-            return distinct(count, active, tokens)
+            return distinct_experts(count, active, tokens)
         if len(self.popularity) != count:
             raise UsageError(
                 f"The popularity lists {len(self.popularity)} experts; a layer has {count}.",
@@ -86,19 +58,21 @@ class ExpertRouting:
                 f"The popularity sums to {sum(self.popularity):.4g}; a token chooses {active} experts.",
                 "Give probabilities that a token chooses an expert, not shares of all choices.",
             )
-        return by_popularity(self.popularity, tokens)
+        return distinct_by_popularity(self.popularity, tokens)
 
 
 @lru_cache(maxsize=4096)
-def loaded(slots: int, share: float, ranks: int) -> float:
-    """Expected maximum over `ranks` of how many of their `slots` experts are touched, each with probability `share`.
+def experts_on_fullest_rank(experts_per_rank: int, share: float, ranks: int) -> float:
+    """Expected maximum over `ranks` of how many of their experts are read, each with probability `share`.
 
-    The step waits for the rank with most experts to read. Ranks are taken as independent.
+    An expert-parallel step waits for the rank with most experts to read. Ranks are taken as independent, so this is
+    the expected largest of `ranks` binomial counts.
     """
     if ranks == 1 or share <= 0 or share >= 1:
-        return slots * min(max(share, 0.0), 1.0)
-    k = np.arange(slots + 1)
-    logs = np.array([math.lgamma(slots + 1) - math.lgamma(i + 1) - math.lgamma(slots - i + 1) for i in k])
-    law = np.exp(logs + k * math.log(share) + (slots - k) * math.log1p(-share))
-    below = np.minimum(np.cumsum(law), 1.0)
+        return experts_per_rank * min(max(share, 0.0), 1.0)
+    n = experts_per_rank
+    k = np.arange(n + 1)
+    logs = np.array([math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in k])
+    probs = np.exp(logs + k * math.log(share) + (n - k) * math.log1p(-share))
+    below = np.minimum(np.cumsum(probs), 1.0)
     return float(np.sum(1 - below[:-1] ** ranks))

@@ -1,6 +1,6 @@
 """What it costs to spread a step over devices: all-reduces of tensor parallelism, dispatch of expert parallelism.
 
-Bytes over published link speeds; a link nobody published is an error, not a guess. Knows no roofline.
+Bytes over published link speeds; a link whose speed is not published is an error.
 """
 
 from __future__ import annotations
@@ -14,6 +14,14 @@ from wager.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes that a device sends in a step, and the seconds they take."""
+
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """`tp` devices that split every matrix, or `ep` ranks that split the experts."""
 
@@ -23,9 +31,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.tp < 1 or self.ep < 1:
-            raise UsageError(f"tp = {self.tp}, ep = {self.ep} is no cluster.", "Both are 1 or more.")
+            raise UsageError(f"tp = {self.tp}, ep = {self.ep} is out of range.", "Both are 1 or more.")
         if self.tp > 1 and self.ep > 1:
-            raise UsageError("Tensor and expert parallelism together are not priced.", "Leave one of tp and ep at 1.")
+            raise UsageError("Tensor and expert parallelism together are not modelled.", "Leave one of tp and ep at 1.")
         if self.tp > 1 and self.device.intra is None:
             raise self._unknown("between devices of a node")
         if self.ep > 1 and (self.device.intra is None or self.device.node is None):
@@ -39,7 +47,7 @@ class Cluster:
 
     def _unknown(self, what: str) -> UsageError:
         return UsageError(
-            f"How fast {self.device.name} is {what} is not known.",
+            f"The link speed of {self.device.name} {what} is not known.",
             "Describe the machine in a JSON file with its links.",
         )
 
@@ -47,19 +55,20 @@ class Cluster:
     def devices(self) -> int:
         return max(self.tp, self.ep)
 
-    def traffic(self, model: ModelSpec, rows: float) -> Mapping[str, tuple[float, float]]:
-        """Bytes and seconds by kind for a step of `rows` rows (of one rank, under expert parallelism)."""
+    def traffic(self, model: ModelSpec, rows: float) -> Mapping[str, Transfer]:
+        """What is sent, by kind, in a step of `rows` rows (of one rank, under expert parallelism)."""
         found = {}
         if self.tp > 1 and self.device.intra is not None:
             # two all-reduces a layer, each a ring: 2 (n - 1) / n of the activations through every link
-            depth, activations = model.num_layers, model.precision.activations
-            sent = 2 * depth * rows * model.hidden * activations * 2 * (self.tp - 1) / self.tp
-            found["all-reduce"] = (sent, sent / self.device.intra)
+            sent = (
+                2 * model.num_layers * rows * model.hidden * model.precision.activations * 2 * (self.tp - 1) / self.tp
+            )
+            found["all-reduce"] = Transfer(sent, sent / self.device.intra)
         if self.ep > 1:
             layers = [layer for layer in model.layers if isinstance(layer.ffn, Experts)]
             copies = sum(layer.count * layer.ffn.active for layer in layers if isinstance(layer.ffn, Experts))
             sent = rows * 2 * copies * model.hidden * model.precision.dispatch
-            found["dispatch"] = (sent, sent * self._seconds_per_byte())
+            found["dispatch"] = Transfer(sent, sent * self._seconds_per_byte())
         return found
 
     def _seconds_per_byte(self) -> float:

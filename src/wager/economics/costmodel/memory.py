@@ -1,6 +1,6 @@
-"""Does it fit: weights, drafter and cache of a batch against a device's memory. Bytes per device.
+"""Whether a batch fits: weights, drafter and cache against a device's memory, in bytes per device.
 
-Activations and whatever else a runtime keeps are covered by a share of the memory that is left alone. Knows no speed.
+Activations and whatever else a runtime keeps are covered by a share of the memory that is left free.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from wager.arch import ModelSpec
 from wager.economics.costmodel.draft_cost import DraftCost
 from wager.economics.costmodel.roofline import CostModel
 
-SPARE = 0.1
+SPARE_SHARE = 0.1
 """Share of a device's memory that the plan leaves to activations and the runtime."""
 
 
@@ -31,11 +31,11 @@ class Footprint:
     @property
     def fits(self) -> bool | None:
         """Whether it fits beside the spare share; None if the memory is unknown."""
-        return None if self.memory is None else self.total <= self.memory * (1 - SPARE)
+        return None if self.memory is None else self.total <= self.memory * (1 - SPARE_SHARE)
 
 
 def footprint(cost: CostModel, drafter: DraftCost, *, batch: float, context: float) -> Footprint:
-    """What `batch` sequences of `context` positions take (per device; under expert parallelism, of each rank)."""
+    """Bytes that `batch` sequences of `context` positions take (per device; under expert parallelism, of each rank)."""
     cluster = cost.cluster
     cache = batch * (_cache(cost.model, context, tp=cluster.tp) + drafter.kv_bytes(context) / cluster.tp)
     return Footprint(_weights(cost), drafter.resident_bytes / cluster.tp, cache, cost.device.memory)
@@ -46,19 +46,19 @@ def largest_batch(cost: CostModel, drafter: DraftCost, *, context: float) -> int
     one = footprint(cost, drafter, batch=1, context=context)
     if one.memory is None:
         return None
-    left = one.memory * (1 - SPARE) - one.weights - one.drafter
+    left = one.memory * (1 - SPARE_SHARE) - one.weights - one.drafter
     return max(0, int(left // one.cache)) if one.cache > 0 else 0
 
 
 def _weights(cost: CostModel) -> float:
-    """Matrices divide among tensor-parallel devices; expert-parallel ranks keep all but the routed experts whole."""
+    """Matrices divide among tensor-parallel devices; expert-parallel ranks hold all but the routed experts in full."""
     model, cluster = cost.model, cost.cluster
     experts = model.elements().get("experts", 0) * model.precision.experts.bytes
     return (model.resident_bytes - experts) / cluster.tp + experts / cluster.devices
 
 
 def _cache(model: ModelSpec, context: float, *, tp: int) -> float:
-    """One sequence's cache on one device: heads divide, a latent that all heads share does not."""
+    """One sequence's cache on one device: heads are divided, a latent that all heads share is not."""
     total = 0.0
     for layer in model.layers:
         shards = min(stream.shards for stream in layer.attention.streams(context, 1, model.precision))

@@ -1,8 +1,8 @@
-"""The simplified DeepSeek-V4-Flash on a B200 that published charts of speculation's economics were drawn with.
+"""The simplified DeepSeek-V4-Flash on a B200 behind published charts of speculative decoding's cost.
 
 Rounded ridges (281, 563, 1125), 107e6 projection weights, experts of 25.2e6 weights, no head, no router, and either
-one attention for all 43 layers (flat) or the real mix of layers. Kept to reproduce those charts, and to show beside the
-full model what the simplification changes. Source: "The economics of speculative decoding", fergusfinn.com, June 2026.
+one attention for all 43 layers or the real mix of layers. Used to reproduce those charts, and to show beside the full
+model what the simplification changes. Source: "The economics of speculative decoding", fergusfinn.com, June 2026.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _EXPERTS = Experts(256, 6, 1, 2000)  # times a hidden size of 4200: 25.2e6 weigh
 
 
 @dataclass(frozen=True, slots=True)
-class _Rounded:
-    """An attention kind whose projections are the charts' round number."""
+class _RoundedProjections:
+    """An attention kind with the charts' rounded number of projection weights."""
 
     kind: Attention
 
@@ -44,17 +44,19 @@ def _model(name: str, layers: tuple[Layer, ...]) -> ModelSpec:
                  source="constants of the published charts")  # fmt: skip
 
 
-def _mixed() -> tuple[Layer, ...]:
+def _real_layers() -> tuple[Layer, ...]:
     """2 layers with the window alone, 21 with CSA, 20 with HCA."""
     near = Compressed(64, 512, 64, 1024, 8, 1024, window=128)
     kinds = near, replace(near, ratio=4, indexer=Indexer(64, 128, 512)), replace(near, ratio=128)
-    return tuple(Layer(_Rounded(kind), _EXPERTS, count) for kind, count in zip(kinds, (2, 21, 20), strict=True))
+    return tuple(
+        Layer(_RoundedProjections(kind), _EXPERTS, count) for kind, count in zip(kinds, (2, 21, 20), strict=True)
+    )
 
 
-FLAT = _model("DeepSeek-V4-Flash-charts", (Layer(Quoted(_PROJECTIONS, 2 * 69632, 576), _EXPERTS, 43),))
+FLAT_ATTENTION = _model("DeepSeek-V4-Flash-charts", (Layer(Quoted(_PROJECTIONS, 2 * 69632, 576), _EXPERTS, 43),))
 """Every layer attends to every position at 2 x 69,632 FLOPs per pair and 576 bytes per position."""
 
-MIXED = _model("DeepSeek-V4-Flash-mix", _mixed())
+REAL_LAYERS = _model("DeepSeek-V4-Flash-mix", _real_layers())
 """The same with the real kinds of layers."""
 
-MODELS = {model.name: model for model in (FLAT, MIXED)}
+PUBLISHED_MODELS = {model.name: model for model in (FLAT_ATTENTION, REAL_LAYERS)}

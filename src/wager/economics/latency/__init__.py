@@ -1,1 +1,1 @@
-"""What a step takes on this machine: measured, fitted, and corrected by every step."""
+"""How long a step takes on this machine: measured, fitted, and corrected by every step."""

@@ -1,8 +1,7 @@
-"""Which steps a calibration times: a grid to fit and shapes drawn at random to be judged by.
+"""Which steps a calibration times: a grid to fit, and random shapes to test the fit with.
 
-A shape says of every sequence in a step how much it has cached and how many guesses it makes. Sequences read texts that
-lie in the cache: the first is the longest, the next are shorter, so that few long and many short ones fit in one cache.
-Knows no engine and no clock.
+A shape gives each sequence's cached positions and draft tokens. Sequences continue texts that lie in the cache: the
+first text is the longest, the next are shorter, so that few long and many short ones fit in one cache.
 """
 
 from __future__ import annotations
@@ -12,34 +11,34 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PAGE = 16
-"""Contexts are multiples of this many positions, so that whole pages of the cache are reused."""
+CONTEXT_STEP = 16
+"""Contexts are multiples of this many positions (the cache's block size), so that whole blocks are reused."""
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 REQUESTS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (32, 256, 1024, 4096)
-DEEPEST = 16
-"""Guesses a sequence makes at most, but for the first column of the grid: one short sequence with all rows."""
+MAX_DEPTH = 16
+"""Most draft tokens of a sequence, but for the first column of the grid: one short sequence with all rows."""
 
 _TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """One kind of step: of each sequence the positions cached before it, and its guesses."""
+    """One kind of step: for each sequence the positions cached before it, and its number of draft tokens."""
 
     contexts: tuple[int, ...]
     depths: tuple[int, ...]
 
     @property
     def rows(self) -> int:
-        """All rows of the pass: a known token of each sequence, and the guesses."""
+        """All rows of the pass: a known token of each sequence, and the draft tokens."""
         return len(self.depths) + sum(self.depths)
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeLimits:
-    """What an engine can take: rows of a pass, sequences in it, positions of one sequence, and positions of all
+    """What an engine has room for: rows of a pass, sequences in it, positions of one sequence, and positions of all
     texts together."""
 
     rows: int
@@ -47,59 +46,60 @@ class ShapeLimits:
     context: int
     tokens: int
 
-    def texts(self) -> list[int]:
-        """Lengths of the sequences' texts, the longest first: text i has `share / (i + 1)`, for the largest share that
-        fits. So n sequences can have `share / n` each, for every n. Fewer texts than sequences where there is no room.
+    def text_lengths(self) -> list[int]:
+        """Lengths of the sequences' texts, the longest first: text i has `longest / (i + 1)`, for the largest `longest`
+        that fits. So n sequences can have `longest / n` each, for every n. Fewer texts than sequences where there is
+        no room.
         """
-        low, high = 0, self.tokens // PAGE + 1  # in pages
+        low, high = 0, self.tokens // CONTEXT_STEP + 1  # in blocks
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if sum(self._lengths(middle)) <= self.tokens else (low, middle)
         return self._lengths(low)
 
-    def _lengths(self, pages: int) -> list[int]:
-        longest = self.context // PAGE
-        return [PAGE * min(longest, pages // (i + 1)) for i in range(min(self.sequences, pages))]
+    def _lengths(self, blocks: int) -> list[int]:
+        longest = self.context // CONTEXT_STEP
+        return [CONTEXT_STEP * min(longest, blocks // (i + 1)) for i in range(min(self.sequences, blocks))]
 
 
-def even(rows: int, requests: int, context: int) -> StepShape:
-    """`rows` spread evenly over `requests` sequences alike."""
+def uniform_shape(rows: int, requests: int, context: int) -> StepShape:
+    """`rows` spread evenly over `requests` sequences of one context."""
     share, more = divmod(rows, requests)
     return StepShape((context,) * requests, tuple(share - 1 + (i < more) for i in range(requests)))
 
 
-def grid(limits: ShapeLimits) -> list[StepShape]:
-    """The shapes to fit: rows x requests x context, as far as the limits let them."""
-    texts = limits.texts()
+def grid_shapes(limits: ShapeLimits) -> list[StepShape]:
+    """The shapes to fit: rows x requests x context, within the limits."""
+    texts = limits.text_lengths()
     shapes = []
     for requests in (n for n in REQUESTS if n <= len(texts)):
         longest = texts[requests - 1]
         contexts = [*(c for c in CONTEXTS if c < 0.7 * longest), longest]
         for context in contexts:
-            alone = requests == 1 and context == contexts[0]
-            most = limits.rows if alone else min(limits.rows, requests * (DEEPEST + 1))
-            shapes += [even(rows, requests, context) for rows in ROWS if requests <= rows <= most]
+            single_short = requests == 1 and context == contexts[0]
+            most = limits.rows if single_short else min(limits.rows, requests * (MAX_DEPTH + 1))
+            shapes += [uniform_shape(rows, requests, context) for rows in ROWS if requests <= rows <= most]
     return shapes
 
 
-def sketch(limits: ShapeLimits) -> list[StepShape]:
-    """A dozen shapes, the most telling first, for when there is no time for a grid: one sequence, all at once, a few
-    long ones. What many cost cannot be told from few."""
-    texts = limits.texts()
+def quick_shapes(limits: ShapeLimits) -> list[StepShape]:
+    """A dozen shapes, the most informative first, for when there is no time for a grid: one sequence, all at once, a
+    few long ones. The cost of many sequences does not follow from that of few."""
+    texts = limits.text_lengths()
     most, few = len(texts), min(4, len(texts))
-    wanted = [(rows, 1, PAGE) for rows in (1, 16, 8, 4, 32, 12, 24)]
-    wanted += [(rows, most, PAGE) for rows in (most, 2 * most, most + most // 2)]
+    wanted = [(rows, 1, CONTEXT_STEP) for rows in (1, 16, 8, 4, 32, 12, 24)]
+    wanted += [(rows, most, CONTEXT_STEP) for rows in (most, 2 * most, most + most // 2)]
     wanted += [(rows, few, texts[few - 1]) for rows in (4, 16)]
-    shapes = [even(*shape) for shape in wanted if shape[1] <= shape[0] <= limits.rows]
+    shapes = [uniform_shape(*shape) for shape in wanted if shape[1] <= shape[0] <= limits.rows]
     return list(dict.fromkeys(shapes))
 
 
-def drawn(limits: ShapeLimits, count: int, *, seed: int) -> list[StepShape]:
-    """Shapes at random, none of them in the grid, as an engine meets them: any number of sequences (few as often as
-    many), contexts alike or not, guesses for none, for all alike, or for each its own number. Fewer than `count` where
+def random_shapes(limits: ShapeLimits, count: int, *, seed: int) -> list[StepShape]:
+    """Random shapes, none of them in the grid, as an engine meets them: any number of sequences (few as often as many),
+    contexts equal or not, draft tokens for none, the same number for all, or for each its own. Fewer than `count` where
     the limits leave no others."""
     rng = random.Random(seed)
-    texts, fitted = limits.texts(), set(grid(limits))
+    texts, fitted = limits.text_lengths(), set(grid_shapes(limits))
     shapes: list[StepShape] = []
     for _ in range(_TRIES * count):
         requests = round(math.exp(rng.uniform(0, math.log(len(texts) + 0.49))))
@@ -116,12 +116,12 @@ def _contexts(rng: random.Random, texts: Sequence[int]) -> tuple[int, ...]:
 
 
 def _length(rng: random.Random, most: int) -> int:
-    """Short as often as long."""
-    return PAGE * round(math.exp(rng.uniform(0, math.log(most / PAGE))))
+    """Short as often as long (log-uniform)."""
+    return CONTEXT_STEP * round(math.exp(rng.uniform(0, math.log(most / CONTEXT_STEP))))
 
 
 def _depths(rng: random.Random, requests: int) -> tuple[int, ...]:
-    kind, deepest = rng.random(), rng.randint(1, DEEPEST)
+    kind, deepest = rng.random(), rng.randint(1, MAX_DEPTH)
     if kind < 0.2:
         return (0,) * requests
     if kind < 0.5:

@@ -1,8 +1,7 @@
-"""Policies side by side: the same texts, loads and prices, one simulation each; regret and the frontier.
+"""Policies side by side: one simulation per policy and workload on the same requests and step times; regret, frontier.
 
-Regret is against the best fixed depth in hindsight, plain decoding among them: in throughput where users ask again as
-soon as they are answered, in a user's speed where requests arrive on their own (their rate is then the throughput).
-Knows no files and prints nothing.
+Regret is against the best fixed depth in hindsight, plain decoding among them: in throughput for closed-loop workloads,
+in tokens per second of one user for open-loop ones (where throughput is the arrival rate).
 """
 
 from __future__ import annotations
@@ -19,43 +18,41 @@ from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Policy, Threshold
 from wager.economics.policy.objective import THROUGHPUT, Objective
 from wager.economics.policy.spec import parse_policy
-from wager.economics.simulation.server import Result, SimulatedServer, Workload
-from wager.economics.simulation.workload import World
+from wager.economics.simulation.server import SimulatedServer, SimulationResult
+from wager.economics.simulation.traces import TraceSource
+from wager.economics.simulation.workload import Workload
 from wager.errors import UsageError
 
-POLICIES = {
-    "none": "plain decoding",
-    "fixed:K": "K guesses for everyone",
-    "threshold[:P]": "a guess is kept while its draft is likelier than P, which adapts to acceptance",
-    "adaptive": "drafter, depth and admission by price, sequence by sequence",
-}
-"""The policies by name. fixed and threshold take a drafter in front of the number, as in fixed:mtp:4."""
+_FIXED_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15)
+_PER_PASS = 1.5
+"""A drafter whose second draft token costs more than half of the first is taken to make a pass for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySetting:
-    """What is replayed: a world, its prices, and over how many devices throughput is divided."""
+    """What is replayed: requests, step times, the objective of adaptive policies, and how many devices throughput is
+    divided by."""
 
-    world: World
-    surface: LatencyModel
+    traces: TraceSource
+    latency: LatencyModel
     objective: Objective = THROUGHPUT
     devices: int = 1
 
-    def offers(self) -> dict[str, DrafterCapabilities]:
-        """The world's drafters; one that pays for every pass stops early when it is told to."""
-        ask = self.surface.draft_seconds
-        deepest = self.world.deepest()
+    def drafters(self) -> dict[str, DrafterCapabilities]:
+        """What each drafter can do; one that makes a pass for each draft token can stop early."""
+        seconds = self.latency.draft_seconds
         return {
-            name: DrafterCapabilities(depth, stops_early=ask(name, 8, 2) > 1.5 * ask(name, 8, 1))
-            for name, depth in deepest.items()
+            name: DrafterCapabilities(depth, stops_early=seconds(name, 8, 2) > _PER_PASS * seconds(name, 8, 1))
+            for name, depth in self.traces.max_depths().items()
         }
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPoint:
-    """One policy under one load. Rates are tokens a second; `tau` counts the bonus token, `drafted` and `admitted` are
-    guesses a round, `drafting` the share of time spent on them; `pace_p50` and `pace_p90` are seconds per token over
-    requests; `regret` is against the best fixed depth, as a share."""
+    """One policy under one workload. Rates are tokens a second; `tau` is the mean acceptance length, bonus token
+    included; `drafted` and `admitted` are draft tokens a round, `drafting` the share of time spent on drafting;
+    `pace_p50` and `pace_p90` are seconds per token over requests; `regret` is against the best fixed depth, as a share;
+    `frontier` says that no other point is better in both tokens a second per user and per device."""
 
     policy: str
     concurrency: int | None
@@ -78,78 +75,79 @@ class ReplayPoint:
         return asdict(self)
 
 
-def build(name: str, setting: ReplaySetting) -> Policy:
-    """A policy by name, with prices of its own: what it learns of them does not change the world's.
+def build_policy(name: str, setting: ReplaySetting) -> Policy:
+    """A policy by name (parse_policy), with a latency model of its own: what it learns does not change the setting's.
 
-    UsageError names the nearest known one.
+    UsageError for a policy that is not known, a drafter that is not there, or a depth that it cannot draft.
     """
-    offers = setting.offers()
+    drafters = setting.drafters()
     spec = parse_policy(name, replay=True)
-    drafter = spec.drafter or next(iter(offers), "")
-    if drafter not in offers:
-        raise UsageError(f"Policy {name!r} names a drafter that is not there.", f"There are: {', '.join(offers)}.")
-    deepest = offers[drafter].max_depth
+    drafter = spec.drafter or next(iter(drafters), "")
+    if drafter not in drafters:
+        raise UsageError(f"Policy {name!r} names a drafter that is not there.", f"There are: {', '.join(drafters)}.")
+    max_depth = drafters[drafter].max_depth
     if spec.kind == "none":
         return FixedDepth(0)
     if spec.kind == "fixed":
         depth = spec.depth or 0
-        if depth > deepest:
-            raise UsageError(f"Policy {name!r} is too deep: {drafter} guesses at most {deepest}.", "Ask for no more.")
+        if depth > max_depth:
+            raise UsageError(
+                f"Policy {name!r} is too deep: {drafter} drafts at most {max_depth} tokens.", "Give a smaller depth."
+            )
         return FixedDepth(depth, drafter=drafter)
     if spec.kind == "threshold":
-        return Threshold(deepest, drafter=drafter, threshold=spec.threshold)
-    return Adaptive(deepcopy(setting.surface), drafters=offers, objective=setting.objective)
+        return Threshold(max_depth, drafter=drafter, threshold=spec.threshold)
+    return Adaptive(deepcopy(setting.latency), drafters=drafters, objective=setting.objective)
 
 
-def fixed(setting: ReplaySetting) -> list[str]:
-    """Plain decoding and fixed depths of every drafter, fine where depths are small."""
-    depths = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15)
+def fixed_policies(setting: ReplaySetting) -> list[str]:
+    """Plain decoding and fixed depths of every drafter, with small steps where depths are small."""
     return ["none"] + [
         f"fixed:{name}:{depth}"
-        for name, deepest in setting.world.deepest().items()
-        for depth in depths
-        if depth <= deepest
+        for name, max_depth in setting.traces.max_depths().items()
+        for depth in _FIXED_DEPTHS
+        if depth <= max_depth
     ]
 
 
 def compare(
     setting: ReplaySetting,
     names: Sequence[str],
-    loads: Sequence[Workload],
+    workloads: Sequence[Workload],
     *,
     on_point: Callable[[ReplayPoint], None] | None = None,
 ) -> list[ReplayPoint]:
-    """Every policy under every load, with regret against the best of `fixed` among `names`."""
+    """Every policy under every workload, with regret against the best of `fixed_policies` among `names`."""
     for name in names:
-        build(name, setting)  # whatever is misspelt is said before the work
+        build_policy(name, setting)  # a misspelt name is reported before the work
     points: list[ReplayPoint] = []
-    for load in loads:
+    for workload in workloads:
         here = []
         for name in names:
-            here.append(measure(setting, name, load))
+            here.append(simulate(setting, name, workload))
             if on_point:
                 on_point(here[-1])
-        points += _regret(here)
-    return _frontier(points)
+        points += _with_regret(here)
+    return _with_frontier(points)
 
 
-def measure(setting: ReplaySetting, name: str, load: Workload) -> ReplayPoint:
+def simulate(setting: ReplaySetting, name: str, workload: Workload) -> ReplayPoint:
     """One simulation."""
-    result = SimulatedServer(setting.world, setting.surface, build(name, setting), load).run()
-    return point(name, load, result, devices=setting.devices)
+    policy = build_policy(name, setting)
+    server = SimulatedServer(setting.traces, setting.latency, policy=policy, workload=workload)
+    return _point(name, workload, server.run(), devices=setting.devices)
 
 
-def point(name: str, load: Workload, result: Result, *, devices: int) -> ReplayPoint:
-    """A simulation's figures."""
-    paces = result.paces() or [result.seconds * (load.concurrency or 1) / max(1, result.tokens)]
-    per_user = result.throughput / load.concurrency if load.concurrency else 1 / float(np.mean(paces))
+def _point(name: str, workload: Workload, result: SimulationResult, *, devices: int) -> ReplayPoint:
+    users = workload.concurrency
+    paces = result.seconds_per_token() or [result.seconds * (users or 1) / max(1, result.tokens)]
     rounds = max(1, result.rounds)
     return ReplayPoint(
         policy=name,
-        concurrency=load.concurrency,
-        rate=load.rate,
+        concurrency=users,
+        rate=workload.rate,
         throughput=result.throughput,
-        per_user=per_user,
+        per_user=result.throughput / users if users else 1 / float(np.mean(paces)),
         per_device=result.throughput / devices,
         tau=result.tau,
         drafted=result.drafted / rounds,
@@ -160,21 +158,23 @@ def point(name: str, load: Workload, result: Result, *, devices: int) -> ReplayP
     )
 
 
-def _regret(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:
-    """Points of one load with what they lose against the best fixed depth among them (negative: what they gain)."""
-    rivals = [each for each in points if each.policy == "none" or each.policy.startswith("fixed")]
-    if not rivals:
+def _with_regret(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:
+    """Points of one workload with what they lose against the best fixed depth among them (negative: what they gain)."""
+    fixed = [each for each in points if each.policy == "none" or each.policy.startswith("fixed")]
+    if not fixed:
         return list(points)
-    best = max(rivals, key=_merit)
-    return [replace(each, best_fixed=best.policy, regret=1 - _merit(each) / _merit(best)) for each in points]
+    best = max(fixed, key=_compared_rate)
+    return [
+        replace(each, best_fixed=best.policy, regret=1 - _compared_rate(each) / _compared_rate(best)) for each in points
+    ]
 
 
-def _merit(point: ReplayPoint) -> float:
+def _compared_rate(point: ReplayPoint) -> float:
     return point.per_user if point.rate else point.throughput
 
 
-def _frontier(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:
-    """Marks points that no other beats in both tokens a second per user and per device."""
+def _with_frontier(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:
+    """Marks points for which no other is at least as good in both tokens a second per user and per device."""
     return [
         replace(
             each,

@@ -1,69 +1,54 @@
-"""A server without a model: requests arrive, are batched, drafted for and verified on a price surface.
+"""A server without a model: requests arrive, are batched, drafted for and verified, at the seconds of a latency model.
 
-Discrete events, one per step: the same policies that run in the engine see spans and drafts, and the clock moves by
-what the surface says a step of that shape takes. Knows no tensors.
+A discrete-event simulation, one event per step: the policies are those of the engine and see the same spans and drafts;
+the clock moves by what the latency model says a step of that shape takes.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.base import Policy
-from wager.economics.simulation.workload import Text, World
-from wager.errors import UsageError
-from wager.types import Draft, Plan, Span, StepRecord, Verdict
+from wager.economics.simulation.traces import RequestTrace, TraceSource
+from wager.economics.simulation.workload import Workload
+from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 _WRONG = -1
+"""A draft token that does not match the answer."""
 
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """How requests come. Closed loop: `concurrency` users, each asking again as soon as it is answered. Open: `rate`
-    requests a second.
-
-    It ends after `requests` answers, all of them whole; or, with None, after `rounds` target passes summed over
-    requests, and then the first users are met in the middle of their answers, as on a server that runs for long.
-    `batch` bounds what runs together, `chunk` the prompt rows of a step.
-    """
-
-    concurrency: int | None = None
-    rate: float | None = None
-    requests: int | None = None
-    rounds: int = 20_000
-    batch: int = 4096
-    chunk: int = 512
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if (self.concurrency is None) == (self.rate is None):
-            raise UsageError("A load is either closed or open.", "Give a concurrency or a rate, not both.")
-        for name in ("concurrency", "rate", "requests", "rounds", "batch", "chunk"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"{name} = {value} is out of range.", f"{name} must be above 0.")
+_PACED_TOKENS = 16
+"""Requests of fewer tokens have no speed of their own."""
 
 
 @dataclass(slots=True)
-class Served:
-    """One request: when it came, got its first token and its last, how many tokens and passes, its number."""
+class RequestTimes:
+    """One request: its number, when it arrived and got its first and last token (-1: not yet), tokens and rounds."""
 
     number: int
     arrived: float
-    first: float = -1.0
-    last: float = -1.0
+    first_token: float = -1.0
+    last_token: float = -1.0
     tokens: int = 0
     rounds: int = 0
 
+    def add_round(self, now: float, tokens: int) -> None:
+        """A round at `now` brought that many tokens."""
+        self.first_token = now if self.first_token < 0 else self.first_token
+        self.last_token = now
+        self.tokens += tokens
+        self.rounds += 1
+
 
 @dataclass(slots=True)
-class Result:
-    """What a simulation brought. Seconds are of the simulated clock."""
+class SimulationResult:
+    """What a simulation brought. Seconds are of the simulated clock; `rounds` are summed over requests; `drafted`,
+    `admitted` and `accepted` count draft tokens."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -73,7 +58,7 @@ class Result:
     admitted: int = 0
     accepted: int = 0
     draft_seconds: float = 0.0
-    served: list[Served] = field(default_factory=list)
+    finished: list[RequestTimes] = field(default_factory=list)
 
     @property
     def throughput(self) -> float:
@@ -82,191 +67,211 @@ class Result:
 
     @property
     def tau(self) -> float:
-        """Tokens per pass and request, the bonus token included."""
+        """Mean acceptance length: tokens per round and request, the bonus token included."""
         return self.tokens / self.rounds if self.rounds else 0.0
 
-    def paces(self) -> list[float]:
-        """Seconds per token after the first, of every request that got at least sixteen."""
-        return [(s.last - s.first) / (s.tokens - 1) for s in self.served if s.tokens >= 16]
+    def seconds_per_token(self) -> list[float]:
+        """Seconds per token after the first, of every request with at least sixteen."""
+        return [
+            (each.last_token - each.first_token) / (each.tokens - 1)
+            for each in self.finished
+            if each.tokens >= _PACED_TOKENS
+        ]
 
 
-class _Running:
+class _RunningRequest:
     """A request in the batch: `done` of its answer's tokens are known, and the keys of `cached` tokens stored."""
 
-    __slots__ = ("cached", "done", "id", "record", "text")
+    __slots__ = ("cached", "done", "seq_id", "times", "trace")
 
-    def __init__(self, text: Text, record: Served, *, done: int = 0) -> None:
-        self.id = f"r{record.number}"
-        self.text, self.record, self.done = text, record, done
-        self.cached = text.prompt + done - 1 if done else 0
+    def __init__(self, trace: RequestTrace, times: RequestTimes, *, done: int = 0) -> None:
+        self.seq_id = f"r{times.number}"
+        self.trace, self.times, self.done = trace, times, done
+        self.cached = trace.prompt_tokens + done - 1 if done else 0
+
+    def draft(self, drafter: str, decision: DraftDecision) -> _Drafting:
+        """What the drafter makes of the decision. Draft tokens are positions of the answer, or _WRONG."""
+        known, at = self.trace.drafts[drafter], self.done
+        made = min(decision.depth, int(known.num_drafted[at]))
+        if decision.min_survival and known.scores is not None:
+            unlikely = np.flatnonzero(known.scores[at, :made] < decision.min_survival)
+            made = int(unlikely[0]) + 1 if len(unlikely) else made
+        passes = max(1, made) if decision.min_survival else decision.depth
+        matching = min(made, int(known.num_matching[at]))
+        tokens = (*range(at, at + matching), *((_WRONG,) * (made - matching)))
+        scores = () if known.scores is None else tuple(known.scores[at, :made].tolist())
+        return _Drafting(Draft.chain(self.seq_id, tokens, drafter=drafter, scores=scores), passes)
+
+    def verify(self, draft: Draft | None) -> Verdict:
+        """Tokens are named by their position in the answer, so a draft token matches if it says where it stands."""
+        at, run = self.done, 0
+        if draft is not None:
+            while run < len(draft.tokens) and draft.tokens[run] == at + run:
+                run += 1
+        return Verdict(self.seq_id, tuple(range(run)), tuple(range(at, at + run + 1)))
+
+    def commit(self, tokens: int) -> None:
+        """That many tokens more of the answer are known."""
+        self.done += tokens
+        self.cached = self.trace.prompt_tokens + self.done - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafting:
+    """A draft, and the passes of the drafter that it took."""
+
+    draft: Draft
+    passes: int
 
 
 class SimulatedServer:
-    """A world served by a policy. `surface` is the truth; the policy may believe in another. `room` is the deepest
-    draft; `jitter` the standard deviation of log step seconds."""
+    """Requests of `traces`, arriving as `workload` says, served under `policy`. `latency` is what steps really take;
+    the policy may assume another latency model."""
 
-    def __init__(
-        self, world: World, surface: LatencyModel, policy: Policy, load: Workload, *, jitter: float = 0.0
-    ) -> None:
-        self._world, self._surface, self._policy, self._load = world, surface, policy, load
-        self._drafters = dict(world.deepest())
-        self._room = max(self._drafters.values(), default=0)
-        self._draw = np.random.default_rng((load.seed, 17))
-        self._jitter = jitter
-        self._running: list[_Running] = []
-        self._waiting: deque[_Running] = deque()
+    def __init__(self, traces: TraceSource, latency: LatencyModel, *, policy: Policy, workload: Workload) -> None:
+        self._traces, self._latency, self._policy, self._workload = traces, latency, policy, workload
+        self._max_depths = dict(traces.max_depths())
+        self._max_depth = max(self._max_depths.values(), default=0)
+        self._rng = np.random.default_rng((workload.seed, 17))
+        self._running: list[_RunningRequest] = []
+        self._waiting: deque[_RunningRequest] = deque()
         self._started = 0
-        self._arrival = 0.0
-        self.result = Result()
+        self._next_arrival = 0.0
+        self.result = SimulationResult()
 
-    def run(self) -> Result:
-        """Serve until the load's requests or rounds are done."""
+    def run(self) -> SimulationResult:
+        """Serve until the workload's requests or rounds are done."""
         while not self._done():
-            self._arrive()
+            self._add_arrivals()
             if not self._running:
-                self.result.seconds = self._arrival  # idle until someone comes
+                self.result.seconds = self._next_arrival  # idle until the next request
                 continue
             self._step()
         return self.result
 
     def _done(self) -> bool:
-        if self._load.requests is None:
-            return self.result.rounds >= self._load.rounds
-        return len(self.result.served) >= self._load.requests
+        if self._workload.requests is None:
+            return self.result.rounds >= self._workload.rounds
+        return len(self.result.finished) >= self._workload.requests
 
     # ---- arrivals ----------------------------------------------------------------------------------------------
 
-    def _arrive(self) -> None:
-        load, now = self._load, self.result.seconds
-        most = load.requests or sys.maxsize
-        if load.concurrency is not None:
-            while len(self._running) + len(self._waiting) < load.concurrency and self._started < most:
-                self._admit(now, amid=load.requests is None and self._started < load.concurrency)
+    def _add_arrivals(self) -> None:
+        workload, now = self._workload, self.result.seconds
+        limit = workload.requests or sys.maxsize
+        if workload.concurrency is not None:
+            while len(self._running) + len(self._waiting) < workload.concurrency and self._started < limit:
+                self._start(now, midway=workload.requests is None and self._started < workload.concurrency)
         else:
-            while self._arrival <= now and self._started < most:
-                self._admit(self._arrival)
-                self._arrival += float(self._draw.exponential(1 / (load.rate or 1.0)))
-        while self._waiting and len(self._running) < load.batch:
+            while self._next_arrival <= now and self._started < limit:
+                self._start(self._next_arrival, midway=False)
+                self._next_arrival += float(self._rng.exponential(1 / (workload.rate or 1.0)))
+        while self._waiting and len(self._running) < workload.max_batch:
             self._running.append(self._waiting.popleft())
 
-    def _admit(self, now: float, *, amid: bool = False) -> None:
-        text = self._world.text(self._started)
-        done = int(self._draw.integers(text.output)) if amid else 0
-        self._waiting.append(_Running(text, Served(self._started, now), done=done))
+    def _start(self, now: float, *, midway: bool) -> None:
+        """The next request arrives; `midway`: at a random point of its answer."""
+        trace = self._traces.request(self._started)
+        done = int(self._rng.integers(trace.output_tokens)) if midway else 0
+        self._waiting.append(_RunningRequest(trace, RequestTimes(self._started, now), done=done))
         self._started += 1
 
     # ---- one step ----------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        spans, owners = self._spans()
-        budget = self._budget(spans)
+        spans = self._spans()
+        requests = {request.seq_id: request for request in self._running}
+        budget = self._max_depth * len(spans)  # as many as there can be: the rows of a step are not bounded
         plan = self._policy.plan(spans, budget)
-        drafts, drafting = self._drafts(plan, owners)
+        drafted = self._draft(plan, requests)
+        drafts = {seq_id: each.draft for seq_id, each in drafted.items() if len(each.draft)}
+        drafting = self._draft_seconds(drafted.values())
         admitted = self._policy.admit(drafts, budget)
-        guesses = sum(len(draft) for draft in admitted.values())
-        rows, context = sum(len(span.tokens) for span in spans), sum(span.num_computed_tokens for span in spans)
-        seconds = {
-            "draft": drafting,
-            "forward": self._surface.seconds(rows + guesses, len(spans), context) * self._noise(),
-        }
-        self.result.seconds += sum(seconds.values())
-        verdicts = [
-            self._verdict(owners[span.seq_id], admitted.get(span.seq_id)) for span in spans if span.needs_logits
-        ]
+        verdicts = [requests[span.seq_id].verify(admitted.get(span.seq_id)) for span in spans if span.needs_logits]
+        record = self._record(spans, admitted, verdicts, drafting=drafting)
+        self.result.seconds += sum(record.seconds.values())
         self._policy.learn(verdicts)
-        accepted = sum(len(verdict.accepted) for verdict in verdicts)
-        self._count(drafting, drafts, guesses, verdicts)
-        self._commit(spans, owners, verdicts)
-        self._policy.observe(
-            StepRecord(rows + guesses, len(spans), guesses, accepted, sum(len(v.tokens) for v in verdicts), seconds,
-                       tuple(span.num_computed_tokens for span in spans))
-        )  # fmt: skip
+        self._count(record, drafts, verdicts)
+        self._commit(spans, requests, verdicts)
+        self._policy.observe(record)
 
-    def _spans(self) -> tuple[list[Span], dict[str, _Running]]:
-        spans, owners, left = [], {}, self._load.chunk
-        for one in self._running:
-            known = one.text.prompt + one.done
-            pending = known - one.cached
+    def _spans(self) -> list[Span]:
+        """Who runs: one row of each decoding request, and prompt chunks as far as the prefill budget goes."""
+        spans, left = [], self._workload.prefill_chunk
+        for request in self._running:
+            known = request.trace.prompt_tokens + request.done
+            pending = known - request.cached
             rows = 1 if pending == 1 else min(pending, left)
             if not rows:
                 continue
             left -= rows if pending > 1 else 0
-            live = rows == pending
-            room = min(self._room, one.text.output - one.done - 1) if live else 0
-            spans.append(Span(one.id, one.cached, (0,) * rows, live, room))
-            owners[one.id] = one
-        return spans, owners
+            needs_logits = rows == pending
+            to_come = request.trace.output_tokens - request.done - 1
+            max_draft_tokens = min(self._max_depth, to_come) if needs_logits else 0
+            spans.append(Span(request.seq_id, request.cached, (0,) * rows, needs_logits, max_draft_tokens))
+        return spans
 
-    def _drafts(self, plan: Plan, owners: Mapping[str, _Running]) -> tuple[dict[str, Draft], float]:
-        """What the drafters guess, and the seconds it takes them."""
-        drafts: dict[str, Draft] = {}
+    def _draft(self, plan: Plan, requests: Mapping[str, _RunningRequest]) -> dict[str, _Drafting]:
+        first = next(iter(self._max_depths), "")
+        return {
+            seq_id: requests[seq_id].draft(decision.drafter or first, decision) for seq_id, decision in plan.items()
+        }
+
+    def _draft_seconds(self, drafted: Collection[_Drafting]) -> float:
+        """Seconds of drafting: for each drafter a pass per depth, for the requests drafted that deep."""
         passes: dict[str, list[int]] = {}
-        for sequence, decision in plan.items():
-            name, depth = decision.drafter or next(iter(self._drafters)), decision.depth
-            one = owners[sequence]
-            guesses, at = one.text.guesses[name], one.done
-            made = min(depth, int(guesses.made[at]))
-            floor = decision.min_survival
-            if floor and guesses.scores is not None:
-                doubt = np.flatnonzero(guesses.scores[at, :made] < floor)
-                made = int(doubt[0]) + 1 if len(doubt) else made
-            passes.setdefault(name, []).append(max(1, made) if floor else depth)
-            if made > 0:
-                right = min(made, int(guesses.right[at]))
-                tokens = (*range(at, at + right), *((_WRONG,) * (made - right)))
-                scores = () if guesses.scores is None else tuple(guesses.scores[at, :made].tolist())
-                drafts[sequence] = Draft.chain(sequence, tokens, drafter=name, scores=scores)
-        return drafts, sum(self._drafting(name, depths) for name, depths in passes.items())
+        for each in drafted:
+            passes.setdefault(each.draft.drafter, []).append(each.passes)
+        return sum(self._seconds_of_passes(name, depths) for name, depths in passes.items())
 
-    def _drafting(self, drafter: str, depths: Sequence[int]) -> float:
-        """Seconds of drafting: a pass for each depth, for those who draft that deep."""
-        ask, total = self._surface.draft_seconds, 0.0
+    def _seconds_of_passes(self, drafter: str, depths: Sequence[int]) -> float:
+        seconds_at, total = self._latency.draft_seconds, 0.0
         for depth in range(1, max(depths) + 1):
-            here = sum([each >= depth for each in depths])
-            total += ask(drafter, here, depth) - (ask(drafter, here, depth - 1) if depth > 1 else 0.0)
+            requests = sum([each >= depth for each in depths])
+            before = seconds_at(drafter, requests, depth - 1) if depth > 1 else 0.0
+            total += seconds_at(drafter, requests, depth) - before
         return total
 
-    def _budget(self, spans: Sequence[Span]) -> int:
-        """No server of the published measurements bounds the rows of a step: as many as there can be guesses."""
-        return self._room * len(spans)
+    def _record(
+        self, spans: Sequence[Span], admitted: Mapping[str, Draft], verdicts: Sequence[Verdict], *, drafting: float
+    ) -> StepRecord:
+        """What the step did and took, as the engine reports it."""
+        guesses = sum(len(draft) for draft in admitted.values())
+        rows = guesses + sum(len(span.tokens) for span in spans)
+        context_lens = tuple(span.num_computed_tokens for span in spans)
+        return StepRecord(
+            rows=rows,
+            sequences=len(spans),
+            drafted=guesses,
+            accepted=sum(len(verdict.accepted) for verdict in verdicts),
+            emitted=sum(len(verdict.tokens) for verdict in verdicts),
+            seconds={"draft": drafting, "forward": self._latency.seconds(rows, len(spans), sum(context_lens))},
+            context_lens=context_lens,
+        )
 
-    def _verdict(self, one: _Running, draft: Draft | None) -> Verdict:
-        """Tokens are named by their position in the answer, so a guess is right if it says where it stands."""
-        at, run = one.done, 0
-        if draft is not None:
-            while run < len(draft.tokens) and draft.tokens[run] == at + run:
-                run += 1
-        return Verdict(one.id, tuple(range(run)), tuple(range(at, at + run + 1)))
-
-    def _noise(self) -> float:
-        return float(np.exp(self._jitter * self._draw.standard_normal())) if self._jitter else 1.0
-
-    def _count(self, drafting: float, drafts: Mapping[str, Draft], guesses: int, verdicts: Sequence[Verdict]) -> None:
+    def _count(self, record: StepRecord, drafts: Mapping[str, Draft], verdicts: Sequence[Verdict]) -> None:
         result = self.result
         result.steps += 1
         result.rounds += len(verdicts)
-        result.draft_seconds += drafting
+        result.draft_seconds += record.seconds["draft"]
         result.drafted += sum(len(draft) for draft in drafts.values())
-        result.admitted += guesses
-        result.accepted += sum(len(verdict.accepted) for verdict in verdicts)
-        result.tokens += sum(len(verdict.tokens) for verdict in verdicts)
+        result.admitted += record.drafted
+        result.accepted += record.accepted
+        result.tokens += record.emitted
 
-    def _commit(self, spans: Sequence[Span], owners: Mapping[str, _Running], verdicts: Sequence[Verdict]) -> None:
+    def _commit(
+        self, spans: Sequence[Span], requests: Mapping[str, _RunningRequest], verdicts: Sequence[Verdict]
+    ) -> None:
         for span in spans:
-            owners[span.seq_id].cached += len(span.tokens)
-        now, ended = self.result.seconds, set()
+            requests[span.seq_id].cached += len(span.tokens)
+        ended = set()
         for verdict in verdicts:
-            one = owners[verdict.seq_id]
-            record = one.record
-            record.first = now if record.first < 0 else record.first
-            record.last = now
-            record.tokens += len(verdict.tokens)
-            record.rounds += 1
-            one.done += len(verdict.tokens)
-            one.cached = one.text.prompt + one.done - 1
-            if one.done >= one.text.output:
-                ended.add(one.id)
-                self.result.served.append(record)
-                self._policy.end(one.id)
+            request = requests[verdict.seq_id]
+            request.times.add_round(self.result.seconds, len(verdict.tokens))
+            request.commit(len(verdict.tokens))
+            if request.done >= request.trace.output_tokens:
+                ended.add(request.seq_id)
+                self.result.finished.append(request.times)
+                self._policy.end(request.seq_id)
         if ended:
-            self._running = [one for one in self._running if one.id not in ended]
+            self._running = [request for request in self._running if request.seq_id not in ended]

@@ -1,0 +1,32 @@
+# Fails if two kernels_*.o define the same global symbol. Their code is compiled for different instruction sets, and of
+# inline functions and templates with one name the linker keeps a single copy: perhaps one that this machine cannot run.
+# Usage: cmake -DNM=nm -DOBJECTS="a.o;b.o" -P check_symbols.cmake
+cmake_minimum_required(VERSION 3.18...3.31)
+set(seen "")
+foreach(object IN LISTS OBJECTS)
+  if(NOT object MATCHES "kernels_[a-z0-9]+")
+    continue()
+  endif()
+  execute_process(COMMAND "${NM}" --defined-only --extern-only "${object}"
+    OUTPUT_VARIABLE listing RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "${NM} cannot list the symbols of ${object}.")
+  endif()
+  string(REPLACE ";" "," listing "${listing}")
+  string(REGEX MATCHALL "[^\n]+" lines "${listing}")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE "^[0-9a-fA-F]* *[A-Za-z] " "" symbol "${line}")
+    # References to the runtime's own data, not code.
+    if(symbol MATCHES "^DW\\.ref\\.")
+      continue()
+    endif()
+    if(symbol IN_LIST seen)
+      message(FATAL_ERROR "${symbol} is defined for two instruction sets: move it into namespace wager::WAGER_NS (csrc/ops.h).")
+    endif()
+    list(APPEND seen "${symbol}")
+  endforeach()
+endforeach()
+list(LENGTH seen count)
+if(count EQUAL 0)
+  message(FATAL_ERROR "No symbols found in ${OBJECTS}.")
+endif()

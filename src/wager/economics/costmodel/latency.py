@@ -1,0 +1,36 @@
+"""The cost model as a LatencyModel: what `replay --model --hardware` asks instead of a calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from wager.economics.costmodel.draft_cost import DraftCost
+from wager.economics.costmodel.roofline import CostModel, SequenceLoad
+from wager.economics.latency_model import StaticLatency
+from wager.errors import UsageError
+
+
+class RooflineLatency(StaticLatency):
+    """Seconds straight from the cost model, about 30 microseconds a question.
+
+    Every request of a step is taken to have the mean context and the mean number of rows; `context` is what drafters
+    that read a cache of their own are asked with.
+    """
+
+    def __init__(
+        self, cost: CostModel, *, drafters: Mapping[str, DraftCost] | None = None, context: float = 4096
+    ) -> None:
+        self.cost, self.drafters, self.context = cost, dict(drafters or {}), context
+
+    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
+        """See LatencyModel."""
+        if rows <= 0 or requests <= 0:
+            return 0.0
+        return self.cost.seconds([SequenceLoad(context_sum / requests, rows / requests, requests)])
+
+    def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
+        """See LatencyModel; UsageError for a drafter that was not given."""
+        if drafter not in self.drafters:
+            known = ", ".join(self.drafters) or "none"
+            raise UsageError(f"The cost of drafter {drafter!r} is not known.", f"Known are: {known}.")
+        return self.drafters[drafter].seconds(requests, depth, context=self.context) if requests > 0 else 0.0

@@ -1,0 +1,202 @@
+"""What `wager plan` answers: for a batch, context and acceptance, every depth's outcome, what the step waits for, and
+the batch sizes at which plain decoding is fastest. Plain values, for a table, a page or JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from wager.economics.costmodel.draft_cost import DraftCost
+from wager.economics.costmodel.memory import Footprint, footprint
+from wager.economics.costmodel.roofline import CostModel, SequenceLoad, StepCost
+from wager.economics.costmodel.speedup import DepthOutcome, best_outcome, break_even_acceptance, depth_outcomes
+from wager.economics.survival import survival
+from wager.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceRates:
+    """How often draft tokens are accepted: one rate, or one per depth given that the token before was accepted."""
+
+    label: str
+    rates: float | tuple[float, ...]
+
+    def survival(self, depth: int) -> tuple[float, ...]:
+        """S_1..S_depth."""
+        return survival(self.rates, depth)
+
+    @property
+    def max_depth(self) -> int | None:
+        """The deepest draft token with a known rate; None if every depth has one."""
+        return len(self.rates) if isinstance(self.rates, tuple) else None
+
+
+class BatchRange(NamedTuple):
+    """Batch sizes from `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPoint:
+    """The answer at one batch, context and acceptance. `outcomes` holds every depth's from 0 on, `chosen` the best one
+    or the one asked for; `plain_step` and `step` are the steps without draft tokens and at the chosen depth;
+    `marginal_costs` are d log seconds / d log rows of plain decoding, by part and for the whole "step"; `break_even` is
+    the acceptance from which one draft token pays (None: never)."""
+
+    batch: int
+    context: int
+    acceptance: str
+    outcomes: tuple[DepthOutcome, ...]
+    chosen: DepthOutcome
+    plain_step: StepCost
+    step: StepCost
+    marginal_costs: dict[str, float]
+    break_even: float | None
+    memory: Footprint
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds per expected token, all requests of the batch together."""
+        return (self.chosen.step_s + self.chosen.draft_s) / (self.batch * self.chosen.tokens)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one request."""
+        return self.chosen.tokens / (self.chosen.step_s + self.chosen.draft_s)
+
+    @property
+    def paying_depths(self) -> list[int]:
+        """Depths that are faster than plain decoding."""
+        return [outcome.depth for outcome in self.outcomes if outcome.speedup > 1]
+
+    @property
+    def losing_depths(self) -> list[int]:
+        """Depths that are slower than plain decoding."""
+        return [outcome.depth for outcome in self.outcomes[1:] if outcome.speedup < 1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON (docs/economics.md lists the keys). `bound` is what each part waits for."""
+        parts = {
+            name: {
+                **asdict(part),
+                "share": part.seconds / self.step.seconds,
+                "marginal": self.marginal_costs.get(name, 0.0),
+            }
+            for name, part in self.step.parts.items()
+        }
+        return {
+            "batch": self.batch,
+            "context": self.context,
+            "acceptance": self.acceptance,
+            "depth": self.chosen.depth,
+            "speedup": self.chosen.speedup,
+            "tokens_per_round": self.chosen.tokens,
+            "step_s": self.chosen.step_s,
+            "draft_s": self.chosen.draft_s,
+            "price": self.seconds_per_token,
+            "bound": {name: part.bound for name, part in self.step.parts.items()},
+            "binding": self.step.binding,
+            "plain_s": self.plain_step.seconds,
+            "tokens_per_s_user": self.tokens_per_second,
+            "tokens_per_s": self.batch * self.tokens_per_second,
+            "marginal": self.marginal_costs["step"],
+            "break_even": self.break_even,
+            "paying_depths": self.paying_depths,
+            "losing_depths": self.losing_depths,
+            "parts": parts,
+            "memory": {**asdict(self.memory), "total": self.memory.total, "fits": self.memory.fits},
+            "depths": [asdict(outcome) for outcome in self.outcomes],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuery:
+    """What is asked at every point: of which target and drafter, and how deep. `depth` fixes the depth (None: the best
+    one up to `max_depth`)."""
+
+    cost: CostModel
+    drafter: DraftCost
+    max_depth: int = 16
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_depth < 0:
+            raise UsageError(f"A largest depth of {self.max_depth} is out of range.", "It is zero or more.")
+        if self.depth is not None and not 0 <= self.depth <= self._limit(None):
+            raise UsageError(
+                f"Depth {self.depth} is out of range.", f"{self.drafter.name} can draft 0 to {self._limit(None)} deep."
+            )
+
+    def _limit(self, acceptance: AcceptanceRates | None) -> int:
+        known = acceptance.max_depth if acceptance else None
+        asked = self.max_depth if self.depth is None else max(self.max_depth, self.depth)
+        return min(limit for limit in (asked, self.drafter.max_depth, known) if limit is not None)
+
+    def outcomes(self, acceptance: AcceptanceRates, *, batch: float, context: float) -> list[DepthOutcome]:
+        """Every depth from 0 to the deepest that the drafter can make and whose acceptance is known."""
+        depths = range(self._limit(acceptance) + 1)
+        steps = [self.cost.seconds([SequenceLoad(context, depth + 1, batch)]) for depth in depths]
+        drafts = [self.drafter.seconds(batch, depth, context=context) for depth in depths]
+        return depth_outcomes(steps, drafts, acceptance.survival(len(depths) - 1))
+
+    def point(self, acceptance: AcceptanceRates, *, batch: int, context: int) -> PlanPoint:
+        """The answer at one point. UsageError for a batch below 1, or a context the model was not made for."""
+        self._check(batch, context)
+        found = self.outcomes(acceptance, batch=batch, context=context)
+        if self.depth is not None and self.depth >= len(found):
+            raise UsageError(
+                f"Depth {self.depth} is deeper than acceptance {acceptance.label} is known for ({len(found) - 1})."
+            )
+        chosen = best_outcome(found) if self.depth is None else found[self.depth]
+        plain = [SequenceLoad(context, 1, batch)]
+        steps, drafts = [o.step_s for o in found], [o.draft_s for o in found]
+        return PlanPoint(
+            batch=batch,
+            context=context,
+            acceptance=acceptance.label,
+            outcomes=tuple(found),
+            chosen=chosen,
+            plain_step=self.cost.step(plain),
+            step=self.cost.step([SequenceLoad(context, chosen.depth + 1, batch)]),
+            marginal_costs=dict(self.cost.marginal_cost(plain)),
+            break_even=break_even_acceptance(steps, drafts, 1) if len(found) > 1 else None,
+            memory=footprint(self.cost, self.drafter, batch=batch, context=context),
+        )
+
+    def _check(self, batch: int, context: int) -> None:
+        if batch < 1:
+            raise UsageError(f"batch = {batch} is out of range.", "A batch is 1 request or more.")
+        if not 0 <= context <= self.cost.model.context:
+            raise UsageError(
+                f"context = {context} is out of range.",
+                f"{self.cost.model.name} was made for 0 to {self.cost.model.context} positions.",
+            )
+
+    def losing_batches(
+        self, acceptance: AcceptanceRates, *, batches: Sequence[int], context: float
+    ) -> list[BatchRange]:
+        """Ranges of batch sizes at which no depth is faster than plain decoding.
+
+        Looks at every size up to 64 and at steps of a tenth beyond, between the smallest and the largest of `batches`.
+        """
+        ranges: list[BatchRange] = []
+        inside = False
+        for batch in _batch_sizes(min(batches), max(batches)):
+            losing = best_outcome(self.outcomes(acceptance, batch=batch, context=context)).depth == 0
+            if losing:
+                first = ranges.pop().first if inside else batch
+                ranges.append(BatchRange(first, batch))
+            inside = losing
+        return ranges
+
+
+def _batch_sizes(first: int, last: int) -> list[int]:
+    """Every size up to 64, then steps of a tenth."""
+    sizes = [first]
+    while sizes[-1] < last:
+        sizes.append(min(last, max(sizes[-1] + 1, sizes[-1] * 11 // 10)) if sizes[-1] >= 64 else sizes[-1] + 1)
+    return sizes

@@ -1,0 +1,209 @@
+"""A step writes only to the slots that its block tables have for its rows, and one thread at a time runs a tape."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+from cases import LatentWorld, Piece, World, batch_of, chain_inputs, run_chain
+
+from wager.errors import CacheIntegrityError, UsageError
+from wager.kernels.base import BLOCK_SIZE
+
+CHAIN = range(-1, 19)
+TREE = [-1, *((i - 1) // 2 for i in range(1, 20))]
+
+
+def two(world: World, parents: Sequence[int]) -> tuple[Piece, Piece]:
+    """20 rows of a sequence in blocks 5 and 6 from position 3, and 20 from position 30 in blocks 8, 9, 10 and 11."""
+    world.step(Piece([5], 0, world.rows(3, seed=1)), Piece([8, 9], 0, world.rows(30, seed=2)))
+    rows = world.rows(40, seed=3)
+    return Piece([5, 6], 3, rows[:20], parents), Piece([8, 9, 10, 11], 30, rows[20:], parents)
+
+
+def run_with(world: World, pieces: Sequence[Piece], name: str, index: int, value: int) -> None:
+    world.tape.inputs.fill(batch_of(pieces, world.max_blocks))
+    getattr(world.tape.inputs, name)[index] = value
+    world.tape.run(rows=40, sequences=2, logits_rows=0)
+
+
+@pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", [World, LatentWorld])
+def test_right_slots_pass_and_wrong_ones_change_nothing(each, kind, parents):
+    world = kind(each)
+    pieces = two(world, parents)
+    slots = batch_of(pieces, world.max_blocks).slot_mapping.tolist()
+    want = world.step(*pieces)
+    held = [world.cache.read(slot) for slot in range(12 * BLOCK_SIZE)]
+    for row in (0, 1, 12, 13, 19, 20, 21, 22, 39):
+        offset = slots[row] % BLOCK_SIZE
+        others = [block * BLOCK_SIZE + offset for block in (0, 5, 6, 8, 9, 10, 11, 63)]
+        nearby = [slots[row] - 1, slots[row] + 1, slots[row] // BLOCK_SIZE * BLOCK_SIZE + (offset + 5) % BLOCK_SIZE]
+        for slot in {*others, *nearby} - {slots[row]}:
+            with pytest.raises(CacheIntegrityError, match=f"slot_mapping is {slot} at index {row}, not {slots[row]}"):
+                run_with(world, pieces, "slot_mapping", row, slot)
+    for slot, value in enumerate(held):
+        assert torch.equal(world.cache.read(slot), value), "a step that was refused has written"
+    assert all(torch.equal(got, out) for got, out in zip(world.step(*pieces), want, strict=True))
+
+
+def test_the_sequence_that_would_have_been_overwritten_is_named(kernels):
+    world = World(kernels)
+    pieces = two(world, CHAIN)
+    theirs = 9 * BLOCK_SIZE + 4
+    complaint = (
+        f"slot_mapping is {theirs} at index 1, not {5 * BLOCK_SIZE + 4} (entry 0 of the block table of sequence 0 is "
+        "block 5, offset 4); block 9 belongs to sequence 1"
+    )
+    with pytest.raises(CacheIntegrityError, match=re.escape(complaint)):
+        run_with(world, pieces, "slot_mapping", 1, theirs)
+    with pytest.raises(CacheIntegrityError, match=r"not 84 \(.*offset 4\)\.") as caught:
+        run_with(world, pieces, "slot_mapping", 1, 40 * BLOCK_SIZE + 4)
+    assert "belongs to" not in str(caught.value)
+
+
+@pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_wrong_block_table_is_a_wrong_slot(each, parents):
+    world = World(each)
+    pieces = two(world, parents)
+    for entry, block in ((0, 9), (1, 10), (1, 5)):
+        tables = batch_of(pieces, world.max_blocks).block_tables
+        assert tables[0, entry] != block
+        with pytest.raises(CacheIntegrityError, match="slot_mapping is"):
+            run_with(world, pieces, "block_tables", (0, entry), block)
+
+
+def test_two_sequences_that_share_a_prefix_pass(each):
+    """Blocks 5 and 6 are read by both and written by none; each writes to a block of its own."""
+    world, alone = World(each), World(each)
+    prefix, rows = world.rows(2 * BLOCK_SIZE, seed=4), world.rows(6, seed=5)
+    for one in (world, alone):
+        one.step(Piece([5, 6], 0, prefix))
+    pieces = (Piece([5, 6, 7], 32, rows[:4], [-1, 0, 0, 1]), Piece([5, 6, 8], 32, rows[4:]))
+    together = world.step(*pieces)
+    for piece, got in zip(pieces, together, strict=True):
+        assert torch.equal(alone.step(piece)[0], got)
+
+
+def test_a_block_that_two_sequences_write_to_is_refused(kernels):
+    world = World(kernels)
+    world.step(Piece([5, 6], 0, world.rows(20, seed=6)))
+    rows = world.rows(5, seed=7)
+    pieces = (Piece([5, 6], 20, rows[:2]), Piece([5, 6], 22, rows[2:]))
+    complaint = (
+        f"slot_mapping is {6 * BLOCK_SIZE + 6} at index 2, in block 6, which sequence 0 writes to in the same step"
+    )
+    with pytest.raises(CacheIntegrityError, match=complaint):
+        world.step(*pieces)
+    world.step(pieces[0])  # one after the other they may
+    world.step(pieces[1])
+    with pytest.raises(CacheIntegrityError, match="in block 6, which sequence 0 writes to"):
+        world.step(Piece([6, 6], 14, rows))
+
+
+def test_rows_past_the_block_table_are_refused(kernels):
+    world = World(kernels)
+    end = world.max_blocks * BLOCK_SIZE
+    table = [i % 64 for i in range(world.max_blocks + 1)]
+    rows, parents = world.rows(3, seed=8), [-1, 0, 0]  # positions below the end, the last row's slot is not
+    batch = batch_of([Piece(table, end - 2, rows, parents)], world.max_blocks + 1)
+    for name in ("positions", "parents", "slot_mapping", "seq_ids"):
+        getattr(world.tape.inputs, name)[:3] = torch.from_numpy(getattr(batch, name))
+    world.tape.inputs.query_start_loc[1], world.tape.inputs.num_computed_tokens[0] = 3, end - 2
+    world.tape.inputs.block_tables[0] = torch.tensor(table[:-1])
+    with pytest.raises(CacheIntegrityError, match="at index 2, past the end of its sequence's block table"):
+        world.tape.run(rows=3, sequences=1, logits_rows=0)
+
+
+@pytest.mark.parametrize("value", [0, 39, 41])
+def test_the_last_entry_of_query_start_loc_is_the_number_of_rows(each, value):
+    world = World(each)
+    pieces = two(world, CHAIN)
+    with pytest.raises(CacheIntegrityError, match=f"query_start_loc .* ?{value}"):
+        run_with(world, pieces, "query_start_loc", 2, value)
+    world.step(*pieces)
+
+
+def test_a_tape_is_run_by_one_thread_at_a_time(kernels):
+    """While one thread runs, another one's run and recording are refused; afterwards the tape works as before."""
+    tape = kernels.tape(max_rows=256, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
+    chain_inputs(tape)
+    make = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 512, generator=make).bfloat16()
+    weight, out = kernels.pack(torch.randn(1024, 512, generator=make)), torch.zeros(256, 1024)
+    for _ in range(10):
+        tape.linear(x, weight, out)
+    run_chain(tape, 256)
+    want = out.clone()
+    stop, failures = threading.Event(), []
+
+    def run() -> None:
+        while not stop.is_set():
+            try:
+                tape.run(rows=256, sequences=1, logits_rows=0)
+            except UsageError as error:
+                failures.append(error)
+
+    others = [threading.Thread(target=run) for _ in range(2)]
+    for thread in others:
+        thread.start()
+    refused = 0
+    for _ in range(100_000):
+        try:
+            tape.select(out, out)
+        except RuntimeError as error:
+            assert "another thread is using the tape" in str(error)
+            refused += 1
+        if refused and failures:
+            break
+        stop.wait(0.001)
+    stop.set()
+    for thread in others:
+        thread.join()
+    assert refused
+    assert "another thread is using the tape" in str(failures[0])
+    out.zero_()
+    run_chain(tape, 256)
+    assert torch.equal(out, want)
+
+
+def test_a_refused_step_leaves_the_tape_free(kernels):
+    world = World(kernels)
+    rows = world.rows(3, seed=9)
+    want = world.step(Piece([5], 0, rows))[0]
+    for _ in range(3):
+        world.tape.inputs.slot_mapping[1] = 0
+        with pytest.raises(CacheIntegrityError, match="slot_mapping is 0 at index 1"):
+            world.tape.run(rows=3, sequences=1, logits_rows=0)
+    assert torch.equal(world.step(Piece([5], 0, rows))[0], want)
+
+
+def test_inputs_that_change_during_a_run_are_not_followed(kernels):
+    """What was checked is what runs: a slot that another thread puts into the buffers is refused or not seen."""
+    world = World(kernels, heads=32, kv_heads=1, d=128, layers=1)
+    rows, foreign = world.rows(200, seed=10), 40 * BLOCK_SIZE
+    piece = Piece(list(range(13)), 0, rows)
+    want = world.step(piece)[0]
+    stop, slots = threading.Event(), world.tape.inputs.slot_mapping.numpy()
+
+    def change() -> None:
+        while not stop.is_set():
+            slots[150] = foreign
+            slots[150] = 150
+
+    other = threading.Thread(target=change)
+    other.start()
+    ran = 0
+    for _ in range(60):
+        try:
+            world.tape.run(rows=200, sequences=1, logits_rows=0)
+        except CacheIntegrityError:
+            continue
+        ran += 1
+        assert torch.equal(world.out[:200], want)
+    stop.set()
+    other.join()
+    assert not world.cache.read(foreign).any(), f"{ran} runs"
