@@ -21,6 +21,7 @@ import torch
 import wager
 from wager.bench.workload import read_prompts, spread
 from wager.build.load import LoadedEngine
+from wager.build.load import load as load_engine
 from wager.cli.bench import to_requests
 from wager.cli.flags import Framing
 from wager.engine.core import Engine
@@ -73,7 +74,7 @@ def load(model: str) -> dict[str, LoadedEngine]:
     engines: dict[str, LoadedEngine] = {}
     for name, given in ENGINES.items():
         first = engines["off"].target if engines else None
-        engines[name] = wager.load(wager.EngineConfig(**base, **given), target=first)
+        engines[name] = load_engine(wager.EngineConfig.from_options(**base, **given), target=first)
     cache = engines["off"].runner.target.cache
     for page in range(cache.num_blocks):
         cache.clear(page)

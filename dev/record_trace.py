@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from wager import EngineConfig, load
 from wager.bench.workload import read_prompts, spread
+from wager.build.load import load
 from wager.cli.bench import to_requests
 from wager.cli.flags import Framing
+from wager.config import DEFAULT_MODEL, EngineConfig
 from wager.draft.base import Drafter
 from wager.types import Completion, DraftRequest, Request, SamplingParams
 
@@ -47,15 +48,17 @@ def main() -> None:
     parser.add_argument("--drafter", action="append")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--model", default=EngineConfig().model)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
     given = parser.parse_args()
-    plain = load(EngineConfig(model=given.model, drafter="none"))
+    plain = load(EngineConfig.from_options(model=given.model, drafter="none"))
     prompts = spread(read_prompts(given.prompts), given.limit)
     framing = Framing(raw=False, system=None)
     requests = to_requests(prompts, plain.tokenizer, framing=framing, params=SamplingParams(given.max_tokens))
     answers: list[Completion] = plain.generate(requests, concurrency=8)
     drafters = {
-        name: load(EngineConfig(given.model, name, depth=1), target=plain.target).proposer.drafters.values()
+        name: load(
+            EngineConfig.from_options(model=given.model, drafter=name, depth=1), target=plain.target
+        ).proposer.drafters.values()
         for name in given.drafter or ["ngram"]
     }
     with given.out.open("w", encoding="utf-8") as file:

@@ -1,9 +1,8 @@
 """wager: speculative decoding that gives the same bytes in fewer slow steps.
 
     import wager
-    engine = wager.load(wager.EngineConfig(drafter="ngram"))
-    prompt = engine.tokenizer.encode("Once upon a time")
-    (answer,) = engine.generate([wager.Request("1", tuple(prompt), wager.SamplingParams(max_tokens=64))])
+    with wager.LLM(drafter="ngram") as llm:
+        print(llm.generate("Once upon a time", wager.SamplingParams(max_tokens=64)).text)
 
 What needs torch is imported when it is first used, so that `import wager` is quick.
 """
@@ -12,30 +11,54 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wager.config import EngineConfig
-from wager.errors import WagerError
+from wager.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
+from wager.errors import (
+    CacheIntegrityError,
+    ClosedError,
+    DownloadError,
+    MemoryPlanError,
+    ModelError,
+    NumericsError,
+    RequestError,
+    TokenizerError,
+    UsageError,
+    WagerError,
+)
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
-    from wager.build.load import LoadedEngine, load
     from wager.engine.core import Engine
+    from wager.llm import LLM, OutputStream
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
+    "CacheIntegrityError",
+    "CapacityConfig",
+    "ClosedError",
     "Completion",
+    "DownloadError",
     "Engine",
     "EngineConfig",
-    "LoadedEngine",
+    "MemoryPlanError",
+    "ModelConfig",
+    "ModelError",
+    "NumericsError",
     "OutputDelta",
+    "OutputStream",
     "Request",
+    "RequestError",
     "SamplingParams",
+    "SpeculationConfig",
     "Stats",
+    "TokenizerError",
+    "UsageError",
     "WagerError",
-    "load",
 ]
 
-_LATER = {"Engine": "wager.engine.core", "LoadedEngine": "wager.build.load", "load": "wager.build.load"}
+_LATER = {"Engine": "wager.engine.core", "LLM": "wager.llm", "OutputStream": "wager.llm"}
+"""Names that need torch -> the module that has them."""
 
 
 def __getattr__(name: str) -> Any:

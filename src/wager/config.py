@@ -1,75 +1,251 @@
-"""What an engine is built from: frozen, validated, unknown keys refused by name.
+"""What an engine is built from: groups of frozen values, each parsed and checked as soon as it is made.
 
-Knows no tensors and opens no files; `engine.build` turns it into an engine.
+Options have flat names wherever people write them (keywords of `LLM`, flags, a TOML file); `EngineConfig.from_options`
+sorts them into their groups. Opens no model and knows no tensors; `build.load` turns a configuration into an engine.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, get_args
 
+from wager.draft.registry import KINDS, DrafterSpec, parse_drafters
+from wager.economics.policy.objective import Objective, parse_objective
+from wager.economics.policy.spec import PolicySpec, parse_policy
 from wager.errors import UsageError
-from wager.types import VerifyRule
+from wager.types import RULES, SamplingParams, VerifyRule
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
+_SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Everything that decides what an engine is.
+class ModelConfig:
+    """The model and what computes it.
 
-    model: directory, GGUF file or name. drafter: `none`, `auto` or NAME[:ARG],... (ngram, model:PATH).
-    policy: `adaptive`, `threshold[:P]` or `fixed`, who decides how far to guess (None: adaptive, or fixed if a depth is
-    given). depth: guesses per step and sequence, of the adaptive policy the most (None: the drafter's own).
-    objective: what the adaptive policy maximises: `throughput`, `latency`, or `slo:TIME` per token, such as slo:20ms.
-    verify: the acceptance rule.
-    kernels: auto, native or reference. dtype: bfloat16, or float32 (reference kernels only).
-    max_rows: rows in one pass. max_sequences: sequences that run together. max_context: positions per sequence (None:
-    the model's own). memory: bytes that weights, cache, workspace and drafter may take (None: most of what is free).
-    cache_tokens: tokens the cache holds (None: planned from memory). threads: None for one per physical core.
+    model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: bfloat16, or float32
+    (reference kernels only). kernels: auto, native or reference. threads: of the native kernels, None for one per
+    physical core.
     """
 
     model: str = DEFAULT_MODEL
+    dtype: str = "bfloat16"
+    kernels: str = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_text("model", self.model)
+        _check_choice("dtype", self.dtype, ("bfloat16", "float32"))
+        _check_choice("kernels", self.kernels, ("auto", "native", "reference"))
+        _check_integer("threads", self.threads, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """How tokens are guessed and which guesses are kept.
+
+    drafter: `none`, `auto` or NAME[:ARG],... of the registry. policy: `adaptive`, `threshold[:P]` or `fixed` (None:
+    adaptive, or fixed if a depth is given). depth: guesses per step and sequence, of the adaptive policy the most
+    (None: the drafter's own; 0: no guesses). objective: what the adaptive policy maximises, `throughput`, `latency` or
+    `slo:TIME` per token, such as slo:20ms. verify: the acceptance rule.
+
+    `drafters`, `parsed_policy` and `parsed_objective` are what those texts mean. Raises UsageError for a text that
+    means nothing and for options that contradict each other.
+    """
+
     drafter: str = "auto"
     policy: str | None = None
     depth: int | None = None
     objective: str = "throughput"
     verify: VerifyRule = "match"
-    kernels: str = "auto"
-    dtype: str = "bfloat16"
-    max_rows: int = 512
-    max_sequences: int = 64
-    max_context: int | None = None
+    drafters: tuple[DrafterSpec, ...] = field(init=False, repr=False, compare=False)
+    parsed_policy: PolicySpec = field(init=False, repr=False, compare=False)
+    parsed_objective: Objective = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_text("drafter", self.drafter)
+        _check_text("policy", self.policy, optional=True)
+        _check_text("objective", self.objective)
+        _check_choice("verify", self.verify, get_args(VerifyRule))
+        _check_integer("depth", self.depth, least=0)
+        default = "adaptive" if self.depth is None else "fixed"
+        object.__setattr__(self, "drafters", parse_drafters(self.drafter))
+        object.__setattr__(self, "parsed_policy", parse_policy(default if self.policy is None else self.policy))
+        object.__setattr__(self, "parsed_objective", parse_objective(self.objective))
+        self._check_trees()
+        if self.drafters and self.depth != 0:
+            self.check_policy(len(self.drafters))
+
+    def check_policy(self, drafter_count: int) -> None:
+        """Refuse what the policy would ignore: an objective that it does not weigh, drafters that it never asks."""
+        kind = self.parsed_policy.kind
+        if kind == "adaptive":
+            return
+        if self.parsed_objective.kind != "throughput":
+            raise UsageError(
+                f"objective = {self.objective!r} has no effect under policy {kind!r}: only the adaptive one weighs it.",
+                "Leave it out, or use --policy adaptive.",
+            )
+        if drafter_count > 1:
+            raise UsageError(
+                f"Policy {kind!r} asks one drafter, but there are {drafter_count}: {self.drafter}.",
+                "Name one drafter, or use --policy adaptive.",
+            )
+
+    def _check_trees(self) -> None:
+        for spec in self.drafters:
+            if KINDS[spec.name].makes_trees:
+                check_rule_for_trees(str(spec), self.verify)
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityConfig:
+    """Memory, and how much is computed at once.
+
+    memory: bytes that weights, cache, workspace and drafters may take (None: most of what is free). cache_tokens:
+    positions the cache holds (None: planned from memory). prefix_cache: reuse what was computed for an equal beginning.
+    max_rows: rows of one pass. max_sequences: sequences that run together. max_context: positions per sequence (None:
+    the model's own limit).
+    """
+
     memory: int | None = None
     cache_tokens: int | None = None
     prefix_cache: bool = True
-    threads: int | None = None
+    max_rows: int = 512
+    max_sequences: int = 64
+    max_context: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("verify", self.verify, get_args(VerifyRule))
-        _one_of("kernels", self.kernels, ("auto", "native", "reference"))
-        _one_of("dtype", self.dtype, ("bfloat16", "float32"))
-        for name, low in (("max_rows", 1), ("max_sequences", 1), ("depth", 0), ("max_context", 2), ("threads", 1)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise UsageError(f"{name} = {value} is out of range.", f"{name} must be at least {low}.")
+        _check_integer("memory", self.memory, least=1)
+        _check_integer("cache_tokens", self.cache_tokens, least=1)
+        _check_integer("max_rows", self.max_rows, least=1, optional=False)
+        _check_integer("max_sequences", self.max_sequences, least=1, optional=False)
+        _check_integer("max_context", self.max_context, least=2)
+        if not isinstance(self.prefix_cache, bool):
+            raise _impossible("prefix_cache", self.prefix_cache, "True or False")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything that decides what an engine is, and the sampling parameters of requests that bring none."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    capacity: CapacityConfig = field(default_factory=CapacityConfig)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
-        """Build from a mapping; an unknown key is an error that names it and the nearest known one."""
-        known = [f.name for f in fields(cls)]
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"Known options: {', '.join(known)}."
-                raise UsageError(f"Unknown option {key!r}.", hint)
-        return cls(**values)
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """From options by their flat names: `from_options(model=..., drafter="ngram", depth=3, temperature=0.7)`.
+
+        Raises UsageError that names an option which is unknown (and the nearest known one), of the wrong type, out of
+        range or contrary to another.
+        """
+        return cls.from_mapping(options)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], *, source: str = "") -> EngineConfig:
+        """As `from_options`; `source`, such as a file's name, begins the message of every error."""
+        try:
+            for name in values:
+                if name not in OPTIONS:
+                    raise _unknown("Option", name, list(OPTIONS))
+            given = dict(values)
+            if isinstance(given.get("memory"), str):
+                given["memory"] = parse_size(given["memory"])
+            groups = {
+                group: kind(**{name: value for name, value in given.items() if OPTIONS[name] == group})
+                for group, kind in _GROUPS.items()
+            }
+        except UsageError as error:
+            if not source:
+                raise
+            raise UsageError(f"{source}: {error.message}", error.hint) from error
+        return cls(**groups)
+
+    def as_options(self) -> dict[str, Any]:
+        """Every option by its flat name; `from_options(**config.as_options())` is an equal configuration."""
+        return {name: getattr(getattr(self, group), name) for name, group in OPTIONS.items()}
+
+    def with_options(self, **options: Any) -> EngineConfig:
+        """This configuration with some options changed, by their flat names; checked anew."""
+        return self.from_mapping({**self.as_options(), **options})
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+_GROUPS: Mapping[str, type] = {
+    "model": ModelConfig,
+    "speculation": SpeculationConfig,
+    "capacity": CapacityConfig,
+    "sampling": SamplingParams,
+}
+
+OPTIONS: Mapping[str, str] = {each.name: group for group, kind in _GROUPS.items() for each in fields(kind) if each.init}
+"""Every option by its flat name -> the group it belongs to."""
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """Options by their flat names from a TOML file, such as `drafter = "ngram"` or `max-tokens = 64`.
+
+    Names may be written as flags are, with hyphens. Raises UsageError that names the file and the offending key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The configuration file {path} cannot be read: {error}.", "Give a TOML file.") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}.", 'A line is an option, such as drafter = "ngram".') from error
+    options = {name.replace("-", "_"): value for name, value in values.items()}
+    EngineConfig.from_mapping(options, source=str(path))
+    return options
+
+
+def parse_size(text: str) -> int:
+    """Bytes of 4GiB, 512MiB, 4G or plain bytes; all units are powers of 1024. UsageError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not found or not float(found[1]):
+        raise UsageError(f"memory = {text!r} is not an amount of memory.", "Write 4GiB or 512MiB.")
+    return int(float(found[1]) * _SIZE_UNITS[found[2]])
+
+
+def check_rule_for_trees(drafter: str, rule: VerifyRule) -> None:
+    """Refuse a drafter that makes trees under a rule that verifies chains only."""
+    if not RULES[rule].verifies_trees:
+        able = " or ".join(name for name, properties in RULES.items() if properties.verifies_trees)
+        raise UsageError(
+            f"The {rule} rule verifies chains, and drafter {drafter!r} makes trees.", f"Use --verify {able}."
+        )
+
+
+def _check_text(name: str, value: object, *, optional: bool = False) -> None:
+    if not (isinstance(value, str) and value) and not (optional and value is None):
+        raise _impossible(name, value, "a text that is not empty")
+
+
+def _check_integer(name: str, value: object, *, least: int, optional: bool = True) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise _impossible(name, value, f"an integer, at least {least}")
+
+
+def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(allowed)}."
-        raise UsageError(f"{name} = {value!r} is not known.", hint)
+        raise _unknown(f"{name} =", value, allowed)
+
+
+def _impossible(name: str, value: object, rule: str) -> UsageError:
+    return UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
+
+
+def _unknown(what: str, value: object, known: Sequence[str]) -> UsageError:
+    near = difflib.get_close_matches(str(value), known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+    return UsageError(f"{what} {value!r} is not known.", hint)

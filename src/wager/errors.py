@@ -1,6 +1,7 @@
-"""The error tree: every error a user can cause is one sentence that names the cause, and a hint.
+"""Every error that is raised on purpose: one sentence that names the cause, and a hint.
 
-Knows nothing of the engine. The CLI prints `message` and `hint` and exits with 1; a server maps `status`.
+The command line prints `message` and `hint` and exits with 2 for a UsageError, with 1 for the others; a server answers
+with `status`.
 """
 
 from __future__ import annotations
@@ -58,9 +59,15 @@ class MemoryPlanError(WagerError):
     status = 507
 
 
+class ClosedError(WagerError):
+    """The LLM was closed; it serves no further request."""
+
+    status = 503
+
+
 class NumericsError(WagerError):
-    """The model produced logits that are not numbers; the request ends here rather than in noise."""
+    """The model produced logits that are not numbers; the request ends with this error."""
 
 
 class CacheIntegrityError(WagerError):
-    """The page accounting contradicts itself: a defect in wager, never the user's mistake."""
+    """The block accounting of the cache contradicts itself: a defect in wager, never the user's mistake."""

@@ -14,7 +14,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.errors import RequestError, UsageError
+from wager.errors import RequestError
+from wager.sampling import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
+from wager.sampling import SamplingParams as SamplingParams
 
 VerifyRule = Literal["match", "rejection", "block"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -35,102 +37,14 @@ RULES: Mapping[VerifyRule, RuleProperties] = {
 }
 
 
-GREEDY_TEMPERATURE = 1e-4
-"""Temperatures at or below this are greedy by definition (verification rules, section 1.6)."""
-
-_RANGES: Mapping[str, tuple[type, float, float]] = {
-    "max_tokens": (int, 1, 2**63 - 1),
-    "temperature": (float, 0, 100),
-    "top_k": (int, 0, 2**63 - 1),
-    "top_p": (float, 0, 1),
-    "min_p": (float, 0, 1),
-    "repetition_penalty": (float, 1e-3, 1e3),
-    "presence_penalty": (float, -2, 2),
-    "frequency_penalty": (float, -2, 2),
-    "seed": (int, 0, 2**64 - 1),
-    "logprobs": (int, 0, 20),
-    "n": (int, 1, 64),
-}
-"""Kind, least and largest value of each number: whatever the logits, no processor overflows within them."""
-
-
-def _require(condition: bool, name: str, value: object, rule: str) -> None:
-    if not condition:
-        raise UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
-
-
-def _require_number(name: str, value: object, kind: type, low: float, high: float) -> None:
-    # a bool is no number here, an int is a float, NaN lies in no range
-    right = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    noun = "an integer" if kind is int else "a number"
-    _require(right and low <= value <= high, name, value, f"{noun} between {low} and {high}")  # type: ignore[operator]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one request is sampled. Defaults are greedy decoding of 256 tokens.
-
-    `top_k` 0 and `top_p` 1.0 are off. `logit_bias` maps token id to an addend of its logit, at most 100 either way.
-    `logprobs` is the number of most likely alternatives reported per token (None: none), `n` the number of choices;
-    `repetition_penalty` sees prompt and output, `presence_penalty` and `frequency_penalty` the output alone.
-    """
-
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        for name, limits in _RANGES.items():
-            if name not in ("seed", "logprobs") or getattr(self, name) is not None:
-                _require_number(name, getattr(self, name), *limits)
-        _require(self.top_p > 0, "top_p", self.top_p, "above 0")
-        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
-        for name, kind, noun in (("stop", str, "strings that are not empty"), ("stop_token_ids", int, "integers")):
-            values = getattr(self, name)
-            sound = isinstance(values, tuple | list) and all(type(v) is kind and v != "" for v in values)
-            _require(sound, name, values, f"a tuple of {noun}")
-            object.__setattr__(self, name, tuple(values))
-        _require(isinstance(self.logit_bias, Mapping), "logit_bias", self.logit_bias, "a mapping of ids to addends")
-        for token, bias in self.logit_bias.items():
-            _require(type(token) is int, "logit_bias", token, "keyed by integer token ids")
-            _require_number(f"logit_bias[{token}]", bias, float, -100, 100)
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature <= GREEDY_TEMPERATURE
-
-    @property
-    def plain(self) -> bool:
-        """No processor touches the logits except the temperature: argmax(z / T + g) over the whole vocabulary."""
-        return (
-            self.repetition_penalty == 1
-            and self.presence_penalty == 0
-            and self.frequency_penalty == 0
-            and not self.logit_bias
-            and (self.greedy or (self.top_k == 0 and self.top_p == 1 and self.min_p == 0))
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt in token ids and how to answer it. `weight` is what one of its tokens is worth beside those of others
-    when the policy decides whose guesses are verified."""
+    """A prompt in token ids and how to answer it. `weight` is what its tokens count for, relative to those of other
+    requests, when the policy decides which guesses are verified."""
 
     id: str
     prompt: tuple[int, ...]
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = field(default_factory=SamplingParams)
     weight: float = 1.0
 
     def __post_init__(self) -> None:
@@ -225,8 +139,8 @@ class Draft:
         """The first `size` nodes. Parents precede children, so they are a tree."""
         if size >= len(self):
             return self
-        law = None if self.draft_probs is None else self.draft_probs[:size]
-        return Draft(self.seq_id, self.tokens[:size], self.parents[:size], self.scores[:size], self.drafter, law)
+        probs = None if self.draft_probs is None else self.draft_probs[:size]
+        return Draft(self.seq_id, self.tokens[:size], self.parents[:size], self.scores[:size], self.drafter, probs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +190,7 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What verification made of one sequence's rows.
+    """What verification decided for one sequence's rows.
 
     `accepted` are the draft's nodes on the accepted path, in order; `tokens` the emitted tokens: those of the accepted
     nodes and then the bonus (or corrected) token.
@@ -309,7 +223,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of an emitted token under the target's unprocessed distribution, and its best rivals."""
+    """Log-probability of an emitted token under the target's unprocessed distribution, and the likeliest
+    tokens there with theirs."""
 
     token_id: int
     logprob: float
@@ -338,7 +253,12 @@ class Stats:
     drafter: str = "none"
 
     @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
     def mean_acceptance_length(self) -> float:
+        """Tokens per round, the bonus token included (tau)."""
         return self.completion_tokens / self.rounds if self.rounds else 0.0
 
 

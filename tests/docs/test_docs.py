@@ -1,10 +1,13 @@
-"""The documents say what the program does: commands parse, the help is the page's, links lead somewhere."""
+"""The documents say what the program does: commands parse and run, the help is the page's, links lead somewhere."""
 
 from __future__ import annotations
 
 import ast
+import io
+import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -12,9 +15,9 @@ import pytest
 
 import wager
 from wager.bench.machine import Machine
-from wager.cli import VERBS, cli, reference
+from wager.cli import VERBS, cli, main, reference
 from wager.config import DEFAULT_MODEL
-from wager.draft import names
+from wager.draft.registry import descriptions
 from wager.models import hub
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +41,7 @@ def check(call: str) -> None:
     found = cli.get_command(top, verb)
     if found is None:
         raise click.UsageError(f"no verb {verb}")
-    if "--help" not in arguments and verb != "VERB":
+    if arguments and "--help" not in arguments and verb != "VERB":  # a verb alone may be a name, not a call
         found.make_context(verb, arguments, parent=top)
 
 
@@ -52,7 +55,13 @@ def test_commands_in_the_documents_parse(page: str, call: str) -> None:
 
 def test_there_are_commands_to_check_and_bad_ones_are_found() -> None:
     assert {shlex.split(call)[1] for _, call in CALLS} == set(VERBS)
-    for bad in ("wager fly", "wager run --dept 3", "wager bench --concurrency none", "wager run --drafter ngrm x"):
+    for bad in (
+        "wager fly",
+        "wager fly away",
+        "wager run --dept 3",
+        "wager bench --concurrency none",
+        "wager run --drafter ngrm x",
+    ):
         with pytest.raises(click.UsageError):
             check(bad)
 
@@ -63,7 +72,7 @@ def test_the_command_page_is_what_the_program_says() -> None:
 
 
 def test_every_drafter_is_in_the_readme_or_only_for_proofs() -> None:
-    for name, does in names().items():
+    for name, does in descriptions().items():
         assert f"`{name.partition('[')[0]}`" in README or "proofs" in does, name
 
 
@@ -111,12 +120,12 @@ def test_the_readmes_python_uses_names_that_exist() -> None:
 def test_the_bench_page_lists_the_fields_of_a_row() -> None:
     page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
     from wager.bench import report
-    from wager.bench.measure import Record
+    from wager.bench.measure import Measurement
     from wager.bench.workload import Prompt
     from wager.types import Completion, Stats
 
     stats = Stats(prompt_tokens=1, completion_tokens=1, seed=0, rounds=1)
-    record = Record([[Completion("p", 0, (1,), "", "length", stats)]], [1.0])
+    record = Measurement([[Completion("p", 0, (1,), "", "length", stats)]], [1.0])
     rows = report.rows([Prompt("p", "qa", "?")], record)
     listed = re.findall(r'"rows":\s+\[\{(.*?)\}\]', page, re.DOTALL)[0]
     assert re.findall(r'"(\w+)"', listed) == list(rows[0])
@@ -126,3 +135,61 @@ def test_the_bench_page_lists_the_fields_of_a_row() -> None:
     assert all(f'"{key}"' in page for key in card)
     assert isinstance(card["machine"], dict)
     assert set(card["machine"]) == set(Machine.__dataclass_fields__)
+
+
+# ---- the README is carried out --------------------------------------------------------------------------------------
+
+PLACEHOLDERS = {"PROMPT": "Why is the sky blue?", "M": "Qwen3-8B", "H": "H100", "MODEL": DEFAULT_MODEL}
+SHORT = {
+    "run": ["--max-tokens", "8"],
+    "chat": ["--max-tokens", "8"],
+    "bench": ["--limit", "1", "--max-tokens", "8"],
+    "prove": ["--limit", "1", "--max-tokens", "8", "--concurrency", "2"],
+    "calibrate": ["--seconds", "1"],
+    "replay": ["--concurrency", "4", "--rounds", "300", "--output", "64"],
+}
+"""What makes a command of the README short enough for a test."""
+
+README_CALLS = sorted({call for page, call in CALLS if page == "README.md"})
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("call", README_CALLS)
+def test_the_readmes_commands_run(
+    call: str,
+    smollm2: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": 1, "category": "qa", "prompt": "Why is the sky blue?"}), encoding="utf-8")
+    values = {**PLACEHOLDERS, "FILE": str(prompts)}
+    _, verb, *given = shlex.split(call)
+    arguments = [verb, *(values.get(word, word) for word in given), *SHORT.get(verb, [])]
+    if verb == "pull" and hub.find(DEFAULT_MODEL) is None:
+        pytest.skip("the model comes from WAGER_TEST_MODEL; nothing is fetched here")
+    if verb != "pull":  # nothing is stored among the user's own calibrations
+        monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
+    if verb in ("run", "chat", "bench", "prove", "calibrate"):
+        arguments += ["--model", str(smollm2)]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Why is the sky blue?\n/exit\n"))
+    code = main(arguments)
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    assert out.strip()
+    assert "Traceback" not in err
+
+
+@pytest.mark.real
+def test_the_readmes_python_runs(smollm2: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert f'"{DEFAULT_MODEL}"' in code
+    exec(code.replace(DEFAULT_MODEL, str(smollm2)).replace("max_tokens=100", "max_tokens=24"), {})
+    *text, tau = capfd.readouterr().out.split()
+    assert len(text) > 3
+    assert float(tau) >= 1
+
+
+def test_every_verb_of_the_readme_is_run() -> None:
+    assert {shlex.split(call)[1] for call in README_CALLS} == set(VERBS)

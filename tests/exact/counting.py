@@ -1,8 +1,9 @@
-"""Texts through the production engine under a law that is known, counted and compared.
+"""Texts of the production engine, counted and compared with the distribution they must have.
 
-The toy target's law depends on the last token alone, so every window of three tokens is a draw from known laws, and
-so are the tokens at each depth of a round, told apart by whether they were guessed. WAGER_LAW_TOKENS sets how many
-tokens a sample holds (default: a second's worth; about 2,400,000 are needed to see a total variation of .01).
+The toy target's distribution depends on the last token alone, so every window of three tokens is a draw from a known
+distribution, and so are the tokens at each depth of a round, separated by whether they were guessed.
+WAGER_EXACT_TOKENS sets how many tokens a sample holds (default: a second's worth; about 2,400,000 show a
+total variation of .01).
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from scipy import stats
 
 from wager.draft.model import DraftModel
 from wager.kernels.base import TargetOutput
-from wager.testing import ToyLaw, ToyTarget
+from wager.testing import ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.types import Draft, DraftRequest, OutputDelta, Request, SamplingParams
 from wager.verify.distribution import ProcessedDistribution, process, without_replacement
 
 V = 8
 LENGTH = 61  # one token that depends on the prompt, then twenty windows of three
-TOKENS = int(os.environ.get("WAGER_LAW_TOKENS", "6000"))
+TOKENS = int(os.environ.get("WAGER_EXACT_TOKENS", "6000"))
 
-TARGET = ToyLaw(vocab=V, order=1, sharpness=4.0, memory=0.0)
-GUESSER = ToyLaw(vocab=V, order=1, sharpness=4.0, memory=0.0, drift=0.7, salt=5)
+TARGET = ToyDistribution(vocab=V, order=1, sharpness=4.0, memory=0.0)
+GUESSER = ToyDistribution(vocab=V, order=1, sharpness=4.0, memory=0.0, drift=0.7, salt=5)
 
 WARM = SamplingParams(max_tokens=LENGTH, temperature=1.0)
 CUT = SamplingParams(max_tokens=LENGTH, temperature=1.3, top_p=0.85)
@@ -34,11 +35,11 @@ COOL = SamplingParams(max_tokens=LENGTH, temperature=0.6, min_p=0.02)
 BIASED = SamplingParams(max_tokens=LENGTH, temperature=1.0, top_k=6, top_p=0.97, logit_bias={2: 1.5, 5: -1.0})
 
 
-def transition(law: ToyLaw, params: SamplingParams) -> np.ndarray:
-    """[V, V]: the law after each last token, processed by the definition rather than by production."""
+def transition(distribution: ToyDistribution, params: SamplingParams) -> np.ndarray:
+    """[V, V]: the distribution after each last token, processed by the definition rather than by production."""
     rows = []
     for last in range(V):
-        z = law([last]).astype(np.float64)
+        z = distribution([last]).astype(np.float64)
         for token, bias in params.logit_bias.items():
             z[token] += bias
         p = np.exp((z - z.max()) / params.temperature)
@@ -54,10 +55,10 @@ def transition(law: ToyLaw, params: SamplingParams) -> np.ndarray:
 # --- drafters -----------------------------------------------------------------------------------------------
 
 
-class LawDrafter:
-    """Draws guesses from GUESSER's law with private noise and says which law it drew them from."""
+class SamplingDrafter:
+    """Draws guesses from GUESSER with private noise and reports the distribution each was drawn from."""
 
-    name = "law"
+    name = "sampling"
     default_depth = 3
     samples = True
 
@@ -84,7 +85,7 @@ class LawDrafter:
         assert ask.needs_draft_probs
         tokens: list[int] = []
         parents: list[int] = []
-        laws: list[np.ndarray] = []
+        draft_probs: list[np.ndarray] = []
         level = [(-1, self.last[ask.seq_id])]
         for depth, width in enumerate(self.widths[: ask.depth], start=1):
             grown = []
@@ -94,9 +95,9 @@ class LawDrafter:
                 grown += [(len(tokens) + i, token) for i, token in enumerate(children)]
                 tokens += children
                 parents += [parent] * len(children)
-                laws += list(without_replacement(row.probabilities(V), children))
+                draft_probs += list(without_replacement(row.probabilities(V), children))
             level = grown
-        return Draft(ask.seq_id, tuple(tokens), tuple(parents), drafter=self.name, draft_probs=np.array(laws))
+        return Draft(ask.seq_id, tuple(tokens), tuple(parents), drafter=self.name, draft_probs=np.array(draft_probs))
 
     def draw(self, row: ProcessedDistribution, width: int, ask: DraftRequest, depth: int) -> list[int]:
         at = (ask.seed, ask.position + depth - 1, ask.choice)
@@ -105,8 +106,8 @@ class LawDrafter:
         return [token for token, _ in row.top(width, *at, private=depth)]
 
 
-class FixedDrafter(LawDrafter):
-    """The likeliest tokens of GUESSER's law: deterministic guesses, no law."""
+class FixedDrafter(SamplingDrafter):
+    """The likeliest tokens of GUESSER: deterministic guesses, without draft_probs."""
 
     name = "fixed"
     samples = False
@@ -172,22 +173,22 @@ def _nodes(widths: tuple[int, ...]) -> int:
 
 
 def _rounds(events: Sequence[OutputDelta], last: int, widths: tuple[int, ...]) -> list[list[tuple[int, int, bool]]]:
-    rounds, told, depth = [], 0, len(widths)
+    rounds, counted, depth = [], 0, len(widths)
     for event in events:
         before = [last, *event.token_ids]
         guessed = [origin != "" for origin in event.drafted_by]
-        if event.token_ids and told + _nodes(widths) < LENGTH:
+        if event.token_ids and counted + _nodes(widths) < LENGTH:
             rounds.append([*zip(before[:depth], event.token_ids, guessed, strict=False)])
-        told += len(event.token_ids)
+        counted += len(event.token_ids)
         last = before[-1]
     return rounds
 
 
-def g_test(seen: np.ndarray, law: np.ndarray) -> float:
-    """p-value of counts [contexts, cells] against laws [contexts, cells]; cells expected below 5 are pooled."""
-    if seen[law == 0].sum() > 0:
-        return 0.0  # an outcome its law forbids
-    expected = law * seen.sum(axis=1, keepdims=True)
+def g_test(seen: np.ndarray, probs: np.ndarray) -> float:
+    """p-value of counts [contexts, cells] against probs [contexts, cells]; cells expected below 5 are pooled."""
+    if seen[probs == 0].sum() > 0:
+        return 0.0  # an outcome of probability 0
+    expected = probs * seen.sum(axis=1, keepdims=True)
     statistic, freedom = 0.0, 0
     for counts, wanted in zip(seen, expected, strict=True):
         order = np.argsort(-wanted)
@@ -203,16 +204,16 @@ def g_test(seen: np.ndarray, law: np.ndarray) -> float:
 def windows(got: Sample, params: SamplingParams) -> float:
     """Three tokens in a row, given the one before: 8 x 512 cells."""
     p = transition(TARGET, params)
-    law = (p[:, :, None, None] * p[None, :, :, None] * p[None, None, :, :]).reshape(V, V**3)
+    probs = (p[:, :, None, None] * p[None, :, :, None] * p[None, None, :, :]).reshape(V, V**3)
     seen = np.zeros((V, V, V, V))
     for text in got.texts:
         for at in range(1, len(text) - 3, 3):
             seen[tuple(text[at : at + 4])] += 1
-    return g_test(seen.reshape(V, V**3), law)
+    return g_test(seen.reshape(V, V**3), probs)
 
 
 def outcomes(got: Sample, depth: int, joint: np.ndarray) -> float:
-    """Tokens emitted at `depth` of a round, told apart by whether they were guessed: [V, 2 V] against `joint`."""
+    """Tokens emitted at `depth` of a round, separated by whether they were guessed: [V, 2 V] against `joint`."""
     seen = np.zeros((V, 2 * V))
     for rounds in got.rounds:
         for reached in rounds:
@@ -223,15 +224,16 @@ def outcomes(got: Sample, depth: int, joint: np.ndarray) -> float:
 
 
 def joint_of_draws(p: np.ndarray, q: np.ndarray, width: int) -> np.ndarray:
-    """[2 V]: law of (emitted token, not guessed | guessed) at a node whose children are drawn without replacement."""
+    """[2 V]: probabilities of (emitted token, not guessed | guessed) at a node whose children are drawn without
+    replacement."""
     if width == 0 or q.sum() == 0:
         return np.concatenate((p, 0 * p))
     q = q / q.sum()
-    law = np.concatenate((0 * p, np.minimum(p, q)))
+    joint = np.concatenate((0 * p, np.minimum(p, q)))
     over = np.maximum(p - q, 0)
     for x in np.flatnonzero(q > p):
-        law += (q[x] - p[x]) * joint_of_draws(over / over.sum(), np.where(np.arange(V) == x, 0, q), width - 1)
-    return law
+        joint += (q[x] - p[x]) * joint_of_draws(over / over.sum(), np.where(np.arange(V) == x, 0, q), width - 1)
+    return joint
 
 
 def joint_of_fixed(p: np.ndarray, q: np.ndarray, width: int) -> np.ndarray:
@@ -242,10 +244,10 @@ def joint_of_fixed(p: np.ndarray, q: np.ndarray, width: int) -> np.ndarray:
 
 
 def joints(kind: type, params: SamplingParams, width: int) -> np.ndarray:
-    """[V, 2 V]: the joint law at a node of `width` children, after each last token."""
+    """[V, 2 V]: the joint distribution at a node of `width` children, after each last token."""
     joint = joint_of_fixed if kind is FixedDrafter else joint_of_draws
-    laws = zip(transition(TARGET, params), transition(GUESSER, params), strict=True)
-    return np.array([joint(p, q, width) for p, q in laws])
+    pairs = zip(transition(TARGET, params), transition(GUESSER, params), strict=True)
+    return np.array([joint(p, q, width) for p, q in pairs])
 
 
 def rounds_apart(got: Sample) -> float:

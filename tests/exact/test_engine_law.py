@@ -21,8 +21,8 @@ from counting import (
     TOKENS,
     WARM,
     FixedDrafter,
-    LawDrafter,
     ModelDrafter,
+    SamplingDrafter,
     joints,
     outcomes,
     rounds_apart,
@@ -41,13 +41,13 @@ LEVEL = 1e-4
 CASES = [
     ("rejection", ModelDrafter, (1, 1, 1), WARM),
     ("rejection", ModelDrafter, (1, 1), BIASED),
-    ("rejection", LawDrafter, (2, 2), CUT),
-    ("rejection", LawDrafter, (3, 1), COOL),
+    ("rejection", SamplingDrafter, (2, 2), CUT),
+    ("rejection", SamplingDrafter, (3, 1), COOL),
     ("rejection", FixedDrafter, (1, 1, 1), CUT),
     ("rejection", FixedDrafter, (3, 1), WARM),
     ("block", ModelDrafter, (1, 1, 1), WARM),
-    ("block", LawDrafter, (1, 1, 1, 1), CUT),
-    ("block", LawDrafter, (1,), COOL),
+    ("block", SamplingDrafter, (1, 1, 1, 1), CUT),
+    ("block", SamplingDrafter, (1,), COOL),
     ("block", FixedDrafter, (1, 1, 1), WARM),
 ]
 
@@ -90,7 +90,7 @@ def test_a_shared_stream_is_noticed(monkeypatch):
             return int(ids[(np.log(weights[ids]) + noise).argmax()])
 
     monkeypatch.setattr(runner.accept, "NoiseCoins", OneStream)
-    assert noticed("rejection", LawDrafter, (1, 1, 1), WARM)
+    assert noticed("rejection", SamplingDrafter, (1, 1, 1), WARM)
 
 
 def test_a_reused_coin_is_noticed(monkeypatch):
@@ -100,11 +100,11 @@ def test_a_reused_coin_is_noticed(monkeypatch):
             return super().flip(probability)
 
     monkeypatch.setattr(runner.accept, "NoiseCoins", OneCoin)
-    assert noticed("rejection", LawDrafter, (1, 1, 1), WARM)
+    assert noticed("rejection", SamplingDrafter, (1, 1, 1), WARM)
 
 
 def test_an_unprocessed_law_is_noticed():
-    class Unprocessed(LawDrafter):
+    class Unprocessed(SamplingDrafter):
         """Draws with the request's temperature and top-p, and reports the law without them."""
 
         def _draft(self, ask: DraftRequest) -> Draft:

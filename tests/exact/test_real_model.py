@@ -6,18 +6,17 @@ The proof over many more prompts is `wager prove`; this is its core, small enoug
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import wager
-from wager.build.load import LoadedEngine
+from wager.build.load import LoadedEngine, load
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.models.transformer import Decoder
-from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceSeer
+from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceOracle
 from wager.types import Request, SamplingParams
 
 pytestmark = pytest.mark.real
@@ -42,8 +41,10 @@ Texts = dict[str, tuple[int, ...]]
 
 @pytest.fixture(scope="module")
 def plain(smollm2: Path) -> LoadedEngine:
-    config = wager.EngineConfig(model=str(smollm2), drafter="none", max_context=1024, cache_tokens=4096, max_rows=64)
-    return wager.load(replace(config, prefix_cache=False))
+    config = wager.EngineConfig.from_options(
+        model=str(smollm2), drafter="none", max_context=1024, cache_tokens=4096, max_rows=64
+    )
+    return load(config.with_options(prefix_cache=False))
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +66,13 @@ def texts(plain: LoadedEngine, requests: list[Request]) -> Texts:
 
 
 def drafter(name: str, plain: LoadedEngine, requests: list[Request], texts: Texts) -> Drafter:
-    vocab, seer = plain.spec.vocab, ReferenceSeer({r.id: [*r.prompt, *texts[r.id]] for r in requests})
+    vocab, oracle = plain.spec.vocab, ReferenceOracle({r.id: [*r.prompt, *texts[r.id]] for r in requests})
     if name == "ngram":
         return NgramDrafter()
     if name == "adversary":
-        return AdversaryDrafter(vocab, seer=seer)
+        return AdversaryDrafter(vocab, oracle=oracle)
     if name == "random-tree":
-        return RandomTreeDrafter(vocab, seer=seer)
+        return RandomTreeDrafter(vocab, oracle=oracle)
     twin = Decoder(
         plain.target.opened.weights, plain.kernels, num_blocks=256, max_rows=64, max_sequences=8, max_blocks=64
     )  # the target as its own draft model: right every time, if the noise and the processors are shared
@@ -81,8 +82,8 @@ def drafter(name: str, plain: LoadedEngine, requests: list[Request], texts: Text
 @pytest.mark.parametrize("name", ["ngram", "model", "adversary", "random-tree"])
 def test_speculation_changes_no_token(name: str, plain: LoadedEngine, requests: list[Request], texts: Texts) -> None:
     guesser = drafter(name, plain, requests, texts)
-    config = replace(plain.target.config, depth=6, prefix_cache=True)
-    engine = wager.load(config, target=plain.target, drafter=guesser)
+    config = plain.target.config.with_options(depth=6, prefix_cache=True)
+    engine = load(config, target=plain.target, drafter=guesser)
     steps = itertools.count()
 
     def shake(_event: object) -> None:
@@ -102,6 +103,8 @@ def test_speculation_changes_no_token(name: str, plain: LoadedEngine, requests: 
 
 
 def test_a_prompt_may_be_cut_into_chunks_of_any_size(smollm2: Path, requests: list[Request], texts: Texts) -> None:
-    small = wager.EngineConfig(model=str(smollm2), drafter="ngram", max_context=512, cache_tokens=2048, max_rows=7)
-    engine = wager.load(small)
+    small = wager.EngineConfig.from_options(
+        model=str(smollm2), drafter="ngram", max_context=512, cache_tokens=2048, max_rows=7
+    )
+    engine = load(small)
     assert {c.request_id: c.token_ids for c in engine.generate(requests, concurrency=3)} == texts

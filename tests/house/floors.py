@@ -8,19 +8,20 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
-_VALUES = {"types", "errors", "arch"}
+_VALUES = {"types", "sampling", "errors", "arch"}
 _ECONOMICS = {"economics", "economics.costmodel", "economics.latency", "economics.policy", "economics.simulation"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
-_BELOW_ENGINE = _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "draft"}
+_BELOW_ENGINE = _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "draft", "draft.registry"}
 _BELOW_BUILD = _BELOW_ENGINE | {"engine", "profiling"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     # floor 0
-    "types": {"errors"},
+    "types": {"errors", "sampling"},
+    "sampling": {"errors"},
     "errors": set(),
     "arch": {"errors"},
     # floor 1
-    "config": _VALUES,
+    "config": _VALUES | {"draft.registry", "economics.policy"},  # the grammar of drafters, policies and objectives
     "trace": _VALUES,
     "kernels": _VALUES,
     "economics": _VALUES,
@@ -35,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": _NUMBERS | _ECONOMICS,
     # floor 3
     "draft": {"models", "kv", "kernels", "verify"} | _VALUES,
+    "draft.registry": {"draft", "kernels"} | _VALUES,
     # floor 4: profiling and the toys run a whole engine
     "engine": _BELOW_ENGINE,
     "profiling": _BELOW_ENGINE | {"engine"},
@@ -51,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 LATE = {"", "cli"}
 """Rooms that import by names they look up, so that a short start stays short."""
 
-NO_TORCH = {"types", "errors", "arch", "config", "trace", "bench", *_ECONOMICS}
+NO_TORCH = {"types", "sampling", "draft.registry", "errors", "arch", "config", "trace", "bench", *_ECONOMICS}
 
 
 def files() -> list[Path]:

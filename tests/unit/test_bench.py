@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from wager.bench import measure, report, sameness, workload
+from wager.bench import comparison, measure, report, workload
 from wager.bench.machine import describe, versions
 from wager.bench.workload import OTHER, Prompt
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
-from wager.testing import AdversaryDrafter, RandomTreeDrafter, ToyLaw
+from wager.testing import AdversaryDrafter, RandomTreeDrafter, ToyDistribution
 from wager.testing.engines import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
@@ -22,7 +22,7 @@ ROW_KEYS = [
     "id", "category", "prompt_tokens", "tokens", "token_ids", "text", "prefill_s", "decode_s", "rounds", "drafted",
     "accepted", "drafter",
 ]  # fmt: skip
-LAW = ToyLaw(vocab=17)
+LAW = ToyDistribution(vocab=17)
 
 
 # ---- workloads ----------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_the_machine_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= machine.cores <= machine.hardware_threads
 
 
-# ---- sameness -----------------------------------------------------------------------------------------------------
+# ---- comparison of token ids ------------------------------------------------------------------------------------
 
 COMMON = tuple(range(1, 17)) * 2
 PARAMS = SamplingParams(max_tokens=24, temperature=0.9, seed=5)
@@ -195,7 +195,7 @@ PROMPTS = [Request(f"r{i}", (*COMMON, i % 7, i), PARAMS) for i in range(8)]
 
 
 def plain_answers() -> dict[str, Completion]:
-    return sameness.answers(toy_engine(LAW, prefix_cache=False), PROMPTS, sameness.COLD)
+    return comparison.answers(toy_engine(LAW, prefix_cache=False), PROMPTS, comparison.ALONE)
 
 
 def engines() -> dict[str, Engine]:
@@ -207,11 +207,13 @@ def engines() -> dict[str, Engine]:
 
 
 @pytest.mark.parametrize("drafter", ["none", "adversary", "random-tree"])
-def test_hardships_really_happen_and_change_nothing(drafter: str) -> None:
+def test_conditions_really_happen_and_change_nothing(drafter: str) -> None:
     plain, engine = plain_answers(), engines()[drafter]
     outcomes = [
-        sameness.judge(plain, sameness.answers(engine, PROMPTS, c), mode="sampled", drafter=drafter, condition=c)
-        for c in sameness.hardships(8)
+        comparison.compare_answers(
+            plain, comparison.answers(engine, PROMPTS, c), mode="sampled", drafter=drafter, condition=c
+        )
+        for c in comparison.cached_conditions(8)
     ]
     engine.check()
     assert [outcome.differing for outcome in outcomes] == [0, 0, 0]
@@ -229,7 +231,7 @@ def test_no_more_run_together_than_the_condition_says() -> None:
         nonlocal most
         most = max(most, len(engine.scheduler.running) + len(engine.scheduler.waiting))
 
-    sameness.answers(engine, PROMPTS, sameness.Condition("three", 3), watch=watch)
+    comparison.answers(engine, PROMPTS, comparison.Condition("three", 3), on_delta=watch)
     assert most == 3
 
 
@@ -250,17 +252,19 @@ def answer(*tokens: int, error: str = "") -> Completion:
     ],
 )
 def test_differences_are_counted_and_placed(tried: Completion, count: int, place: tuple[object, ...] | None) -> None:
-    outcome = sameness.judge({"r": answer(1, 2, 3)}, {"r": tried}, mode="m", drafter="d", condition=sameness.COLD)
+    outcome = comparison.compare_answers(
+        {"r": answer(1, 2, 3)}, {"r": tried}, mode="m", drafter="d", condition=comparison.ALONE
+    )
     assert outcome.differing == count
     first = outcome.first
     assert (first and (first.position, first.plain, first.speculative)) == place
     assert outcome.as_dict()["tokens"] == 3
 
 
-def test_another_law_is_found_out() -> None:
-    other = toy_engine(ToyLaw(vocab=17, order=3))
-    tried = sameness.answers(other, PROMPTS, sameness.COLD)
-    outcome = sameness.judge(plain_answers(), tried, mode="m", drafter="d", condition=sameness.COLD)
+def test_another_distribution_is_found_out() -> None:
+    other = toy_engine(ToyDistribution(vocab=17, order=3))
+    tried = comparison.answers(other, PROMPTS, comparison.ALONE)
+    outcome = comparison.compare_answers(plain_answers(), tried, mode="m", drafter="d", condition=comparison.ALONE)
     assert outcome.differing > 50
     assert outcome.first is not None
     assert outcome.first.prompt == "r0"

@@ -11,6 +11,7 @@ from tokenizer_models import train
 
 import wager
 from wager.build import memory_plan as memory
+from wager.build.load import load
 from wager.economics.latency.calibration import FOLDER, Calibration
 from wager.economics.latency.surface import StepPoint
 from wager.errors import MemoryPlanError, TokenizerError, UsageError
@@ -36,14 +37,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def config(directory: str) -> wager.EngineConfig:
-    return wager.EngineConfig(model=directory, max_rows=32, max_sequences=4, drafter="none")
+    return wager.EngineConfig.from_options(model=directory, max_rows=32, max_sequences=4, drafter="none")
 
 
 def test_a_model_and_its_draft_model_share_a_plan_and_a_text(config: wager.EngineConfig, directory: str) -> None:
-    plain = wager.load(config)
-    drafted = wager.load(replace(config, drafter=f"model:{directory}", depth=3))
-    assert drafted.plan_memory.drafter > 0 == plain.plan_memory.drafter
-    assert drafted.plan_memory.total <= drafted.plan_memory.budget
+    plain = load(config)
+    drafted = load(config.with_options(drafter=f"model:{directory}", depth=3))
+    assert drafted.memory_plan.drafter > 0 == plain.memory_plan.drafter
+    assert drafted.memory_plan.total <= drafted.memory_plan.budget
     request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
     (one,), (two,) = plain.generate([request]), drafted.generate([request])
     assert one.token_ids == two.token_ids
@@ -52,7 +53,7 @@ def test_a_model_and_its_draft_model_share_a_plan_and_a_text(config: wager.Engin
 
 
 def test_stop_strings_and_text(config: wager.EngineConfig) -> None:
-    engine = wager.load(replace(config, drafter="ngram"))
+    engine = load(config.with_options(drafter="ngram"))
     request = Request("r", tuple(engine.tokenizer.encode("one two three")), replace(PARAMS, max_tokens=30))
     (whole,) = engine.generate([request])
     stop = whole.text[5:8]
@@ -63,42 +64,42 @@ def test_stop_strings_and_text(config: wager.EngineConfig) -> None:
 
 def test_a_vocabulary_that_differs_is_refused_by_its_first_token(config: wager.EngineConfig, tmp_path: Path) -> None:
     other = model(tmp_path, pre="llama-bpe")
-    with pytest.raises(TokenizerError, match=r"id \d+ is '.*' there and '.*' in the target"):
-        wager.load(replace(config, drafter=f"model:{other}"))
+    with pytest.raises(TokenizerError, match=r"id \d+ is '.*', but '.*' in the target"):
+        load(config.with_options(drafter=f"model:{other}"))
 
 
 def test_what_does_not_fit_is_refused_with_figures(config: wager.EngineConfig) -> None:
     with pytest.raises(MemoryPlanError, match=r"weights .* \+ workspace .* \+ drafter .* \+ cache of 96 tokens"):
-        wager.load(replace(config, memory=10_000))
+        load(config.with_options(memory=10_000))
     with pytest.raises(UsageError, match="97 is more than the model's 96"):
-        wager.load(replace(config, max_context=97))
+        load(config.with_options(max_context=97))
 
 
 def test_more_memory_makes_a_larger_cache(config: wager.EngineConfig) -> None:
-    small, large = (wager.load(replace(config, memory=size << 20)).plan_memory for size in (8, 16))
+    small, large = (load(config.with_options(memory=size << 20)).memory_plan for size in (8, 16))
     assert small.cache_tokens < large.cache_tokens
     assert small.total <= 8 << 20
-    given = wager.load(replace(config, cache_tokens=100)).plan_memory
+    given = load(config.with_options(cache_tokens=100)).memory_plan
     assert given.cache_tokens == 112  # whole pages
 
 
 def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:
     with pytest.raises(UsageError, match="'random-tree' makes trees"):
-        wager.load(replace(config, drafter="random-tree", verify="block"))
+        load(config.with_options(drafter="random-tree", verify="block"))
 
 
 def test_a_head_the_native_kernels_do_not_serve_falls_back_and_says_why(tmp_path: Path) -> None:
-    odd = wager.EngineConfig(model=model(tmp_path, head_dim=8), drafter="none")
-    engine = wager.load(odd)
+    odd = wager.EngineConfig.from_options(model=model(tmp_path, head_dim=8), drafter="none")
+    engine = load(odd)
     assert "reference" in engine.kernels.name
     assert engine.kernels.reason
     with pytest.raises(UsageError, match="cannot be used"):
-        wager.load(replace(odd, kernels="native"))
+        load(odd.with_options(kernels="native"))
 
 
 def test_engines_that_share_a_model_take_turns(config: wager.EngineConfig) -> None:
-    first = wager.load(config)
-    second = wager.load(replace(config, drafter="ngram"), target=first.target)
+    first = load(config)
+    second = load(config.with_options(drafter="ngram"), target=first.target)
     prompt = tuple(first.tokenizer.encode("one two three four five six seven eight nine ten eleven twelve " * 2))
     request = Request("r", prompt, PARAMS)
     texts = [engine.generate([request])[0].token_ids for engine in (first, second, first, second)]
@@ -110,7 +111,7 @@ def test_engines_that_share_a_model_take_turns(config: wager.EngineConfig) -> No
 
 def test_plans_are_plain_arithmetic() -> None:
     plan = memory.plan(
-        budget=10_000, weights=1000, workspace=500, drafter=0, token_bytes=10, max_context=100, full=True
+        budget=10_000, weights=1000, workspace=500, drafter=0, token_bytes=10, max_context=100, use_all=True
     )
     assert (plan.cache_tokens, plan.cache, plan.num_blocks) == (848, 8480, 53)
     assert memory.available() > 2**20
@@ -120,32 +121,32 @@ def test_a_calibration_is_used_where_it_was_made_and_named_where_not(
     config: wager.EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
-    betting = replace(config, drafter="ngram")
-    first = wager.load(betting)
+    speculating = config.with_options(drafter="ngram")
+    first = load(speculating)
     here = setup(first.kernels, first.spec, model="tiny")
     points = [StepPoint(rows, 1, 100, 1.0 * rows) for rows in (1, 2, 4)]  # seconds no machine would measure
     calibration = Calibration.fit(here, points, points[:1], seconds=1)
     folder = hub.cache_dir(FOLDER)
     path = calibration.write(folder)
-    loaded = wager.load(betting)
-    assert loaded.target.surface is not None
-    assert loaded.target.surface.seconds(4, 1, 100) == pytest.approx(4.0, rel=0.01)
+    loaded = load(speculating)
+    assert loaded.target.latency is not None
+    assert loaded.target.latency.seconds(4, 1, 100) == pytest.approx(4.0, rel=0.01)
     assert not caplog.records
     path.unlink()
     replace(calibration, setup=replace(here, machine="a toaster")).write(folder)
-    measured = wager.load(betting)
-    assert measured.target.surface is not None
-    assert measured.target.surface.seconds(4, 1, 100) < 1.0
+    measured = load(speculating)
+    assert measured.target.latency is not None
+    assert measured.target.latency.seconds(4, 1, 100) < 1.0
     assert "a toaster" in caplog.text
 
 
 def test_engines_on_one_target_learn_apart(config: wager.EngineConfig) -> None:
-    one = wager.load(replace(config, drafter="ngram"))
-    two = wager.load(replace(config, drafter="ngram,ngram:5"), target=one.target)
+    one = load(config.with_options(drafter="ngram"))
+    two = load(config.with_options(drafter="ngram,ngram:5"), target=one.target)
     assert two.drafter_name == "ngram,ngram:5"
     params = SamplingParams(max_tokens=40, seed=1, ignore_eos=True)
     request = Request("r", tuple(one.tokenizer.encode("one two one two one two")), params)
     (a,), (b,) = one.generate([request]), two.generate([replace(request, id="s")])
     assert a.token_ids == b.token_ids
     assert one.policy.explain() != ""
-    assert one.target.surface is two.target.surface
+    assert one.target.latency is two.target.latency

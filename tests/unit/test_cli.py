@@ -21,7 +21,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import wager as package
 from wager.cli import VERBS, main
-from wager.cli.flags import size
 from wager.errors import DownloadError
 from wager.models import hub
 
@@ -164,11 +163,6 @@ def test_an_unknown_model_exits_with_1_and_a_hint(wager: Call) -> None:
     assert result.code == 1
     assert "error: Model 'smollm2-135m' is not known." in result.err
     assert "hint: Did you mean SmolLM2-135M-Instruct?" in result.err
-
-
-@pytest.mark.parametrize(("text", "bytes_"), [("4GiB", 4 << 30), ("512mib", 512 << 20), ("1.5g", 3 << 29), ("77", 77)])
-def test_sizes(text: str, bytes_: int) -> None:
-    assert size(text) == bytes_
 
 
 # ---- run ----------------------------------------------------------------------------------------------------------
@@ -325,8 +319,8 @@ def test_prove_names_the_first_difference(
 ) -> None:
     from wager.cli import prove
 
-    def spoiled(engine, requests, condition, *, watch=None):
-        found = answers(engine, requests, condition, watch=watch)
+    def spoiled(engine, requests, condition, *, on_delta=None):
+        found = answers(engine, requests, condition, on_delta=on_delta)
         if condition.concurrency > 1:
             bad = found["coding-1"]
             object.__setattr__(bad, "token_ids", (*bad.token_ids[:2], -7, *bad.token_ids[3:]))
@@ -339,6 +333,75 @@ def test_prove_names_the_first_difference(
     assert "prompt coding-1, token 2" in result.err
     assert "speculative -7" in result.err
     assert "Traceback" not in result.err
+
+
+# ---- a file of options --------------------------------------------------------------------------------------------
+
+
+def options_file(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "wager.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_gives_defaults_that_flags_override(wager: Call, model: str, tmp_path: Path) -> None:
+    path = options_file(
+        tmp_path,
+        f'model = "{model}"\nthreads = 1\nmemory = "256MiB"\ndrafter = "ngram"\nmax-tokens = 6\ntemperature = 0.5\n'
+        "seed = 7\nmax_rows = 64\nlogprobs = 1\n",
+    )
+    result = json.loads(wager("run", "abab abab", "--config", path, "--json", "-").out)
+    assert (result["tokens"], result["seed"], result["drafter"]) == (6, 7, "ngram")
+    other = json.loads(
+        wager("run", "abab abab", "--config", path, "--max-tokens", "4", "--drafter", "none", "--json", "-").out
+    )
+    assert (other["tokens"], other["drafter"]) == (4, "none")
+    assert other["token_ids"] == result["token_ids"][:4]
+
+
+def test_one_file_serves_every_verb(wager: Call, model: str, prompts: str, tmp_path: Path) -> None:
+    path = options_file(
+        tmp_path,
+        f'model = "{model}"\nthreads = 1\nmemory = "256MiB"\ndrafter = "ngram"\nmax-tokens = 4\nmax_rows = 64\n',
+    )
+    card = json.loads(wager("bench", prompts, "--config", path, "--limit", "1", "--json", "-").out)["card"]
+    assert (card["settings"]["drafter"], card["settings"]["max_rows"], card["settings"]["max_tokens"]) == (
+        "ngram",
+        64,
+        4,
+    )
+    assert card["settings"]["prefix_cache"] is False
+    outcomes = json.loads(wager("prove", prompts, "--config", path, "--limit", "1", "--json", "-").out)["outcomes"]
+    assert {each["drafter"] for each in outcomes} == {"ngram"}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("dept = 3", "'dept'"),
+        ('depth = "three"', "depth = 'three'"),
+        ("n = 2", "n = 2"),
+        ("depth =", "not TOML"),
+        ('policy = "fixed"\nobjective = "latency"', "'latency'"),
+    ],
+)
+def test_a_bad_file_exits_with_2_and_names_file_and_key(wager: Call, tmp_path: Path, text: str, named: str) -> None:
+    result = wager("run", "hi", "--config", options_file(tmp_path, text))
+    assert result.code == 2
+    assert "wager.toml" in result.err
+    assert named in result.err
+    assert "Traceback" not in result.err
+    assert wager("run", "hi", "--config", str(tmp_path / "none.toml")).code == 2
+
+
+def test_prove_under_a_rule_for_chains_leaves_trees_out(wager: Call, flags: list[str], prompts: str) -> None:
+    result = wager("prove", prompts, *flags, "--limit", "1", "--max-tokens", "4", "--verify", "block", "--json", "-")
+    assert result.code == 0, result.err
+    assert {each["drafter"] for each in json.loads(result.out)["outcomes"]} == {"none", "ngram", "adversary"}
+    assert "random-tree is left out" in result.err
+    asked = wager("prove", prompts, *flags, "--verify", "block", "--drafter", "random-tree")
+    assert asked.code == 2
+    assert "makes trees" in asked.err
 
 
 # ---- pull and doctor ----------------------------------------------------------------------------------------------

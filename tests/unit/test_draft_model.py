@@ -15,12 +15,12 @@ from wager.draft.model import DraftModel, check_same_vocabulary
 from wager.errors import TokenizerError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.noise import argmax_gumbel
-from wager.testing import ToyLaw, ToySeer, ToyTarget
+from wager.testing import ToyDistribution, ToyOracle, ToyTarget
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams
 from wager.verify.distribution import History, process
 
 VOCAB = 32
-LAW = ToyLaw(vocab=VOCAB)
+LAW = ToyDistribution(vocab=VOCAB)
 PARAMS = [
     SamplingParams(),
     SamplingParams(temperature=1.0),
@@ -36,7 +36,7 @@ def _prompt(length: int, *, seed: int = 0) -> list[int]:
 
 def _seen(ask: DraftRequest, known: Sequence[int], prompt: int) -> tuple[int, ...]:
     """What the draft model's law says, computed without a cache."""
-    return tuple(ToySeer(LAW).see(ask, known, prompt))
+    return tuple(ToyOracle(LAW).next_tokens(ask, known, prompt))
 
 
 class _Text:
@@ -277,7 +277,9 @@ def test_native_sampling_serves_exactly_the_plainly_sampled() -> None:
 
 @pytest.mark.parametrize(("own", "verified"), [(40, VOCAB), (20, VOCAB)])
 def test_ids_and_laws_have_the_verified_models_width(own: int, verified: int) -> None:
-    drafter = DraftModel(ToyTarget(ToyLaw(vocab=own)), vocab=verified, kernels=_Kernels() if own > verified else None)  # type: ignore[arg-type]
+    drafter = DraftModel(
+        ToyTarget(ToyDistribution(vocab=own)), vocab=verified, kernels=_Kernels() if own > verified else None
+    )  # type: ignore[arg-type]
     for seed in range(12):
         text = _Text(f"s{seed}", SamplingParams(temperature=0.0 if seed % 2 else 1.5), length=4, seed=seed)
         drafter.begin(text.name, [1, 2, 3, 4], text.params)

@@ -15,23 +15,23 @@ from wager.engine.proposer import Proposer
 from wager.errors import RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
-    DyingDrafter,
+    DecliningDrafter,
+    DuplicateSiblingsDrafter,
+    FailingDrafter,
     OracleDrafter,
     OutsideVocabularyDrafter,
     OverlongDrafter,
     RandomTreeDrafter,
     SetAcceptanceDrafter,
-    SilentDrafter,
-    ToyLaw,
-    ToySeer,
+    ToyDistribution,
+    ToyOracle,
     ToyTarget,
-    TwinDrafter,
 )
 from wager.testing.engines import toy_engine
 from wager.types import Completion, Request, SamplingParams, StepRecord, VerifyRule
 from wager.verify.distribution import History, process
 
-LAW = ToyLaw(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
+LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
 
 PARAMS = {
     "greedy": SamplingParams(max_tokens=40, seed=1),
@@ -52,16 +52,16 @@ PARAMS = {
 
 DRAFTERS = {
     "ngram": lambda: NgramDrafter(),
-    "oracle": lambda: OracleDrafter(ToySeer(LAW)),
-    "adversary": lambda: AdversaryDrafter(LAW.vocab, seer=ToySeer(LAW)),
+    "oracle": lambda: OracleDrafter(ToyOracle(LAW)),
+    "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "blind-adversary": lambda: AdversaryDrafter(LAW.vocab),
-    "random-tree": lambda: RandomTreeDrafter(LAW.vocab, seer=ToySeer(LAW)),
-    "set": lambda: SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], seer=ToySeer(LAW)),
+    "random-tree": lambda: RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
+    "set": lambda: SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], oracle=ToyOracle(LAW)),
     "outside": lambda: OutsideVocabularyDrafter(LAW.vocab),
     "overlong": lambda: OverlongDrafter(),
-    "silent": lambda: SilentDrafter(),
-    "twins": lambda: TwinDrafter(),
-    "dying": lambda: DyingDrafter(lives=20),
+    "silent": lambda: DecliningDrafter(),
+    "twins": lambda: DuplicateSiblingsDrafter(),
+    "dying": lambda: FailingDrafter(calls=20),
 }
 
 SETTINGS = {
@@ -119,7 +119,7 @@ def test_text_depends_on_prompt_params_and_seed_alone(drafter: str, setting: str
 
 
 def test_forced_preemption_and_prefix_hits_change_nothing(texts: dict) -> None:
-    engine = toy_engine(LAW, drafter=RandomTreeDrafter(LAW.vocab, seer=ToySeer(LAW)), depth=6, num_blocks=256)
+    engine = toy_engine(LAW, drafter=RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)), depth=6, num_blocks=256)
     preempted = hits = 0
     for _ in range(2):  # the second round finds its prompts in the prefix cache
         steps = itertools.count()
@@ -149,12 +149,12 @@ def test_choices_share_the_prompt_and_differ_in_noise() -> None:
 
 def test_an_oracle_is_accepted_whole_and_an_adversary_never() -> None:
     params = SamplingParams(max_tokens=41, temperature=0.9, seed=3, ignore_eos=True)
-    oracle = toy_engine(LAW, drafter=OracleDrafter(ToySeer(LAW)), depth=4)
+    oracle = toy_engine(LAW, drafter=OracleDrafter(ToyOracle(LAW)), depth=4)
     (best,) = oracle.generate([Request("a", (1, 2, 3), params)])
     assert best.stats.accepted == best.stats.drafted > 0
     assert best.stats.rounds == 9  # five tokens a round
     assert best.drafted_by.count("oracle") == best.stats.accepted
-    adversary = toy_engine(LAW, drafter=AdversaryDrafter(LAW.vocab, seer=ToySeer(LAW)), depth=4)
+    adversary = toy_engine(LAW, drafter=AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)), depth=4)
     (worst,) = adversary.generate([Request("a", (1, 2, 3), params)])
     assert worst.stats.accepted == 0 < worst.stats.drafted
     assert worst.stats.rounds == len(worst.token_ids)
@@ -168,7 +168,7 @@ def test_logprobs_are_the_targets_own_with_guesses_or_without() -> None:
     def run(drafter: Drafter | None) -> Completion:
         return toy_engine(LAW, drafter=drafter, depth=4).generate([request])[0]
 
-    bare, guessed = run(None), run(RandomTreeDrafter(LAW.vocab, seer=ToySeer(LAW)))
+    bare, guessed = run(None), run(RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)))
     assert guessed.stats.accepted > 0
     assert bare.logprobs == guessed.logprobs
     assert [entry.token_id for entry in bare.logprobs] == list(bare.token_ids)
@@ -180,7 +180,7 @@ def test_stop_token_ids_end_the_text_inside_a_round() -> None:
     whole = plain(request)
     stop = whole[7]
     first = whole.index(stop)
-    engine = toy_engine(LAW, drafter=OracleDrafter(ToySeer(LAW)), depth=6)
+    engine = toy_engine(LAW, drafter=OracleDrafter(ToyOracle(LAW)), depth=6)
     (done,) = engine.generate([replace(request, params=replace(request.params, stop_token_ids=(stop,)))])
     assert done.token_ids == whole[: first + 1]
     assert done.finish_reason == "stop"
@@ -223,7 +223,7 @@ def test_requests_that_cannot_be_served_are_refused_by_name() -> None:
         Request("empty", ())
 
 
-class BrokenLaw(ToyLaw):
+class BrokenLaw(ToyDistribution):
     """Not a number after token 7, which the law itself never says."""
 
     def logits(self, tails, digests):  # type: ignore[no-untyped-def]
@@ -248,7 +248,7 @@ def test_numbers_that_are_not_end_their_request_and_no_other(params: SamplingPar
     assert (engine.runner.target.cache.tokens < 48).all()
 
 
-class FragileLaw(ToyLaw):
+class FragileLaw(ToyDistribution):
     """Not a number after token 7, wherever it comes from."""
 
     def logits(self, tails, digests):  # type: ignore[no-untyped-def]
@@ -270,12 +270,12 @@ def test_a_row_that_fails_beyond_the_end_of_a_text_hurts_nobody(rule: VerifyRule
     bare = run(None)
     assert bare.finish_reason == "error" and bare.token_ids[-1] == 7
     if rule == "match" or temperature == 0:  # under the other rules sampled texts differ by right
-        guessed = run(OracleDrafter(ToySeer(law)))
+        guessed = run(OracleDrafter(ToyOracle(law)))
         assert (guessed.finish_reason, guessed.token_ids) == ("error", bare.token_ids)
-        stopped = run(OracleDrafter(ToySeer(law)), stop_token_ids=(7,))
+        stopped = run(OracleDrafter(ToyOracle(law)), stop_token_ids=(7,))
         assert (stopped.finish_reason, stopped.token_ids) == ("stop", bare.token_ids)
     else:
-        assert run(OracleDrafter(ToySeer(law)), stop_token_ids=(7,)).finish_reason == "stop"
+        assert run(OracleDrafter(ToyOracle(law)), stop_token_ids=(7,)).finish_reason == "stop"
 
 
 def test_a_failed_request_leaves_the_pages_of_its_twin_alone() -> None:
@@ -304,8 +304,8 @@ def test_every_rule_verifies_what_a_draft_model_guesses(rule: VerifyRule, temper
 
 
 def test_the_block_rule_cuts_what_branches() -> None:
-    engine = toy_engine(LAW, drafter=TwinDrafter(), depth=4)
-    engine.runner.rule, engine.proposer = "block", Proposer(TwinDrafter(), vocab=LAW.vocab, rule="block")
+    engine = toy_engine(LAW, drafter=DuplicateSiblingsDrafter(), depth=4)
+    engine.runner.rule, engine.proposer = "block", Proposer(DuplicateSiblingsDrafter(), vocab=LAW.vocab, rule="block")
     (done,) = engine.generate([Request("r", (1, 2, 3), SamplingParams(max_tokens=20, ignore_eos=True))])
     assert done.finish_reason == "length" and done.stats.drafted > 0
 
@@ -327,7 +327,7 @@ def crowd(prompts: tuple[int, ...]) -> list[Request]:
     return [Request(str(at), tuple((at + i) % 40 + 4 for i in range(size)), params) for at, size in enumerate(prompts)]
 
 
-@pytest.mark.parametrize(("drafter", "guessing"), [(SilentDrafter, False), (OverlongDrafter, True)])
+@pytest.mark.parametrize(("drafter", "guessing"), [(DecliningDrafter, False), (OverlongDrafter, True)])
 def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], guessing: bool) -> None:
     policy = Watched(15)
     engine = toy_engine(LAW, drafter=drafter(), policy=policy, depth=15, num_blocks=512, max_rows=64, max_context=4096)

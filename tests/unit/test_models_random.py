@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 import wager
 from wager.arch import read_config
+from wager.build.load import load
 from wager.errors import ModelError
 from wager.models import hub
 from wager.models.random_models import MODELS, byte_tokenizer, make
@@ -74,15 +74,15 @@ def test_what_would_be_computed_otherwise_is_refused(changes: dict[str, Any], na
 
 @pytest.mark.parametrize("family", MODELS)
 def test_an_engine_on_every_family_writes_the_same_with_any_drafter(family: str) -> None:
-    config = wager.EngineConfig(model=f"random:{family}:tiny", drafter="none", max_context=256, threads=1)
-    plain = wager.load(config)
+    config = wager.EngineConfig.from_options(model=f"random:{family}:tiny", drafter="none", max_context=256, threads=1)
+    plain = load(config)
     requests = [
         Request(str(i), tuple(plain.tokenizer.encode(text)), SamplingParams(max_tokens=24, temperature=i / 2, seed=i))
         for i, text in enumerate(("to be or not to be or not", "abcabcabcabc", "x"))
     ]
     want = [completion.token_ids for completion in plain.generate(requests)]
     for drafter in ("ngram", "adversary", "random-tree"):
-        engine = wager.load(replace(config, drafter=drafter), target=plain.target)
+        engine = load(config.with_options(drafter=drafter), target=plain.target)
         assert [completion.token_ids for completion in engine.generate(requests)] == want
         engine.check()
 
@@ -117,6 +117,6 @@ def test_weights_are_the_same_every_time() -> None:
 )
 def test_unknown_names_are_named(model: str, named: str) -> None:
     with pytest.raises(ModelError, match=named):
-        wager.load(wager.EngineConfig(model=model))
+        load(wager.EngineConfig.from_options(model=model))
     with pytest.raises(ModelError, match="is generated, not fetched"):
         hub.pull(model)

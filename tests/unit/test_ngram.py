@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.draft import names, parse
+from wager.draft.model import DraftModel
 from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter
+from wager.draft.registry import (
+    AUTO,
+    KINDS,
+    DrafterParts,
+    DrafterSpec,
+    build_drafter,
+    descriptions,
+    parse_drafters,
+)
 from wager.errors import UsageError
 from wager.types import Draft, DraftRequest, SamplingParams
 
@@ -130,11 +139,24 @@ def test_the_index_agrees_with_a_search_however_the_text_arrived(tokens: list[in
 
 
 def test_the_names_of_drafters() -> None:
-    assert parse("ngram") == ("ngram", None)
-    assert parse("ngram:4") == ("ngram", "4")
-    assert parse("model:/some/dir:x") == ("model", "/some/dir:x")
-    assert parse("none") == ("none", None) and parse("auto") == ("auto", None)
-    assert "ngram[:N]" in names() and "model:PATH" in names() and "random-tree" in names()
+    assert parse_drafters("ngram") == (DrafterSpec("ngram"),)
+    assert parse_drafters("ngram:4") == (DrafterSpec("ngram", "4"),)
+    assert parse_drafters("model:/some/dir:x, ngram") == (DrafterSpec("model", "/some/dir:x"), DrafterSpec("ngram"))
+    assert parse_drafters("none") == () and parse_drafters("auto") == AUTO
+    assert {"ngram[:N]", "model:PATH", "random-tree", "none", "auto"} <= set(descriptions())
+    assert KINDS["ngram"].range == (1, len(PRIOR))
+
+
+def test_a_kind_says_of_its_drafter_what_the_drafter_says_of_itself() -> None:
+    for name, kind in KINDS.items():
+        if not kind.runs_a_model:
+            drafter = build_drafter(DrafterSpec(name), DrafterParts(vocab=50))
+            assert (drafter.name, drafter.makes_trees, drafter.samples) == (name, kind.makes_trees, kind.samples)
+    assert KINDS["model"].makes_trees is DraftModel.makes_trees and KINDS["model"].samples is DraftModel.samples
+    with pytest.raises(UsageError, match="Unknown drafter 'oracle'"):
+        build_drafter(DrafterSpec("oracle"), DrafterParts(vocab=50))
+    with pytest.raises(UsageError, match="no loaded model"):
+        build_drafter(DrafterSpec("model", "x"), DrafterParts(vocab=50))
 
 
 @pytest.mark.parametrize(
@@ -146,11 +168,14 @@ def test_the_names_of_drafters() -> None:
         ("model:", "Write model:PATH"),
         ("none:3", "takes no argument"),
         ("ngram:x", "takes a number"),
+        ("ngram:9", "ngram:9 is out of range"),
+        ("ngram,none", "stands beside others"),
+        ("ngram,ngram", "named twice"),
     ],
 )
 def test_a_drafter_that_cannot_be_is_named(text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
-        parse(text)
+        parse_drafters(text)
     assert re.search(message, str(error.value))
 
 

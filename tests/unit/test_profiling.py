@@ -23,12 +23,12 @@ from wager.kernels.base import TargetOutput
 from wager.profiling.calibrate import calibrate, check_calibration, quick_surface, setup
 from wager.profiling.timed_drafts import time_drafting
 from wager.profiling.timed_steps import StepTimer, time_steps
-from wager.testing import FakeClock, SilentDrafter, ToyLaw, ToyTarget
+from wager.testing import DecliningDrafter, FakeClock, ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, DraftRequest, PackedBatch, Request, SamplingParams
 
-LAW = ToyLaw(vocab=97, memory=0.5)
+LAW = ToyDistribution(vocab=97, memory=0.5)
 HERE = Setup("toy", "toy", "toy-0", "none", None, "int64")
 
 
@@ -241,8 +241,8 @@ def test_drafting_is_timed_by_requests_and_depth_and_forgotten() -> None:
 
 
 def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
-    with pytest.raises(UsageError, match="'silent' made no draft"):
-        time_drafting(Proposer(SilentDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
+    with pytest.raises(UsageError, match="'declining' made no draft"):
+        time_drafting(Proposer(DecliningDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
 
 
 # ---- what it holds for ----------------------------------------------------------------------------------------------
@@ -264,5 +264,8 @@ def test_a_setup_names_machine_kernels_and_shape() -> None:
 def test_shapes_need_no_more_rows_than_an_engine_has() -> None:
     """The default engine takes every shape of the grid."""
     config = EngineConfig()
-    assert max(shape.rows for shape in grid_shapes(step_timer(TimedTarget(FakeClock())).limits)) <= config.max_rows
+    assert (
+        max(shape.rows for shape in grid_shapes(step_timer(TimedTarget(FakeClock())).limits))
+        <= config.capacity.max_rows
+    )
     assert StepShape((16,), (3,)).rows == 4

@@ -9,13 +9,13 @@ import pytest
 
 from wager.economics.policy.base import longest_that_fits
 from wager.engine.proposer import Proposer
-from wager.testing import SilentDrafter
+from wager.testing import DecliningDrafter
 from wager.types import Draft, DraftRequest, SamplingParams
 
 VOCAB = 10
 
 
-class ProposesExactly(SilentDrafter):
+class ProposesExactly(DecliningDrafter):
     """Proposes exactly these drafts."""
 
     def __init__(self, *drafts: Draft, samples: bool = False) -> None:
@@ -73,7 +73,7 @@ def test_draws_without_their_law_are_dropped_when_the_rule_needs_it() -> None:
 
 
 def test_a_failing_drafter_is_switched_off_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(SilentDrafter):
+    class Failing(DecliningDrafter):
         name = "failing"
 
         def propose(self, asks: object) -> list[Draft]:

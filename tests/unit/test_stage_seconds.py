@@ -10,12 +10,12 @@ import pytest
 from wager.economics.policy.fixed import FixedDepth
 from wager.engine.core import Engine
 from wager.kernels.base import TargetOutput
-from wager.testing import FakeClock, OracleDrafter, ToyLaw, ToySeer
+from wager.testing import FakeClock, OracleDrafter, ToyDistribution, ToyOracle
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, Plan, Request, SamplingParams, Span, StepRecord, Verdict
 
-LAW = ToyLaw(vocab=48)
+LAW = ToyDistribution(vocab=48)
 
 
 class SlowPolicy(FixedDepth):
@@ -77,7 +77,7 @@ def slowed(clock: FakeClock, seconds: float, call: Callable[..., Any]) -> Callab
 @pytest.fixture
 def timed() -> tuple[Engine, SlowPolicy, FakeClock]:
     clock = FakeClock()
-    policy, drafter = SlowPolicy(clock), SlowDrafter(ToySeer(LAW))
+    policy, drafter = SlowPolicy(clock), SlowDrafter(ToyOracle(LAW))
     drafter.clock = clock
     engine = toy_engine(LAW, drafter=drafter, policy=policy, trace=Trace(clock))
     engine.runner.target.forward = slowed(clock, 512.0, engine.runner.target.forward)  # type: ignore[method-assign]

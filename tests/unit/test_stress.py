@@ -19,18 +19,18 @@ from wager.draft.ngram import NgramDrafter
 from wager.engine.core import Engine
 from wager.errors import WagerError
 from wager.kernels import noise
-from wager.testing import DyingDrafter, RandomTreeDrafter, ToyLaw
+from wager.testing import FailingDrafter, RandomTreeDrafter, ToyDistribution
 from wager.testing.engines import toy_engine
 from wager.types import OutputDelta, Request, SamplingParams
 
 WARM = 300
 """Requests until all that may grow has grown, and a dying drafter is dead."""
 
-LAW = ToyLaw(vocab=64, order=2, sharpness=5.0, eos=0, eos_bias=0.5)
+LAW = ToyDistribution(vocab=64, order=2, sharpness=5.0, eos=0, eos_bias=0.5)
 DRAFTERS: dict[str, tuple[Callable[[], Drafter | None], int]] = {
     "random-tree": (lambda: RandomTreeDrafter(64), 3000),
     "ngram": (NgramDrafter, 2000),
-    "dying": (lambda: DyingDrafter(lives=300), 2000),
+    "dying": (lambda: FailingDrafter(calls=300), 2000),
     "none": (lambda: None, 3000),
 }
 """How to make each drafter, and how many requests it serves: ten thousand in all."""

@@ -13,24 +13,24 @@ from wager.errors import CacheIntegrityError
 from wager.kernels.base import BLOCK_SIZE
 from wager.testing import (
     AdversaryDrafter,
-    DyingDrafter,
+    DecliningDrafter,
+    DuplicateSiblingsDrafter,
+    FailingDrafter,
     FakeClock,
     OracleDrafter,
     OutsideVocabularyDrafter,
     OverlongDrafter,
     RandomTreeDrafter,
-    ReferenceSeer,
+    ReferenceOracle,
     SetAcceptanceDrafter,
-    SilentDrafter,
-    ToyLaw,
-    ToySeer,
+    ToyDistribution,
+    ToyOracle,
     ToyTarget,
-    TwinDrafter,
 )
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.pack import pack
 
-LAW = ToyLaw(vocab=32)
+LAW = ToyDistribution(vocab=32)
 PROMPT = tuple(np.random.default_rng(3).integers(0, 32, 40).tolist())
 PAGES = {"a": [5, 2, 9, 4], "b": [7, 0, 3, 1]}
 
@@ -39,7 +39,7 @@ def _span(name: str, tokens: tuple[int, ...], start: int, *, live: bool = True) 
     return Span(name, start, tokens[start:], live, 8)
 
 
-def _prefilled(law: ToyLaw = LAW) -> ToyTarget:
+def _prefilled(law: ToyDistribution = LAW) -> ToyTarget:
     target = ToyTarget(law, num_blocks=10)
     target.forward(pack([_span("a", PROMPT[:-1], 0, live=False)], {}, PAGES))
     return target
@@ -63,7 +63,7 @@ def test_logits_follow_the_closed_form_whatever_the_chunks() -> None:
 
 @pytest.mark.parametrize("context", [(), (4,), (4, 1)])
 def test_a_context_shorter_than_the_order_has_a_law(context: tuple[int, ...]) -> None:
-    law = ToyLaw(vocab=8, order=3)
+    law = ToyDistribution(vocab=8, order=3)
     assert law(context).shape == (8,)
     if context:
         output = ToyTarget(law, num_blocks=10).forward(pack([_span("a", context, 0)], {}, PAGES))
@@ -138,16 +138,16 @@ def test_a_batch_no_target_could_run_is_refused() -> None:
 
 def test_options_of_the_law() -> None:
     context = (1, 2, 3)
-    short = ToyLaw(vocab=16, order=2, memory=0.0)
+    short = ToyDistribution(vocab=16, order=2, memory=0.0)
     assert np.array_equal(short(context), short((9, 9, 2, 3)))
     assert not np.array_equal(LAW(context), LAW((9, 2, 3)))
-    eos = ToyLaw(vocab=16, eos=5, eos_bias=50.0)
+    eos = ToyDistribution(vocab=16, eos=5, eos_bias=50.0)
     assert int(eos(context).argmax()) == 5
-    sharp, flat = ToyLaw(vocab=16, sharpness=20.0), ToyLaw(vocab=16, sharpness=2.0)
+    sharp, flat = ToyDistribution(vocab=16, sharpness=20.0), ToyDistribution(vocab=16, sharpness=2.0)
     assert np.ptp(sharp(context)) > np.ptp(flat(context))
     contexts = [(a, b) for a in range(16) for b in range(16)]
-    near = ToyLaw(vocab=16, drift=0.5, salt=1)
-    agree = np.mean([near(c).argmax() == ToyLaw(vocab=16)(c).argmax() for c in contexts])
+    near = ToyDistribution(vocab=16, drift=0.5, salt=1)
+    agree = np.mean([near(c).argmax() == ToyDistribution(vocab=16)(c).argmax() for c in contexts])
     assert 0.3 < agree < 0.95
 
 
@@ -178,7 +178,7 @@ def _ask(params: SamplingParams, *, known: int = 0, depth: int = 5) -> DraftRequ
 @pytest.mark.parametrize("params", PARAMS)
 def test_the_oracle_is_always_right_and_the_adversary_never(params: SamplingParams) -> None:
     said = _said(params, 12)
-    oracle, adversary = OracleDrafter(ToySeer(LAW)), AdversaryDrafter(32, seer=ToySeer(LAW))
+    oracle, adversary = OracleDrafter(ToyOracle(LAW)), AdversaryDrafter(32, oracle=ToyOracle(LAW))
     for drafter in (oracle, adversary):
         drafter.begin("a", PROMPT, params)
         drafter.accept("a", said[:4])
@@ -189,36 +189,36 @@ def test_the_oracle_is_always_right_and_the_adversary_never(params: SamplingPara
 
 
 def test_the_adversary_is_wrong_even_where_there_is_little_choice() -> None:
-    law = ToyLaw(vocab=3)
-    adversary, seer = AdversaryDrafter(3, seer=ToySeer(law)), ToySeer(law)
+    law = ToyDistribution(vocab=3)
+    adversary, oracle = AdversaryDrafter(3, oracle=ToyOracle(law)), ToyOracle(law)
     for seed in range(30):
         prompt = [seed % 3, 1, 2]
         adversary.begin("a", prompt, PARAMS[1])
         ask = DraftRequest("a", 3, 6, PARAMS[1], seed)
-        right = seer.see(ask, prompt, 3)
+        right = oracle.next_tokens(ask, prompt, 3)
         assert all(a != b for a, b in zip(adversary.propose([ask])[0].tokens, right, strict=True))
 
 
 def test_drafters_forget_a_sequence_that_ended() -> None:
-    oracle = OracleDrafter(ToySeer(LAW))
+    oracle = OracleDrafter(ToyOracle(LAW))
     oracle.begin("a", PROMPT, PARAMS[0])
     oracle.end("a")
     oracle.end("a")
-    assert not oracle.known and not oracle.prompts
+    assert not oracle.known and not oracle.prompt_tokens
     with pytest.raises(KeyError):
         oracle.propose([_ask(PARAMS[0])])
 
 
 def test_a_reference_text_makes_an_oracle_of_any_model() -> None:
     text = [*PROMPT, 9, 8, 7, 6]
-    oracle = OracleDrafter(ReferenceSeer({"a": text}))
+    oracle = OracleDrafter(ReferenceOracle({"a": text}))
     oracle.begin("a", PROMPT, PARAMS[0])
     oracle.accept("a", [9])
     assert oracle.propose([_ask(PARAMS[0], known=1)])[0].tokens == (8, 7, 6)
 
 
 def test_the_set_rates_are_met() -> None:
-    drafter = SetAcceptanceDrafter(32, (0.8, 0.5), seer=ToySeer(LAW))
+    drafter = SetAcceptanceDrafter(32, (0.8, 0.5), oracle=ToyOracle(LAW))
     survived = Counter[int]()
     rounds = 400
     for index in range(rounds):
@@ -240,9 +240,9 @@ _SAID = _said(PARAMS[1], 3)
 
 
 def test_random_trees_are_sound_varied_and_partly_right() -> None:
-    with_seer, without = RandomTreeDrafter(32, seer=ToySeer(LAW)), RandomTreeDrafter(32)
+    with_oracle, without = RandomTreeDrafter(32, oracle=ToyOracle(LAW)), RandomTreeDrafter(32)
     shapes, reached = set(), Counter[int]()
-    for drafter in (with_seer, without):
+    for drafter in (with_oracle, without):
         for index in range(150):
             name = f"r{index}"
             drafter.begin(name, PROMPT, PARAMS[1])
@@ -253,7 +253,7 @@ def test_random_trees_are_sound_varied_and_partly_right() -> None:
             children = list(zip(draft.parents, draft.tokens, strict=True))
             assert len(set(children)) == len(children)
             shapes.add(draft.parents)
-            if drafter is with_seer:
+            if drafter is with_oracle:
                 for node in range(len(draft)):
                     path = [draft.tokens[step] for step in draft.path(node)]
                     if len(path) <= 3 and path == _SAID[: len(path)]:
@@ -265,7 +265,13 @@ def test_random_trees_are_sound_varied_and_partly_right() -> None:
 
 def test_misbehaviour_is_as_advertised() -> None:
     params = PARAMS[0]
-    drafters = [OutsideVocabularyDrafter(32), OverlongDrafter(), SilentDrafter(), TwinDrafter(), DyingDrafter(1)]
+    drafters = [
+        OutsideVocabularyDrafter(32),
+        OverlongDrafter(),
+        DecliningDrafter(),
+        DuplicateSiblingsDrafter(),
+        FailingDrafter(1),
+    ]
     drafts = []
     for drafter in drafters:
         drafter.begin("a", PROMPT, params)
@@ -274,7 +280,7 @@ def test_misbehaviour_is_as_advertised() -> None:
     assert all(not 0 <= token < 32 for token in outside.tokens) and len(outside) == 5
     assert len(overlong) > 5 and len(silent) == 0
     assert twins.parents == (-1,) * 5 and len(set(twins.tokens)) == 1
-    with pytest.raises(RuntimeError, match="died"):
+    with pytest.raises(RuntimeError, match="failed"):
         drafters[-1].propose([_ask(params)])
     short = OverlongDrafter()
     short.begin("a", (1,), params)

@@ -1,1 +1,1 @@
-"""Workloads, measurements and their reports. Knows an engine only by what it does: requests in, completions out."""
+"""Workloads, measurements and their reports. An engine is whatever turns requests into completions."""

@@ -1,8 +1,7 @@
-"""Runs the same requests through one or several engines, in turns, and keeps what each answer cost.
+"""Runs the same requests through one or several engines, in turns, and records what each answer took.
 
-Engines that are compared take turns prompt by prompt (or pass by pass when requests run together), and who begins
-alternates: whatever the machine does meanwhile, it does to all of them. Knows engines only as request in, completion
-out; knows no drafter and no file.
+Engines that are compared take turns prompt by prompt (or pass by pass when requests run together), and the one that
+begins alternates, so that changes of the machine's speed affect all of them alike.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from wager.errors import RequestError
 from wager.trace import Trace
 from wager.types import Completion, OutputDelta, Request
 
-Watch = Callable[[OutputDelta], None]
+OnDelta = Callable[[OutputDelta], None]
 
 
-class Generates(Protocol):
-    """What an engine has to be able to do to be measured."""
+class GeneratingEngine(Protocol):
+    """What is needed of an engine to be measured."""
 
     def generate(
-        self, requests: Sequence[Request], *, concurrency: int | None = None, on_event: Watch | None = None
+        self, requests: Sequence[Request], *, concurrency: int | None = None, on_event: OnDelta | None = None
     ) -> list[Completion]: ...
 
 
 @dataclass(slots=True)
-class Record:
-    """What one engine made of the requests: per request its answers, one a pass, and per pass its wall seconds."""
+class Measurement:
+    """One engine's answers to each request, one a pass, and its wall seconds of each pass."""
 
     answers: list[list[Completion]]
     walls: list[float] = field(default_factory=list)
 
     def answer(self, index: int) -> Completion:
-        """The first pass's answer to request `index`, billed with the median times of all passes."""
+        """The first pass's answer to request `index`, with the median times of all passes."""
         answers = self.answers[index]
         stats = replace(
             answers[0].stats,
@@ -50,22 +49,21 @@ class Record:
 
 
 def measure(
-    engines: Mapping[str, Generates],
+    engines: Mapping[str, GeneratingEngine],
     requests: Sequence[Request],
     *,
     concurrency: int = 1,
     repeats: int = 1,
-    on_event: Watch | None = None,
+    on_event: OnDelta | None = None,
     clock: Callable[[], float] | None = None,
-) -> dict[str, Record]:
-    """Answer all requests with every engine, `repeats` times, in turns; one record an engine.
+) -> dict[str, Measurement]:
+    """Answer all requests with every engine, `repeats` times, in turns; one measurement an engine.
 
-    One untimed short answer an engine comes first. Raises RequestError as soon as a request fails: a bench that lost a
-    row in silence would lie.
+    One untimed short answer an engine comes first. Raises RequestError as soon as a request fails: no row is left out.
     """
     clock = clock or Trace().clock
     turns = [[index] for index in range(len(requests))] if concurrency == 1 else [list(range(len(requests)))]
-    records = {name: Record([[] for _ in requests]) for name in engines}
+    records = {name: Measurement([[] for _ in requests]) for name in engines}
     for engine in engines.values():
         _answer(engine, [_short(requests[0])], concurrency=1, on_event=None)
     for repeat in range(repeats):
@@ -88,11 +86,14 @@ def _short(request: Request) -> Request:
 
 
 def _answer(
-    engine: Generates, requests: Sequence[Request], *, concurrency: int, on_event: Watch | None
+    engine: GeneratingEngine, requests: Sequence[Request], *, concurrency: int, on_event: OnDelta | None
 ) -> list[Completion]:
     answers = engine.generate(requests, concurrency=concurrency, on_event=on_event)
     for answer in answers:
         if answer.finish_reason in ("error", "abort"):
             cause = answer.error or answer.finish_reason
-            raise RequestError(f"Prompt {answer.request_id!r} failed: {cause}", "Nothing was reported.")
+            raise RequestError(
+                f"Prompt {answer.request_id!r} failed: {cause}",
+                "Leave the prompt out.",
+            )
     return answers

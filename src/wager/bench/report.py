@@ -1,8 +1,8 @@
 """Turns measured answers into rows, a summary, a comparison and the card that says under what conditions.
 
 Rates: `decode_tok_s` is tokens over the seconds between each answer's first and last token, `e2e_tok_s` tokens over
-wall seconds, the prompt's included. Requests that run together overlap: then the first is the speed one reader sees
-and the second is what the machine delivers. Knows plain numbers only.
+wall seconds, the prompt's included. Requests that run together overlap: then the first is the speed of one answer and
+the second that of the machine.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from statistics import median
 from typing import Any
 
 from wager.bench.machine import describe, versions
-from wager.bench.measure import Record
+from wager.bench.measure import Measurement
 from wager.bench.workload import Prompt
 
 Row = dict[str, Any]
 
 SLOWER = 0.95
-"""A prompt counts as slower when its decoding speed falls below this share of the plain one."""
+"""A prompt counts as slower if its decoding speed is below this share of the plain one."""
 
 
 def card(*, model: str, kernels: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,12 +34,12 @@ def card(*, model: str, kernels: Mapping[str, str], settings: Mapping[str, Any])
     }
 
 
-def rows(prompts: Sequence[Prompt], record: Record) -> list[Row]:
+def rows(prompts: Sequence[Prompt], record: Measurement) -> list[Row]:
     """One row a prompt; times are medians over the passes, the rest is the first pass's."""
     return [_row(prompt, record, index) for index, prompt in enumerate(prompts)]
 
 
-def _row(prompt: Prompt, record: Record, index: int) -> Row:
+def _row(prompt: Prompt, record: Measurement, index: int) -> Row:
     answer = record.answer(index)
     stats = answer.stats
     return {

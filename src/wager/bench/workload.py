@@ -1,7 +1,7 @@
 """Prompts to measure with: read from a file or built in, sorted into task families.
 
-Knows two row formats, {"id", "category", "prompt"} and Spec-Bench's {"question_id", "category", "turns"}, of which
-only the first turn is used. Knows no tokenizer.
+Two row formats are read: {"id", "category", "prompt"} and Spec-Bench's {"question_id", "category", "turns"}, of which
+only the first turn is used.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def builtin() -> list[Prompt]:
-    """A small set of our own: three prompts of every family."""
+    """The small set that comes with wager: three prompts of every family."""
     text = files("wager.bench").joinpath("prompts.jsonl").read_text(encoding="utf-8")
     return _parse(text.splitlines(), name="prompts.jsonl")
 
 
 def spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """At most `limit` prompts: as equal a share of each family as there is, spaced evenly within the family."""
+    """At most `limit` prompts: as equal a share of each family as possible, spaced evenly within the family."""
     if limit is None or limit >= len(prompts):
         return list(prompts)
     groups: dict[str, list[int]] = {}

@@ -1,1 +1,1 @@
-"""The composition root: from a configuration to a running engine."""
+"""From a configuration to a running engine: the one place where packages are put together."""

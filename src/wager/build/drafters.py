@@ -1,4 +1,4 @@
-"""From drafters' names to drafters: what is asked for, what it takes, and how it is offered to a policy."""
+"""The drafters of a configuration: their models are opened and checked first, and loaded once everything fits."""
 
 from __future__ import annotations
 
@@ -8,69 +8,62 @@ from dataclasses import dataclass
 
 from wager.build.opened import OpenedModel, open_draft
 from wager.config import EngineConfig
-from wager.draft import roster
 from wager.draft.base import Drafter
-from wager.draft.model import DraftModel
-from wager.draft.ngram import NgramDrafter
-from wager.errors import UsageError
+from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter
 from wager.kernels.base import Kernels
 
 
-@dataclass(frozen=True)
-class Named:
-    """A drafter that was asked for and checked, but not built. `label` names its guesses; `opened` is its model."""
+@dataclass(frozen=True, slots=True)
+class OpenedDrafter:
+    """A drafter that was asked for and checked, but not built. `label` names its guesses; `model` is its model, opened
+    but not loaded, if it runs one."""
 
     label: str
-    kind: str
-    argument: str | None
-    opened: OpenedModel | None = None
+    spec: DrafterSpec
+    model: OpenedModel | None = None
 
 
-def name_all(config: EngineConfig, target: OpenedModel) -> list[Named]:
-    """The drafters of a configuration. A kind that is there once is its own label."""
-    wanted = roster(config.drafter)
-    kinds = Counter(kind for kind, _ in wanted)
+def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
+    """The drafters of a configuration. The label is the name, with the argument where a name is there twice."""
+    specs = config.speculation.drafters
+    counts = Counter(spec.name for spec in specs)
     return [
-        Named(
-            kind if kinds[kind] == 1 or argument is None else f"{kind}:{argument}",
-            kind,
-            argument,
-            open_draft(config, target, argument or "") if kind == "model" else None,
+        OpenedDrafter(
+            spec.name if counts[spec.name] == 1 else str(spec),
+            spec,
+            open_draft(config, target, spec.argument or "") if KINDS[spec.name].runs_a_model else None,
         )
-        for kind, argument in wanted
+        for spec in specs
     ]
 
 
-def footprint(named: Sequence[Named], kernels: Kernels) -> tuple[int, int]:
-    """Bytes that drafters take at rest, and bytes for every position of the cache."""
-    models = [each.opened for each in named if each.opened is not None]
-    resting = sum(opened.weight_bytes(kernels) + opened.workspace_bytes(kernels) for opened in models)
-    return resting, sum(opened.token_bytes(kernels) for opened in models)
+@dataclass(frozen=True, slots=True)
+class DrafterBytes:
+    """Memory of all drafters together: `fixed` bytes, and `per_token` bytes for every position of the cache."""
+
+    fixed: int
+    per_token: int
 
 
-def make(named: Named, config: EngineConfig, *, kernels: Kernels, num_blocks: int, vocab: int) -> Drafter:
-    """Build one; a model's weights are loaded here."""
-    drafter = _make(named, config, kernels, num_blocks, vocab)
-    drafter.name = named.label
-    if drafter.makes_trees and config.verify == "block":
-        raise UsageError(
-            f"The block rule verifies chains, and drafter {drafter.name!r} makes trees.",
-            "Use --verify rejection or match.",
-        )
+def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterBytes:
+    """The memory that drafters take; only those that run a model take any worth counting."""
+    models = [each.model for each in drafters if each.model is not None]
+    return DrafterBytes(
+        sum(model.weight_bytes(kernels) + model.workspace_bytes(kernels) for model in models),
+        sum(model.token_bytes(kernels) for model in models),
+    )
+
+
+def build(opened: OpenedDrafter, config: EngineConfig, *, kernels: Kernels, num_blocks: int, vocab: int) -> Drafter:
+    """Build one; a model's weights are loaded here, its cache has `num_blocks` blocks."""
+    model = opened.model
+    parts = DrafterParts(
+        vocab,
+        max_context=model.limits.context if model else None,
+        model=model.load(kernels, num_blocks) if model else None,
+        kernels=kernels,
+        prefix_cache=config.capacity.prefix_cache,
+    )
+    drafter = build_drafter(opened.spec, parts)
+    drafter.name = opened.label
     return drafter
-
-
-def _make(named: Named, config: EngineConfig, kernels: Kernels, pages: int, vocab: int) -> Drafter:
-    if named.opened is not None:
-        return DraftModel(
-            named.opened.load(kernels, pages),
-            vocab=vocab,
-            max_context=named.opened.limits.context,
-            kernels=kernels,
-            prefix_cache=config.prefix_cache,
-        )
-    if named.kind == "ngram":
-        return NgramDrafter(int(named.argument)) if named.argument else NgramDrafter()
-    from wager.testing import AdversaryDrafter, RandomTreeDrafter
-
-    return AdversaryDrafter(vocab) if named.kind == "adversary" else RandomTreeDrafter(vocab)

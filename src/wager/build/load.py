@@ -1,24 +1,24 @@
-"""The composition root: from a configuration to a running engine.
+"""From a configuration to a running engine.
 
-Everything that may be refused (model, tokenizer, drafter, memory) is looked at before the first big allocation.
+Everything that may be refused (model, tokenizer, drafters, memory) is looked at before the first big allocation.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from wager.arch import Mla, ModelSpec
-from wager.build import drafters
+from wager.build import drafters as drafting
+from wager.build import latency as latencies
 from wager.build import memory_plan as memory
-from wager.build import policy as betting
-from wager.build.drafters import Named
+from wager.build import policy as policies
 from wager.build.memory_plan import MemoryPlan
 from wager.build.opened import OpenedModel, open_target
-from wager.config import EngineConfig
+from wager.config import EngineConfig, check_rule_for_trees
 from wager.draft.base import Drafter
-from wager.economics.latency.calibration import FOLDER, find_calibration
 from wager.economics.latency.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
@@ -29,39 +29,49 @@ from wager.kernels import select
 from wager.kernels.base import Kernels
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
-from wager.models import hub
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
-from wager.profiling.calibrate import quick_surface, setup
 from wager.trace import Trace
 from wager.types import Request
 
-log = logging.getLogger("wager")
-
 Report = Callable[[str], None]
 
-LENT = ("model", "kernels", "dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens")
-"""Options that are decided when a target is loaded."""
+TARGET_OPTIONS = (
+    "model", "kernels", "dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens",
+)  # fmt: skip
+"""Options that are decided when a target is loaded; engines that share it cannot have others."""
 
 
 @dataclass
 class LoadedTarget:
-    """A loaded model that several engines may use in turns; `user` is the one its cache's contents belong to."""
+    """A loaded model that several engines may use one after the other.
+
+    `cache_user` is the engine whose blocks the cache holds now; `latency` what its steps take, once that is known.
+    """
 
     config: EngineConfig
     opened: OpenedModel
     decoder: Decoder
     kernels: Kernels
-    plan: MemoryPlan
-    user: LoadedEngine | None = None
-    surface: LatencySurface | None = None
+    memory_plan: MemoryPlan
+    cache_user: LoadedEngine | None = None
+    latency: LatencySurface | None = None
+
+    def claim_cache(self, engine: LoadedEngine | None) -> None:
+        """Make `engine` (None: nobody) the cache's user. UsageError while another one has requests running."""
+        user = self.cache_user
+        if user is not None and user is not engine and user.busy:
+            raise UsageError(
+                "Another engine is using this model's cache.", "Let it finish: engines that share a model take turns."
+            )
+        self.cache_user = engine
 
 
 class LoadedEngine(Engine):
     """An engine over a loaded model, with what was decided when it was built."""
 
     target: LoadedTarget
-    plan_memory: MemoryPlan
+    memory_plan: MemoryPlan
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -77,24 +87,15 @@ class LoadedEngine(Engine):
 
     @property
     def drafter_name(self) -> str:
-        """Who guesses now; `none` once a failing drafter was switched off."""
+        """The drafters in use, with commas between; `none` once a failing drafter was switched off."""
         return self.proposer.name
 
     def add(self, request: Request) -> None:
-        self._take_turn()
+        """As Engine.add. Cached prefixes are forgotten if another engine has used the target's cache since."""
+        if self.target.cache_user is not self:
+            self.target.claim_cache(self)
+            self.scheduler.block_pool.reset_prefix_cache()
         super().add(request)
-
-    def _take_turn(self) -> None:
-        """Make the target's cache ours; what others left in it is not what our page table says."""
-        user = self.target.user
-        if user is self:
-            return
-        if user is not None and user.busy:
-            raise UsageError(
-                "Another engine is using this model's cache.", "Let it finish: engines that share a model take turns."
-            )
-        self.scheduler.block_pool.reset_prefix_cache()
-        self.target.user = self
 
 
 def load(
@@ -104,124 +105,110 @@ def load(
     target: LoadedTarget | None = None,
     drafter: Drafter | None = None,
 ) -> LoadedEngine:
-    """Build an engine. `report` is told what is going on.
+    """Build an engine. `report` is called with what is being done, for a progress display.
 
-    `target` lends a loaded model instead of loading it again; `drafter` is a ready drafter of the caller's own, used in
-    place of those that the configuration names. Raises WagerError subclasses that name what cannot be had.
+    `target` is a loaded model to share instead of loading it again; `drafter` is one of the caller's own, used in place
+    of those that the configuration names. Sets torch to one thread: the kernels have their own. Raises WagerError
+    subclasses that name what is not possible.
     """
-    config = config or EngineConfig()
+    config, report = config or EngineConfig(), report or (lambda _: None)
+    torch.set_num_threads(1)  # torch's idle workers would spin on the cores that the native kernels use
     if target is not None:
-        _check_lent(config, target.config)
-    say = report or (lambda _: None)
-    opened = target.opened if target else open_target(config)
-    kernels = target.kernels if target else _kernels(config, opened)
-    named = [] if drafter else drafters.name_all(config, opened)
-    plan = _plan(config, kernels, opened, named, lent=target)
+        _check_shared(config, target.config)
+    if drafter is not None and drafter.makes_trees:
+        check_rule_for_trees(drafter.name, config.speculation.verify)
+    model = target.opened if target else open_target(config)
+    kernels = target.kernels if target else _select_kernels(config, model)
+    opened = [] if drafter else drafting.open_drafters(config, model)
+    plan = _plan_memory(config, kernels, model, opened, shared=target)
     if target is None:
-        say(f"loading {opened.path.name} ({memory.gib(plan.weights)})")
-        target = LoadedTarget(config, opened, opened.load(kernels, plan.num_blocks), kernels, plan)
-    pages, vocab = target.plan.num_blocks, target.decoder.vocab
-    for each in named:
-        if each.opened is not None:
-            say(f"loading the draft model {each.opened.path.name}")
-    made = [drafters.make(each, config, kernels=kernels, num_blocks=pages, vocab=vocab) for each in named]
-    return _assemble(config, target, [drafter] if drafter else made, plan, say=say)
+        report(f"loading {model.path.name} ({memory.gib(plan.weights)})")
+        target = LoadedTarget(config, model, model.load(kernels, plan.num_blocks), kernels, plan)
+    for each in opened:
+        if each.model is not None:
+            report(f"loading the draft model {each.model.path.name}")
+    blocks, vocab = target.memory_plan.num_blocks, target.decoder.vocab
+    built = [drafting.build(each, config, kernels=kernels, num_blocks=blocks, vocab=vocab) for each in opened]
+    return _assemble(config, target, [drafter] if drafter else built, plan, report=report)
 
 
-def _check_lent(config: EngineConfig, lent: EngineConfig) -> None:
-    """A lent target is what it is: options that would make it another are refused, not ignored."""
-    for name in LENT:
-        if getattr(config, name) != getattr(lent, name):
+def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:
+    """Options that a shared target cannot honour are refused, not ignored."""
+    wanted, loaded = config.as_options(), shared.as_options()
+    for name in TARGET_OPTIONS:
+        if wanted[name] != loaded[name]:
             raise UsageError(
-                f"{name} = {getattr(config, name)!r} differs from the lent target's {getattr(lent, name)!r}.",
+                f"{name} = {wanted[name]!r} differs from the shared target's {loaded[name]!r}.",
                 "Load the model anew, or leave the option as it was.",
             )
 
 
-def _kernels(config: EngineConfig, opened: OpenedModel) -> Kernels:
-    attention = opened.spec.attention
+def _select_kernels(config: EngineConfig, model: OpenedModel) -> Kernels:
+    attention, options = model.spec.attention, config.model
     latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
     return select(
-        config.kernels, dtype=config.dtype, threads=config.threads, head_dim=attention.head_dim, latent=latent
+        options.kernels, dtype=options.dtype, threads=options.threads, head_dim=attention.head_dim, latent=latent
     )
 
 
-def _plan(
-    config: EngineConfig, kernels: Kernels, target: OpenedModel, named: Sequence[Named], *, lent: LoadedTarget | None
+def _plan_memory(
+    config: EngineConfig,
+    kernels: Kernels,
+    target: OpenedModel,
+    drafters: Sequence[drafting.OpenedDrafter],
+    *,
+    shared: LoadedTarget | None,
 ) -> MemoryPlan:
-    """Divide the memory; with a lent target its cache is a given and only the drafters come on top."""
-    budget = config.memory if config.memory is not None else int(memory.available() * memory.SHARE)
-    if lent is not None and config.memory is None:
-        budget += lent.plan.total
-    resting, per_token = drafters.footprint(named, kernels)
+    """Divide the memory; a shared target's cache is as large as it is and only the drafters come on top."""
+    limit = config.capacity.memory
+    budget = limit if limit is not None else int(memory.available() * memory.SHARE)
+    if shared is not None and limit is None:
+        budget += shared.memory_plan.total
+    extra = drafting.footprint(drafters, kernels)
     return memory.plan(
         budget=budget,
         weights=target.weight_bytes(kernels),
         workspace=target.workspace_bytes(kernels),
-        drafter=resting,
-        token_bytes=target.token_bytes(kernels) + per_token,
+        drafter=extra.fixed,
+        token_bytes=target.token_bytes(kernels) + extra.per_token,
         max_context=target.limits.context,
-        cache_tokens=lent.plan.cache_tokens if lent else config.cache_tokens,
-        full=config.memory is not None,
+        cache_tokens=shared.memory_plan.cache_tokens if shared else config.capacity.cache_tokens,
+        use_all=limit is not None,
     )
 
 
-def _prices(config: EngineConfig, target: LoadedTarget, say: Report) -> LatencySurface:
-    """What steps of a loaded target take: as calibrated, or else measured in a moment; every engine learns on from
-    there by itself."""
-    if target.surface is None:
-        target.surface = _calibrated(target, say) or _measured(config, target, say)
-    return LatencySurface.from_dict(target.surface.as_dict())
-
-
-def _calibrated(target: LoadedTarget, say: Report) -> LatencySurface | None:
-    folder = hub.cache_dir(FOLDER)
-    here = setup(target.kernels, target.opened.spec, model=target.opened.path.name)
-    found, why = find_calibration(folder, here)
-    if found:
-        say(f"prices as calibrated {found.age}")
-        return found.surface()
-    if any(folder.glob(f"{here.shape}-*.json")):  # there is one, but it is damaged or of another machine
-        log.warning("%s Steps are measured anew; `wager calibrate` stores them.", why)
-    return None
-
-
-def _measured(config: EngineConfig, target: LoadedTarget, say: Report) -> LatencySurface:
-    """A moment's measuring overwrites the cache, so whoever used it must forget what it held."""
-    if target.user is not None and target.user.busy:
-        raise UsageError("Another engine is using this model's cache.", "Load all engines before the first is busy.")
-    say("measuring a few steps")
-    runner = Runner(target.decoder, rule=config.verify, kernels=target.kernels)
-    target.user = None
-    try:
-        return quick_surface(runner, max_context=target.opened.limits.context)
-    except UsageError as error:  # a cache of a few pages: begin with a guess, the steps will correct it
-        log.warning("%s Prices begin as a guess.", error.message)
-        return LatencySurface([1, 256], [5e-3, 5e-2])
+def _latency(target: LoadedTarget, runner: Runner, report: Report) -> LatencySurface:
+    """What steps of a loaded target take: one copy for each engine, which corrects it by its own steps."""
+    if target.latency is None:
+        target.latency = latencies.stored(target.opened, target.kernels, report=report)
+    if target.latency is None:
+        target.claim_cache(None)  # measuring overwrites what the cache holds
+        target.latency = latencies.measured(runner, max_context=target.opened.limits.context, report=report)
+    return LatencySurface.from_dict(target.latency.as_dict())
 
 
 def _assemble(
-    config: EngineConfig, target: LoadedTarget, guessers: Sequence[Drafter], plan: MemoryPlan, *, say: Report
+    config: EngineConfig, target: LoadedTarget, drafters: Sequence[Drafter], plan: MemoryPlan, *, report: Report
 ) -> LoadedEngine:
-    opened, decoder = target.opened, target.decoder
-    policy, depth = betting.build(config, guessers, lambda: _prices(config, target, say))
-    trace = Trace()
+    decoder, model, rule = target.decoder, target.opened, config.speculation.verify
+    runner, trace = Runner(decoder, rule=rule, kernels=target.kernels), Trace()
+    decided = policies.build(config.speculation, drafters, lambda: _latency(target, runner, report))
     scheduler = Scheduler(
-        PagedKVCache(BlockPool(decoder.cache.num_blocks, prefix_cache=config.prefix_cache), decoder.cache),
+        PagedKVCache(BlockPool(decoder.cache.num_blocks, prefix_cache=config.capacity.prefix_cache), decoder.cache),
         max_rows=decoder.max_rows,
         max_sequences=decoder.max_sequences,
-        max_context=opened.limits.context,
-        max_draft_tokens=depth,
+        max_context=model.limits.context,
+        max_draft_tokens=decided.max_depth,
         clock=trace.clock,
     )
     engine = LoadedEngine(
-        Runner(decoder, rule=config.verify, kernels=target.kernels),
+        runner,
         scheduler,
-        policy=policy,
-        proposer=Proposer(*(guessers if depth else ()), vocab=decoder.vocab, rule=config.verify),
-        decoder=lambda: IncrementalDecoder(opened.tokenizer),
-        eos=opened.tokenizer.eos_ids,
+        policy=decided.policy,
+        proposer=Proposer(*(drafters if decided.max_depth else ()), vocab=decoder.vocab, rule=rule),
+        decoder=lambda: IncrementalDecoder(model.tokenizer),
+        eos=model.tokenizer.eos_ids,
         trace=trace,
     )
-    engine.target, engine.plan_memory = target, plan
+    engine.target, engine.memory_plan = target, plan
     return engine

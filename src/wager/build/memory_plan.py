@@ -1,6 +1,6 @@
-"""The memory plan: what weights, workspace, drafter and cache take, decided before the first token.
+"""The memory plan: what weights, workspace, drafters and cache take, decided before anything is allocated.
 
-Knows bytes and positions, no tensors. What does not fit is refused with the figures.
+Bytes and positions only, no tensors. What does not fit is refused with the figures.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from wager.errors import MemoryPlanError
 from wager.kernels.base import BLOCK_SIZE
 
 SHARE = 0.8
-"""Part of the memory that is free at start which the engine may plan with, when nobody says otherwise."""
+"""Share of the memory that is free at start which is planned with, where no limit was given."""
 
 FULL_CONTEXTS = 4
-"""Sequences of full length the default cache has room for (shorter ones share it); more is asked for by --memory."""
+"""Sequences of full length that the cache has room for by default; with a memory limit it takes all that is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by use. `cache_tokens` is what the cache holds, a multiple of PAGE."""
+    """Bytes by use. `cache_tokens` are the positions the cache holds, a multiple of BLOCK_SIZE."""
 
     budget: int
     weights: int
@@ -47,18 +47,18 @@ def plan(
     token_bytes: int,
     max_context: int,
     cache_tokens: int | None = None,
-    full: bool = False,
+    use_all: bool = False,
 ) -> MemoryPlan:
-    """Divide `budget` bytes. `token_bytes` is the cache's price per position (target and drafter together).
+    """Divide `budget` bytes. `token_bytes` is what the cache takes per position (target and drafters together).
 
-    Without `cache_tokens` the cache takes what is left, up to FULL_CONTEXTS contexts unless `full`; at least one whole
-    context must fit.
+    Without `cache_tokens` the cache takes what is left, up to FULL_CONTEXTS contexts unless `use_all`; at least one
+    whole context must fit. Raises MemoryPlanError with the figures.
     """
     fixed = weights + workspace + drafter
     wanted = cache_tokens if cache_tokens is not None else max_context * FULL_CONTEXTS
     if cache_tokens is None:
         left = max(0, budget - fixed) // token_bytes
-        wanted = left if full else min(wanted, left)
+        wanted = left if use_all else min(wanted, left)
     tokens = wanted // BLOCK_SIZE * BLOCK_SIZE if cache_tokens is None else -(-wanted // BLOCK_SIZE) * BLOCK_SIZE
     least = max_context if cache_tokens is None else tokens
     if fixed + max(tokens, least) * token_bytes > budget:
@@ -72,7 +72,7 @@ def plan(
 
 
 def available() -> int:
-    """Bytes free for new allocations: the least of the system's and the control group's word."""
+    """Bytes free for new allocations: the lesser of what the system and what the control group leaves."""
     found = [_meminfo(), *_cgroup()]
     return min(value for value in found if value is not None)
 
@@ -85,7 +85,7 @@ def _meminfo() -> int:
 
 
 def _cgroup() -> list[int]:
-    """What the control group (a container's limit) leaves, if there is one."""
+    """What the control group (a container's limit) leaves; empty without one."""
     root = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),
@@ -101,5 +101,5 @@ def _cgroup() -> list[int]:
 
 
 def gib(size: int) -> str:
-    """Bytes for people."""
+    """Bytes as text, in GiB or MiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"

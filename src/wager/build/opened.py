@@ -1,7 +1,4 @@
-"""Models whose files were opened and checked, but not loaded: what they are and what they would take.
-
-Everything that may be refused is refused here, before the first big allocation.
-"""
+"""Models whose files were opened and checked, but not loaded: what they are and what memory they would take."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from wager.models.weights import Weights
 
 @dataclass(frozen=True)
 class PassLimits:
-    """Sizes a decoder is built with; `heads` bounds the rows of a pass that want logits."""
+    """Sizes a decoder is built with: rows of a pass, sequences in it, positions of a sequence, and rows with logits."""
 
     rows: int
     sequences: int
@@ -31,7 +28,7 @@ class PassLimits:
 
     @property
     def max_blocks(self) -> int:
-        """Pages of one sequence of full length."""
+        """Blocks of one sequence of full length."""
         return -(-self.context // BLOCK_SIZE)
 
 
@@ -52,14 +49,14 @@ class OpenedModel:
         return footprint.weight_bytes(self.spec, kernels)
 
     def workspace_bytes(self, kernels: Kernels) -> int:
-        shape = self.limits
+        limits = self.limits
         return footprint.workspace_bytes(
             self.spec,
             kernels,
-            max_rows=shape.rows,
-            max_sequences=shape.sequences,
-            max_blocks=shape.max_blocks,
-            max_logits_rows=shape.logits_rows,
+            max_rows=limits.rows,
+            max_sequences=limits.sequences,
+            max_blocks=limits.max_blocks,
+            max_logits_rows=limits.logits_rows,
         )
 
     def token_bytes(self, kernels: Kernels) -> int:
@@ -67,31 +64,31 @@ class OpenedModel:
         return footprint.block_bytes(self.spec, kernels) // BLOCK_SIZE
 
     def load(self, kernels: Kernels, num_blocks: int) -> Decoder:
-        shape = self.limits
+        limits = self.limits
         return Decoder(
             self.weights,
             kernels,
             num_blocks=num_blocks,
-            max_rows=shape.rows,
-            max_sequences=shape.sequences,
-            max_blocks=shape.max_blocks,
-            max_logits_rows=shape.logits_rows,
+            max_rows=limits.rows,
+            max_sequences=limits.sequences,
+            max_blocks=limits.max_blocks,
+            max_logits_rows=limits.logits_rows,
         )
 
 
 def open_target(config: EngineConfig) -> OpenedModel:
-    """The model of a configuration."""
-    path, weights, tokenizer = open_model(config.model)
-    context = min(config.max_context or weights.spec.context, weights.spec.context)
-    if config.max_context is not None and config.max_context > weights.spec.context:
+    """The model of a configuration. WagerError says what is unknown, missing, damaged or too long."""
+    capacity = config.capacity
+    path, weights, tokenizer = open_model(config.model.model)
+    context = weights.spec.context if capacity.max_context is None else capacity.max_context
+    if context > weights.spec.context:
         raise UsageError(
-            f"max_context = {config.max_context} is more than the model's {weights.spec.context} positions.",
+            f"max_context = {context} is more than the model's {weights.spec.context} positions.",
             "Leave it out to use all of them.",
         )
-    sequences = min(config.max_sequences, config.max_rows)
-    return OpenedModel(
-        path, weights, tokenizer, PassLimits(config.max_rows, sequences, context, logits_rows=config.max_rows)
-    )
+    sequences = min(capacity.max_sequences, capacity.max_rows)
+    limits = PassLimits(capacity.max_rows, sequences, context, logits_rows=capacity.max_rows)
+    return OpenedModel(path, weights, tokenizer, limits)
 
 
 def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedModel:
@@ -99,5 +96,6 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedM
     path, weights, tokenizer = open_model(model)
     check_same_vocabulary(target.tokenizer, tokenizer)
     context = min(target.limits.context, weights.spec.context)
-    sequences = target.limits.sequences  # one row of each wants logits: the next guess comes out of it
-    return OpenedModel(path, weights, tokenizer, PassLimits(config.max_rows, sequences, context, logits_rows=sequences))
+    sequences = target.limits.sequences  # of each sequence one row has logits: the next guess is drawn from them
+    limits = PassLimits(config.capacity.max_rows, sequences, context, logits_rows=sequences)
+    return OpenedModel(path, weights, tokenizer, limits)

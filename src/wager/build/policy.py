@@ -1,62 +1,57 @@
-"""From a configuration to a policy: who decides how far to guess, with which prices and to what end."""
+"""The policy of a configuration: what decides how many tokens are guessed, and by which latency model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from wager.config import EngineConfig
+from wager.config import SpeculationConfig
 from wager.draft.base import Drafter
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.fixed import FixedDepth
-from wager.economics.policy.objective import parse_objective
-from wager.economics.policy.spec import parse_policy
 from wager.economics.policy.threshold import Threshold
-from wager.errors import UsageError
 
-_CATCHING_UP = 8
-"""A drafter with a cache of its own computes about this many missed tokens in the time of one guess."""
+_CATCH_UP_TOKENS = 8
+"""Missed tokens that a drafter with a cache of its own computes in about the time of one guess."""
 
-_LIKELY = 0.25
-"""Share of the target's step that a guess is taken to cost where it was never timed."""
+_DRAFT_SHARE = 0.25
+"""Share of the target's one-row step that a guess is taken to cost until it was timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPolicy:
+    """A policy, and the most guesses that it may ask for of one sequence in a step."""
+
+    policy: Policy
+    max_depth: int
 
 
 def build(
-    config: EngineConfig, drafters: Sequence[Drafter], surface: Callable[[], LatencySurface]
-) -> tuple[Policy, int]:
-    """The policy, and the most guesses it may ever ask for of one sequence. `surface` is called if prices are wanted.
+    speculation: SpeculationConfig, drafters: Sequence[Drafter], measure: Callable[[], LatencySurface]
+) -> BuiltPolicy:
+    """The policy over `drafters`. `measure` gives the latency model; it is called only for a policy that needs one.
 
-    Raises UsageError for a policy, threshold or objective that is none.
+    Raises UsageError for options that the policy would ignore.
     """
-    spec = parse_policy(config.policy or ("adaptive" if config.depth is None else "fixed"))
-    objective = parse_objective(config.objective)
-    if not drafters or config.depth == 0:
-        return FixedDepth(0), 0
-    if spec.kind != "adaptive" and objective.kind != "throughput":
-        raise UsageError(
-            f"objective = {config.objective!r} says nothing to policy {spec.kind!r}, which knows no prices.",
-            "Leave it out, or use --policy adaptive.",
-        )
-    first = drafters[0]
+    spec, depth = speculation.parsed_policy, speculation.depth
+    if not drafters or depth == 0:
+        return BuiltPolicy(FixedDepth(0), 0)
+    speculation.check_policy(len(drafters))
     if spec.kind == "adaptive":
-        most = {each.name: each.max_depth if config.depth is None else config.depth for each in drafters}
-        prices = surface()
-        offers = {each.name: _offer(each, most[each.name], prices) for each in drafters}
-        return Adaptive(prices, drafters=offers, objective=objective, rule=config.verify), max(most.values())
-    if len(drafters) > 1:
-        raise UsageError(
-            f"Policy {spec.kind!r} asks one drafter, but there are {len(drafters)}: {config.drafter}.",
-            "Name one drafter, or use --policy adaptive.",
-        )
-    depth = first.default_depth if config.depth is None else config.depth
+        depths = {each.name: each.max_depth if depth is None else depth for each in drafters}
+        latency = measure()
+        able = {each.name: _capabilities(each, depths[each.name], latency) for each in drafters}
+        policy = Adaptive(latency, drafters=able, objective=speculation.parsed_objective, rule=speculation.verify)
+        return BuiltPolicy(policy, max(depths.values()))
+    depth = drafters[0].default_depth if depth is None else depth
     if spec.kind == "threshold":
-        return Threshold(depth, threshold=spec.threshold, rule=config.verify), depth
-    return FixedDepth(depth), depth
+        return BuiltPolicy(Threshold(depth, threshold=spec.threshold, rule=speculation.verify), depth)
+    return BuiltPolicy(FixedDepth(depth), depth)
 
 
-def _offer(drafter: Drafter, depth: int, prices: LatencySurface) -> DrafterCapabilities:
-    once = prices.draft_seconds(drafter.name, 1, 1) or _LIKELY * prices.seconds(1, 1, 0)
-    return DrafterCapabilities(
-        depth, stops_early=drafter.samples, catch_up_s=once / _CATCHING_UP if drafter.samples else 0.0
-    )
+def _capabilities(drafter: Drafter, depth: int, latency: LatencySurface) -> DrafterCapabilities:
+    guess_s = latency.draft_seconds(drafter.name, 1, 1) or _DRAFT_SHARE * latency.seconds(1, 1, 0)
+    catch_up_s = guess_s / _CATCH_UP_TOKENS if drafter.samples else 0.0
+    return DrafterCapabilities(depth, stops_early=drafter.samples, catch_up_s=catch_up_s)

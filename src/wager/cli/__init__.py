@@ -1,4 +1,4 @@
-"""The command line: one file a verb, imported when it is called. Importing this page imports no torch.
+"""The command line: one file a verb, imported when it is called. Importing this module imports no torch.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted.
 """
@@ -22,8 +22,8 @@ VERBS = {
     "chat": "Talk with a model.",
     "bench": "Measure speed on a set of prompts.",
     "prove": "Count the tokens that speculation changes: there should be none.",
-    "plan": "Price speculation on paper: which depth pays, where, and why.",
-    "calibrate": "Measure what steps cost on this machine, and store it.",
+    "plan": "Compute from published figures which draft depth pays, where, and why.",
+    "calibrate": "Measure what steps take on this machine, and store it.",
     "replay": "Compare policies on a simulated server; no model.",
     "doctor": "Say what this machine offers, what is used and what is missing.",
 }
@@ -31,7 +31,7 @@ VERBS = {
 
 
 class Verbs(click.Group):
-    """Knows the verbs by name and loads one only when it is called."""
+    """The verbs by name; each is imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,11 @@ from wager.cli import console, flags
 from wager.config import EngineConfig
 from wager.errors import UsageError
 from wager.types import OutputDelta, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from wager.bench.measure import Measurement
+    from wager.build.load import LoadedEngine
+    from wager.llm import ChatTokenizer
 
 FAST, PLAIN = "speculative", "plain"
 
@@ -44,64 +49,90 @@ def command(
     FILE holds a JSON row a line, {"id", "category", "prompt"} or Spec-Bench's {"question_id", "category", "turns"}
     (first turn). Without FILE a small set that comes with wager is used. The prefix cache is off unless asked for.
     """
-    from wager.bench import measure, report
-    from wager.cli.loading import open_engine
+    from wager.bench import measure
 
     console.check_writable(json_path)
-    if compare and config.drafter == "none":
-        raise UsageError("--compare has nothing to compare: --drafter is none already.", "Name a drafter.")
-    if compare and config.prefix_cache:
-        raise UsageError(
-            "--compare and --prefix-cache do not go together: engines that take turns on one cache reuse nothing.",
-            "Leave one of them out.",
-        )
-    engine = open_engine(config)
-    engines = {FAST: engine}
-    if compare:
-        engines[PLAIN] = open_engine(replace(config, drafter="none"), like=engine)
-    requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
+    engines = _open_engines(config, compare=compare)
+    requests = to_requests(prompts, engines[FAST].tokenizer, framing=framing, params=params)
     with console.meter("answers") as update:
         records = measure.measure(
             engines, requests, concurrency=concurrency, repeats=repeat,
             on_event=count_answers(update, "Measuring", len(requests) * len(engines) * repeat),
         )  # fmt: skip
-    rows = {name: report.rows(prompts, record) for name, record in records.items()}
-    walls = {name: record.wall_s for name, record in records.items()}
-    settings = {**asdict(config), **asdict(params), **asdict(framing), "concurrency": concurrency, "repeats": repeat}
-    kernels = {"name": engine.kernels.name, "reason": engine.kernels.reason}
-    result: dict[str, Any] = {
-        "card": report.card(model=config.model, kernels=kernels, settings=settings),
-        "rows": rows[FAST],
-        "summary": report.summary(rows[FAST], wall_s=walls[FAST]),
-    }
-    if compare:
-        ratios = report.compare(rows[PLAIN], rows[FAST], plain_wall_s=walls[PLAIN], wall_s=walls[FAST])
-        result["compare"] = {"plain": report.summary(rows[PLAIN], wall_s=walls[PLAIN]), **ratios}
+    settings = {**settings_of(config, params, framing), "concurrency": concurrency, "repeats": repeat}
+    result = _result(prompts, records, card_of(config, engines[FAST], settings))
     if json_path:
         console.write_json(result, json_path)
     _show(result, to_stdout=str(json_path) != "-")
 
 
+def _open_engines(config: EngineConfig, *, compare: bool) -> dict[str, LoadedEngine]:
+    """The engine to measure and, to compare, one of plain decoding on the same model."""
+    from wager.cli.loading import open_engine
+
+    if compare and config.speculation.drafter == "none":
+        raise UsageError("--compare has nothing to compare: --drafter is none already.", "Name a drafter.")
+    if compare and config.capacity.prefix_cache:
+        raise UsageError(
+            "--compare and --prefix-cache do not go together: engines that take turns on one cache reuse nothing.",
+            "Leave one of them out.",
+        )
+    engines = {FAST: open_engine(config)}
+    if compare:
+        engines[PLAIN] = open_engine(config.with_options(drafter="none"), like=engines[FAST])
+    return engines
+
+
+def settings_of(config: EngineConfig, params: SamplingParams, framing: flags.Framing) -> dict[str, Any]:
+    """Every option of a measurement, by its flat name."""
+    return {**config.as_options(), **asdict(params), **asdict(framing)}
+
+
+def card_of(config: EngineConfig, engine: LoadedEngine, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Under what conditions a measurement was made."""
+    from wager.bench import report
+
+    kernels = {"name": engine.kernels.name, "reason": engine.kernels.reason}
+    return report.card(model=config.model.model, kernels=kernels, settings=settings)
+
+
+def _result(prompts: Sequence[Prompt], records: Mapping[str, Measurement], card: dict[str, Any]) -> dict[str, Any]:
+    """What --json writes; see docs/bench.md."""
+    from wager.bench import report
+
+    rows = {name: report.rows(prompts, record) for name, record in records.items()}
+    walls = {name: record.wall_s for name, record in records.items()}
+    result: dict[str, Any] = {
+        "card": card,
+        "rows": rows[FAST],
+        "summary": report.summary(rows[FAST], wall_s=walls[FAST]),
+    }
+    if PLAIN in records:
+        ratios = report.compare(rows[PLAIN], rows[FAST], plain_wall_s=walls[PLAIN], wall_s=walls[FAST])
+        result["compare"] = {"plain": report.summary(rows[PLAIN], wall_s=walls[PLAIN]), **ratios}
+    return result
+
+
 def to_requests(
-    prompts: Sequence[Prompt], tokenizer: flags.Templated, *, framing: flags.Framing, params: SamplingParams
+    prompts: Sequence[Prompt], tokenizer: ChatTokenizer, *, framing: flags.Framing, params: SamplingParams
 ) -> list[Request]:
-    """One request a prompt. Their ids are the prompts' own, made unlike the engine's numbering of choices."""
+    """One request a prompt, by the prompt's id; '#' in it is replaced, since the engine numbers choices with it."""
     return [
         Request(str(prompt.id).replace("#", "-"), framing.encode(tokenizer, prompt.text), params) for prompt in prompts
     ]
 
 
-def count_answers(update: console.Update, what: str, total: int) -> Any:
-    """A watcher of events that counts finished answers."""
+def count_answers(update: console.Update, what: str, total: int) -> Callable[[OutputDelta], None]:
+    """A function to call with every delta, which shows how many answers have finished."""
     done = 0
 
-    def watch(event: OutputDelta) -> None:
+    def count(delta: OutputDelta) -> None:
         nonlocal done
-        if event.finish_reason:
+        if delta.finish_reason:
             done += 1
             update(what, min(done, total), total)
 
-    return watch
+    return count
 
 
 def _show(result: Mapping[str, Any], *, to_stdout: bool) -> None:

@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,13 +64,13 @@ def command(
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds = {seconds:g} is out of range.", "Measure for more than no time: --seconds 60.")
     console.check_writable(json_path)
-    engine = open_engine(replace(config, drafter="none"))
-    folder, name = hub.cache_dir(FOLDER), Path(config.model).name
+    engine = open_engine(config.with_options(drafter="none"))
+    folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
     here = setup(engine.kernels, engine.spec, model=name)
     if checking:
         stored = find_calibration(folder, here)
         if stored.calibration is None:
-            raise UsageError(stored.reason, f"Calibrate first: wager calibrate --model {config.model}.")
+            raise UsageError(stored.reason, f"Calibrate first: wager calibrate --model {config.model.model}.")
         _check(engine, stored.calibration, seconds=seconds, json_path=json_path)
         return
     calibration = _measure(engine, here, config, ",".join(drafters).split(","), seconds=seconds)
@@ -86,7 +86,7 @@ def _measure(
     timer = _step_timer(engine)
     curves: dict[str, DraftCurve] = {}
     for each in drafters:
-        asked = replace(config, drafter=each, policy="fixed")
+        asked = config.with_options(drafter=each, policy="fixed")
         curve = _time_drafters(engine, timer, asked, seconds=seconds * _DRAFT_SHARE)
         if curve.keys() & curves.keys():
             raise UsageError(f"Two drafters go by the name {next(iter(curve))!r}.", "Calibrate with one of them.")

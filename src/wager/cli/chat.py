@@ -1,4 +1,4 @@
-"""`wager chat`: a conversation. Each turn sends the whole of it; the prefix cache keeps that cheap."""
+"""`wager chat`: a conversation. Each turn sends the whole of it; the prefix cache holds what was computed before."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from wager.cli import console, flags
 from wager.cli.run import footer
 from wager.config import EngineConfig
 from wager.errors import WagerError
-from wager.types import OutputDelta, Request, SamplingParams
+from wager.types import SamplingParams
 
 if TYPE_CHECKING:
-    from wager.build.load import LoadedEngine
+    from wager.llm import OutputStream
 
 Message = dict[str, str]
 
@@ -27,16 +27,16 @@ Message = dict[str, str]
 @flags.engine_flags()
 @flags.sampling_flags(max_tokens=512)
 def command(*, system: str | None, config: EngineConfig, params: SamplingParams) -> None:
-    """Talk with a model, a line a turn; /reset starts over, /exit (or end of input) ends.
+    """Talk with a model, one line a turn; /reset starts over, /exit (or end of input) ends.
 
     Ctrl-C stops an answer. Lines piped in are answered one after another.
     """
-    from wager.cli.loading import open_engine
+    from wager.cli.loading import open_llm
 
-    engine = open_engine(config)
-    framing, terminal = flags.Framing(system=system), sys.stdin.isatty()
+    llm, terminal = open_llm(config), sys.stdin.isatty()
+    beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages: list[Message] = []
-    for turn, line in enumerate(_lines(terminal)):
+    for line in _lines(terminal=terminal):
         if line == "/exit":
             return
         if line == "/reset":
@@ -46,7 +46,7 @@ def command(*, system: str | None, config: EngineConfig, params: SamplingParams)
         else:
             messages.append({"role": "user", "content": line})
             try:
-                text = _answer(engine, Request(f"turn {turn}", framing.encode_chat(engine.tokenizer, messages), params))
+                text = _answer(llm.stream([*beginning, *messages], params))
             except WagerError as error:
                 if not terminal:
                     raise
@@ -56,8 +56,8 @@ def command(*, system: str | None, config: EngineConfig, params: SamplingParams)
                 messages.append({"role": "assistant", "content": text})
 
 
-def _lines(terminal: bool) -> Iterator[str]:
-    """What the user says, without blank lines."""
+def _lines(*, terminal: bool) -> Iterator[str]:
+    """Lines of input, without blank ones."""
     if terminal:
         import readline  # noqa: F401  (its import gives input() line editing)
 
@@ -71,30 +71,25 @@ def _lines(terminal: bool) -> Iterator[str]:
             yield line.strip()
 
 
-def _answer(engine: LoadedEngine, request: Request) -> str:
-    """Stream one answer; Ctrl-C ends it where it is."""
-    parts: list[str] = []
-    last: OutputDelta | None = None
-    with _interrupts() as pressed:
-        engine.add(request)
-        while engine.busy:
-            for last in engine.step():
-                parts.append(last.text)
-                click.echo(last.text, nl=False)
+def _answer(stream: OutputStream) -> str:
+    """Print one answer as it comes; Ctrl-C ends it where it is."""
+    with _deferred_interrupts() as pressed:
+        for delta in stream:
+            click.echo(delta.text, nl=False)
             if pressed:
-                engine.abort(request.id)
+                stream.abort()
                 pressed.clear()
     click.echo()
-    if last and last.finish_reason == "error":
-        raise WagerError(f"The answer broke off: {last.error}")
-    if last and last.stats:
-        console.say(footer(last.stats))
-    return "".join(parts)
+    [answer] = stream.completions()
+    if answer.finish_reason == "error":
+        raise WagerError(f"The answer broke off: {answer.error}")
+    console.say(footer(answer.stats))
+    return answer.text
 
 
 @contextmanager
-def _interrupts() -> Iterator[list[bool]]:
-    """While this lasts Ctrl-C is noted rather than raised: a step is never torn apart."""
+def _deferred_interrupts() -> Iterator[list[bool]]:
+    """Within the block Ctrl-C is noted rather than raised, so that it does not end a step halfway."""
     pressed: list[bool] = []
 
     def note(_signal: int, _frame: Any) -> None:

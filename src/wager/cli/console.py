@@ -1,6 +1,6 @@
-"""What a person sees while work goes on (stderr), and how results are written (stdout or a file).
+"""Progress and messages on stderr, results on stdout or in a file.
 
-Knows terminals; knows nothing of models. rich is imported where something is drawn, so that help stays fast.
+rich is imported where something is drawn, so that help stays fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import click
 from wager.errors import UsageError
 
 Update = Callable[[str, int, int], None]
-"""(what is being done, done, in all): call it as often as you like."""
+"""(what is being done, how much is done, how much there is): may be called as often as one likes."""
 
 
 _EVERY_S = 10.0
@@ -42,7 +42,7 @@ def write_json(value: Mapping[str, Any], path: Path) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Find out before the work, not after it."""
+    """Refuse a path whose folder does not exist, before the work rather than after it."""
     if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
         raise _unwritable(path, "there is no such folder")
 
@@ -68,9 +68,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 @contextmanager
 def meter(unit: str) -> Iterator[Update]:
-    """Shows how far the work is: a bar on a terminal, a few lines elsewhere. `unit` may be `bytes`."""
+    """Progress: bars on a terminal, a few lines elsewhere. `unit` is what is counted, such as `bytes`."""
     if not sys.stderr.isatty():
-        yield _Lines(unit)
+        yield _ProgressLines(unit)
         return
     from rich import progress
     from rich.console import Console
@@ -93,8 +93,8 @@ def meter(unit: str) -> Iterator[Update]:
         yield update
 
 
-class _Lines:
-    """Progress for logs: how each piece of work begins and ends, and now and then a line between."""
+class _ProgressLines:
+    """Progress for logs: a line where each piece of work begins and ends, and one every _EVERY_S seconds between."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit

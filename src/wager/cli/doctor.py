@@ -1,4 +1,4 @@
-"""`wager doctor`: what this machine offers, what wager makes of it, and what is missing."""
+"""`wager doctor`: what this machine offers, what is used of it, and what is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command(json_path: Path | None) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Everything doctor knows, as plain values; sizes in bytes."""
+    """All findings as plain values; sizes in bytes."""
     kernels = _kernels()
     models = _models()
     return {

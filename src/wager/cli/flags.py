@@ -1,52 +1,73 @@
 """The flags that mean the same for every verb, defined once.
 
-Each decorator adds a group of flags to a command and hands it one value: an EngineConfig, SamplingParams or Framing.
-Knows no engine.
+Each decorator adds a group of flags to a command and gives it one value: an EngineConfig, SamplingParams or Framing.
 """
 
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
 from wager.bench.workload import builtin, read_prompts, spread
-from wager.config import DEFAULT_MODEL, EngineConfig
-from wager.draft import names, roster
+from wager.config import DEFAULT_MODEL, OPTIONS, EngineConfig, parse_size, read_options
+from wager.draft.registry import descriptions, parse_drafters
 from wager.errors import UsageError
 from wager.types import SamplingParams, VerifyRule
 
+if TYPE_CHECKING:
+    from wager.llm import ChatTokenizer
+
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
+T = TypeVar("T")
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def size(text: str) -> int:
-    """Bytes of 4GiB, 512MiB, 4G or plain bytes; all units are powers of 1024. Raises click.BadParameter."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if not found or not float(found[1]):
-        raise click.BadParameter(f"{text!r} is not an amount of memory; write 4GiB or 512MiB.")
-    return int(float(found[1]) * _UNITS[found[2]])
+_CONFIG_KEY = "wager.cli.config"
+"""Where click keeps what --config read, for the rest of the command."""
 
 
-def _size_or_none(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else size(value)
+def _parse_memory(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else _as_bad_parameter(lambda: parse_size(value))
 
 
-def _known_drafter(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
-    """Drafters that exist; whether an argument fits is found out when one is loaded."""
-    for name in value if isinstance(value, tuple) else (value,):
-        try:
-            roster(name)
-        except UsageError as error:
-            raise click.BadParameter(f"{error.message} {error.hint}") from error
+def _check_drafters(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+    """Refuse names and arguments that no drafter has."""
+    for text in value if isinstance(value, tuple) else (value,):
+        _as_bad_parameter(functools.partial(parse_drafters, text))
     return value
+
+
+def _as_bad_parameter(parse: Callable[[], T]) -> T:
+    """What `parse` returns; its UsageError as click's own, which names the flag."""
+    try:
+        return parse()
+    except UsageError as error:
+        raise click.BadParameter(f"{error.message} {error.hint}") from error
+
+
+def _read_config(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    """Make the options of a file the defaults of the command's flags; keep all of them for those that are no flags."""
+    if path is None:
+        return
+    options = read_options(path)
+    if options.get("n", 1) != 1:
+        raise UsageError(f"{path}: n = {options['n']}, and commands give one answer.", "Leave it out.")
+    defaults = dict(options)
+    for param in ctx.command.params:
+        if isinstance(param, click.Option) and param.multiple and isinstance(defaults.get(param.name or ""), str):
+            defaults[param.name or ""] = (defaults[param.name or ""],)
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    ctx.meta[_CONFIG_KEY] = options
+
+
+def _options_of_file(groups: Collection[str]) -> dict[str, Any]:
+    """What --config says, of these groups."""
+    options = click.get_current_context().meta.get(_CONFIG_KEY, {})
+    return {name: value for name, value in options.items() if OPTIONS[name] in groups}
 
 
 def add(options: list[Function]) -> Decorator:
@@ -61,11 +82,50 @@ def add(options: list[Function]) -> Decorator:
 
 
 def drafter_flag(*, several: bool = False, default: Any = "auto") -> Function:
-    listed = "; ".join(f"{name}: {does}" for name, does in names().items())
+    listed = "; ".join(f"{name}: {does}" for name, does in descriptions().items())
     again = " Repeat it to try several." if several else ""
     return click.option(
-        "--drafter", callback=_known_drafter, metavar="NAME[:ARG],...", multiple=several, default=default,
-        show_default=True, help=f"Who guesses, one or several with commas between. {listed}.{again}",
+        "--drafter", callback=_check_drafters, metavar="NAME[:ARG],...", multiple=several, default=default,
+        show_default=True, help=f"What guesses tokens, one or several with commas between. {listed}.{again}",
+    )  # fmt: skip
+
+
+config_flag = click.option(
+    "--config", is_eager=True, expose_value=False, callback=_read_config, metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help='TOML file of options, such as drafter = "ngram" or max-tokens = 64; flags override it.',
+)  # fmt: skip
+
+ENGINE_FLAGS: Mapping[str, Function] = {
+    "model": click.option("--model", default=DEFAULT_MODEL, show_default=True, metavar="MODEL",
+                 help="Directory, GGUF file, or name (fetched if it is not here)."),
+    "drafter": drafter_flag(),
+    "depth": click.option("--depth", type=click.IntRange(min=0), metavar="N",
+                 help="Guesses per step; 0 makes none. Without it the policy decides at every step."),
+    "policy": click.option("--policy", metavar="NAME", help="How many tokens are guessed: adaptive (by what guesses "
+                 "cost and bring), threshold[:P] (by likelihood alone) or fixed.  [default: adaptive, or fixed with "
+                 "--depth]"),
+    "objective": click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
+                 help="Of the adaptive policy: throughput, latency, or slo:TIME (per token, such as slo:20ms)."),
+    "verify": click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
+                 help="Which guesses are accepted. match keeps every byte; rejection and block keep the "
+                 "distribution of sampled text."),
+    "kernels": click.option("--kernels", type=click.Choice(["auto", "native", "reference"]), default="auto",
+                 show_default=True, help="Which kernels compute; see `wager doctor`."),
+    "threads": click.option("--threads", type=click.IntRange(min=1), metavar="N",
+                 help="Without it one per physical core."),
+    "memory": click.option("--memory", callback=_parse_memory, metavar="SIZE",
+                 help="What weights, cache and drafters may take, such as 4GiB. Without it most of what is free."),
+    "max_context": click.option("--max-context", type=click.IntRange(min=2), metavar="N",
+                 help="Tokens of prompt and answer together. Without it the model's own limit."),
+}  # fmt: skip
+"""Flags of the engine by option, in the order the help shows them."""
+
+
+def _prefix_cache_flag(*, default: bool) -> Function:
+    return click.option(
+        "--prefix-cache/--no-prefix-cache", default=default, show_default=True,
+        help="Reuse what was computed for an equal beginning.",
     )  # fmt: skip
 
 
@@ -74,95 +134,76 @@ def engine_flags(
 ) -> Decorator:
     """Flags that decide what the engine is, or `only` those named; the command receives `config`.
 
-    A `drafter` option that may be repeated stays the command's own, as `drafters`.
+    `drafter` replaces the flag of that name; if it may be repeated, the command receives `drafters` beside a config
+    that has none of them. `prefix_cache` is the default of the flag of that name.
     """
-    options = {
-        "model": click.option("--model", default=DEFAULT_MODEL, show_default=True, metavar="MODEL",
-                     help="Directory, GGUF file, or name (fetched if it is not here)."),
-        "drafter": drafter or drafter_flag(),
-        "depth": click.option("--depth", type=click.IntRange(min=0), metavar="N",
-                     help="Guesses per step; 0 makes none. Without it the policy decides at every step."),
-        "policy": click.option("--policy", metavar="NAME", help="Who decides how far to guess: adaptive (by what it "
-                     "costs and brings), threshold[:P] (by likelihood alone) or fixed.  [default: adaptive, or fixed "
-                     "with --depth]"),
-        "objective": click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
-                     help="Of the adaptive policy: throughput, latency, or slo:TIME (per token, such as slo:20ms)."),
-        "verify": click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
-                     help="Which guesses are accepted. match keeps every byte; rejection and block keep the "
-                     "distribution of sampled text."),
-        "kernels": click.option("--kernels", type=click.Choice(["auto", "native", "reference"]), default="auto",
-                     show_default=True, help="Who computes; see `wager doctor`."),
-        "threads": click.option("--threads", type=click.IntRange(min=1), metavar="N",
-                     help="Without it one per physical core."),
-        "memory": click.option("--memory", callback=_size_or_none, metavar="SIZE",
-                     help="What weights, cache and drafter may take, such as 4GiB. Without it most of what is free."),
-        "max_context": click.option("--max-context", type=click.IntRange(min=2), metavar="N",
-                     help="Tokens of prompt and answer together. Without it the model's own limit."),
-        "prefix_cache": click.option("--prefix-cache/--no-prefix-cache", default=prefix_cache, show_default=True,
-                     help="Reuse what was computed for an equal beginning."),
-    }  # fmt: skip
-    chosen = [name for name in options if only is None or name in only or name == "drafter"]
+    flags = {**ENGINE_FLAGS, "prefix_cache": _prefix_cache_flag(default=prefix_cache)}
+    flags["drafter"] = drafter or flags["drafter"]
+    chosen = [name for name in flags if only is None or name in only or name == "drafter"]
+    groups = ("model", "capacity") if only else ("model", "capacity", "speculation")
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def command(*, drafter: str | tuple[str, ...], **values: Any) -> Any:
-            given = {key: values.pop(key) for key in chosen if key != "drafter"}
+            options = {**_options_of_file(groups), **{key: values.pop(key) for key in chosen if key != "drafter"}}
+            options.pop("drafter", None)
             if isinstance(drafter, tuple):
-                return function(config=EngineConfig(**given), drafters=drafter, **values)
-            return function(config=EngineConfig(**given, drafter=drafter), **values)
+                return function(config=EngineConfig.from_options(**options), drafters=drafter, **values)
+            return function(config=EngineConfig.from_options(**options, drafter=drafter), **values)
 
-        return add([options[name] for name in chosen])(command)
+        return add([*(flags[name] for name in chosen), config_flag])(command)
 
     return decorate
 
 
-def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, seed: int | None = None) -> Decorator:
-    """Flags of one request; the command receives `params`. With `temperature` None it receives `sampled` too:
-    whether the user asked for a temperature."""
-    options = [
+SAMPLING_HELP: Mapping[str, tuple[str, str]] = {
+    "top_p": ("P", "Keep the likeliest tokens that hold this much probability."),
+    "top_k": ("K", "Keep the K likeliest tokens; 0 keeps all."),
+    "min_p": ("P", "Keep tokens at least P times as likely as the likeliest."),
+    "repetition_penalty": ("X", "Above 1 makes every token seen before less likely."),
+    "presence_penalty": ("X", "Subtracted from the logit of every token answered before."),
+    "frequency_penalty": ("X", "Subtracted once for every time a token was answered before."),
+}
+"""Option -> its placeholder and help; types and defaults are those of SamplingParams."""
+
+
+def _sampling_options(*, max_tokens: int, temperature: float | None, seed: int | None) -> list[Function]:
+    plain = SamplingParams()
+    numbers = [
+        click.option(f"--{name.replace('_', '-')}", type=type(getattr(plain, name)), default=getattr(plain, name),
+                     show_default=True, metavar=metavar, help=text)
+        for name, (metavar, text) in SAMPLING_HELP.items()
+    ]  # fmt: skip
+    return [
         click.option("--temperature", type=float, default=temperature, show_default=temperature is not None,
                      metavar="T", help="0 always takes the most likely token."),
-        click.option("--top-p", type=float, default=1.0, show_default=True, metavar="P",
-                     help="Keep the likeliest tokens that hold this much probability."),
-        click.option("--top-k", type=int, default=0, show_default=True, metavar="K",
-                     help="Keep the K likeliest tokens; 0 keeps all."),
-        click.option("--min-p", type=float, default=0.0, show_default=True, metavar="P",
-                     help="Keep tokens at least P times as likely as the likeliest."),
-        click.option("--repetition-penalty", type=float, default=1.0, show_default=True, metavar="X",
-                     help="Above 1 makes every token seen before less likely."),
-        click.option("--presence-penalty", type=float, default=0.0, show_default=True, metavar="X",
-                     help="Subtracted from the logit of every token answered before."),
-        click.option("--frequency-penalty", type=float, default=0.0, show_default=True, metavar="X",
-                     help="Subtracted once for every time a token was answered before."),
+        *numbers,
         click.option("--seed", type=int, default=seed, show_default=seed is not None, metavar="N",
                      help="Equal seeds give equal text."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
         click.option("--max-tokens", type=int, default=max_tokens, show_default=True, metavar="N",
                      help="Longest answer."),
     ]  # fmt: skip
-    keys = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+
+
+def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, seed: int | None = None) -> Decorator:
+    """Flags of one request; the command receives `params`. With `temperature` None it receives `sampled` too:
+    whether the user asked for a temperature."""
+    keys = (*SAMPLING_HELP, "seed", "stop", "max_tokens")
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def command(*, temperature: float | None, stop: tuple[str, ...], max_tokens: int, **values: Any) -> Any:
-            chosen = {key: values.pop(key) for key in keys}
-            params = SamplingParams(temperature=temperature or 0.0, stop=stop, max_tokens=max_tokens, **chosen)
+        def command(*, temperature: float | None, **values: Any) -> Any:
+            given = {**_options_of_file(("sampling",)), **{key: values.pop(key) for key in keys}}
+            params = SamplingParams(**{**given, "temperature": temperature or 0.0})
             if defaulted:
                 values["sampled"] = temperature is not None
             return function(params=params, **values)
 
-        return add(options)(command)
+        return add(_sampling_options(max_tokens=max_tokens, temperature=temperature, seed=seed))(command)
 
     defaulted = temperature is None
     return decorate
-
-
-class Templated(Protocol):
-    """What framing needs of a tokenizer."""
-
-    def encode(self, text: str, *, special: bool = True) -> list[int]: ...
-
-    def chat(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +213,20 @@ class Framing:
     raw: bool = False
     system: str | None = None
 
-    def encode(self, tokenizer: Templated, prompt: str) -> tuple[int, ...]:
-        if self.raw:
-            return tuple(tokenizer.encode(prompt))
-        return self.encode_chat(tokenizer, [{"role": "user", "content": prompt}])
-
-    def encode_chat(self, tokenizer: Templated, messages: list[dict[str, str]]) -> tuple[int, ...]:
+    def messages(self, prompt: str) -> list[dict[str, str]]:
+        """The conversation that a prompt begins."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        text = tokenizer.chat([*first, *messages], add_generation_prompt=True)
-        return tuple(tokenizer.encode(text, special=False))  # the template wrote the special tokens
+        return [*first, {"role": "user", "content": prompt}]
+
+    def prepare(self, prompt: str) -> str | list[dict[str, str]]:
+        """What `LLM.stream` takes: the prompt as it is, or a conversation."""
+        return prompt if self.raw else self.messages(prompt)
+
+    def encode(self, tokenizer: ChatTokenizer, prompt: str) -> tuple[int, ...]:
+        """Token ids of a prompt."""
+        from wager.llm import encode_chat
+
+        return tuple(tokenizer.encode(prompt)) if self.raw else encode_chat(tokenizer, self.messages(prompt))
 
 
 def framing_flags(function: Function) -> Function:
@@ -189,7 +235,7 @@ def framing_flags(function: Function) -> Function:
     @functools.wraps(function)
     def command(*, raw: bool, system: str | None, **values: Any) -> Any:
         if raw and system is not None:
-            raise click.UsageError("--raw uses no template, so --system has no place in it. Give one of the two.")
+            raise click.UsageError("--raw uses no chat template, so there is no system message. Give one of the two.")
         return function(framing=Framing(raw, system), **values)
 
     return add([
@@ -205,7 +251,7 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
         click.option("--prompts", "path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
                      help="The same as FILE."),
         click.option("--limit", type=click.IntRange(min=1), default=limit, show_default=limit is not None, metavar="N",
-                     help="Use N prompts, spread over the families."),
+                     help="Use N prompts, spread over the task families."),
     ]  # fmt: skip
 
     def decorate(function: Function) -> Function:

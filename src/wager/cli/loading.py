@@ -1,4 +1,4 @@
-"""From a configuration to a running engine, with the wait shown."""
+"""From a configuration to a loaded model, with progress on stderr."""
 
 from __future__ import annotations
 
@@ -6,31 +6,45 @@ from typing import TYPE_CHECKING
 
 from wager.cli import console
 from wager.config import EngineConfig
-from wager.draft import roster
+from wager.draft.registry import KINDS
 
 if TYPE_CHECKING:
     from wager.build.load import LoadedEngine
     from wager.draft.base import Drafter
+    from wager.llm import LLM
+
+
+def open_llm(config: EngineConfig) -> LLM:
+    """Load a model, fetching what is not here first."""
+    from wager.llm import LLM
+
+    _fetch([config.model.model, *_draft_models(config)])
+    with console.working(f"Loading {config.model.model}") as report:
+        return LLM(config=config, report=report)
 
 
 def open_engine(
     config: EngineConfig, *, like: LoadedEngine | None = None, drafter: Drafter | None = None
 ) -> LoadedEngine:
-    """Load an engine, fetching its models first if they are not here.
+    """Load an engine, fetching what is not here first, for commands that compare engines on one model.
 
-    `like` lends its target, so that weights load once; `drafter` is used in place of the configuration's.
+    `like` shares its target, so that weights load once; `drafter` is used in place of the configuration's.
     """
-    import torch
+    from wager.build.load import load
 
-    import wager
+    _fetch([*([config.model.model] if like is None else []), *_draft_models(config)])
+    with console.working(f"Loading {config.model.model}") as report:
+        return load(config, report=report, target=like.target if like else None, drafter=drafter)
+
+
+def _draft_models(config: EngineConfig) -> list[str]:
+    return [spec.argument or "" for spec in config.speculation.drafters if KINDS[spec.name].runs_a_model]
+
+
+def _fetch(models: list[str]) -> None:
     from wager.models import hub, random_models
 
-    drafting = [argument for name, argument in roster(config.drafter) if name == "model" and argument]
-    models = [config.model, *drafting]
     with console.meter("bytes") as update:
-        for model in models if like is None else models[1:]:
+        for model in models:
             if not random_models.is_random(model):
                 hub.resolve(model, update)
-    torch.set_num_threads(1)  # its idle workers would spin on the cores that the native kernels use
-    with console.working(f"Loading {config.model}") as report:
-        return wager.load(config, report=report, target=like.target if like else None, drafter=drafter)

@@ -1,29 +1,37 @@
-"""`wager prove`: is the text the same? Plain decoding against every drafter, under everything that must not matter."""
+"""`wager prove`: plain decoding against every drafter, under whatever must not change a text; counts differences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.bench.sameness import COLD, Comparison, Condition, Watch, answers, hardships, judge
+from wager.bench.comparison import (
+    ALONE,
+    Condition,
+    OnDelta,
+    TokenComparison,
+    answers,
+    cached_conditions,
+    compare_answers,
+)
 from wager.bench.workload import Prompt
 from wager.cli import console, flags
-from wager.cli.bench import count_answers, to_requests
+from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
-from wager.draft import roster
+from wager.draft.registry import KINDS
 from wager.errors import RequestError, UsageError, WagerError
-from wager.types import Completion, Request, SamplingParams
+from wager.types import RULES, Completion, Request, SamplingParams, VerifyRule
 
 if TYPE_CHECKING:
     from wager.build.load import LoadedEngine
     from wager.draft.base import Drafter
 
 TEMPERATURE = 0.8
-"""Of the sampled half of the proof, when no --temperature is given."""
+"""Of sampled texts, when no --temperature is given."""
 
 DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 
@@ -34,7 +42,7 @@ DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 @flags.engine_flags(drafter=flags.drafter_flag(several=True, default=DRAFTERS))
 @flags.sampling_flags(max_tokens=64, temperature=None, seed=0)
 @click.option("--concurrency", type=click.IntRange(min=2), default=8, show_default=True, metavar="N",
-              help="Requests that run together in the trials with company.")  # fmt: skip
+              help="Requests that run together in the trials where several do.")  # fmt: skip
 @flags.json_flag
 def command(
     *,
@@ -51,44 +59,55 @@ def command(
 
     FILE is as for `wager bench`; without it a small set that comes with wager is used.
 
-    Each drafter is tried alone, in company, with forced preemption and with warm prefixes, greedy and sampled; with
-    --temperature only at that temperature. Guesses are made at a fixed depth, whether they pay or not, unless --policy
-    says otherwise. Exits with 1 if any token differs, naming the first that does.
+    Each drafter is tried with one request at a time, with several together, with forced preemption and with cached
+    prefixes, greedy and sampled; with --temperature only at that temperature. Guesses are made at a fixed depth,
+    whether they pay or not, unless --policy says otherwise. Exits with 1 if any token differs, naming the first.
     """
-    from wager.bench import report
-
-    if config.policy is None:
-        config = replace(config, policy="fixed")
-    modes = _modes(params, sampled=sampled, verify=config.verify)
+    if config.speculation.policy is None:
+        config = config.with_options(policy="fixed")
+    modes = _modes(params, sampled=sampled, verify=config.speculation.verify)
+    drafters = _leave_out_trees(drafters, config.speculation.verify)
+    configs = {drafter: config.with_options(drafter=drafter) for drafter in drafters}
     console.check_writable(json_path)
-    plain = _open_plain(config, drafters)
-    conditions = (COLD, *hardships(concurrency)) if config.prefix_cache else (COLD, *hardships(concurrency)[:1])
-    total = len(modes) * len(prompts) * (1 + len(drafters) * len(conditions))
-    outcomes: list[Comparison] = []
+    plain = _open_plain(configs)
+    conditions = (ALONE, *cached_conditions(concurrency)[: None if config.capacity.prefix_cache else 1])
+    total = len(modes) * len(prompts) * (1 + len(configs) * len(conditions))
+    comparisons: list[TokenComparison] = []
     with console.meter("answers") as update:
-        proof = Proof(plain, config, conditions, count_answers(update, "Proving", total))
+        trials = Trials(plain, conditions, count_answers(update, "Proving", total))
         for mode, mode_params in modes.items():
             requests = to_requests(prompts, plain.tokenizer, framing=framing, params=mode_params)
-            outcomes += proof.run(mode, requests, drafters)
-    settings = {**asdict(config), **asdict(params), **asdict(framing), "concurrency": concurrency}
+            comparisons += trials.run(mode, requests, configs)
+    settings = {**settings_of(config, params, framing), "concurrency": concurrency}
     settings |= {"drafter": drafters, "temperature": [mode.temperature for mode in modes.values()]}
-    kernels = {"name": plain.kernels.name, "reason": plain.kernels.reason}
-    _report(outcomes, report.card(model=config.model, kernels=kernels, settings=settings), json_path)
+    _report(comparisons, card_of(config, plain, settings), json_path)
 
 
-def _open_plain(config: EngineConfig, drafters: Sequence[str]) -> LoadedEngine:
-    """The engine of the plain answers. The memory is divided as for a drafter that needs some, if there is one."""
+def _leave_out_trees(drafters: tuple[str, ...], verify: VerifyRule) -> tuple[str, ...]:
+    """The default drafters without those that make trees, under a rule that verifies none; what was asked for stays."""
+    if drafters != DRAFTERS or RULES[verify].verifies_trees:
+        return drafters
+    kept = tuple(name for name in drafters if not (name in KINDS and KINDS[name].makes_trees))
+    console.say(f"--verify {verify} verifies chains: {', '.join(sorted({*drafters} - {*kept}))} is left out.")
+    return kept
+
+
+def _open_plain(configs: Mapping[str, EngineConfig]) -> LoadedEngine:
+    """The engine of the plain answers. Memory is divided as for a drafter that runs a model, if there is one."""
     from wager.cli.loading import open_engine
 
-    cold = replace(config, drafter="none", prefix_cache=False)
-    hungry = [names for names in drafters if any(name == "model" for name, _ in roster(names))]
-    return open_engine(cold, like=open_engine(replace(cold, drafter=hungry[0])) if hungry else None)
+    [first, *_] = configs.values()
+    plain = first.with_options(drafter="none", prefix_cache=False)
+    for config in configs.values():
+        if any(KINDS[spec.name].runs_a_model for spec in config.speculation.drafters):
+            return open_engine(plain, like=open_engine(config.with_options(prefix_cache=False)))
+    return open_engine(plain)
 
 
-def _modes(params: SamplingParams, *, sampled: bool, verify: str) -> dict[str, SamplingParams]:
+def _modes(params: SamplingParams, *, sampled: bool, verify: VerifyRule) -> dict[str, SamplingParams]:
     """The sampling modes to prove: the one asked for, or greedy and sampled."""
     greedy = {"greedy": replace(params, temperature=0.0)}
-    if verify != "match":
+    if RULES[verify].needs_draft_probs:
         if sampled and not params.greedy:
             raise UsageError(
                 f"--verify {verify} keeps the distribution of sampled text, not its bytes: there is nothing to count.",
@@ -102,77 +121,82 @@ def _modes(params: SamplingParams, *, sampled: bool, verify: str) -> dict[str, S
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """One loaded model and what it is to be put through."""
+class Trials:
+    """One loaded model and the conditions under which its drafters are tried."""
 
     plain: LoadedEngine
-    config: EngineConfig
     conditions: Sequence[Condition]
-    watch: Watch
+    on_delta: OnDelta
 
-    def run(self, mode: str, requests: Sequence[Request], drafters: Sequence[str]) -> Iterator[Comparison]:
-        """The plain answers once, then every drafter under every condition."""
-        expected = answers(self.plain, requests, COLD, watch=self.watch)
+    def run(
+        self, mode: str, requests: Sequence[Request], configs: Mapping[str, EngineConfig]
+    ) -> Iterator[TokenComparison]:
+        """The plain answers once, then those of every configuration, by drafter, under every condition."""
+        expected = answers(self.plain, requests, ALONE, on_delta=self.on_delta)
         for name, answer in expected.items():
             if answer.finish_reason == "error":
                 raise RequestError(f"Prompt {name} fails even without speculation: {answer.error}", "Leave it out.")
-        for drafter in drafters:
-            for condition, found in self._trials(drafter, requests, expected):
-                yield judge(expected, found, mode=mode, drafter=drafter, condition=condition)
+        for drafter, config in configs.items():
+            for condition, tried in self._answers(drafter, config, requests, expected):
+                yield compare_answers(expected, tried, mode=mode, drafter=drafter, condition=condition)
 
-    def _trials(
-        self, drafter: str, requests: Sequence[Request], expected: Mapping[str, Completion]
+    def _answers(
+        self,
+        drafter: str,
+        config: EngineConfig,
+        requests: Sequence[Request],
+        expected: Mapping[str, Completion],
     ) -> Iterator[tuple[Condition, dict[str, Completion]]]:
-        """Each condition and its answers: the first on an engine that keeps nothing, the others on one that does."""
+        """Each condition and its answers: the first on an engine without a prefix cache, the others on one with it."""
         from wager.cli.loading import open_engine
 
+        texts = {request.id: [*request.prompt, *expected[request.id].token_ids] for request in requests}
         for group in (self.conditions[:1], self.conditions[1:]):
-            cached = self.config.prefix_cache and group[0] is not COLD
-            seeing = _seeing(drafter, self.plain, {r.id: [*r.prompt, *expected[r.id].token_ids] for r in requests})
-            config = replace(self.config, drafter=drafter, prefix_cache=cached)
-            engine = open_engine(config, like=self.plain, drafter=seeing)
+            cached = config.capacity.prefix_cache and group[0] is not ALONE
+            informed = _informed_drafter(drafter, self.plain.spec.vocab, texts)
+            engine = open_engine(config.with_options(prefix_cache=cached), like=self.plain, drafter=informed)
             begun = engine.drafter_name
             for condition in group:
-                yield condition, answers(engine, requests, condition, watch=self.watch)
+                yield condition, answers(engine, requests, condition, on_delta=self.on_delta)
             engine.check()
             if engine.drafter_name != begun:
-                raise WagerError(f"Drafter {drafter} failed during the proof.", "A silent drafter proves nothing.")
+                raise WagerError(f"Drafter {drafter} failed during the proof.", "Without guesses nothing is proven.")
 
 
-def _seeing(name: str, plain: LoadedEngine, texts: Mapping[str, Sequence[int]]) -> Drafter | None:
-    """The drafters made for proofs, shown the plain text: the adversary, so that it is wrong every time; the random
+def _informed_drafter(name: str, vocab: int, texts: Mapping[str, Sequence[int]]) -> Drafter | None:
+    """The drafters made for proofs, given the plain texts: the adversary, so that it is wrong every time; the random
     trees, so that accepted guesses lie scattered among rejected ones. None for the others."""
-    from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceSeer
+    from wager.draft.adversary import AdversaryDrafter
+    from wager.draft.history import ReferenceOracle
+    from wager.draft.random_tree import RandomTreeDrafter
 
     kinds = {"adversary": AdversaryDrafter, "random-tree": RandomTreeDrafter}
     kind = kinds.get(name)
-    return kind(plain.spec.vocab, seer=ReferenceSeer(texts)) if kind else None
+    return kind(vocab, oracle=ReferenceOracle(texts)) if kind else None
 
 
-def _report(outcomes: Sequence[Comparison], card: dict[str, Any], json_path: Path | None) -> None:
-    differing = sum(outcome.differing for outcome in outcomes)
-    tokens = sum(outcome.tokens for outcome in outcomes)
+def _report(comparisons: Sequence[TokenComparison], card: dict[str, Any], json_path: Path | None) -> None:
+    differing = sum(each.differing for each in comparisons)
+    tokens = sum(each.tokens for each in comparisons)
     if json_path:
         summary = {"tokens": tokens, "differing": differing}
-        value = {"card": card, "outcomes": [outcome.as_dict() for outcome in outcomes], "summary": summary}
+        value = {"card": card, "outcomes": [each.as_dict() for each in comparisons], "summary": summary}
         console.write_json(value, json_path)
     columns = ["trial", "tokens", "differ", "τ", "guesses", "accepted", "preempted", "cached"]
-    lines = [_line(outcome) for outcome in outcomes]
+    lines = [_line(each) for each in comparisons]
     title = f"{card['model']}, {card['kernels']['name']} kernels"
     console.table(title, columns, lines, to_stdout=str(json_path) != "-")
-    for silent in (o for o in outcomes if o.drafter != "none" and not o.drafted):
-        console.say(
-            f"{silent.drafter}, {silent.mode}, {silent.condition}: made no guess, so this trial proves nothing."
-        )
+    for idle in (each for each in comparisons if each.drafter != "none" and not each.drafted):
+        console.say(f"{idle.drafter}, {idle.mode}, {idle.condition}: made no guess, so this trial shows nothing.")
     if not differing:
         console.say(f"{tokens} token ids compared, none differs.")
         return
-    raise _broken(outcomes, f"{differing} of {tokens} token ids differ")
+    raise _difference_error(comparisons, f"{differing} of {tokens} token ids differ")
 
 
-def _broken(outcomes: Sequence[Comparison], count: str) -> WagerError:
+def _difference_error(comparisons: Sequence[TokenComparison], count: str) -> WagerError:
     """The error that names the first difference."""
-    where, first = next((outcome, outcome.first) for outcome in outcomes if outcome.first)
+    where, first = next((each, each.first) for each in comparisons if each.first)
     cause = f" ({first.error})" if first.error else ""
     return WagerError(
         f"{count}; first with {where.drafter}, {where.mode}, {where.condition}: prompt {first.prompt}, "
@@ -181,8 +205,8 @@ def _broken(outcomes: Sequence[Comparison], count: str) -> WagerError:
     )
 
 
-def _line(outcome: Comparison) -> list[str]:
-    tau = outcome.tokens / outcome.rounds if outcome.rounds else 0.0
-    counts = (outcome.drafted, outcome.accepted, outcome.preemptions, outcome.prefix_hit_tokens)
-    trial = f"{outcome.drafter}, {outcome.mode}, {outcome.condition}"
-    return [trial, str(outcome.tokens), str(outcome.differing), f"{tau:.2f}", *map(str, counts)]
+def _line(each: TokenComparison) -> list[str]:
+    tau = each.tokens / each.rounds if each.rounds else 0.0
+    counts = (each.drafted, each.accepted, each.preemptions, each.prefix_hit_tokens)
+    trial = f"{each.drafter}, {each.mode}, {each.condition}"
+    return [trial, str(each.tokens), str(each.differing), f"{tau:.2f}", *map(str, counts)]

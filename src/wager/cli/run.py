@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,17 +12,17 @@ import click
 
 from wager.cli import console, flags
 from wager.config import EngineConfig
-from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
+from wager.types import Completion, OutputDelta, SamplingParams, Stats
 
 if TYPE_CHECKING:
-    from wager.cli.paint import Painter
+    from wager.cli.coloring import DraftColorer
     from wager.models.tokenizer import Tokenizer
 
 
 @click.command("run")
 @click.argument("prompt", required=False)
-@click.option("--show", is_flag=True, help="Colour each token by who guessed it.")
-@click.option("--explain", is_flag=True, help="Say at the end why the last step guessed as it did.")
+@click.option("--show", is_flag=True, help="Colour each token by the drafter that guessed it.")
+@click.option("--explain", is_flag=True, help="Say at the end why the last step drafted as it did.")
 @flags.framing_flags
 @flags.engine_flags()
 @flags.sampling_flags()
@@ -39,39 +41,44 @@ def command(
 
     Without PROMPT, or with -, it is read from standard input.
     """
-    from wager.cli.loading import open_engine
+    from wager.cli.loading import open_llm
 
     text = _prompt(prompt)
     console.check_writable(json_path)
-    engine = open_engine(config)
-    request = Request("run", framing.encode(engine.tokenizer, text), params)
-    painter = _painter(engine.tokenizer) if show else None
-    written = 0
-
-    def stream(event: OutputDelta) -> None:
-        nonlocal written
-        text = painter.paint(event.text, event.token_ids, event.drafted_by) if painter else event.text
-        click.echo(text, nl=False, color=True if painter else None)
-        written += len(text)
-
-    try:
-        [answer] = engine.generate([request], on_event=None if str(json_path) == "-" else stream)
-    finally:
-        if written:
-            click.echo()
-    if json_path:
-        console.write_json(_result(answer, config, engine.kernels.name), json_path)
-    if painter:
-        click.echo(f"guessed by: {painter.legend()}", err=True, color=True)
-    if explain:
-        console.say(engine.policy.explain())
+    with open_llm(config) as llm:
+        stream = llm.stream(framing.prepare(text), params)
+        colorer = _colorer(llm.tokenizer) if show else None
+        if str(json_path) == "-":
+            deque(stream, maxlen=0)
+        else:
+            _print(stream, colorer)
+        [answer] = stream.completions()
+        if json_path:
+            console.write_json(_result(answer, config, llm.engine.kernels.name), json_path)
+        if colorer:
+            click.echo(f"guessed by: {colorer.legend()}", err=True, color=True)
+        if explain:
+            console.say(llm.engine.policy.explain())
     console.say(footer(answer.stats))
     if answer.finish_reason == "error":
         raise click.ClickException(answer.error)
 
 
+def _print(deltas: Iterable[OutputDelta], colorer: DraftColorer | None) -> None:
+    """The text as it comes, in colour if asked for, and the end of its last line whatever happens."""
+    written = 0
+    try:
+        for delta in deltas:
+            text = colorer.paint(delta.text, delta.token_ids, delta.drafted_by) if colorer else delta.text
+            click.echo(text, nl=False, color=True if colorer else None)
+            written += len(text)
+    finally:
+        if written:
+            click.echo()
+
+
 def footer(stats: Stats) -> str:
-    """Tokens, tokens per second of decoding, mean acceptance length, and where they come from."""
+    """The last line: tokens, tokens per second of decoding, mean acceptance length, and what they rest on."""
     speed = f"{stats.completion_tokens / stats.decode_s:.1f}" if stats.decode_s > 0 else "–"
     return (
         f"{stats.completion_tokens} tokens, {speed} tok/s, τ {stats.mean_acceptance_length:.2f} "
@@ -91,17 +98,17 @@ def _prompt(prompt: str | None) -> str:
     return prompt
 
 
-def _painter(tokenizer: Tokenizer) -> Painter:
-    from wager.cli.paint import Painter
+def _colorer(tokenizer: Tokenizer) -> DraftColorer:
+    from wager.cli.coloring import DraftColorer
     from wager.models.tokenizer import IncrementalDecoder
 
-    return Painter(IncrementalDecoder(tokenizer))
+    return DraftColorer(IncrementalDecoder(tokenizer))
 
 
 def _result(answer: Completion, config: EngineConfig, kernels: str) -> dict[str, object]:
     stats = answer.stats
     return {
-        "model": config.model,
+        "model": config.model.model,
         "kernels": kernels,
         "prompt_tokens": stats.prompt_tokens,
         "tokens": stats.completion_tokens,

@@ -1,37 +1,39 @@
-"""Public toys: a target with a closed-form law, drafters with known skill, a clock that obeys.
+"""For tests: a target with a closed-form distribution, drafters of known skill, faulty drafters, a clock set by hand.
 
-Nothing here is used to serve a request; it ships so that anyone can test an engine, a drafter or a policy against a
-target whose every answer is known.
+Nothing here serves a request; it ships so that anyone can test an engine, a drafter or a policy against a target whose
+every answer is known.
 """
 
-from wager.testing.broken import DyingDrafter, OutsideVocabularyDrafter, OverlongDrafter, SilentDrafter, TwinDrafter
+from wager.draft.adversary import AdversaryDrafter
+from wager.draft.history import HistoryDrafter, ReferenceOracle, TargetOracle
+from wager.draft.random_tree import RandomTreeDrafter
 from wager.testing.clock import FakeClock
-from wager.testing.drafters import (
-    AdversaryDrafter,
-    OracleDrafter,
-    RandomTreeDrafter,
-    ReferenceSeer,
-    Seer,
-    SetAcceptanceDrafter,
-    ToySeer,
+from wager.testing.drafters import OracleDrafter, SetAcceptanceDrafter, ToyOracle
+from wager.testing.faulty import (
+    DecliningDrafter,
+    DuplicateSiblingsDrafter,
+    FailingDrafter,
+    OutsideVocabularyDrafter,
+    OverlongDrafter,
 )
-from wager.testing.toy import ToyCache, ToyLaw, ToyTarget
+from wager.testing.toy import ToyCache, ToyDistribution, ToyTarget
 
 __all__ = [
     "AdversaryDrafter",
-    "DyingDrafter",
+    "DecliningDrafter",
+    "DuplicateSiblingsDrafter",
+    "FailingDrafter",
     "FakeClock",
+    "HistoryDrafter",
     "OracleDrafter",
     "OutsideVocabularyDrafter",
     "OverlongDrafter",
     "RandomTreeDrafter",
-    "ReferenceSeer",
-    "Seer",
+    "ReferenceOracle",
     "SetAcceptanceDrafter",
-    "SilentDrafter",
+    "TargetOracle",
     "ToyCache",
-    "ToyLaw",
-    "ToySeer",
+    "ToyDistribution",
+    "ToyOracle",
     "ToyTarget",
-    "TwinDrafter",
 ]

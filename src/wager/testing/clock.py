@@ -1,4 +1,4 @@
-"""A clock that only moves when it is told to."""
+"""A clock that is set by hand."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
-from wager.testing.toy import ToyLaw, ToyTarget
+from wager.testing.toy import ToyDistribution, ToyTarget
 from wager.trace import Trace
 from wager.types import VerifyRule
 
 
 def toy_engine(
-    law: ToyLaw,
+    distribution: ToyDistribution,
     *,
     drafter: Drafter | None = None,
     others: Sequence[Drafter] = (),
@@ -33,13 +33,13 @@ def toy_engine(
     prefix_cache: bool = True,
     trace: Trace | None = None,
 ) -> Engine:
-    """An engine that decodes `law`; `pages` small makes preemption common, `max_rows` small chunks prompts.
+    """An engine over a ToyTarget. Few `num_blocks` make preemption common, few `max_rows` cut prompts into chunks.
 
-    `others` are drafters besides the first. Without a `policy` the first guesses `depth` deep; with one that is the
-    most it may ask for.
+    `others` are drafters besides the first. Without a `policy` the first makes `depth` guesses; with one that is the
+    most the policy may ask for.
     """
     trace = trace or Trace()
-    target = ToyTarget(law, num_blocks=num_blocks, max_rows=max_rows, max_sequences=max_sequences)
+    target = ToyTarget(distribution, num_blocks=num_blocks, max_rows=max_rows, max_sequences=max_sequences)
     scheduler = Scheduler(
         PagedKVCache(BlockPool(num_blocks, prefix_cache=prefix_cache), target.cache),
         max_rows=max_rows,
@@ -52,7 +52,7 @@ def toy_engine(
         Runner(target, rule=rule),
         scheduler,
         policy=policy or FixedDepth(depth),
-        proposer=Proposer(*([drafter] if drafter else []), *others, vocab=law.vocab, rule=rule),
-        eos=() if law.eos is None else (law.eos,),
+        proposer=Proposer(*([drafter] if drafter else []), *others, vocab=distribution.vocab, rule=rule),
+        eos=() if distribution.eos is None else (distribution.eos,),
         trace=trace,
     )

@@ -1,9 +1,8 @@
-"""A target with a closed-form law that trusts nothing but its own cache.
+"""A target with a closed-form distribution whose logits depend on what its cache holds.
 
-`ToyTarget` stores (token, position) at the slots a batch names and reads every context back through page tables,
-parents and positions before it computes a logit. A wrong slot, table, parent or position, a stale page or a K/V move
-that was forgotten therefore changes the text, exactly as it would with a real model, only visibly and fast.
-Knows no engine: it implements `kernels.base.Target`.
+`ToyTarget` stores (token, position) at the slots a batch names and reads every context back through block tables,
+parents and positions before it computes a logit. A wrong slot, block table, parent or position, a stale block or a
+missing move of keys and values therefore changes the text, as it would with a real model.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from wager.types import PackedBatch
 
 _Words = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MISSING = -1  # what a cell holds before it is written, and what precedes the first token
+_MISSING = -1  # what a slot holds before it is written, and what precedes the first token
 
 
 def _mix(words: _Words) -> _Words:
@@ -36,23 +35,24 @@ def _word(values: NDArray[np.integer]) -> _Words:
     return values.astype(np.int64).view(np.uint64)
 
 
-def cell(tokens: NDArray[np.integer], stored: NDArray[np.integer], places: NDArray[np.integer]) -> _Words:
-    """What a token contributes to the digest of its path: a sum over cells, so that paths are cheap to extend.
+def slot_digest(tokens: NDArray[np.integer], stored: NDArray[np.integer], positions: NDArray[np.integer]) -> _Words:
+    """What a token contributes to the digest of its path: a sum over slots, so that paths are cheap to extend.
 
-    `stored` is the position it was computed for, `places` where its path has it; they agree unless somebody erred.
+    `stored` is the position it was computed for, `positions` where its path has it; they agree unless there is a
+    mistake in the paging.
     """
-    astray = _word(stored - places) * np.uint64(0xA24BAED4963EE407)
-    return _mix(_word(tokens) * np.uint64(0xD1342543DE82EF95) + _word(places) * _GOLDEN + astray + np.uint64(1))
+    misplaced = _word(stored - positions) * np.uint64(0xA24BAED4963EE407)
+    return _mix(_word(tokens) * np.uint64(0xD1342543DE82EF95) + _word(positions) * _GOLDEN + misplaced + np.uint64(1))
 
 
 @dataclass(frozen=True)
-class ToyLaw:
-    """Logits as a closed form of the context, built from integer hashes and exact float operations only.
+class ToyDistribution:
+    """Logits as a closed form of the context, from integer hashes and exact float operations only.
 
     z[v] = sharpness * (u(last `order` tokens, v) + memory * u(whole path with positions, v) + drift * u(salted, v)),
-    u uniform in [0, 1). `memory` 0 gives a law of order `order`, fit for enumeration; above 0 any mistake anywhere in
-    the path moves every logit. `drift` above 0 with another `salt` gives a drafter that resembles the target.
-    `eos_bias` is added to the logit of `eos`.
+    u uniform in [0, 1). `memory` 0 gives a Markov chain of order `order`, fit for enumeration; above 0 any mistake
+    anywhere in the path changes every logit. `drift` above 0 with another `salt` gives a draft model that
+    resembles the target. `eos_bias` is added to the logit of `eos`.
     """
 
     vocab: int = 64
@@ -67,8 +67,8 @@ class ToyLaw:
     def __call__(self, context: Sequence[int]) -> NDArray[np.float32]:
         """Logits [vocab] after `context` (its first token at position 0)."""
         tokens = np.asarray(context, np.int64)
-        places = np.arange(len(tokens))
-        digest = cell(tokens, places, places).sum(keepdims=True, dtype=np.uint64)
+        positions = np.arange(len(tokens))
+        digest = slot_digest(tokens, positions, positions).sum(keepdims=True, dtype=np.uint64)
         tail = np.full(self.order, _MISSING, np.int64)
         count = min(self.order, len(tokens))
         tail[:count] = tokens[::-1][:count]
@@ -76,7 +76,7 @@ class ToyLaw:
         return logits
 
     def logits(self, tails: NDArray[np.int64], digests: _Words) -> NDArray[np.float32]:
-        """Logits [H, vocab] from the last tokens [H, order], newest first, and the path digests [H]."""
+        """Logits [H, vocab] from the last tokens [H, order], newest first, and the path digests [H]; H: logits rows."""
         ids = np.arange(1, self.vocab + 1, dtype=np.uint64) * _GOLDEN
         near = np.zeros(len(tails), np.uint64)
         for column in range(self.order):
@@ -97,7 +97,7 @@ class ToyLaw:
 
 
 class ToyCache:
-    """A cache whose keys are tokens and whose values are positions; implements `kernels.base.Cache`."""
+    """A cache whose keys are tokens and whose values are positions; implements `kernels.base.KVCache`."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -119,82 +119,89 @@ class ToyCache:
 
 
 class ToyTarget:
-    """A target of any vocabulary whose law is `law`; see the module's first lines.
+    """A target whose logits follow `distribution`; implements `kernels.base.Target`.
 
-    Its output buffers are reused by every pass, as a real target's are. `passes` and `rows` count what it was asked.
+    Its output buffers are reused by every pass, as a real target's are. `passes` and `rows` count what was computed.
     Raises CacheIntegrityError for a batch no target could run (too wide, two rows in one slot, a parent after its
     child).
     """
 
     def __init__(
-        self, law: ToyLaw | None = None, *, num_blocks: int = 256, max_rows: int = 256, max_sequences: int = 64
+        self,
+        distribution: ToyDistribution | None = None,
+        *,
+        num_blocks: int = 256,
+        max_rows: int = 256,
+        max_sequences: int = 64,
     ) -> None:
-        self.law = law or ToyLaw()
-        self.vocab = self.law.vocab
+        self.distribution = distribution or ToyDistribution()
+        self.vocab = self.distribution.vocab
         self.max_rows = max_rows
         self.max_sequences = max_sequences
-        self.cells = ToyCache(num_blocks)
-        self.cache: KVCache = self.cells
+        self._slots = ToyCache(num_blocks)
+        self.cache: KVCache = self._slots
         self.passes = 0
         self.rows = 0
         self._logits = np.zeros((max_rows, self.vocab), np.float32)
         self._best = np.zeros(max_rows, np.int32)
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
-        """One pass: write the rows' cells, read every path back, logits float32 [H, vocab]."""
-        self._refuse(batch)
+        """One pass: write the rows' slots, read every path back, logits float32 [logits rows, vocab]."""
+        self._check(batch)
         self.passes += 1
         self.rows += batch.rows
-        self.cells.tokens[batch.slot_mapping] = batch.tokens
-        self.cells.positions[batch.slot_mapping] = batch.positions
+        self._slots.tokens[batch.slot_mapping] = batch.tokens
+        self._slots.positions[batch.slot_mapping] = batch.positions
         digests = self._digests(batch)[batch.logits_indices]
-        heads = len(batch.logits_indices)
-        self._logits[:heads] = self.law.logits(self._tails(batch), digests)
-        finite = np.isfinite(self._logits[:heads]).all(axis=1)
-        self._best[:heads] = np.where(finite, self._logits[:heads].argmax(axis=1), -1)
-        return TargetOutput(torch.from_numpy(self._logits[:heads]), torch.from_numpy(self._best[:heads]))
+        count = len(batch.logits_indices)
+        self._logits[:count] = self.distribution.logits(self._tails(batch), digests)
+        finite = np.isfinite(self._logits[:count]).all(axis=1)
+        self._best[:count] = np.where(finite, self._logits[:count].argmax(axis=1), -1)
+        return TargetOutput(torch.from_numpy(self._logits[:count]), torch.from_numpy(self._best[:count]))
 
-    def _refuse(self, batch: PackedBatch) -> None:
-        wide = batch.rows > self.max_rows or batch.num_sequences > self.max_sequences
-        if wide or len(np.unique(batch.slot_mapping)) < batch.rows or (batch.parents >= np.arange(batch.rows)).any():
+    def _check(self, batch: PackedBatch) -> None:
+        large = batch.rows > self.max_rows or batch.num_sequences > self.max_sequences
+        if large or len(np.unique(batch.slot_mapping)) < batch.rows or (batch.parents >= np.arange(batch.rows)).any():
             raise CacheIntegrityError(
                 f"A batch of {batch.rows} rows and {batch.num_sequences} sequences cannot be run.",
-                "It is too wide, writes one slot twice, or names a parent after its child.",
+                "It is too large, writes one slot twice, or has a parent after its child.",
             )
 
     def _digests(self, batch: PackedBatch) -> _Words:
         """Digest [R] of the path that ends in each row, from what the cache holds."""
         parents = batch.parents.astype(np.int64)
-        places = (
+        positions = (
             batch.num_computed_tokens[batch.seq_ids]
             + _path_sums(np.ones(batch.rows, np.uint64), parents).astype(np.int64)
             - 1
         )
-        fresh = cell(self.cells.tokens[batch.slot_mapping], self.cells.positions[batch.slot_mapping], places)
+        fresh = slot_digest(
+            self._slots.tokens[batch.slot_mapping], self._slots.positions[batch.slot_mapping], positions
+        )
         return _path_sums(fresh, parents) + self._bases(batch)[batch.seq_ids]
 
     def _bases(self, batch: PackedBatch) -> _Words:
-        """Digest [C] of what lies below each sequence's first row, read through its page table."""
+        """Digest [sequences] of what precedes each sequence's first row, read through its block table."""
         sums = np.zeros(len(batch.num_computed_tokens), np.uint64)
-        owners = np.repeat(np.arange(len(batch.num_computed_tokens)), batch.num_computed_tokens)
-        places = np.arange(len(owners)) - np.repeat(
+        sequences = np.repeat(np.arange(len(batch.num_computed_tokens)), batch.num_computed_tokens)
+        positions = np.arange(len(sequences)) - np.repeat(
             np.cumsum(batch.num_computed_tokens) - batch.num_computed_tokens, batch.num_computed_tokens
         )
-        slots = batch.block_tables[owners, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-        np.add.at(sums, owners, cell(self.cells.tokens[slots], self.cells.positions[slots], places))
+        slots = batch.block_tables[sequences, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        np.add.at(sums, sequences, slot_digest(self._slots.tokens[slots], self._slots.positions[slots], positions))
         return sums
 
     def _tails(self, batch: PackedBatch) -> NDArray[np.int64]:
-        """The last `order` tokens [H, order] of each head's path, newest first, read back from the cache."""
+        """The last `order` tokens [H, order] of each logits row's path, newest first, read back from the cache."""
         rows = batch.logits_indices.astype(np.int64)
-        owners = batch.seq_ids[rows]
-        below = batch.num_computed_tokens[owners].astype(np.int64) - 1
-        tails = np.full((len(rows), self.law.order), _MISSING, np.int64)
-        for column in range(self.law.order):
+        sequences = batch.seq_ids[rows]
+        below = batch.num_computed_tokens[sequences].astype(np.int64) - 1
+        tails = np.full((len(rows), self.distribution.order), _MISSING, np.int64)
+        for column in range(self.distribution.order):
             fresh = rows >= 0
-            page = batch.block_tables[owners, np.maximum(below, 0) // BLOCK_SIZE]
-            slots = np.where(fresh, batch.slot_mapping[rows], page * BLOCK_SIZE + below % BLOCK_SIZE)
-            tails[:, column] = np.where(fresh | (below >= 0), self.cells.tokens[slots], _MISSING)
+            block = batch.block_tables[sequences, np.maximum(below, 0) // BLOCK_SIZE]
+            slots = np.where(fresh, batch.slot_mapping[rows], block * BLOCK_SIZE + below % BLOCK_SIZE)
+            tails[:, column] = np.where(fresh | (below >= 0), self._slots.tokens[slots], _MISSING)
             below = np.where(fresh, below, below - 1)
             rows = np.where(fresh, batch.parents[rows], -1)
         return tails

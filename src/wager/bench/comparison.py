@@ -1,8 +1,7 @@
-"""Does speculation leave the text alone? Answers compared token id by token id with plain decoding.
+"""Compares answers token id by token id with those of plain decoding.
 
 The plain answers come from an engine that serves one request at a time with nothing cached; the others from engines
-under everything that must not matter: drafters, company in the batch, preemption, warm prefixes. Knows engines only
-by what they do.
+under what must not change a text: drafters, other requests in the batch, preemption, cached prefixes.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any, Protocol
 
 from wager.types import Completion, OutputDelta, Request, Stats
 
-Watch = Callable[[OutputDelta], None]
+OnDelta = Callable[[OutputDelta], None]
 
 
-class Steps(Protocol):
-    """What an engine has to be able to do to be tried."""
+class SteppingEngine(Protocol):
+    """What is needed of an engine."""
 
     def add(self, request: Request) -> None: ...
 
@@ -32,19 +31,20 @@ class Steps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What happens around the requests. `preempt_every`: tokens emitted between forced preemptions (None: none)."""
+    """How requests are served. `concurrency`: how many run together; `preempt_every`: tokens emitted between forced
+    preemptions (None: none are forced)."""
 
     name: str
     concurrency: int
     preempt_every: int | None = None
 
 
-COLD = Condition("alone", concurrency=1)
-"""For an engine that has cached nothing and keeps nothing."""
+ALONE = Condition("alone", concurrency=1)
+"""For an engine without a prefix cache."""
 
 
-def hardships(concurrency: int) -> tuple[Condition, ...]:
-    """Conditions for one engine with a prefix cache, in this order: from the second on, its prefixes are warm."""
+def cached_conditions(concurrency: int) -> tuple[Condition, ...]:
+    """Conditions for one engine with a prefix cache, in this order: from the second on, it holds every prefix."""
     return (
         Condition("together, preempted", concurrency, preempt_every=16),
         Condition("alone, warm prefix", 1),
@@ -54,7 +54,7 @@ def hardships(concurrency: int) -> tuple[Condition, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where a text leaves the plain one; a token is None where one text has already ended."""
+    """The first place where a text differs from the plain one; a token is None where one text has already ended."""
 
     prompt: str
     position: int
@@ -64,10 +64,10 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One sampling mode, drafter and condition: how much was compared, what differed, and what the trial went through.
+class TokenComparison:
+    """One sampling mode, drafter and condition: how many token ids were compared and how many differ.
 
-    `differing` counts token ids. Preemptions, cached tokens and guesses show that the condition really occurred.
+    Preemptions, cached tokens and guesses show that the condition really occurred.
     """
 
     mode: str
@@ -87,44 +87,44 @@ class Comparison:
 
 
 def answers(
-    engine: Steps, requests: Sequence[Request], condition: Condition, *, watch: Watch | None = None
+    engine: SteppingEngine, requests: Sequence[Request], condition: Condition, *, on_delta: OnDelta | None = None
 ) -> dict[str, Completion]:
     """Serve the requests under a condition; answers by request id. A failed request's answer carries its error."""
-    waiting, live, since = deque(requests), 0, 0
+    waiting, running, since_preemption = deque(requests), 0, 0
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}
     done: dict[str, Completion] = {}
     while waiting or engine.busy:
-        while waiting and live < condition.concurrency:
+        while waiting and running < condition.concurrency:
             engine.add(waiting.popleft())
-            live += 1
-        for event in engine.step():
-            tokens[event.request_id] += event.token_ids
-            since += len(event.token_ids)
-            if event.finish_reason:
-                live -= 1
-                done[event.request_id] = _completion(event, tokens[event.request_id])
-            if watch:
-                watch(event)
-        if condition.preempt_every and since >= condition.preempt_every:
+            running += 1
+        for delta in engine.step():
+            tokens[delta.request_id] += delta.token_ids
+            since_preemption += len(delta.token_ids)
+            if delta.finish_reason:
+                running -= 1
+                done[delta.request_id] = _completion(delta, tokens[delta.request_id])
+            if on_delta:
+                on_delta(delta)
+        if condition.preempt_every and since_preemption >= condition.preempt_every:
             engine.preempt_all()
-            since = 0
+            since_preemption = 0
     return done
 
 
-def _completion(event: OutputDelta, tokens: Sequence[int]) -> Completion:
-    stats = event.stats or Stats(prompt_tokens=0, completion_tokens=len(tokens), seed=0)
+def _completion(delta: OutputDelta, tokens: Sequence[int]) -> Completion:
+    stats = delta.stats or Stats(prompt_tokens=0, completion_tokens=len(tokens), seed=0)
     return Completion(
-        event.request_id, event.index, tuple(tokens), "", event.finish_reason or "error", stats, error=event.error
+        delta.request_id, delta.index, tuple(tokens), "", delta.finish_reason or "error", stats, error=delta.error
     )
 
 
-def judge(
+def compare_answers(
     plain: Mapping[str, Completion], tried: Mapping[str, Completion], *, mode: str, drafter: str, condition: Condition
-) -> Comparison:
-    """Compare answers by request id."""
+) -> TokenComparison:
+    """Compare answers by request id; `tried` has an answer to every plain one."""
     differences = [_difference(prompt, answer, tried[prompt]) for prompt, answer in plain.items()]
     stats = [answer.stats for answer in tried.values()]
-    return Comparison(
+    return TokenComparison(
         mode=mode,
         drafter=drafter,
         condition=condition.name,
@@ -143,8 +143,8 @@ def _difference(prompt: str, plain: Completion, tried: Completion) -> tuple[int,
     """How many token ids differ, and the first of them; a failed request differs even if its tokens agree so far."""
     length = max(len(plain.token_ids), len(tried.token_ids))
     a, b = (tuple(c.token_ids) + (None,) * (length - len(c.token_ids)) for c in (plain, tried))
-    places = [i for i in range(length) if a[i] != b[i]]
+    positions = [i for i in range(length) if a[i] != b[i]]
     error = tried.error if tried.finish_reason == "error" else ""
-    if places:
-        return len(places), Difference(prompt, places[0], a[places[0]], b[places[0]], error)
+    if positions:
+        return len(positions), Difference(prompt, positions[0], a[positions[0]], b[positions[0]], error)
     return (1, Difference(prompt, length, None, None, error)) if error else (0, None)

@@ -1,4 +1,4 @@
-"""The policy in the engine: whatever it decides the text is the same, and it is told what it needs to decide well."""
+"""The policy in the engine: whatever it decides the text is the same, and it learns of every sequence and step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from wager.build import policy as betting
+from wager.build import policy as policies
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
@@ -23,21 +23,21 @@ from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
-    DyingDrafter,
+    FailingDrafter,
     FakeClock,
     OracleDrafter,
     RandomTreeDrafter,
     SetAcceptanceDrafter,
-    ToyLaw,
-    ToySeer,
+    ToyDistribution,
+    ToyOracle,
     ToyTarget,
 )
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, DraftDecision, Plan, Request, SamplingParams, Span, StepRecord, Verdict
 
-LAW = ToyLaw(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
-SEER = ToySeer(LAW)
+LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
+ORACLE = ToyOracle(LAW)
 
 
 def surface() -> LatencySurface:
@@ -47,10 +47,10 @@ def surface() -> LatencySurface:
 
 def drafters() -> list[Drafter]:
     return [
-        SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], seer=SEER),
+        SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], oracle=ORACLE),
         NgramDrafter(),
-        AdversaryDrafter(LAW.vocab, seer=SEER),
-        RandomTreeDrafter(LAW.vocab, seer=SEER),
+        AdversaryDrafter(LAW.vocab, oracle=ORACLE),
+        RandomTreeDrafter(LAW.vocab, oracle=ORACLE),
         DraftModel(ToyTarget(LAW, num_blocks=40)),
     ]
 
@@ -79,8 +79,8 @@ def plain() -> list[tuple[int, ...]]:
     return [each.token_ids for each in toy_engine(LAW, depth=0).generate(requests(), concurrency=4)]
 
 
-class Whims:
-    """Asks anybody for anything, keeps any beginning, and stays plain for a while now and then."""
+class RandomPolicy:
+    """Asks any drafter for any depth, admits any beginning, and sometimes plans nothing for a while."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.draw, self.steps = list(names), random.Random(3), 0
@@ -110,7 +110,7 @@ class Whims:
 
 
 @pytest.mark.parametrize("pages", [256, 24])
-@pytest.mark.parametrize("mind", ["adaptive", "latency", "slo", "whims", "threshold"])
+@pytest.mark.parametrize("mind", ["adaptive", "latency", "slo", "random", "threshold"])
 def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
     guessers = drafters()
     offers = {each.name: DrafterCapabilities(8, stops_early=each.samples) for each in guessers}
@@ -118,30 +118,30 @@ def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
         "adaptive": lambda: Adaptive(surface(), drafters=offers),
         "latency": lambda: Adaptive(surface(), drafters=offers, objective=Objective("latency")),
         "slo": lambda: Adaptive(surface(), drafters=offers, objective=Objective("slo", 4e-3)),
-        "whims": lambda: Whims([*offers]),
+        "random": lambda: RandomPolicy([*offers]),
         "threshold": lambda: Threshold(8),
     }
-    betting_engine = engine(*guessers, policy=policies[mind](), num_blocks=pages)
-    answers = betting_engine.generate(requests(), concurrency=6)
+    speculating = engine(*guessers, policy=policies[mind](), num_blocks=pages)
+    answers = speculating.generate(requests(), concurrency=6)
     assert [each.token_ids for each in answers] == plain()
     assert sum(each.stats.accepted for each in answers) > 20
-    again = betting_engine.generate([replace(each, id=f"again-{each.id}") for each in requests()], concurrency=3)
+    again = speculating.generate([replace(each, id=f"again-{each.id}") for each in requests()], concurrency=3)
     assert [each.token_ids for each in again] == plain()
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-def test_a_drafter_that_slept_wakes_to_the_truth(rule: str) -> None:
+def test_a_drafter_that_was_not_asked_for_a_while_is_up_to_date(rule: str) -> None:
     """An identical model is right in every guess it makes (under `match`), however long it was not asked."""
     model = DraftModel(ToyTarget(LAW, num_blocks=200))
-    waking = engine(model, policy=Whims(["model"]), rule=rule)
+    speculating = engine(model, policy=RandomPolicy(["model"]), rule=rule)
     greedy = [replace(each, params=SamplingParams(max_tokens=60)) for each in requests(6)]
-    answers = waking.generate(greedy, concurrency=3)
+    answers = speculating.generate(greedy, concurrency=3)
     assert sum(each.stats.drafted for each in answers) > 60
     assert all(each.stats.accepted >= each.stats.drafted - 8 for each in answers), "but for what an end cut off"
 
 
 def test_a_drafter_that_is_always_wrong_is_left_alone() -> None:
-    losing = engine(AdversaryDrafter(LAW.vocab, seer=SEER))
+    losing = engine(AdversaryDrafter(LAW.vocab, oracle=ORACLE))
     long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]
     answers = losing.generate(long, concurrency=4)
     assert sum(each.stats.drafted for each in answers) < 0.15 * sum(each.stats.completion_tokens for each in answers)
@@ -149,7 +149,7 @@ def test_a_drafter_that_is_always_wrong_is_left_alone() -> None:
 
 
 def test_the_right_drafter_is_found_among_several() -> None:
-    both = engine(AdversaryDrafter(LAW.vocab, seer=SEER), OracleDrafter(SEER))
+    both = engine(AdversaryDrafter(LAW.vocab, oracle=ORACLE), OracleDrafter(ORACLE))
     long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]
     answers = both.generate(long, concurrency=4)
     origins = [origin for each in answers for origin in each.drafted_by if origin]
@@ -158,7 +158,7 @@ def test_the_right_drafter_is_found_among_several() -> None:
 
 
 def test_a_drafter_that_dies_leaves_the_others_at_work() -> None:
-    left = engine(DyingDrafter(lives=20), OracleDrafter(SEER), policy=Whims(["dying", "oracle"]))
+    left = engine(FailingDrafter(calls=20), OracleDrafter(ORACLE), policy=RandomPolicy(["failing", "oracle"]))
     answers = left.generate(requests(), concurrency=4)
     assert [each.token_ids for each in answers] == plain()
     assert left.proposer.name == "oracle"
@@ -189,7 +189,8 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
 
 
 def made(*guessers: Drafter, **options: object) -> tuple[object, int]:
-    return betting.build(EngineConfig(**options), guessers, surface)  # type: ignore[arg-type]
+    built = policies.build(EngineConfig.from_options(**options).speculation, guessers, surface)
+    return built.policy, built.max_depth
 
 
 def test_the_configuration_says_who_decides() -> None:
@@ -229,4 +230,4 @@ def test_what_is_not_known_is_named(options: dict[str, str], named: str) -> None
 
 def test_one_drafter_for_a_policy_that_asks_one() -> None:
     with pytest.raises(UsageError, match="asks one drafter"):
-        made(NgramDrafter(), OracleDrafter(SEER), depth=4)
+        made(NgramDrafter(), OracleDrafter(ORACLE), depth=4)

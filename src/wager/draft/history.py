@@ -1,0 +1,80 @@
+"""What several drafters share: they keep the known tokens of every sequence and draft each request by itself.
+
+Also what a drafter may be given for proofs and tests: an oracle that says which tokens the target will emit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from wager.kernels.base import TargetOutput
+from wager.types import Draft, DraftRequest, SamplingParams
+
+
+class TargetOracle(Protocol):
+    """Says which tokens the target will emit."""
+
+    def next_tokens(self, request: DraftRequest, known: Sequence[int], prompt_tokens: int) -> list[int]:
+        """The target's next tokens, at most `request.depth`, after `known`, of which the first `prompt_tokens` are the
+        prompt."""
+
+
+class ReferenceOracle:
+    """Reads the target's tokens from texts produced before: sequence id -> all its tokens, the prompt's included."""
+
+    def __init__(self, texts: Mapping[str, Sequence[int]]) -> None:
+        self._texts = texts
+
+    def next_tokens(self, request: DraftRequest, known: Sequence[int], prompt_tokens: int) -> list[int]:
+        return list(self._texts[request.seq_id][request.position : request.position + request.depth])
+
+
+class HistoryDrafter:
+    """A drafter that keeps the known tokens of every sequence; subclasses implement `_draft`, here it declines.
+
+    `oracle`: says which tokens the target will emit, for proofs and tests (None: nothing is known of them).
+    """
+
+    name = "history"
+    default_depth = 4
+    max_depth = 8
+    samples = False
+    makes_trees = False
+
+    def __init__(self, *, oracle: TargetOracle | None = None) -> None:
+        self.known: dict[str, list[int]] = {}
+        self.prompt_tokens: dict[str, int] = {}
+        self._oracle = oracle
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        self.known[seq_id] = list(tokens)
+        self.prompt_tokens[seq_id] = len(tokens)
+
+    def observe(self, output: TargetOutput) -> None:
+        """Nothing: the target's buffers are not looked at."""
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        self.known[seq_id].extend(tokens)
+
+    def end(self, seq_id: str) -> None:
+        self.known.pop(seq_id, None)
+        self.prompt_tokens.pop(seq_id, None)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(request) for request in requests]
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        return Draft(request.seq_id, drafter=self.name)
+
+    def _random(self, request: DraftRequest) -> random.Random:
+        """The same random numbers whenever the same guess is asked for again."""
+        return random.Random(f"{request.seq_id}/{request.position}")
+
+    def _next_tokens(self, request: DraftRequest) -> list[int]:
+        """The target's next tokens as the oracle says; none without an oracle."""
+        if self._oracle is None:
+            return []
+        name = request.seq_id
+        return self._oracle.next_tokens(request, self.known[name], self.prompt_tokens[name])

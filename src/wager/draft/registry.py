@@ -1,0 +1,169 @@
+"""Every drafter that can be asked for by name: what its argument is, what it does, and how it is built.
+
+To add a drafter, write its file and add an entry to KINDS; a model family, a command or the engine need no change.
+Importing this module imports neither torch nor a drafter: the configuration reads its grammar, factories import late.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from wager.errors import UsageError
+
+if TYPE_CHECKING:
+    from wager.draft.base import Drafter
+    from wager.kernels.base import Kernels, Target
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSpec:
+    """One drafter as it was asked for: `NAME[:ARG]`, parsed."""
+
+    name: str
+    argument: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.argument is None else f"{self.name}:{self.argument}"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterParts:
+    """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
+    `max_context` and, for a drafter that runs a model, that model, loaded, and the kernels it samples with."""
+
+    vocab: int
+    max_context: int | None = None
+    model: Target | None = None
+    kernels: Kernels | None = None
+    prefix_cache: bool = True
+
+
+Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterKind:
+    """A name in the registry.
+
+    argument: what may follow the name: "none", "number" (optional) or "path" (required, of the draft model that is
+    loaded for it). placeholder: what the argument is called in help. range: least and largest number. makes_trees:
+    drafts may branch. samples: guesses are draws from a distribution, not certain.
+    """
+
+    description: str
+    factory: Factory
+    argument: Literal["none", "number", "path"] = "none"
+    placeholder: str = ""
+    range: tuple[int, int] = (0, 0)
+    makes_trees: bool = False
+    samples: bool = False
+
+    @property
+    def runs_a_model(self) -> bool:
+        return self.argument == "path"
+
+
+def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.ngram import NgramDrafter
+
+    return NgramDrafter(int(spec.argument)) if spec.argument else NgramDrafter()
+
+
+def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.model import DraftModel
+
+    if parts.model is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no loaded model.", "Load the model and pass it as a part.")
+    return DraftModel(
+        parts.model,
+        vocab=parts.vocab,
+        max_context=parts.max_context,
+        kernels=parts.kernels,
+        prefix_cache=parts.prefix_cache,
+    )
+
+
+def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.adversary import AdversaryDrafter
+
+    return AdversaryDrafter(parts.vocab)
+
+
+def _random_tree(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.random_tree import RandomTreeDrafter
+
+    return RandomTreeDrafter(parts.vocab)
+
+
+KINDS: Mapping[str, DrafterKind] = {
+    "ngram": DrafterKind(
+        "copies what followed the same tokens before; N: longest match looked up", _ngram, "number", "N", (1, 8)
+    ),
+    "model": DrafterKind("a smaller model of the same vocabulary", _model, "path", "PATH", samples=True),
+    "adversary": DrafterKind("always wrong; for proofs", _adversary),
+    "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
+}
+"""Drafters by name."""
+
+WORDS = {"none": "no speculation", "auto": "all drafters that need no weights, as it pays"}
+"""What may be written instead of drafters, alone."""
+
+AUTO = (DrafterSpec("ngram"),)
+"""What `auto` stands for."""
+
+
+def descriptions() -> dict[str, str]:
+    """Everything that can be asked for, as it is written on the command line, and what it does."""
+    form = {"none": "", "number": "[:{}]", "path": ":{}"}
+    kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
+    return {**WORDS, **kinds}
+
+
+def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:
+    """The drafters of `NAME[:ARG],...`, none for `none`, AUTO for `auto`.
+
+    Raises UsageError for an unknown name, a missing or superfluous argument, a drafter that is named twice, and `none`
+    or `auto` beside others.
+    """
+    parsed = [_parse_one(word.strip()) for word in text.split(",")]
+    for spec in parsed:
+        if len(parsed) > 1 and spec.name in WORDS:
+            raise UsageError(f"Drafter {spec.name!r} stands beside others in {text!r}.", f"Write {spec.name!r} alone.")
+    if len(set(parsed)) < len(parsed):
+        raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
+    if parsed[0].name in WORDS:
+        return AUTO if parsed[0].name == "auto" else ()
+    return tuple(parsed)
+
+
+def _parse_one(text: str) -> DrafterSpec:
+    name, colon, argument = text.partition(":")
+    if name not in KINDS and name not in WORDS:
+        near = difflib.get_close_matches(name, [*WORDS, *KINDS], n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known drafters: {', '.join(descriptions())}."
+        raise UsageError(f"Unknown drafter {name!r}.", hint)
+    kind = KINDS.get(name)
+    wanted, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
+    if wanted == "none" and colon:
+        raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
+    if wanted == "path" and not argument:
+        raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
+    if wanted == "number" and argument and not argument.isdecimal():
+        raise UsageError(
+            f"Drafter {name!r} takes a number, not {argument!r}.", f"Write {name} or {name}:{placeholder}."
+        )
+    if argument and kind and wanted == "number":
+        least, most = kind.range
+        if not least <= int(argument) <= most:
+            raise UsageError(f"{text} is out of range.", f"{placeholder} must be from {least} to {most}.")
+    return DrafterSpec(name, argument or None)
+
+
+def build_drafter(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    """Build a drafter by name; UsageError for one that is not registered."""
+    if spec.name not in KINDS:
+        raise UsageError(f"Unknown drafter {spec.name!r}.", f"Known drafters: {', '.join(KINDS)}.")
+    return KINDS[spec.name].factory(spec, parts)

@@ -1,0 +1,291 @@
+"""The front door: a language model that answers prompts and conversations.
+
+    llm = wager.LLM(model="SmolLM2-135M-Instruct", drafter="ngram")
+    answer = llm.chat([{"role": "user", "content": "Why is the sky blue?"}], wager.SamplingParams(max_tokens=100))
+
+Prompts become token ids here; `engine` does the rest. One thread at a time may use an LLM.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeGuard, cast, overload
+
+from wager.build.load import LoadedEngine, load
+from wager.config import EngineConfig
+from wager.engine.outputs import OutputCollector
+from wager.errors import ClosedError, RequestError, UsageError, WagerError
+from wager.models.tokenizer import Tokenizer
+from wager.types import Completion, OutputDelta, Request, SamplingParams
+
+Message = Mapping[str, Any]
+"""A chat message: {"role": "system" | "user" | "assistant", "content": text}."""
+
+Prompt = str | Sequence[int]
+"""A text, encoded as it is (no chat template), or its token ids."""
+
+
+class ChatTokenizer(Protocol):
+    """What `encode_chat` needs of a tokenizer."""
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]: ...
+
+    def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str: ...
+
+
+def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
+    """Token ids of a conversation in the model's chat template, up to where the answer begins."""
+    text = tokenizer.chat(messages, add_generation_prompt=True)
+    return tuple(tokenizer.encode(text, special=False))  # the template has written the special tokens
+
+
+class LLM:
+    """A loaded model. Options are those of `EngineConfig` by their flat names, such as drafter, depth, memory.
+
+    Use it as a context manager, or call `close` when it is no longer needed. Every request that shares a beginning
+    with an earlier one reuses what was computed for it, conversation after conversation, unless prefix_cache=False.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        report: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> None:
+        """Load a model; `options` and `model` change `config` (default: EngineConfig()), `report` is called with what
+        is being done. Raises UsageError for an option that is unknown or impossible, before anything is loaded, and
+        ModelError, DownloadError or MemoryPlanError where the model cannot be had."""
+        if model is not None:
+            options["model"] = model
+        self.config = (config or EngineConfig()).with_options(**options)
+        self._engine: LoadedEngine | None = load(self.config, report=report)
+        self._sinks: dict[str, Callable[[OutputDelta], None]] = {}  # request id -> who takes its deltas
+        self._numbers = itertools.count()
+
+    @property
+    def engine(self) -> LoadedEngine:
+        """The engine beneath (add, step, abort), for servers. ClosedError after `close`."""
+        if self._engine is None:
+            raise ClosedError("This LLM is closed.", "Make a new one to go on.")
+        return self._engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    # ---- answers ---------------------------------------------------------------------------------------------------
+
+    @overload  # a str is a Sequence[str] to a type checker, which is why the overloads overlap
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: Prompt, params: SamplingParams | None = None
+    ) -> Completion: ...
+
+    @overload
+    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]: ...
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> Completion | list[Completion]:
+        """Continue one prompt, or several together: texts as they are, or lists of token ids.
+
+        A prompt gives its Completion; a list of prompts gives a list in the same order. With params.n above 1 the
+        answer is always a list: the choices of the first prompt in order of `index`, then those of the next. `params`
+        defaults to the configuration's sampling options. A request that fails while it runs ends with finish_reason
+        "error"; one that cannot be served as asked raises RequestError, and then none of the list runs.
+        """
+        if _is_prompt(prompts):
+            return self._answer_one(self._encode(prompts), params)
+        if not isinstance(prompts, Sequence):
+            raise _no_prompt(prompts)
+        return self._run([self._encode(prompt) for prompt in prompts], params)  # type: ignore[arg-type]
+
+    @overload
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion: ...
+
+    @overload
+    def chat(self, messages: Sequence[Sequence[Message]], params: SamplingParams | None = None) -> list[Completion]: ...
+
+    def chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
+    ) -> Completion | list[Completion]:
+        """Answer a conversation, or a list of conversations, through the model's chat template; otherwise as
+        `generate`. TokenizerError if the model has no template or it refuses the messages."""
+        if _is_conversation(messages):
+            return self._answer_one(encode_chat(self.tokenizer, messages), params)
+        return self._run([encode_chat(self.tokenizer, each) for each in messages], params)  # type: ignore[arg-type]
+
+    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> OutputStream:
+        """Begin to answer a prompt or a conversation: an iterator of what each step adds.
+
+        Closing it, or dropping it as a `for` loop does that is left early, aborts the request and frees its blocks.
+        Several streams may be open at once; each step serves them all. Errors as for `generate`, raised here.
+        """
+        tokens = encode_chat(self.tokenizer, prompt) if _is_conversation(prompt) else self._encode(prompt)  # type: ignore[arg-type]
+        return OutputStream(self, self._request(tokens, params))
+
+    def close(self) -> None:
+        """End every request (open streams end with finish_reason "abort") and let the model go. May be repeated."""
+        if self._engine is None:
+            return
+        try:
+            for request_id in list(self._sinks):
+                self._engine.abort(request_id)
+            while self._sinks:
+                self._step()
+        finally:
+            self._engine = None
+            self._sinks.clear()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
+            return tuple(cast("Sequence[int]", prompt))
+        raise _no_prompt(prompt)
+
+    def _request(self, tokens: tuple[int, ...], params: SamplingParams | None) -> Request:
+        return Request(f"llm-{next(self._numbers)}", tokens, params or self.config.sampling)
+
+    def _answer_one(self, tokens: tuple[int, ...], params: SamplingParams | None) -> Completion | list[Completion]:
+        completions = self._run([tokens], params)
+        return completions[0] if len(completions) == 1 else completions
+
+    def _run(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams | None) -> list[Completion]:
+        requests = [self._request(tokens, params) for tokens in prompts]
+        collector = OutputCollector()
+        try:
+            for request in requests:
+                collector.expect(request)
+                self._add(request, collector.add)
+            while any(request.id in self._sinks for request in requests):
+                self._step()
+        except BaseException:
+            for request in requests:
+                self._drop(request.id)
+            raise
+        return collector.completions()
+
+    def _add(self, request: Request, sink: Callable[[OutputDelta], None]) -> None:
+        """Give a request to the engine; `sink` is called with its deltas until all its choices have ended."""
+        self.engine.add(request)
+        choices = request.params.n
+
+        def take(delta: OutputDelta) -> None:
+            nonlocal choices
+            sink(delta)
+            choices -= delta.finish_reason is not None
+            if not choices:
+                del self._sinks[request.id]
+
+        self._sinks[request.id] = take
+
+    def _step(self) -> None:
+        """One step for everything that runs; every delta goes to its request's sink."""
+        for delta in self.engine.step():
+            sink = self._sinks.get(delta.request_id)
+            if sink:
+                sink(delta)
+        if not self._sinks:
+            self.engine.check()
+
+    def _abort(self, request_id: str) -> None:
+        """End a request; its last deltas come with the next step."""
+        if request_id in self._sinks:
+            self.engine.abort(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        """End a request and discard its deltas."""
+        if self._sinks.pop(request_id, None) and self._engine is not None:
+            self._engine.abort(request_id)
+
+
+class OutputStream(Iterator[OutputDelta]):
+    """The answer to one request as it grows: iterate over it; made by `LLM.stream`.
+
+    The last delta of each choice has finish_reason and stats; with finish_reason "error", `error` says why.
+    """
+
+    def __init__(self, llm: LLM, request: Request) -> None:
+        deltas: deque[OutputDelta] = deque()
+        collector = OutputCollector()
+
+        def take(delta: OutputDelta) -> None:  # must not refer to the stream, or dropping it would not close it
+            collector.add(delta)
+            deltas.append(delta)
+
+        self._llm, self._id, self._deltas, self._collector = llm, request.id, deltas, collector
+        self._closed = False
+        collector.expect(request)
+        llm._add(request, take)
+
+    def __iter__(self) -> OutputStream:
+        return self
+
+    def __next__(self) -> OutputDelta:
+        """The next delta, after as many steps as it takes. StopIteration after the last one, or once closed."""
+        while not self._deltas:
+            if self._closed or self._id not in self._llm._sinks:
+                raise StopIteration
+            try:
+                self._llm._step()
+            except BaseException:
+                self.close()
+                raise
+        return self._deltas.popleft()
+
+    def completions(self) -> list[Completion]:
+        """Every choice as a whole, in order of `index`, once the stream has ended. RequestError before that."""
+        if self._closed or self._deltas or self._id in self._llm._sinks:
+            raise RequestError("The stream has not come to its end.", "Iterate over it until it stops.")
+        return self._collector.completions()
+
+    def abort(self) -> None:
+        """End the request now; the stream still yields its last deltas, with finish_reason "abort" and the stats."""
+        self._llm._abort(self._id)
+
+    def close(self) -> None:
+        """End the request, if it still runs, and the stream. May be repeated."""
+        self._closed = True
+        self._deltas.clear()
+        self._llm._drop(self._id)
+
+    def __enter__(self) -> OutputStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, WagerError):  # half made, or the engine is gone
+            self.close()
+
+
+def _no_prompt(value: object) -> UsageError:
+    return UsageError(
+        f"A prompt of type {type(value).__name__} cannot be answered.",
+        "A prompt is a text or a list of token ids; conversations go to chat.",
+    )
+
+
+def _is_prompt(value: object) -> TypeGuard[Prompt]:
+    """Whether it is one prompt rather than a list of them."""
+    return isinstance(value, str) or (isinstance(value, Sequence) and bool(value) and isinstance(value[0], int))
+
+
+def _is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
+    """Whether it is one conversation rather than a list of them, or a prompt."""
+    whole = isinstance(value, Sequence) and not isinstance(value, str)
+    return whole and bool(value) and isinstance(value[0], Mapping)  # type: ignore[index]

@@ -1,0 +1,95 @@
+"""How one request is sampled: the parameters, their ranges, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wager.errors import UsageError
+
+GREEDY_TEMPERATURE = 1e-4
+"""Temperatures at or below this are greedy by definition (verification rules, section 1.6)."""
+
+_RANGES: Mapping[str, tuple[type, float, float]] = {
+    "max_tokens": (int, 1, 2**63 - 1),
+    "temperature": (float, 0, 100),
+    "top_k": (int, 0, 2**63 - 1),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 1e-3, 1e3),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "seed": (int, 0, 2**64 - 1),
+    "logprobs": (int, 0, 20),
+    "n": (int, 1, 64),
+}
+"""Kind, least and largest value of each number: whatever the logits, no processor overflows within them."""
+
+
+def _require(name: str, value: object, rule: str, *, ok: bool) -> None:
+    if not ok:
+        raise UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
+
+
+def _require_number(name: str, value: object, kind: type, low: float, high: float) -> None:
+    # a bool is not a number here, an int is a float, and NaN is in no range
+    right = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    noun = "an integer" if kind is int else "a number"
+    _require(name, value, f"{noun} between {low} and {high}", ok=right and low <= value <= high)  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled. Defaults are greedy decoding of 256 tokens.
+
+    `top_k` 0 and `top_p` 1.0 are off. `logit_bias` maps token id to an addend of its logit, at most 100 either way.
+    `logprobs` is the number of most likely alternatives reported per token (None: none), `n` the number of choices;
+    `repetition_penalty` sees prompt and output, `presence_penalty` and `frequency_penalty` the output alone.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        for name, limits in _RANGES.items():
+            if name not in ("seed", "logprobs") or getattr(self, name) is not None:
+                _require_number(name, getattr(self, name), *limits)
+        _require("top_p", self.top_p, "above 0", ok=self.top_p > 0)
+        _require("ignore_eos", self.ignore_eos, "True or False", ok=isinstance(self.ignore_eos, bool))
+        for name, kind, noun in (("stop", str, "strings that are not empty"), ("stop_token_ids", int, "integers")):
+            values = getattr(self, name)
+            sound = isinstance(values, tuple | list) and all(type(v) is kind and v != "" for v in values)
+            _require(name, values, f"a tuple of {noun}", ok=sound)
+            object.__setattr__(self, name, tuple(values))
+        _require("logit_bias", self.logit_bias, "a mapping of ids to addends", ok=isinstance(self.logit_bias, Mapping))
+        for token, bias in self.logit_bias.items():
+            _require("logit_bias", token, "keyed by integer token ids", ok=type(token) is int)
+            _require_number(f"logit_bias[{token}]", bias, float, -100, 100)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= GREEDY_TEMPERATURE
+
+    @property
+    def plain(self) -> bool:
+        """No processor touches the logits except the temperature: argmax(z / T + g) over the whole vocabulary."""
+        return (
+            self.repetition_penalty == 1
+            and self.presence_penalty == 0
+            and self.frequency_penalty == 0
+            and not self.logit_bias
+            and (self.greedy or (self.top_k == 0 and self.top_p == 1 and self.min_p == 0))
+        )

@@ -1,0 +1,159 @@
+"""The configuration: options sorted into groups, parsed at once, refused by name before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from wager.config import (
+    OPTIONS,
+    CapacityConfig,
+    EngineConfig,
+    ModelConfig,
+    SpeculationConfig,
+    parse_size,
+    read_options,
+)
+from wager.draft.registry import DrafterSpec
+from wager.errors import UsageError
+from wager.types import RULES, SamplingParams, VerifyRule
+
+
+def test_options_are_sorted_into_groups() -> None:
+    config = EngineConfig.from_options(
+        model="m", drafter="ngram:4", depth=3, memory="2GiB", max_rows=64, temperature=0.5, stop=["END"]
+    )
+    assert config.model == ModelConfig(model="m")
+    assert config.speculation == SpeculationConfig(drafter="ngram:4", depth=3)
+    assert config.capacity == CapacityConfig(memory=2 << 30, max_rows=64)
+    assert config.sampling == SamplingParams(temperature=0.5, stop=("END",))
+    assert EngineConfig.from_options() == EngineConfig()
+    assert EngineConfig.from_options(**config.as_options()) == config
+    assert list(config.as_options()) == list(OPTIONS)
+    with pytest.raises(FrozenInstanceError):
+        config.model.model = "other"  # type: ignore[misc]
+
+
+def test_no_option_belongs_to_two_groups() -> None:
+    groups = (ModelConfig, SpeculationConfig, CapacityConfig, SamplingParams)
+    assert len(OPTIONS) == sum(each.init for group in groups for each in fields(group))
+
+
+def test_changes_are_checked_anew() -> None:
+    config = EngineConfig.from_options(drafter="random-tree")
+    assert config.with_options(depth=0).speculation.parsed_policy.kind == "fixed"
+    with pytest.raises(UsageError, match="makes trees"):
+        config.with_options(verify="block")
+
+
+def test_texts_are_parsed_once() -> None:
+    made = SpeculationConfig(drafter="ngram,model:/x", policy="adaptive", objective="slo:500µs")
+    assert made.drafters == (DrafterSpec("ngram"), DrafterSpec("model", "/x"))
+    assert (made.parsed_policy.kind, made.parsed_objective.kind) == ("adaptive", "slo")
+    assert made.parsed_objective.seconds_per_token == pytest.approx(500e-6)
+    assert SpeculationConfig(drafter="none").drafters == ()
+    assert SpeculationConfig(depth=2).parsed_policy.kind == "fixed"
+    assert SpeculationConfig(policy="threshold:0.3").parsed_policy.threshold == 0.3
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"dept": 3}, "'dept' is not known.*'depth'"),
+    ({"zzz": 3}, "'zzz' is not known.*model, dtype"),
+    ({"model": ""}, "model = ''"),
+    ({"model": None}, "model = None"),
+    ({"dtype": "bfloat"}, "dtype = 'bfloat'.*'bfloat16'"),
+    ({"kernels": 5}, "kernels = 5"),
+    ({"threads": 0}, "threads = 0 .*at least 1"),
+    ({"threads": True}, "threads = True"),
+    ({"threads": "2"}, r"threads = '2' \(str\)"),
+    ({"depth": -1}, "depth = -1 .*at least 0"),
+    ({"depth": 2.0}, r"depth = 2.0 \(float\)"),
+    ({"max_rows": None}, "max_rows = None"),
+    ({"max_context": 1}, "max_context = 1 .*at least 2"),
+    ({"cache_tokens": 0}, "cache_tokens = 0"),
+    ({"memory": 0}, "memory = 0"),
+    ({"memory": "plenty"}, "'plenty' is not an amount"),
+    ({"prefix_cache": 1}, "prefix_cache = 1"),
+    ({"drafter": "ngrm"}, "'ngrm'.*'ngram'"),
+    ({"drafter": "model"}, "needs an argument"),
+    ({"drafter": "ngram:9"}, "ngram:9"),
+    ({"drafter": None}, "drafter = None"),
+    ({"policy": ""}, "policy = ''"),
+    ({"policy": "adaptiv"}, "'adaptive'"),
+    ({"policy": "threshold:1"}, "between 0 and 1"),
+    ({"policy": "threshold:0"}, "between 0 and 1"),
+    ({"policy": "fixed:3"}, "fixed:3"),
+    ({"objective": "speed"}, "'speed'"),
+    ({"objective": "slo:20"}, "slo:20"),
+    ({"objective": "latency", "policy": "fixed"}, "objective = 'latency' has no effect under policy 'fixed'"),
+    ({"objective": "slo:20ms", "depth": 3}, "no effect under policy 'fixed'"),
+    ({"drafter": "ngram,adversary", "depth": 3}, "asks one drafter, but there are 2"),
+    ({"drafter": "ngram,adversary", "policy": "threshold"}, "asks one drafter"),
+    ({"drafter": "ngram,random-tree", "verify": "block"}, "'random-tree' makes trees"),
+    ({"verify": "mach"}, "'match'"),
+    ({"top_p": 2}, "top_p = 2"),
+    ({"stop": "END"}, "stop = 'END'"),
+]
+
+
+@pytest.mark.parametrize(("options", "named"), REFUSED)
+def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=f"(?s){named}"):
+        EngineConfig.from_options(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "none", "policy": "fixed", "objective": "latency"},
+        {"depth": 0, "drafter": "ngram,adversary"},
+        {"drafter": "random-tree", "verify": "rejection"},
+        {"drafter": "ngram,model:x", "policy": "adaptive", "depth": 3, "objective": "slo:20ms"},
+    ],
+)
+def test_what_can_be_is_not(options: dict[str, Any]) -> None:
+    assert EngineConfig.from_options(**options)
+
+
+def test_every_rule_has_its_properties() -> None:
+    assert set(RULES) == set(get_args(VerifyRule))
+    assert [name for name, rule in RULES.items() if not rule.needs_draft_probs] == ["match"]
+    assert [name for name, rule in RULES.items() if not rule.verifies_trees] == ["block"]
+
+
+@pytest.mark.parametrize(("text", "size"), [("4GiB", 4 << 30), ("512mib", 512 << 20), ("1.5g", 3 << 29), ("77", 77)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_options(tmp_path: Path) -> None:
+    path = tmp_path / "wager.toml"
+    path.write_text('drafter = "ngram"\nmax-tokens = 64\nmemory = "1GiB"\nprefix_cache = false\n', encoding="utf-8")
+    options = read_options(path)
+    assert options == {"drafter": "ngram", "max_tokens": 64, "memory": "1GiB", "prefix_cache": False}
+    assert EngineConfig.from_mapping(options).capacity.memory == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("dept = 3", r"wager.toml: Option 'dept' is not known.*'depth'"),
+        ('depth = "three"', r"wager.toml: depth = 'three' \(str\)"),
+        ("temperature = -1", "wager.toml: temperature = -1"),
+        ("[speculation]\ndepth = 3", "wager.toml: Option 'speculation' is not known"),
+        ("depth =", "wager.toml is not TOML"),
+        (None, "wager.toml cannot be read"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str | None, named: str) -> None:
+    path = tmp_path / "wager.toml"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=f"(?s){named}"):
+        read_options(path)

@@ -1,0 +1,231 @@
+"""The front door on a small random model: what goes in, what comes out, streams that end early, closing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import wager
+from wager.build.load import LoadedEngine
+from wager.types import Request, SamplingParams
+
+PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True)
+OPTIONS: dict[str, Any] = dict(max_context=256, max_sequences=4, max_rows=64, threads=1, drafter="ngram", depth=3)
+CONVERSATION = [{"role": "user", "content": "one two three one two three one two three"}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[wager.LLM]:
+    with wager.LLM("random:llama:tiny", **OPTIONS) as made:
+        yield made
+
+
+def free_blocks(llm: wager.LLM) -> int:
+    return llm.engine.scheduler.block_pool.num_free_blocks
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_one_in_one_out_and_a_list_in_a_list_out(llm: wager.LLM) -> None:
+    one = llm.generate("abc abc abc", PARAMS)
+    assert isinstance(one, wager.Completion)
+    assert (len(one.token_ids), one.finish_reason, one.index) == (12, "length", 0)
+    assert one.text == llm.tokenizer.decode(one.token_ids)
+    several = llm.generate(["abc abc abc", "x", [1, 2, 3]], PARAMS)
+    assert [each.stats.prompt_tokens for each in several] == [11, 1, 3]
+    assert several[0].token_ids == one.token_ids
+    ids = llm.tokenizer.encode("abc abc abc")
+    assert llm.generate(ids, PARAMS).token_ids == llm.generate([tuple(ids)], PARAMS)[0].token_ids == one.token_ids
+    assert llm.generate([], PARAMS) == [] == llm.chat([], PARAMS)
+
+
+def test_all_choices_come_in_order(llm: wager.LLM) -> None:
+    several = llm.generate(["abc", "x"], replace(PARAMS, n=3))
+    assert [(each.stats.prompt_tokens, each.index) for each in several] == [(p, i) for p in (3, 1) for i in range(3)]
+    alone: Any = llm.generate("abc", replace(PARAMS, n=3))
+    assert [each.token_ids for each in alone] == [each.token_ids for each in several[:3]]
+    assert len({each.token_ids for each in alone}) == 3
+
+
+def test_the_text_is_that_of_the_engine_beneath(llm: wager.LLM) -> None:
+    request = Request("r", tuple(llm.tokenizer.encode("abc abc abc")), PARAMS)
+    (answer,) = llm.engine.generate([request])
+    assert answer.token_ids == llm.generate("abc abc abc", PARAMS).token_ids
+
+
+def test_sampling_options_of_the_configuration_are_the_default(llm: wager.LLM) -> None:
+    with wager.LLM("random:llama:tiny", **OPTIONS, max_tokens=5, ignore_eos=True, seed=1, temperature=0.5) as other:
+        assert other.config.sampling == SamplingParams(max_tokens=5, ignore_eos=True, seed=1, temperature=0.5)
+        default = other.generate("abc")
+        assert len(default.token_ids) == 5
+        assert default.token_ids == llm.generate("abc", other.config.sampling).token_ids
+        changed = wager.LLM(config=other.config, max_tokens=3)
+        assert (changed.config.model.model, changed.config.sampling.max_tokens) == ("random:llama:tiny", 3)
+        changed.close()
+
+
+def test_stats_and_logprobs_go_by_the_usual_names(llm: wager.LLM) -> None:
+    answer = llm.generate("abc abc abc", replace(PARAMS, logprobs=2))
+    stats = answer.stats
+    assert stats.total_tokens == stats.prompt_tokens + stats.completion_tokens == 11 + 12
+    assert [each.token_id for each in answer.logprobs] == list(answer.token_ids)
+    assert all(len(each.top_logprobs) == 2 for each in answer.logprobs)
+
+
+# ---- conversations --------------------------------------------------------------------------------------------------
+
+
+def test_chat_answers_one_conversation_or_several(llm: wager.LLM) -> None:
+    one = llm.chat(CONVERSATION, PARAMS)
+    text = llm.tokenizer.chat(CONVERSATION)
+    assert one.token_ids == llm.generate(llm.tokenizer.encode(text, special=False), PARAMS).token_ids
+    other = [{"role": "system", "content": "be"}, {"role": "user", "content": "x"}]
+    both = llm.chat([CONVERSATION, other], PARAMS)
+    assert both[0].token_ids == one.token_ids
+    assert both[1].stats.prompt_tokens == len(llm.tokenizer.encode(llm.tokenizer.chat(other), special=False))
+
+
+def test_a_conversation_that_goes_on_reuses_its_beginning(llm: wager.LLM) -> None:
+    messages = [{"role": "user", "content": "a prompt of its own, long enough for several blocks of the cache"}]
+    first = llm.chat(messages, PARAMS)
+    messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "go on"}]
+    second = llm.chat(messages, PARAMS)
+    again = llm.chat(messages, PARAMS)
+    assert first.stats.cached_tokens < 16 <= second.stats.cached_tokens < again.stats.cached_tokens
+    assert again.token_ids == second.token_ids
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_the_answer_in_pieces(llm: wager.LLM) -> None:
+    whole = llm.generate("abc abc abc", PARAMS)
+    stream = llm.stream("abc abc abc", PARAMS)
+    with pytest.raises(wager.RequestError, match="not come to its end"):
+        stream.completions()
+    deltas = list(stream)
+    assert len(deltas) > 1
+    assert "".join(delta.text for delta in deltas) == whole.text
+    assert sum((delta.token_ids for delta in deltas), ()) == whole.token_ids
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert (deltas[-1].finish_reason, deltas[-1].stats.completion_tokens) == ("length", 12)  # type: ignore[union-attr]
+    assert stream.completions()[0].token_ids == whole.token_ids
+    assert list(stream) == []
+    assert [each.text for each in llm.stream(CONVERSATION, PARAMS)][-1] is not None
+
+
+@pytest.mark.parametrize("way", ["break", "close", "with", "error"])
+def test_a_stream_that_is_left_early_frees_its_blocks(llm: wager.LLM, way: str) -> None:
+    before = free_blocks(llm)
+    long = replace(PARAMS, max_tokens=200)
+    if way == "break":
+        for _ in llm.stream("abc", long):
+            break
+    elif way == "close":
+        stream = llm.stream("abc", long)
+        next(stream)
+        assert free_blocks(llm) < before
+        stream.close()
+        stream.close()
+        assert list(stream) == []
+    elif way == "with":
+        with llm.stream("abc", long) as stream:
+            next(stream)
+    else:
+        with pytest.raises(ZeroDivisionError):
+            for _ in llm.stream("abc", long):
+                _ = 1 / 0
+    assert free_blocks(llm) == before
+    assert not llm.engine.scheduler.running
+    llm.generate("abc", PARAMS)
+    assert not llm.engine.busy
+
+
+def test_streams_and_lists_run_side_by_side(llm: wager.LLM) -> None:
+    prompts = ["abc abc", "xyz", "one two one two"]
+    alone = [llm.generate(prompt, PARAMS).token_ids for prompt in prompts]
+    first, second = llm.stream(prompts[0], PARAMS), llm.stream(prompts[1], PARAMS)
+    next(second)
+    assert llm.generate(prompts[2], PARAMS).token_ids == alone[2]
+    list(first), list(second)
+    assert [each.completions()[0].token_ids for each in (first, second)] == alone[:2]
+
+
+def test_an_aborted_stream_says_so_with_what_it_cost(llm: wager.LLM) -> None:
+    stream = llm.stream("abc", replace(PARAMS, max_tokens=200, n=2))
+    next(stream)
+    stream.abort()
+    endings = [delta for delta in stream if delta.finish_reason]
+    assert [delta.finish_reason for delta in endings] == ["abort", "abort"]
+    assert all(delta.stats for delta in endings)
+    assert {each.finish_reason for each in stream.completions()} == {"abort"}
+
+
+# ---- refusals and closing -------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_answered_is_refused_at_once_and_none_of_a_list_runs(llm: wager.LLM) -> None:
+    before = free_blocks(llm)
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(wager.RequestError, match="empty"):
+            call("", PARAMS)
+        with pytest.raises(wager.RequestError, match="256"):
+            call("x" * 300, PARAMS)
+        with pytest.raises(wager.RequestError, match="-7"):
+            call([3, -7], PARAMS)
+        with pytest.raises(wager.UsageError, match="float"):
+            call(1.5, PARAMS)  # type: ignore[arg-type]
+    with pytest.raises(wager.UsageError, match="type dict"):
+        llm.generate(CONVERSATION, PARAMS)  # type: ignore[call-overload]
+    with pytest.raises(wager.RequestError, match="256"):
+        llm.generate(["abc", "x" * 300], PARAMS)
+    assert free_blocks(llm) == before
+    assert not llm.engine.scheduler.running and not llm.engine.scheduler.waiting
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"draftr": "ngram"}, "'draftr' is not known.*'drafter'"),
+        ({"drafter": "ngrm"}, "'ngram'"),
+        ({"depth": -1}, "depth = -1"),
+        ({"policy": "threshold:2"}, "threshold:2"),
+        ({"drafter": "random-tree", "verify": "block"}, "makes trees"),
+        ({"temperature": -1}, "temperature = -1"),
+    ],
+)
+def test_options_are_refused_before_anything_is_loaded(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(wager.UsageError, match=f"(?s){named}"):
+        wager.LLM("no-such-model-anywhere", **options)
+
+
+def test_a_closed_llm_says_so_and_its_streams_end_as_aborted() -> None:
+    made = wager.LLM("random:llama:tiny", **OPTIONS)
+    assert isinstance(made.engine, LoadedEngine)
+    stream = made.stream("abc", replace(PARAMS, max_tokens=200))
+    next(stream)
+    made.close()
+    made.close()
+    assert [delta.finish_reason for delta in stream][-1] == "abort"
+    stream.close()
+    for call in (lambda: made.generate("abc"), lambda: made.chat(CONVERSATION), lambda: made.stream("abc")):
+        with pytest.raises(wager.ClosedError, match="closed"):
+            call()
+    with pytest.raises(wager.ClosedError):
+        _ = made.engine
+
+
+def test_every_error_is_exported_and_importing_is_quick() -> None:
+    from wager import errors
+
+    named = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert named <= set(wager.__all__)
+    assert [name for name in wager.__all__ if not hasattr(wager, name)] == []
+    code = "import wager, sys; sys.exit(any(name in sys.modules for name in ('torch', 'tokenizers', 'jinja2')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
