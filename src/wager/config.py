@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from wager.draft.registry import KINDS, DrafterSpec, parse_drafters
 from wager.economics.policy.objective import Objective, parse_objective
-from wager.economics.policy.spec import PolicySpec, parse_policy
+from wager.economics.policy_spec import PolicySpec, parse_policy
 from wager.errors import UsageError
 from wager.types import RULES, SamplingParams, VerifyRule
 

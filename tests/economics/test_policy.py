@@ -13,8 +13,8 @@ from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.objective import Objective, parse_objective
-from wager.economics.policy.spec import PolicySpec, parse_policy
 from wager.economics.policy.threshold import Threshold
+from wager.economics.policy_spec import PolicySpec, parse_policy
 from wager.errors import UsageError
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 

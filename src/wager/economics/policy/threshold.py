@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from wager.economics.policy.base import truncate_to
 from wager.economics.policy.fixed import FixedDepth
-from wager.economics.policy.spec import DEFAULT_THRESHOLD
+from wager.economics.policy_spec import DEFAULT_THRESHOLD
 from wager.errors import UsageError
 from wager.types import Draft, Verdict, VerifyRule
 
