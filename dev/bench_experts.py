@@ -1,9 +1,9 @@
-"""Step time against rows for a random model: what the experts hit cost (the expert tax), beside what its bytes say.
+"""Step time against rows for a random model, beside the bytes of the distinct experts that it reads (the expert tax).
 
     python dev/bench_experts.py random:qwen3-moe:300m [--threads 2] [--context 64] [--isa avx512]
 
 Rows are the next tokens of one sequence each, so that attention stays small. `experts` is the number of distinct ones
-that uniform routing expects, E (1 - (1 - k/E)^rows); `bytes` what a pass then reads of matrices.
+expected under uniform routing, E (1 - (1 - k/E)^rows); `MB` what a pass then reads of matrices.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from wager.types import PackedBatch
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
-def batch(rows: int, context: int, vocab: int, blocks: int, *, seed: int) -> PackedBatch:
-    """One new token each for `rows` sequences whose earlier positions are whatever the cache holds."""
+def batch(rows: int, context: int, vocab: int, max_blocks: int, *, seed: int) -> PackedBatch:
+    """One new token each for `rows` sequences; their earlier positions are whatever the cache holds."""
     tokens = np.random.default_rng(seed).integers(0, vocab, rows).astype(np.int32)
     every = np.arange(rows, dtype=np.int32)
-    tables = every[:, None] * blocks + np.arange(blocks, dtype=np.int32)
+    tables = every[:, None] * max_blocks + np.arange(max_blocks, dtype=np.int32)
     return PackedBatch(
         tokens=tokens,
         positions=np.full(rows, context, np.int32),
@@ -50,15 +50,17 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     weights, _ = make(arguments.model)
-    spec, blocks = weights.spec, arguments.context // 16 + 1
+    spec, max_blocks = weights.spec, arguments.context // 16 + 1
     kernels = CpuKernels(isa=arguments.isa, threads=arguments.threads)
     most = ROWS[-1]
-    decoder = Decoder(weights, kernels, num_blocks=most * blocks, max_rows=most, max_sequences=most, max_blocks=blocks)
+    decoder = Decoder(
+        weights, kernels, num_blocks=most * max_blocks, max_rows=most, max_sequences=most, max_blocks=max_blocks
+    )
     print(f"{arguments.model} {kernels.name} threads {arguments.threads} context {arguments.context}")
     first = 0.0
     for rows in ROWS:
-        # Other tokens choose other experts: the same again would find its experts in the processor's cache.
-        steps = [batch(rows, arguments.context, spec.vocab, blocks, seed=seed) for seed in range(16)]
+        # Different tokens choose different experts; the same again would find them in the processor's cache.
+        steps = [batch(rows, arguments.context, spec.vocab, max_blocks, seed=seed) for seed in range(16)]
         times: list[float] = []
         end = time.perf_counter() + arguments.seconds
         while time.perf_counter() < end or len(times) < 5:

@@ -1,11 +1,11 @@
 """What the adaptive policy itself costs, in microseconds a step.
 
-    python dev/bench_policy.py [--steps N] [--silent] [--cold]
+    python dev/bench_policy.py [--steps N] [--no-scores] [--cold]
 
 A simulated server (no model) on a machine whose rows are so cheap that nearly everything is drafted, judged and
-verified: the most that a policy can have to do. Guesses are 7 deep, with confidence unless --silent. Times are of this
+verified: the most that a policy can have to do. Drafts are 7 deep, with scores unless --no-scores. Times are of this
 process alone, by stage; the share is of a 19 ms step, a plain one of 32 requests on the reference's two cores. With
---cold 160 MB are read before plan and before learn, as a pass over the weights and its results would have been.
+--cold 160 MB are read before plan and before learn, as by a pass over the weights.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Timed:
         return timed
 
 
-def measure(requests: int, *, steps: int, silent: bool, cold: bool) -> np.ndarray:
+def measure(requests: int, *, steps: int, scores: bool, cold: bool) -> np.ndarray:
     """Microseconds by stage and step, [4, steps]."""
     rows = [1, 8, 64, 1024]
     surface = LatencySurface(rows, [5e-3 + 1e-5 * row for row in rows], drafters={"d": DraftCurve.unmeasured()})
-    curve = SyntheticDrafter(MTP_SURVIVAL[:7], score_sd=None) if silent else SyntheticDrafter(MTP_SURVIVAL[:7])
+    curve = SyntheticDrafter(MTP_SURVIVAL[:7]) if scores else SyntheticDrafter(MTP_SURVIVAL[:7], score_sd=None)
     policy = Timed(Adaptive(surface, drafters={"d": DrafterCapabilities(7)}), cold=cold)
     load = Workload(concurrency=requests, rounds=requests * (steps + 50))
     traces = SyntheticTraces({"d": curve}, output_tokens=128)
@@ -68,12 +68,12 @@ def measure(requests: int, *, steps: int, silent: bool, cold: bool) -> np.ndarra
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--silent", action="store_true")
+    parser.add_argument("--no-scores", action="store_true")
     parser.add_argument("--cold", action="store_true")
     given = parser.parse_args()
     print(f"{'requests':>8}  " + "  ".join(f"{stage:>7}" for stage in STAGES) + "     mean   median  of 19 ms")
     for requests in REQUESTS:
-        taken = measure(requests, steps=given.steps, silent=given.silent, cold=given.cold)
+        taken = measure(requests, steps=given.steps, scores=not given.no_scores, cold=given.cold)
         whole = taken.sum(0)
         stages = "  ".join(f"{mean:7.1f}" for mean in taken.mean(1))
         print(

@@ -1,8 +1,8 @@
-"""The expert tax, measured: seconds of a step against its rows, with the experts that it hit, as JSON.
+"""The expert tax, measured: seconds of a step against its rows, with the distinct experts that it reads, as JSON.
 
 A step is a pass over the next tokens of as many sequences as it has rows. Models, row counts, a plain read of memory
-and a product from the processor's cache take turns in shuffled rounds, so that all are of one machine at one time.
-A run is appended to the file; plot_expert_tax.py draws them. Where others use the machine too, begin with `chrt -f 50`.
+and a product from the processor's cache are timed in shuffled rounds, so that all are of one machine at one time.
+A run is appended to the file; plot_expert_tax.py draws them. On a shared machine, begin with `chrt -f 50`.
 
 usage: python dev/measure_expert_tax.py docs/expert_tax.json [--threads 2] [--context 64] [--seconds 30]
 """
@@ -31,14 +31,14 @@ from wager.models.transformer import Decoder
 
 MODELS = ("random:qwen3-moe:300m", "random:deepseek:300m", "random:mixtral:300m", "random:llama:135m")
 STEPS, SEEDS = 3, 32
-"""Timed steps of a visit, after one that is not: it finds caches as another model left them. Different steps."""
+"""Timed steps in a row, after one untimed step that finds caches as another model left them; and different steps."""
 SWEPT = 512 << 20
 SQUARE, TALL, TIMES = 512, 192, 10
 """Side of the matrix whose product is timed for the peak, rows that it meets, and products of a tape."""
 
 
-class Counting(Decoder):
-    """A decoder that keeps each layer's choice of experts apart, so that they can be counted after a pass."""
+class CountingDecoder(Decoder):
+    """A decoder that keeps each layer's choice of experts, so that they can be counted after a pass."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.choices: list[torch.Tensor] = []
@@ -49,27 +49,27 @@ class Counting(Decoder):
         self.choices.append(to.routing.ids)
         super()._record_experts(tensors, experts, to)
 
-    def hit(self, rows: int) -> float:
+    def distinct_experts(self, rows: int) -> float:
         """Distinct experts of a layer in the last pass, the mean over layers; 0 without experts."""
         return fmean(len(ids[:rows].unique()) for ids in self.choices) if self.choices else 0.0
 
 
 def seconds(task: Callable[[], object]) -> float:
-    """Of its second call: the first finds the caches as something else left them."""
+    """Seconds of the second call: the first finds the caches as other work left them."""
     task()
     begun = time.perf_counter()
     task()
     return time.perf_counter() - begun
 
 
-def reading(kernels: CpuKernels) -> Callable[[], object]:
+def memory_read(kernels: CpuKernels) -> Callable[[], object]:
     """A plain read of memory by all threads."""
     block = _native.Buffer(SWEPT)
-    ctypes.memset(block.address, 1, block.nbytes)  # pages nobody wrote to are one page of zeros
+    ctypes.memset(block.address, 1, block.nbytes)  # memory that was never written is one mapped page of zeros
     return lambda: _native.sweep(kernels.pool, kernels.isa, block)
 
 
-def multiplying(kernels: CpuKernels, rows: int) -> Callable[[], object]:
+def cached_product(kernels: CpuKernels, rows: int) -> Callable[[], object]:
     """The product kernel on a matrix that stays in the processor's cache."""
     tape = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=rows // 16, heads=1, kv_heads=1, head_dim=16)
     x, out = torch.randn(rows, SQUARE).bfloat16(), torch.zeros(rows, SQUARE)
@@ -82,22 +82,24 @@ def multiplying(kernels: CpuKernels, rows: int) -> Callable[[], object]:
     return lambda: tape.run(rows=rows, sequences=1, logits_rows=0)
 
 
-class Stage:
-    """A model with a cache for the most rows, and some steps of each number of rows: other tokens choose other
-    experts, and the same again would find its experts in the processor's cache."""
+class TimedModel:
+    """A model with a cache for the most rows, and some steps of each number of rows: different tokens choose different
+    experts; the same again would find them in the processor's cache."""
 
     def __init__(self, name: str, kernels: CpuKernels, *, context: int) -> None:
         weights, _ = make(name)
-        most, pages = ROWS[-1], context // 16 + 1
-        sizes = dict(num_blocks=most * pages, max_rows=most, max_sequences=most, max_blocks=pages)
-        self.decoder = Counting(weights, kernels, **sizes)
+        most, max_blocks = ROWS[-1], context // 16 + 1
+        sizes = dict(num_blocks=most * max_blocks, max_rows=most, max_sequences=most, max_blocks=max_blocks)
+        self.decoder = CountingDecoder(weights, kernels, **sizes)
         vocab = weights.spec.vocab
-        self._steps = {rows: [batch(rows, context, vocab, pages, seed=seed) for seed in range(SEEDS)] for rows in ROWS}
+        self._steps = {
+            rows: [batch(rows, context, vocab, max_blocks, seed=seed) for seed in range(SEEDS)] for rows in ROWS
+        }
         self._next = dict.fromkeys(ROWS, 0)
         self.taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
-        self.hits: dict[int, list[float]] = {rows: [] for rows in ROWS}
+        self.experts: dict[int, list[float]] = {rows: [] for rows in ROWS}
 
-    def visit(self, rows: int) -> None:
+    def time_steps(self, rows: int) -> None:
         for index in range(1 + STEPS):
             step = self._steps[rows][self._next[rows] % SEEDS]
             self._next[rows] += 1
@@ -106,17 +108,17 @@ class Stage:
             took = time.perf_counter() - begun
             if index:
                 self.taken[rows].append(took)
-                self.hits[rows].append(self.decoder.hit(rows))
+                self.experts[rows].append(self.decoder.distinct_experts(rows))
 
 
 def measure(threads: int, context: int, *, limit: float) -> dict[str, Any]:
     """One run: medians of rounds that end once `limit` seconds have passed."""
     torch.set_num_threads(1)
     kernels = CpuKernels(threads=threads)
-    stages = {name: Stage(name, kernels, context=context) for name in MODELS}
-    sweep, multiply = reading(kernels), multiplying(kernels, TALL)
+    models = {name: TimedModel(name, kernels, context=context) for name in MODELS}
+    sweep, multiply = memory_read(kernels), cached_product(kernels, TALL)
     swept, multiplied = list[float](), list[float]()
-    tasks: list[Callable[[], object]] = [partial(each.visit, rows) for each in stages.values() for rows in ROWS]
+    tasks: list[Callable[[], object]] = [partial(each.time_steps, rows) for each in models.values() for rows in ROWS]
     tasks += [lambda: swept.append(seconds(sweep)), lambda: multiplied.append(seconds(multiply))]
     rng, end = random.Random(0), time.perf_counter() + limit
     while time.perf_counter() < end:
@@ -133,10 +135,10 @@ def measure(threads: int, context: int, *, limit: float) -> dict[str, Any]:
         "rows": ROWS,
         "models": {
             name: {
-                "seconds": [round(median(stage.taken[rows]), 7) for rows in ROWS],
-                "experts": [round(fmean(stage.hits[rows]), 2) for rows in ROWS],
+                "seconds": [round(median(model.taken[rows]), 7) for rows in ROWS],
+                "experts": [round(fmean(model.experts[rows]), 2) for rows in ROWS],
             }
-            for name, stage in stages.items()
+            for name, model in models.items()
         },
     }
 

@@ -1,6 +1,6 @@
-"""The expert tax, drawn: what measure_expert_tax.py measured beside what the formula says of bytes and of the roofline.
+"""The expert tax, plotted: what measure_expert_tax.py measured, beside the formula's bytes and roofline.
 
-Runs are put together by the bandwidth that memory had, since that moves the roofline. Prints the tables of
+Runs are grouped by the bandwidth that memory had, since that moves the roofline. Prints the tables of
 docs/expert_tax.md too, and how far runs of one bandwidth are from their mean.
 
 usage: python dev/plot_expert_tax.py docs/expert_tax.json docs/expert_tax.svg
@@ -29,11 +29,11 @@ from wager.economics.costmodel.experts import distinct_experts
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.models.random_models import spec_of
 
-PRICED, GUESSING = (1, 4, 16, 64), (1, 2, 4, 8, 16, 32)
+MARGINAL, BREAK_EVEN = (1, 4, 16, 64), (1, 2, 4, 8, 16, 32)
 ALIKE = 1.2
-"""Runs belong together as long as the fastest memory is less than this many times the slowest."""
+"""Runs are of one group as long as the fastest memory is less than this many times the slowest."""
 DEPARTS = 0.03
-"""From which difference on the roofline of the experts that were counted is shown too."""
+"""The roofline with counted experts is shown too where it differs by more than this."""
 MEASURED, BYTES, ROOFLINE, COUNTED = "measured", "bytes", "roofline", "roofline, experts counted"
 STYLES = {MEASURED: "-", ROOFLINE: "--", COUNTED: ":"}
 COLOURS = ("#c25a1a", "#5b3fa3")
@@ -72,9 +72,11 @@ class Curves:
         if how := self.how:
             counted = [fmean(each) for each in zip(*(f["experts"] for f in found), strict=True)]
             self.experts = {"expected": [distinct_experts(how.count, how.active, n) for n in ROWS], "counted": counted}
-            hit = relative([cost.step(x, distinct_experts=n).seconds for x, n in zip(loads, counted, strict=True)])
-            if max(abs(a / b - 1) for a, b in zip(hit, roofline, strict=True)) > DEPARTS:
-                self.kinds[COUNTED] = hit
+            with_counted = relative(
+                [cost.step(x, distinct_experts=n).seconds for x, n in zip(loads, counted, strict=True)]
+            )
+            if max(abs(a / b - 1) for a, b in zip(with_counted, roofline, strict=True)) > DEPARTS:
+                self.kinds[COUNTED] = with_counted
 
     @property
     def label(self) -> str:
@@ -92,7 +94,7 @@ class Curves:
         )
 
 
-def phases(runs: Sequence[Run]) -> list[list[Run]]:
+def by_bandwidth(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs by the bandwidth of memory, the slowest first."""
     found: list[list[Run]] = []
     for run in sorted(runs, key=lambda run: run["bandwidth"]):
@@ -102,15 +104,15 @@ def phases(runs: Sequence[Run]) -> list[list[Run]]:
     return found
 
 
-def price(curve: Curve, rows: int) -> float:
-    """d log seconds / d log rows, from the row counts beside `rows`."""
+def marginal_cost(curve: Curve, rows: int) -> float:
+    """Marginal cost d log seconds / d log rows, from the row counts beside `rows`."""
     at = ROWS.index(rows)
     left, right = max(at - 1, 0), min(at + 1, len(ROWS) - 1)
     return math.log(curve[right] / curve[left]) / math.log(ROWS[right] / ROWS[left])
 
 
-def guess(curve: Curve, requests: int) -> float:
-    """The acceptance from which one guess a request pays: what it adds to a step, as a share."""
+def break_even(curve: Curve, requests: int) -> float:
+    """The acceptance from which one draft token a request pays off: what it adds to a step, as a share."""
     return curve[ROWS.index(2 * requests)] / curve[ROWS.index(requests)] - 1
 
 
@@ -138,19 +140,19 @@ def beside(
 
 
 def tables(drawn: Sequence[Sequence[Curves]]) -> str:
-    """Steps at each bandwidth, experts, the price of a row, and the acceptance from which one guess pays."""
+    """Steps at each bandwidth, experts, marginal costs, and the acceptance from which one draft token pays off."""
     found = []
     for curves in drawn:
         steps = {f"{each.name}, {kind}": curve for each in curves for kind, curve in each.kinds.items()}
         found.append(f"{curves[0].label}:\n\n{table(steps, ROWS)}")
     experts = {f"{each.name}, {kind}": curve for each in drawn[0] for kind, curve in each.experts.items()}
     found.append(table(experts, ROWS, form=".1f"))
-    found.append(beside(price, PRICED, drawn, [MEASURED, BYTES, ROOFLINE, COUNTED]))
-    return "\n".join([*found, beside(guess, GUESSING, drawn, [MEASURED])])
+    found.append(beside(marginal_cost, MARGINAL, drawn, [MEASURED, BYTES, ROOFLINE, COUNTED]))
+    return "\n".join([*found, beside(break_even, BREAK_EVEN, drawn, [MEASURED])])
 
 
 def draw(drawn: Sequence[Sequence[Curves]]) -> Figure:
-    """A panel for each model. Colours tell bandwidths apart, strokes what was measured and what calculated."""
+    """A panel for each model. Colours tell bandwidths apart; line styles, what was measured and what calculated."""
     figure = Figure(figsize=(9.5, 7.6), layout="constrained", facecolor="white")
     axes = figure.subplots(2, 2, sharex=True, sharey=True).flatten()
     wide, blank = {"color": "0.55", "linewidth": 3, "alpha": 0.6}, Line2D([], [], linestyle="")
@@ -198,7 +200,7 @@ def main() -> None:
     options.add_argument("runs", type=Path)
     options.add_argument("picture", type=Path)
     given = options.parse_args()
-    drawn = [[Curves(name, runs) for name in MODELS] for runs in phases(json.loads(given.runs.read_text()))]
+    drawn = [[Curves(name, runs) for name in MODELS] for runs in by_bandwidth(json.loads(given.runs.read_text()))]
     write(draw(drawn), given.picture)
     print(tables(drawn))
     print("\n".join(each.agreement for curves in drawn for each in curves))

@@ -1,9 +1,9 @@
-"""Record a trace for `wager replay`: what drafters would guess at every position of plain answers.
+"""Record a trace for `wager replay`: what drafters would draft at every position of plain answers.
 
     python dev/record_trace.py PROMPTS OUT [--drafter NAME[:ARG]]... [--limit N] [--max-tokens N] [--model MODEL]
 
-Answers come from an engine without a drafter, greedy; then each drafter is asked at every position with the answer so
-far, as deep as its default, and what it says is compared with how the answer goes on.
+Answers come from an engine without a drafter, greedy; then each drafter drafts from every position, as deep as it
+can, and its draft is compared with the rest of the answer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from wager.draft.base import Drafter
 from wager.types import Completion, DraftRequest, Request, SamplingParams
 
 
-def guesses(drafter: Drafter, request: Request, answer: tuple[int, ...]) -> dict[str, Any]:
-    """`right` and `scores` of one drafter along one answer, as economics.worlds.Recorded reads them."""
+def drafts_along(drafter: Drafter, request: Request, answer: tuple[int, ...]) -> dict[str, Any]:
+    """`right` and `scores` of one drafter along one answer, as wager.economics.simulation.traces reads them."""
     drafter.begin(request.id, request.prompt, request.params)
-    right, scores = [], []
+    matching, scores = [], []
     for at in range(len(answer)):
         position = len(request.prompt) + at
         [draft] = drafter.propose([DraftRequest(request.id, position, drafter.max_depth, request.params, seed=0)])
@@ -34,11 +34,11 @@ def guesses(drafter: Drafter, request: Request, answer: tuple[int, ...]) -> dict
         run = 0
         while run < min(len(draft.tokens), len(ahead)) and draft.tokens[run] == ahead[run]:
             run += 1
-        right.append(run)
+        matching.append(run)
         scores.append([round(score, 4) for score in draft.scores])
         drafter.accept(request.id, answer[at : at + 1])
     drafter.end(request.id)
-    return {"right": right, "scores": scores}
+    return {"right": matching, "scores": scores}
 
 
 def main() -> None:
@@ -69,7 +69,9 @@ def main() -> None:
                 "prompt_tokens": len(request.prompt),
                 "tokens": len(answer.token_ids),
                 "drafters": {
-                    each.name: guesses(each, request, answer.token_ids) for found in drafters.values() for each in found
+                    each.name: drafts_along(each, request, answer.token_ids)
+                    for found in drafters.values()
+                    for each in found
                 },
             }
             file.write(json.dumps(row, separators=(",", ":")) + "\n")

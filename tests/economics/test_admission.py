@@ -1,4 +1,4 @@
-"""Which guesses are worth their seconds: the published golden case, staircases, trees, and sorting against search."""
+"""Which draft tokens are worth their seconds: the published golden case, staircases, trees, and search as a check."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.economics.latency_model import StaticLatency
-from wager.economics.policy.admission import keep, select
-from wager.economics.policy.prices import Prices, Rates
+from wager.economics.policy.admission import keep_nodes, select
+from wager.economics.policy.goodput import GoodputEstimator
+from wager.economics.policy.latency_cache import LatencyCache
 from wager.types import Draft
 
 # economics reference, section 11: conditional confidences of three requests, and two cost curves by rows of the step
@@ -21,23 +22,23 @@ STAIRS = [1.00, 1.00, 1.40, 1.40, 1.40, 1.40, 2.00, 2.00, 2.00, 2.00]
 SURVIVAL = np.cumprod(CONFIDENCE, axis=1)
 
 
-def settle(cost: list[float]) -> tuple[list[int], float]:
-    """Depths by request and throughput where the price of a second agrees with what a step brings for it."""
-    price = 3 / cost[0]
+def consistent(cost: list[float]) -> tuple[list[int], float]:
+    """Depths by request, and the goodput that agrees with what a step of these depths yields."""
+    goodput = 3 / cost[0]
     for _ in range(20):
-        chosen = select(SURVIVAL.ravel().tolist(), cost, price=price)
-        price = (3 + chosen.gain) / cost[len(chosen.taken)]
-    return [sum(index // 3 == request for index in chosen.taken) for request in range(3)], price
+        chosen = select(SURVIVAL.ravel().tolist(), cost, goodput=goodput)
+        goodput = (3 + chosen.gain) / cost[len(chosen.taken)]
+    return [sum(index // 3 == request for index in chosen.taken) for request in range(3)], goodput
 
 
 def test_the_golden_case_on_a_smooth_curve() -> None:
-    depths, rate = settle(SMOOTH)
+    depths, rate = consistent(SMOOTH)
     assert depths == [3, 0, 1]
     assert rate == pytest.approx(5.1062, abs=1e-4)
 
 
 def test_the_golden_case_on_a_staircase_goes_past_the_step_where_the_first_stop_would_end() -> None:
-    depths, rate = settle(STAIRS)
+    depths, rate = consistent(STAIRS)
     assert depths == [3, 1, 1]
     assert rate == pytest.approx(4.9512, abs=1e-4)
     ranked = np.sort(SURVIVAL.ravel())[::-1]
@@ -52,18 +53,20 @@ chances = st.lists(st.lists(st.floats(0.01, 0.999), min_size=2, max_size=3), min
 
 @settings(max_examples=60, deadline=None)
 @given(chances, st.integers(0, 10_000), st.floats(0.05, 5.0))
-def test_the_selection_is_the_best_of_all_sets_of_beginnings(rates: list[list[float]], seed: int, price: float) -> None:
+def test_the_selection_is_the_best_of_all_sets_of_beginnings(
+    rates: list[list[float]], seed: int, goodput: float
+) -> None:
     chains = [np.cumprod(chain).tolist() for chain in rates]
     gains = [gain for chain in chains for gain in chain]
     owners = [request for request, chain in enumerate(chains) for _ in chain]
     steps = np.random.default_rng(seed).exponential(size=len(gains)) * (np.arange(len(gains)) % 3 == 0)
     seconds = (1.0 + np.concatenate([[0.0], np.cumsum(steps)])).tolist()
-    chosen = select(gains, seconds, price=price)
+    chosen = select(gains, seconds, goodput=goodput)
     depths = tuple(sum(owners[index] == request for index in chosen.taken) for request in range(len(chains)))
 
     def profit(depths: tuple[int, ...]) -> float:
         gain = sum(sum(chain[:depth]) for chain, depth in zip(chains, depths, strict=True))
-        return float(gain - price * seconds[sum(depths)])
+        return float(gain - goodput * seconds[sum(depths)])
 
     best = max(map(profit, product(*(range(len(chain) + 1) for chain in rates))))
     assert profit(depths) == pytest.approx(best, abs=1e-9)
@@ -73,26 +76,26 @@ def test_the_selection_is_the_best_of_all_sets_of_beginnings(rates: list[list[fl
 
 
 def test_guesses_of_several_drafts_compete() -> None:
-    chosen = select([0.9, 0.8, 0.85, 0.1, 0.05], [float(n) for n in range(6)], price=0.5)
+    chosen = select([0.9, 0.8, 0.85, 0.1, 0.05], [float(n) for n in range(6)], goodput=0.5)
     assert list(chosen.taken) == [0, 2, 1]
     assert chosen.gain == pytest.approx(2.55)
     assert chosen.cut == pytest.approx((0.8 + 0.1) / 2)
 
 
-def test_nothing_is_taken_that_does_not_pay_or_brings_nothing() -> None:
-    assert select([0.4, 0.3], [0.0, 1.0, 2.0], price=0.5).taken == []
-    assert select([], [0.0], price=1.0).taken == []
-    assert list(select([0.4, 0.0], [1.0, 1.0, 1.0], price=1.0).taken) == [0]
+def test_nothing_is_taken_that_does_not_pay_or_has_no_gain() -> None:
+    assert select([0.4, 0.3], [0.0, 1.0, 2.0], goodput=0.5).taken == []
+    assert select([], [0.0], goodput=1.0).taken == []
+    assert list(select([0.4, 0.0], [1.0, 1.0, 1.0], goodput=1.0).taken) == [0]
 
 
-def chain(size: int, *, law: bool = False) -> Draft:
+def chain(size: int, *, draft_probs: bool = False) -> Draft:
     scores = tuple(0.9 ** (node + 1) for node in range(size))
-    rows = np.eye(size, 8) if law else None
+    rows = np.eye(size, 8) if draft_probs else None
     return Draft("r", tuple(range(10, 10 + size)), tuple(range(-1, size - 1)), scores, "d", rows)
 
 
-def test_a_chain_keeps_a_beginning_with_its_scores_and_law() -> None:
-    draft = keep(chain(4, law=True), [0, 1])
+def test_a_chain_keeps_a_beginning_with_its_scores_and_draft_probs() -> None:
+    draft = keep_nodes(chain(4, draft_probs=True), [0, 1])
     assert (draft.tokens, draft.parents, len(draft.scores)) == ((10, 11), (-1, 0), 2)
     assert draft.draft_probs is not None
     assert draft.draft_probs.shape == (2, 8)
@@ -100,7 +103,7 @@ def test_a_chain_keeps_a_beginning_with_its_scores_and_law() -> None:
 
 def test_a_tree_keeps_any_set_closed_under_parents_renumbered() -> None:
     tree = Draft("r", (1, 2, 3, 4, 5), (-1, -1, 0, 1, 3), (0.5, 0.4, 0.1, 0.3, 0.2), "d", np.eye(5, 8))
-    draft = keep(tree, [1, 3, 4])
+    draft = keep_nodes(tree, [1, 3, 4])
     assert (draft.tokens, draft.parents, draft.scores) == ((2, 4, 5), (-1, 0, 1), (0.4, 0.3, 0.2))
     assert draft.draft_probs is not None
     assert draft.draft_probs.argmax(axis=1).tolist() == [1, 3, 4]
@@ -123,51 +126,51 @@ class Stairs(StaticLatency):
 
 def test_curves_follow_the_staircase_and_are_asked_for_once() -> None:
     surface = Stairs()
-    prices = Prices(surface)
-    extra = prices.extra(6, 6, 1000, count=20)
+    cache = LatencyCache(surface)
+    extra = cache.extra_seconds(6, 6, 1000, count=20)
     assert extra[:3] == pytest.approx([0.0, 0.0, 0.0])
     assert extra[3] == pytest.approx(1e-3)
     assert all(a <= b for a, b in pairwise(extra))
     asked = surface.asked
-    prices.extra(6, 6, 1010, count=12)
+    cache.extra_seconds(6, 6, 1010, count=12)
     assert surface.asked == asked
     for _ in range(64):
-        prices.tick()
-    prices.extra(6, 6, 1010, count=12)
+        cache.tick()
+    cache.extra_seconds(6, 6, 1010, count=12)
     assert surface.asked > asked
-    assert prices.plain(6, 1000) == surface.seconds(6, 6, 1000)
+    assert cache.plain_seconds(6, 1000) == surface.seconds(6, 6, 1000)
 
 
 @pytest.mark.parametrize("drafter", ["slow", "block"])
 def test_what_each_sequence_adds_to_drafting_sums_to_the_passes(drafter: str) -> None:
     surface = Stairs()
-    marginal = Prices(surface).marginal(drafter, 5, 3)
+    marginal = LatencyCache(surface).marginal_draft_seconds(drafter, 5, 3)
     assert marginal.shape == (5, 3)
     ragged = [3, 3, 1, 1, 1]  # five sequences draft once, two of them three times
     summed = sum(marginal[rank, :depth].sum() for rank, depth in enumerate(ragged))
     ask = surface.draft_seconds
     passes = ask(drafter, 5, 1) + ask(drafter, 2, 2) - ask(drafter, 2, 1) + ask(drafter, 2, 3) - ask(drafter, 2, 2)
     assert summed == pytest.approx(passes)
-    assert Prices(surface).ragged(drafter, [1, 3, 1, 3, 1]) == pytest.approx(passes)
+    assert LatencyCache(surface).ragged_draft_seconds(drafter, [1, 3, 1, 3, 1]) == pytest.approx(passes)
 
 
-def test_a_second_is_worth_what_steps_lately_brought_by_size_of_batch() -> None:
-    rates = Rates()
-    assert rates.factor(4) == 1.0
+def test_goodput_is_what_steps_lately_yielded_by_batch_size() -> None:
+    estimator = GoodputEstimator()
+    assert estimator.ratio(4) == 1.0
     for _ in range(50):
-        rates.learn(4, worth=8.0, plain=5.0)
-    assert rates.factor(4) == pytest.approx(1.6)
-    assert rates.factor(5) == pytest.approx(1.6), "sizes up to the next power of two are alike"
-    assert rates.factor(32) == 1.0
-    rates.learn(32, worth=1.0, plain=5.0)
-    assert rates.factor(32) == 1.0, "a second is never worth less than plain decoding makes of it"
+        estimator.record(4, expected=8.0, plain=5.0)
+    assert estimator.ratio(4) == pytest.approx(1.6)
+    assert estimator.ratio(5) == pytest.approx(1.6), "sizes up to the next power of two are alike"
+    assert estimator.ratio(32) == 1.0
+    estimator.record(32, expected=1.0, plain=5.0)
+    assert estimator.ratio(32) == 1.0, "goodput is never less than that of plain decoding"
 
 
-def test_a_row_is_worth_what_the_staircase_says_around_it() -> None:
-    rates = Rates()
-    assert rates.hurdle(2) is None
+def test_a_row_costs_what_the_staircase_says_around_it() -> None:
+    estimator = GoodputEstimator()
+    assert estimator.row_cost(2) is None
     stairs = [0.0] * 4 + [1.0] * 20
-    rates.learn_hurdle(2, extra=stairs, rows=0, cut=None, price=2.0)
-    assert rates.hurdle(2) == pytest.approx(0.0), "three rows are free"
-    rates.learn_hurdle(8, extra=stairs, rows=4, cut=0.3, price=2.0)
-    assert rates.hurdle(8) == pytest.approx(0.5), "four rows cost a second, two tokens' worth"
+    estimator.record_row_cost(2, extra=stairs, rows=0, cut=None, goodput=2.0)
+    assert estimator.row_cost(2) == pytest.approx(0.0), "three rows are free"
+    estimator.record_row_cost(8, extra=stairs, rows=4, cut=0.3, goodput=2.0)
+    assert estimator.row_cost(8) == pytest.approx(0.5), "four rows take a second, or two tokens"

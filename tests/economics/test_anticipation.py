@@ -15,7 +15,8 @@ import pytest
 
 from wager.economics.latency_model import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities, Threshold
+from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.policy.threshold import Threshold
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 Law = tuple[float, float]
@@ -99,7 +100,7 @@ def ask(policy: Adaptive, position: int) -> Plan:
 @pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.5, 0.5), (0.8, 0.2)), ((0.1, 0.9), (0.6, 0.4))])
 def test_the_adaptive_policy_leaves_the_law_as_it_is(rule: str, p: Law, q: Law) -> None:
     policy, depth = experienced(rule)
-    assert depth > 0, "it does bet"
+    assert depth > 0, "it does draft"
     kept = {}
     for draws in product((0, 1), repeat=depth):
         doubt = confidence(draws)

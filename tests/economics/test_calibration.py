@@ -122,7 +122,7 @@ def test_a_fit_to_noisy_points_predicts_what_it_never_saw() -> None:
     assert errors.p90 < 0.05
 
 
-def test_what_is_held_out_judges_and_does_not_teach() -> None:
+def test_held_out_steps_test_the_fit_and_are_not_fitted() -> None:
     good = calibration()
     lies = [replace(point, seconds=10 * point.seconds) for point in good.held_out]
     judged = Calibration.fit(HERE, good.points, lies, seconds=60, drafters=TRUTH.drafters)
@@ -276,14 +276,14 @@ def test_a_calibrated_step_is_the_surfaces_divided_as_in_the_roofline() -> None:
     model = TABLE["SmolLM2-135M"]
     cost = CalibratedCostModel(model, TRUTH, memory=8e9, label="measured")
     loads = [SequenceLoad(300, 2, 4), SequenceLoad(900, 1)]
-    step, paper = cost.step(loads), CostModel(model, cost.device).step(loads)
+    step, roofline = cost.step(loads), CostModel(model, cost.device).step(loads)
     assert step.seconds == pytest.approx(TRUTH.seconds(9, 5, 2100))
     assert sum(part.seconds for part in step.parts.values()) == pytest.approx(step.seconds)
     shares = {name: part.seconds / step.seconds for name, part in step.parts.items()}
-    assert shares == pytest.approx({name: part.seconds / paper.seconds for name, part in paper.parts.items()})
+    assert shares == pytest.approx({name: part.seconds / roofline.seconds for name, part in roofline.parts.items()})
     assert cost.step([]).seconds == 0
-    dear, cheap = (cost.marginal_cost([SequenceLoad(0, rows)])["step"] for rows in (40, 3))
-    assert dear > 0.8
+    expensive, cheap = (cost.marginal_cost([SequenceLoad(0, rows)])["step"] for rows in (40, 3))
+    assert expensive > 0.8
     assert cheap < 0.1
 
 

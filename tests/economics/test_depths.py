@@ -118,13 +118,13 @@ def test_a_whole_curve() -> None:
 BLENDED = (.402, .562, .693, .761, .748, .641, .438, .218, .158, .290, .450, .766)  # fmt: skip
 
 
-def test_the_blended_price() -> None:
+def test_the_blended_marginal_cost() -> None:
     """Attention is weighted by what it costs plain and counted as paid in full, as the published figures do."""
     cost = CostModel(FLAT_ATTENTION, B200_ROUNDED)
     for batch, expected in zip(BATCHES, BLENDED, strict=True):
         loads = [SequenceLoad(4096, 1, batch)]
-        step, prices = cost.step(loads), {**cost.marginal_cost(loads), "attention": 1.0}
-        blended = sum(prices[name] * part.seconds for name, part in step.parts.items()) / step.seconds
+        step, marginal = cost.step(loads), {**cost.marginal_cost(loads), "attention": 1.0}
+        blended = sum(marginal[name] * part.seconds for name, part in step.parts.items()) / step.seconds
         assert blended == pytest.approx(expected, abs=5.1e-4), f"batch {batch}"
 
 
@@ -190,7 +190,7 @@ def test_an_acceptance_beyond_one_is_refused() -> None:
         survival(1.2, 3)
 
 
-# ---- the CPU: prices that come in steps -----------------------------------------------------------------------------
+# ---- the CPU: step times that rise in jumps ------------------------------------------------------------------------
 
 ROWS = (1, 2, 4, 8, 12, 16)
 KERNEL = LatencySurface(ROWS, [5.25e-3, 5.79e-3, 6.26e-3, 6.87e-3, 9.9e-3, 11.3e-3])
@@ -235,7 +235,7 @@ def test_free_drafts_at_measured_widths(
         assert found[depth].speedup == pytest.approx(speedup, abs=1.1e-3)
 
 
-def test_on_a_staircase_stopping_at_the_first_loss_gives_away_what_a_search_finds() -> None:
+def test_where_step_times_jump_stopping_at_the_first_loss_gives_away_what_a_search_finds() -> None:
     """Batch 4, free drafts, 90 % accepted: the second guess loses, the third more than makes up for it."""
     steps, drafts = measured(KERNEL, batch=4, most=3)
     alive = survival(0.90, 3)

@@ -75,7 +75,7 @@ def test_where_passes_turn_compute_bound() -> None:
     assert [steps[1] > 1.0005 * steps[0], steps[3] > 1.0005 * steps[2]] == [False, True]
 
 
-def test_bounding_streams_apart_is_dearer_only_where_one_is_saturated() -> None:
+def test_bounding_streams_apart_costs_more_only_where_one_is_saturated() -> None:
     for batch in (1, 16, 128):
         assert HEAD.seconds(batch, 1, context=0) == pytest.approx(PUBLISHED.draft_seconds("mtp", batch, 1), rel=0.01)
     assert HEAD.seconds(512, 1, context=0) > 1.3 * PUBLISHED.draft_seconds("mtp", 512, 1)

@@ -70,7 +70,7 @@ def test_the_json_of_the_design(run: Run) -> None:
 
 
 def test_where_plain_decoding_is_fastest_is_found_to_the_request(run: Run) -> None:
-    """Between the batches that were asked about, too: with the published constants plain decoding wins from 4 to 13."""
+    """Between the batches of the grid, too: with the published constants plain decoding wins from 4 to 13."""
     found = answer(run, *CHARTS, "--batch", "1,4096")
     assert found["gutter"] == [{"context": 4096, "acceptance": "0.75", "batches": [[4, 13]]}]
     assert "is fastest at batch 4 to 13" in run(*CHARTS, "--batch", "1,4096")[1]
@@ -259,7 +259,7 @@ def test_depths_deeper_than_the_file_are_refused(run: Run, tmp_path: Path) -> No
     assert "Depth 3 is deeper than acceptance rates is known for (2)" in err
 
 
-def test_prices_and_shapes_of_drafters() -> None:
+def test_costs_and_shapes_of_drafters() -> None:
     cost = CostModel(FLAT_ATTENTION, B200_ROUNDED)
     shapes = {None: DraftHeadCost, "block:8": DraftHeadCost, "model:SmolLM2-135M": DraftModelCost}
     for shape, kind in shapes.items():

@@ -1,4 +1,4 @@
-"""Policies: the named ones, and what the adaptive one promises: no losing bets, doors that open, exactness, words."""
+"""Policies: fixed and threshold, and what the adaptive one promises: no losing bets, exploration, exactness, words."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.latency_model import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Policy, Threshold
+from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.objective import Objective, parse_objective
 from wager.economics.policy.spec import PolicySpec, parse_policy
+from wager.economics.policy.threshold import Threshold
 from wager.errors import UsageError
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
@@ -37,7 +39,7 @@ class Machine(StaticLatency):
         return self._passes.get(drafter, 0.0) * depth * (1 + 0.05 * requests)
 
 
-Skill = Callable[[str, int], float]
+AcceptanceRate = Callable[[str, int], float]
 """(sequence, position) -> chance that the next guess there is right."""
 
 
@@ -45,13 +47,19 @@ class Table:
     """Sequences around a policy: drafts by set skill, verifies by truth, counts. Tokens are positions."""
 
     def __init__(
-        self, policy: Policy, surface: Machine, skills: Mapping[str, Skill], sequences: Sequence[str], *, seed: int = 0
+        self,
+        policy: Policy,
+        surface: Machine,
+        rates: Mapping[str, AcceptanceRate],
+        sequences: Sequence[str],
+        *,
+        seed: int = 0,
     ) -> None:
-        self.policy, self.surface, self.skills = policy, surface, dict(skills)
+        self.policy, self.surface, self.rates = policy, surface, dict(rates)
         self.at = dict.fromkeys(sequences, 100)
         self.draw = np.random.default_rng(seed)
         self.seconds = self.tokens = 0.0
-        self.asked: dict[str, int] = dict.fromkeys(skills, 0)
+        self.asked: dict[str, int] = dict.fromkeys(rates, 0)
         self.admitted = 0
         self.emitted = dict.fromkeys(sequences, 0)
         self.confident = False
@@ -65,7 +73,7 @@ class Table:
         kept = self.policy.admit(drafts, BUDGET)
         rows = len(spans) + sum(map(len, kept.values()))
         seconds = {"forward": self.surface.seconds(rows, len(spans), sum(self.at.values())), "draft": 0.0}
-        for drafter in self.skills:
+        for drafter in self.rates:
             depths = [
                 d
                 for name, d in ((name, each.depth) for name, each in plan.items())
@@ -97,8 +105,8 @@ class Table:
         return self.tokens / self.seconds
 
     def draft(self, name: str, depth: int, plan: Plan) -> Draft:
-        drafter = plan[name].drafter or next(iter(self.skills))
-        chance = self.skills[drafter](name, self.at[name])
+        drafter = plan[name].drafter or next(iter(self.rates))
+        chance = self.rates[drafter](name, self.at[name])
         right = self.draw.random(depth) < chance
         run = depth if right.all() else int(right.argmin())
         tokens = (*range(self.at[name], self.at[name] + run), *((WRONG,) * (depth - run)))
@@ -116,7 +124,7 @@ def names(count: int) -> list[str]:
     return [f"r{i}" for i in range(count)]
 
 
-def always(chance: float) -> Skill:
+def always(chance: float) -> AcceptanceRate:
     return lambda _sequence, _position: chance
 
 
@@ -141,7 +149,7 @@ def test_fixed_depth_asks_for_the_same_everywhere_within_room() -> None:
 
 
 def test_threshold_keeps_what_is_likely_enough() -> None:
-    policy = Threshold(4, threshold=0.5, target=None)
+    policy = Threshold(4, threshold=0.5)
     drafts = {
         "a": Draft.chain("a", range(4), drafter="d", scores=[0.9, 0.6, 0.4, 0.3]),
         "b": Draft.chain("b", range(4), drafter="d", scores=[0.3, 0.2, 0.1, 0.1]),
@@ -152,7 +160,7 @@ def test_threshold_keeps_what_is_likely_enough() -> None:
 
 def test_threshold_adapts_to_acceptance() -> None:
     def settled(chance: float) -> float:
-        policy = Threshold(4, threshold=0.4, target=0.7)
+        policy = Threshold(4, threshold=0.4)
         for _ in range(60):
             scores = [chance**depth for depth in range(1, 5)]
             kept = policy.admit({"a": Draft.chain("a", range(4), drafter="d", scores=scores)}, BUDGET)
@@ -165,12 +173,14 @@ def test_threshold_adapts_to_acceptance() -> None:
 
 
 def test_threshold_without_scores_learns_survival() -> None:
-    policy = Threshold(4, threshold=0.3, target=None)
+    policy = Threshold(4, threshold=0.3)
     draft = Draft.chain("a", range(4), drafter="d")
     assert len(policy.admit({"a": draft}, BUDGET)["a"]) == 4
     for _ in range(60):
+        policy.threshold = 0.3  # it shall not adapt
         policy.admit({"a": draft}, BUDGET)
         policy.learn([Verdict("a", (0,), (0, 9))])
+    policy.threshold = 0.3
     assert len(policy.admit({"a": draft}, BUDGET)["a"]) == 1
 
 
@@ -217,34 +227,34 @@ def test_it_keeps_up_with_the_best_fixed_depth(live: int, chance: float) -> None
     assert table.rate > 0.97 * max(map(expected, range(DEPTH + 1)))
 
 
-def test_sequences_that_differ_are_bet_on_differently() -> None:
+def test_sequences_that_differ_are_drafted_for_differently() -> None:
     surface = Machine()
-    skills: dict[str, Skill] = {"d": lambda sequence, _: 0.95 if int(sequence[1:]) % 4 == 0 else 0.1}
-    table = Table(adaptive(surface), surface, skills, names(8)).run(500)
-    best = max(Table(FixedDepth(k), surface, skills, names(8)).run(500).rate for k in range(8))
+    rates: dict[str, AcceptanceRate] = {"d": lambda sequence, _: 0.95 if int(sequence[1:]) % 4 == 0 else 0.1}
+    table = Table(adaptive(surface), surface, rates, names(8)).run(500)
+    best = max(Table(FixedDepth(k), surface, rates, names(8)).run(500).rate for k in range(8))
     assert table.rate > 1.1 * best
     assert table.emitted["r0"] > 2 * table.emitted["r1"]
 
 
-# ---- doors ----------------------------------------------------------------------------------------------------------
+# ---- exploration ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("price", [0.0, 4e-4])
-def test_a_closed_door_opens_again(price: float) -> None:
+def test_a_drafter_that_improves_is_used_again(price: float) -> None:
     surface = Machine({"d": price})
-    skill = {"now": 0.0}
-    table = Table(adaptive(surface), surface, {"d": lambda *_: skill["now"]}, names(2)).run(400)
+    rate = {"now": 0.0}
+    table = Table(adaptive(surface), surface, {"d": lambda *_: rate["now"]}, names(2)).run(400)
     closed = table.admitted
     table.run(200)
     assert table.admitted - closed < 40, "closed"
-    skill["now"] = 0.9
+    rate["now"] = 0.9
     table.run(1500)
     opened = table.admitted
     table.run(100)
     assert table.admitted - opened > 300, "open"
 
 
-def test_a_sleeping_drafter_is_not_asked_and_probes_keep_to_their_allowance() -> None:
+def test_a_drafter_that_does_not_pay_is_not_used_and_exploration_keeps_to_its_budget() -> None:
     surface = Machine({"d": 2e-3})
     table = Table(adaptive(surface), surface, {"d": always(0.2)}, names(8)).run(200)
     asked, seconds = table.asked["d"], table.seconds
@@ -253,32 +263,32 @@ def test_a_sleeping_drafter_is_not_asked_and_probes_keep_to_their_allowance() ->
     assert 0 < spent < 0.006 * (table.seconds - seconds)
 
 
-def test_a_silent_policy_probes_nothing() -> None:
+def test_without_a_budget_nothing_is_explored() -> None:
     surface = Machine({"d": 2e-3})
-    table = Table(adaptive(surface, allowance=0.0), surface, {"d": always(0.0)}, names(2)).run(300)
+    table = Table(adaptive(surface, exploration_share=0.0), surface, {"d": always(0.0)}, names(2)).run(300)
     asked = table.asked["d"]
     table.run(500)
     assert table.asked["d"] == asked
 
 
-def test_what_was_guessed_and_not_verified_teaches_too() -> None:
-    """A probe that is right goes on being compared while its sequence decodes plainly."""
+def test_drafts_that_were_not_verified_are_learned_from() -> None:
+    """An exploration draft that is right goes on being compared while its sequence decodes plainly."""
     surface = Machine({"d": 3e-4})
     policy = adaptive(surface)
     table = Table(policy, surface, {"d": always(0.0)}, names(8)).run(300)
-    depths = policy.acceptance.skill("d").depths
-    tried, admitted = depths.tried[1], table.admitted
-    table.skills["d"] = always(0.97)
+    depths = policy.acceptance["d"].depths
+    tried, admitted = depths.trials[1], table.admitted
+    table.rates["d"] = always(0.97)
     learned = tried
     for _ in range(400):
         table.step()
         if table.admitted > admitted:
             break
-        learned = depths.tried[1]
+        learned = depths.trials[1]
     assert learned > tried, "depth 2 was seen before any of the new guesses was verified"
 
 
-def test_plain_steps_are_taken_now_and_then_where_prices_are_learned() -> None:
+def test_plain_steps_are_taken_now_and_then_where_latency_is_learned() -> None:
     surface = LatencySurface(ROWS, SECONDS)
     policy = Adaptive(surface, drafters={"d": DrafterCapabilities(DEPTH)})
     machine = Machine()
@@ -290,24 +300,24 @@ def test_plain_steps_are_taken_now_and_then_where_prices_are_learned() -> None:
 # ---- several drafters -----------------------------------------------------------------------------------------------
 
 
-def test_the_better_drafter_is_used_and_the_price_counts() -> None:
+def test_the_better_drafter_is_used_and_its_seconds_count() -> None:
     for passes, better in (({"slow": 1e-4, "free": 0.0}, "slow"), ({"slow": 4e-3, "free": 0.0}, "free")):
         surface = Machine(passes)
-        skills = {"slow": always(0.9), "free": always(0.7)}
-        table = Table(adaptive(surface, "slow", "free"), surface, skills, names(2)).run(300)
+        rates = {"slow": always(0.9), "free": always(0.7)}
+        table = Table(adaptive(surface, "slow", "free"), surface, rates, names(2)).run(300)
         before = dict(table.asked)
         table.run(300)
-        asked = {name: table.asked[name] - before[name] for name in skills}
+        asked = {name: table.asked[name] - before[name] for name in rates}
         assert asked[better] > 0.9 * sum(asked.values())
 
 
 def test_each_sequence_gets_the_drafter_that_suits_it() -> None:
     surface = Machine()
-    skills: dict[str, Skill] = {
+    rates: dict[str, AcceptanceRate] = {
         "one": lambda sequence, _: 0.95 if sequence < "r4" else 0.1,
         "two": lambda sequence, _: 0.1 if sequence < "r4" else 0.95,
     }
-    table = Table(adaptive(surface, "one", "two"), surface, skills, names(8)).run(400)
+    table = Table(adaptive(surface, "one", "two"), surface, rates, names(8)).run(400)
     drafters: dict[str, list[str]] = {name: [] for name in names(8)}
     for _ in range(100):
         for name, decision in table.step().items():
@@ -316,16 +326,16 @@ def test_each_sequence_gets_the_drafter_that_suits_it() -> None:
     assert wins == ["one"] * 4 + ["two"] * 4
 
 
-def test_catching_up_is_priced_before_a_drafter_is_woken() -> None:
+def test_the_seconds_of_catching_up_count_before_a_drafter_is_used_again() -> None:
     surface = Machine({"d": 1e-4})
-    skills = {"d": always(0.6)}
+    rates = {"d": always(0.6)}
 
     def asked(catch_up: float) -> int:
         policy = Adaptive(surface, drafters={"d": DrafterCapabilities(DEPTH, catch_up_s=catch_up)})
         spans = [Span("r0", 4000, (0,), True, DEPTH)]
         return policy.plan(spans, BUDGET).get("r0", DraftDecision(0)).depth
 
-    assert skills and asked(0.0) > 0
+    assert rates and asked(0.0) > 0
     assert asked(1e-3) == 0, "four seconds to read the prompt are not won back"
 
 
@@ -333,11 +343,11 @@ def test_catching_up_is_priced_before_a_drafter_is_woken() -> None:
 
 
 def mixed(policy: Adaptive, surface: Machine) -> Table:
-    skills: dict[str, Skill] = {"d": lambda sequence, _: 0.93 if int(sequence[1:]) < 6 else 0.62}
-    return Table(policy, surface, skills, names(12)).run(700)
+    rates: dict[str, AcceptanceRate] = {"d": lambda sequence, _: 0.93 if int(sequence[1:]) < 6 else 0.62}
+    return Table(policy, surface, rates, names(12)).run(700)
 
 
-def test_weights_move_rows_to_whom_they_favour() -> None:
+def test_weights_move_rows_to_the_sequences_they_favour() -> None:
     surface = Machine()
     even = mixed(adaptive(surface), surface)
     favoured = mixed(adaptive(surface, weights={f"r{i}": 4.0 for i in range(6, 12)}), surface)
@@ -402,7 +412,6 @@ def test_an_objective_that_cannot_be_parsed_is_named(text: str) -> None:
         ("fixed:3", True, PolicySpec("fixed", depth=3)),
         ("fixed:mtp:3", True, PolicySpec("fixed", "mtp", 3)),
         ("threshold:0.3", True, PolicySpec("threshold", threshold=0.3)),
-        ("threshold:mtp", True, PolicySpec("threshold", "mtp")),
         ("threshold:mtp:0.3", True, PolicySpec("threshold", "mtp", threshold=0.3)),
         ("threshold:0.8:0.3", True, PolicySpec("threshold", "0.8", threshold=0.3)),
     ],
@@ -425,6 +434,7 @@ def test_policies_are_parsed(text: str, replay: bool, parsed: PolicySpec) -> Non
         ("fixed:mtp", True),
         ("none:1", True),
         ("threshold:1.5", True),
+        ("threshold:mtp", True),
         ("adaptve", True),
     ],
 )
@@ -508,10 +518,10 @@ def test_a_verdict_that_does_not_come_is_no_observation() -> None:
         BUDGET,
     )
     policy.learn([Verdict("a", (), (99,))])
-    policy.end("a")  # what was bet on it is learned all the same
+    policy.end("a")  # its draft is learned from all the same
     policy.end("b")
     policy.plan([Span("c", 50, (1,), True, DEPTH)], BUDGET)  # decides, and so looks at what it knows
-    assert policy.acceptance.skill("d").depths.tried[0] == 1
+    assert policy.acceptance["d"].depths.trials[0] == 1
 
 
 def test_trees_are_admitted_closed_under_parents_and_learned_from() -> None:
@@ -526,8 +536,8 @@ def test_trees_are_admitted_closed_under_parents_and_learned_from() -> None:
             assert all(-1 <= parent < node for node, parent in enumerate(draft.parents))
         policy.learn([Verdict(name, (0,) if name in kept else (), (5, 9)) for name in names(2)])
         policy.observe(StepRecord(10, 2, 8, 2, 4, {"forward": 7e-3}, (50, 50)))
-    skill = policy.acceptance.skill("d")
-    survival = skill.judge(tree, skill.open())
+    model = policy.acceptance["d"]
+    survival = model.survival(tree, model.start_sequence())
     assert survival[0] > 0.85
     assert survival[1] < 0.15
 
@@ -538,15 +548,15 @@ def test_trees_are_admitted_closed_under_parents_and_learned_from() -> None:
 def test_it_says_why() -> None:
     surface = Machine({"d": 2e-4, "slow": 5e-3})
     policy = adaptive(surface, "d", "slow")
-    assert policy.explain() == "No sequence decodes in this step, so there is nothing to bet on."
+    assert policy.explain() == "No sequence decodes in this step, so there is nothing to draft."
     table = Table(policy, surface, {"d": always(0.8), "slow": always(0.8)}, names(3))
     table.confident = True
     table.run(60)
     words = policy.explain()
-    assert "3 sequences would take 5.9" in words
-    assert "d drafts" in words
-    assert "slow sleeps" in words
+    assert "3 sequences decode; a step without drafts takes 5.9" in words
+    assert "d: depth " in words
+    assert "slow: not used" in words
     assert "admitted" in words
-    table.skills["d"] = always(0.0)
+    table.rates["d"] = always(0.0)
     table.run(200)
-    assert "d sleeps: its first guess would be right" in policy.explain()
+    assert "d: not used. Its first token would be accepted" in policy.explain()

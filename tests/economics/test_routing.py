@@ -1,4 +1,4 @@
-"""Distinct experts: golden counts, prices, knees, popularity and locality."""
+"""Distinct experts: golden counts, marginal bytes, knees, popularity and locality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bill of a step: streams, prices, sharding, overheads; against formulas written out by hand."""
+"""Seconds of a step: streams, marginal costs, sharding, overheads; against formulas written out by hand."""
 
 from __future__ import annotations
 
@@ -100,15 +100,15 @@ def test_locality_makes_a_run_of_rows_cheaper_than_as_many_requests() -> None:
     assert run / (40 * 2 * 3_145_728) - 1 == pytest.approx(distinct_experts(256, 8, 8**0.79))
 
 
-def test_prices_are_zero_on_a_memory_branch_and_one_on_a_compute_branch() -> None:
+def test_marginal_costs_are_zero_on_a_memory_branch_and_one_on_a_compute_branch() -> None:
     """Two rows are charged for each element of weights read; beyond 295 rows the H100 waits for compute."""
     cost = CostModel(LLAMA, H100)
     assert cost.marginal_cost([SequenceLoad(0, 1, 200)])["ffn"] == pytest.approx(0, abs=1e-5)
     assert cost.marginal_cost([SequenceLoad(0, 1, 400)])["ffn"] == pytest.approx(1, abs=1e-5)
-    price = cost.marginal_cost([SequenceLoad(4096, 1, 64)])
+    marginal = cost.marginal_cost([SequenceLoad(4096, 1, 64)])
     step = cost.step([SequenceLoad(4096, 1, 64)])
-    blended = sum(price[name] * part.seconds for name, part in step.parts.items()) / step.seconds
-    assert price["step"] == pytest.approx(blended, abs=1e-6)
+    blended = sum(marginal[name] * part.seconds for name, part in step.parts.items()) / step.seconds
+    assert marginal["step"] == pytest.approx(blended, abs=1e-6)
 
 
 def test_the_first_draft_row_crosses_a_latent_attentions_ridge() -> None:
@@ -132,7 +132,7 @@ def test_more_rows_and_longer_contexts_never_cost_less(name: str, shape: list[tu
     more = [SequenceLoad(shape[0][0], shape[0][1] + 1), *loads[1:]]
     assert cost.seconds(more) >= here - 1e-12
     assert cost.seconds([*loads[1:], SequenceLoad(shape[0][0] + 500, shape[0][1])]) >= here - 1e-12
-    assert all(0 <= price <= 1 + 1e-4 for price in cost.marginal_cost(loads).values())
+    assert all(0 <= each <= 1 + 1e-4 for each in cost.marginal_cost(loads).values())
 
 
 def test_a_step_of_nothing_costs_nothing_and_less_than_nothing_is_refused() -> None:
@@ -171,10 +171,10 @@ def test_ranks_share_the_experts_that_all_of_them_hit() -> None:
 
 
 def test_wider_expert_parallelism_lowers_the_expert_tax() -> None:
-    """The price of a row falls with the ranks: more tokens meet fewer experts; the links' price is always one."""
-    prices = [CostModel(FLASH, B200, ep=ranks).marginal_cost([SequenceLoad(0, 1, 8)]) for ranks in (1, 4, 16)]
-    assert prices[0]["experts"] > prices[1]["experts"] > prices[2]["experts"]
-    assert prices[2]["dispatch"] == pytest.approx(1)
+    """The marginal cost of a row falls with the ranks, since they share experts; that of the links is always one."""
+    costs = [CostModel(FLASH, B200, ep=ranks).marginal_cost([SequenceLoad(0, 1, 8)]) for ranks in (1, 4, 16)]
+    assert costs[0]["experts"] > costs[1]["experts"] > costs[2]["experts"]
+    assert costs[2]["dispatch"] == pytest.approx(1)
 
 
 def test_tensor_parallelism_divides_matrices_and_pays_for_it() -> None:

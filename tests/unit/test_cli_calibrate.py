@@ -151,8 +151,8 @@ def test_plan_for_this_machine_takes_what_was_measured(wager: Call, model: str, 
     deep = value["points"][0]["depths"][4]
     assert deep["step_s"] == pytest.approx(surface.seconds(5, 1, 100))
     assert deep["draft_s"] == pytest.approx(surface.draft_seconds("ngram", 1, 4))
-    paper = json.loads(wager(*ask, "--hardware", "this", "--drafter-shape", "mtp", "--json", "-").out)
-    assert paper["drafter"]["name"] == "mtp"
+    roofline = json.loads(wager(*ask, "--hardware", "this", "--drafter-shape", "mtp", "--json", "-").out)
+    assert roofline["drafter"]["name"] == "mtp"
 
 
 def test_plan_takes_another_machines_file_with_a_warning(wager: Call, model: str, stored: Path, tmp_path: Path) -> None:

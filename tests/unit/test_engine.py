@@ -10,7 +10,7 @@ import pytest
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.economics.policy.base import FixedDepth
+from wager.economics.policy.fixed import FixedDepth
 from wager.engine.proposer import Proposer
 from wager.errors import RequestError, UsageError
 from wager.testing import (

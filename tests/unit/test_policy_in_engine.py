@@ -15,8 +15,10 @@ from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Threshold, truncate_to
+from wager.economics.policy.base import DrafterCapabilities, truncate_to
+from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.objective import Objective
+from wager.economics.policy.threshold import Threshold
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import (

@@ -17,7 +17,7 @@ def test_a_recorded_trace_is_read(tmp_path: Path) -> None:
     prompts.write_text(json.dumps({"id": 1, "category": "echo", "prompt": "la la la la"}) + "\n")
     options = ["--model", "random:llama:tiny", "--drafter", "ngram", "--max-tokens", "20"]
     subprocess.run([sys.executable, str(SCRIPT), str(prompts), str(out), *options], check=True, capture_output=True)
-    world = RecordedTraces.read(out)
-    assert world.request(0).output_tokens == 20
-    assert list(world.request(0).drafts) == ["ngram"]
-    assert world.max_depths()["ngram"] > 0
+    traces = RecordedTraces.read(out)
+    assert traces.request(0).output_tokens == 20
+    assert list(traces.request(0).drafts) == ["ngram"]
+    assert traces.max_depths()["ngram"] > 0

@@ -9,7 +9,9 @@ from wager.config import SpeculationConfig
 from wager.draft.base import Drafter
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Policy, Threshold
+from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.threshold import Threshold
 
 _CATCH_UP_TOKENS = 8
 """Missed tokens that a drafter with a cache of its own computes in about the time of one guess."""

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from wager.economics.latency.shapes import MAX_DEPTH, ShapeLimits, StepShape
 from wager.economics.latency.surface import StepPoint
-from wager.economics.policy.base import FixedDepth
+from wager.economics.policy.fixed import FixedDepth
 from wager.engine.core import Engine
 from wager.engine.detokenizer import TokenDecoder
 from wager.engine.proposer import Proposer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wager.draft.base import Drafter
-from wager.economics.policy.base import FixedDepth, Policy
+from wager.economics.policy.base import Policy
+from wager.economics.policy.fixed import FixedDepth
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner

@@ -1,1 +1,1 @@
-"""Decides, at every step, who drafts for which sequence, how deep, and which guesses are verified."""
+"""The decisions of every step: which drafter drafts for which sequence, how deep, and what is verified."""

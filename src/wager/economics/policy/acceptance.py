@@ -1,10 +1,9 @@
-"""How likely a guess is to be right, learned online: by drafter, depth, sequence and confidence.
+"""How likely draft tokens are to be accepted, learned online: by drafter, depth, sequence and the drafter's confidence.
 
-Two questions. *Before* drafting, what is the chance that a drafter makes a guess at this depth for this sequence, and
-that it is right? A table by depth says it for an average sequence, and a rating how the sequence differs. *After*
-drafting, what is the drafter's own confidence (Draft.scores) worth? A table by confidence says how far off it is. Both
-start from priors (a published curve; a confidence means what it says) and forget slowly. Depths that were not tried are
-unobserved: they continue the depth above. Knows no prices and no policy.
+Before drafting, the log-odds that a token is accepted if the one above it was are those of its depth plus an offset of
+the sequence. After drafting, they are the drafter's own confidence (Draft.scores) corrected by what confidences of that
+size turned out to mean. Both start from priors and older observations count less and less. A depth that was not reached
+is unobserved, not rejected: its estimate moves with that of the depth above.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,258 +21,214 @@ from wager.economics.survival import MTP_SURVIVAL, conditional
 from wager.types import Draft
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
 
-DEEPEST = 16
-"""Depths beyond this one count as this one."""
-
-BANDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)
-"""Borders between bands of confidence that one more guess is right."""
-
-_LEAST, _MOST = 0.001, 0.999
-"""No chance is believed to be outside of this."""
-
-_PRIOR_WEIGHT, _ABOVE_WEIGHT = 5.0, 12.0
-"""How many trials a prior counts for, and how many the depth above."""
-
-FADING = 32
-"""Tables age once in so many steps."""
-
-_FADE = 0.92
-"""What is left of a trial then: half of it after some 250 steps."""
-
-_UNLIKE, _DRIFT = 0.4, 0.001
-"""How much sequences are expected to differ, and how much a text changes in a round: variances of log-odds."""
-
-_SAMPLES = 64
-"""How many drafts are remembered for how they came out."""
-
-_ALIKE = 0.5
-"""What a trial counts for when a sequence is rated: those of one round are correlated."""
-
-_HOPE = 0.25
-"""How many standard deviations better than its mean a sequence is taken to be before drafting."""
-
-_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gauss-Hermite, three points
-_SHARES = np.array([1 / 6, 2 / 3, 1 / 6])[:, None, None]
+AGING_INTERVAL = 32  # steps between calls of `age`
+_AGED = 0.92  # weight an observation keeps then: half of it after some 250 steps
+_MAX_DEPTH = 16  # deeper tokens share the estimate of this depth
+_BIN_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # of conditional confidence
+_LOWEST, _HIGHEST = 0.001, 0.999  # bounds of an acceptance rate, so that its log-odds stay moderate
+_PRIOR_TRIALS, _CHAINED_PRIOR_TRIALS = 5.0, 12.0  # trials that a prior counts for; where it follows the depth above
+_SPREAD, _DRIFT = (
+    0.4,
+    0.001,
+)  # variances of log-odds: between sequences (at first), and of a sequence's change per round
+_MAX_OFFSET = 6.0  # of a sequence, in log-odds
+_TRIAL_WEIGHT = 0.5  # of a trial in a sequence's offset: trials of one round are correlated
+_OPTIMISM = 0.25  # standard deviations above its mean: who is never drafted for by mistake would never show better
+_CONFIDENCE_SHIFTS = 64  # drafts remembered for how much confidence moved their survival
+_MAX_SHIFT = 1e3  # factor of the odds of survival, either way
+_HERMITE_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gauss-Hermite quadrature
+_HERMITE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])[:, None, None]
 
 
-def logit(chance: float) -> float:
-    """Log-odds, kept finite."""
-    chance = min(_MOST, max(_LEAST, chance))
-    return math.log(chance / (1.0 - chance))
-
-
-class Table:
-    """Log-odds by cell, where log-odds(right) = cell + offset and every trial says its offset.
-
-    `prior` are the cells' log-odds before any trial. `chained`: cells are depths, and the prior of each continues what
-    was found above it. `times` holds exp(cell), so that odds are a product.
-    """
+class LogOddsTable:
+    """Log-odds by cell (depth or confidence bin), and their exponentials; a trial has those of its cell plus an offset.
+    `prior` are log-odds before any trial. `chained`: a cell's prior moves as the cell before it moved from its own."""
 
     def __init__(self, prior: Sequence[float], *, chained: bool) -> None:
-        self.tried = [0.0] * len(prior)
-        self.odds, self.times = list(prior), [math.exp(odds) for odds in prior]
+        self.log_odds, self.odds = list(prior), [math.exp(each) for each in prior]
+        self.trials, self._accepted, self._offsets = ([0.0] * len(prior) for _ in range(3))
         self._prior, self._chained = list(prior), chained
-        self._right, self._offset = [0.0] * len(prior), [0.0] * len(prior)
-        self._news, self._known = 0, 0.0
+        self._new_trials, self._known_trials = 0, 0.0
 
-    def learn(self, cell: int, right: bool, *, offset: float, times: float) -> float:
-        """One trial of a cell, with its offset (`times` is exp(offset)); counts with the next `refresh`. Returns the
-        chance that it was given."""
-        self.tried[cell] += 1
-        self._right[cell] += right
-        self._offset[cell] += offset
-        self._news += 1
-        odds = self.times[cell] * times
-        return odds / (1.0 + odds)
+    def add(self, cell: int, *, accepted: bool, offset: float, odds: float) -> float:
+        """Count a trial with its offset (`odds` is exp(offset)) and return the acceptance rate expected of it."""
+        self.trials[cell] += 1
+        self._accepted[cell] += accepted
+        self._offsets[cell] += offset
+        self._new_trials += 1
+        expected = self.odds[cell] * odds
+        return expected / (1.0 + expected)
 
     def age(self) -> None:
-        """Time passes: trials fade, and what they taught so far becomes the prior."""
-        self._prior = list(self.odds)
-        for counts in (self.tried, self._right, self._offset):
-            counts[:] = [_FADE * count for count in counts]
+        """Older trials count less, and what they taught becomes the prior."""
+        self._prior = list(self.log_odds)
+        for counts in (self.trials, self._accepted, self._offsets):
+            counts[:] = [_AGED * count for count in counts]
 
     def refresh(self) -> None:
-        """Work out the cells anew if there is enough news."""
-        if 16 * self._news <= self._known:
+        """Estimate the cells anew, if more than a sixteenth of the trials are new."""
+        if 16 * self._new_trials <= self._known_trials:
             return
-        self._known, self._news = sum(self.tried), 0
-        step = 0.0  # how far the cell above has moved from its prior
+        self._known_trials, self._new_trials = sum(self.trials), 0
+        moved = 0.0  # of the cell above, from its prior
         for cell, prior in enumerate(self._prior):
-            weight = _ABOVE_WEIGHT if self._chained and cell else _PRIOR_WEIGHT
-            odds = prior + step
-            tried = self.tried[cell]
-            if tried:
-                offset = self._offset[cell] / tried  # the prior is taken to be of such trials too
-                right = (self._right[cell] + weight / (1 + math.exp(-odds - offset))) / (tried + weight)
-                odds = logit(right) - offset
-            self.odds[cell], self.times[cell] = odds, math.exp(odds)
-            step = odds - prior if self._chained else 0.0
+            prior_trials = _CHAINED_PRIOR_TRIALS if self._chained and cell else _PRIOR_TRIALS
+            log_odds, trials = prior + moved, self.trials[cell]
+            if trials:
+                offset = self._offsets[cell] / trials  # the prior trials are taken to have the same
+                accepted = self._accepted[cell] + prior_trials / (1 + math.exp(-log_odds - offset))
+                log_odds = _log_odds(accepted / (trials + prior_trials)) - offset
+            self.log_odds[cell], self.odds[cell] = log_odds, math.exp(log_odds)
+            moved = log_odds - prior if self._chained else 0.0
 
 
-class Rating:
-    """How much easier for a drafter one sequence is than others: mean and variance, in log-odds; `times` is exp(mean).
+class SequenceAcceptance:
+    """How much easier one sequence is for a drafter than others: mean and variance of its offset in log-odds, followed
+    by a Kalman filter; `odds` is exp(mean)."""
 
-    Updated by Kalman steps, as players are in chess.
-    """
-
-    __slots__ = ("mean", "times", "variance")
+    __slots__ = ("mean", "odds", "variance")
 
     def __init__(self, mean: float, variance: float) -> None:
-        self.mean, self.times, self.variance = mean, math.exp(mean), variance
+        self.mean, self.odds, self.variance = mean, math.exp(mean), variance
 
-    def learn(self, surprise: float, information: float, *, most: float) -> None:
-        """A round: summed (right - expected), and summed variance of what was expected, of its trials."""
-        self.variance = min(most, 1.0 / (1.0 / (self.variance + _DRIFT) + _ALIKE * information))
-        self.mean = min(6.0, max(-6.0, self.mean + self.variance * _ALIKE * surprise))
-        self.times = math.exp(self.mean)
+    def update(self, surprise: float, information: float, *, max_variance: float) -> None:
+        """A round: the sums over its trials of (accepted - expected) and of the variance of what was expected."""
+        self.variance = min(max_variance, 1.0 / (1.0 / (self.variance + _DRIFT) + _TRIAL_WEIGHT * information))
+        mean = self.mean + self.variance * _TRIAL_WEIGHT * surprise
+        self.mean = min(_MAX_OFFSET, max(-_MAX_OFFSET, mean))
+        self.odds = math.exp(self.mean)
 
 
-class Skill:
-    """What is known of one drafter. `survival` by depth is what is believed before anything was seen."""
+class ExpectedAdmission(NamedTuple):
+    """Probabilities, [sequences, depth]: that a token is drafted, verified too, and accepted too."""
 
-    def __init__(self, survival: Sequence[float]) -> None:
-        rates = conditional(survival)
-        self.depths = Table([logit(rates[min(depth, len(rates) - 1)]) for depth in range(DEEPEST)], chained=True)
-        self.bands = Table([0.0] * (len(BANDS) + 1), chained=False)
-        self.scored = False  # its drafts carry confidence
-        self._average, self._unlike = 0.0, _UNLIKE  # where sequences were seen to end up, and how far apart
-        self._shifts, self._samples = np.ones((_SAMPLES, DEEPEST)), 0
+    accepted: Floats
+    verified: Floats
+    drafted: Floats
 
-    # ---- sequences --------------------------------------------------------------------------------------------------
 
-    def open(self) -> Rating:
+class AcceptanceModel:
+    """What is known of one drafter. `prior` is its survival by depth before anything was observed."""
+
+    def __init__(self, prior: Sequence[float] = MTP_SURVIVAL) -> None:
+        rates = conditional(prior)
+        by_depth = [_log_odds(rates[min(depth, len(rates) - 1)]) for depth in range(_MAX_DEPTH)]
+        self.depths = LogOddsTable(by_depth, chained=True)
+        self.bins = LogOddsTable([0.0] * (len(_BIN_BORDERS) + 1), chained=False)
+        self.has_scores = False  # whether its last draft carried confidence
+        self._mean, self._spread = 0.0, _SPREAD  # of the offsets that sequences ended with
+        self._shifts, self._num_shifts = np.ones((_CONFIDENCE_SHIFTS, _MAX_DEPTH)), 0
+
+    def start_sequence(self) -> SequenceAcceptance:
         """A new sequence is taken to be an average one."""
-        return Rating(self._average, self._unlike)
+        return SequenceAcceptance(self._mean, self._spread)
 
-    def close(self, rating: Rating) -> None:
-        """A sequence ended: what it was tells how much sequences differ (one step of expectation-maximisation)."""
-        if rating.variance < 0.7 * self._unlike:
-            away = rating.mean - self._average
-            self._average += 0.03 * away
-            self._unlike = min(4.0, max(0.05, self._unlike + 0.03 * (away**2 + rating.variance - self._unlike)))
+    def end_sequence(self, sequence: SequenceAcceptance) -> None:
+        """Its final offset tells how much sequences differ (a step of expectation-maximisation)."""
+        if sequence.variance < 0.7 * self._spread:
+            away = sequence.mean - self._mean
+            self._mean += 0.03 * away
+            self._spread = min(4.0, max(0.05, self._spread + 0.03 * (away**2 + sequence.variance - self._spread)))
 
-    # ---- before drafting --------------------------------------------------------------------------------------------
-
-    def expect(self, ratings: Sequence[Rating], depth: int) -> Floats:
-        """Survival of depths 1 .. depth, [ratings, depth].
-
-        Averaged over what a sequence may yet turn out to be, and leaning to the better side of it: a door closed by
-        mistake teaches nothing more, one left open closes itself.
-        """
-        hard = np.array([self.depths.odds[min(each, DEEPEST - 1)] for each in range(depth)])
-        mean = np.array([rating.mean for rating in ratings])[:, None]
-        deviation = np.sqrt(np.array([rating.variance for rating in ratings]))[:, None]
-        paths = np.cumprod(1.0 / (1.0 + np.exp(-(hard + mean + deviation * (_POINTS + _HOPE)))), axis=2)
-        expected: Floats = (paths * _SHARES).sum(0)
+    def forecast(self, sequences: Sequence[SequenceAcceptance], depth: int) -> Floats:
+        """Survival of depths 1 .. `depth`, [sequences, depth], averaged over what the offset of a sequence may be."""
+        log_odds = np.array([self.depths.log_odds[min(each, _MAX_DEPTH - 1)] for each in range(depth)])
+        mean = np.array([each.mean for each in sequences])[:, None]
+        deviation = np.sqrt(np.array([each.variance for each in sequences]))[:, None]
+        log_odds = log_odds + mean + deviation * (_HERMITE_POINTS + _OPTIMISM)  # [points, sequences, depth]
+        survival = np.cumprod(1.0 / (1.0 + np.exp(-log_odds)), axis=2)
+        expected: Floats = (survival * _HERMITE_WEIGHTS).sum(0)
         return expected
 
-    def option(self, survival: Floats, *, hurdle: Floats, floor: Floats) -> tuple[Floats, Floats, Floats]:
-        """Guesses asked for now and verified only if they then clear `hurdle` (in survival, [n, 1]); after one below
-        `floor` no further ones are made.
-
-        Survival is taken to scatter as it lately did. Returns the expected survival of what will be verified, the
-        chance that it will be, and the chance that it will be made, each [n, depth].
-        """
-        depth = np.minimum(np.arange(survival.shape[1]), DEEPEST - 1)
-        times = self._shifts[: max(4, self._samples), depth]
-        later = (survival / np.maximum(1 - survival, 1e-6))[:, None] * times  # [n, samples, depth]
+    def forecast_admission(
+        self, survival: Floats, *, min_admitted: Floats, min_survival: Floats, unjudged: Bools
+    ) -> ExpectedAdmission:
+        """What to expect of asking for tokens of this survival, [sequences, depth]. Once drafted, those with scores are
+        verified only above `min_admitted`, and the drafter stops after one below `min_survival`, except for sequences
+        that are `unjudged` (each [sequences]). Scores are taken to move survival as they lately did; they tell tokens
+        apart and make none better on average."""
+        everything = ExpectedAdmission(survival, (survival > 0).astype(np.float64), np.ones_like(survival))
+        if not self.has_scores:
+            return everything
+        columns = np.minimum(np.arange(survival.shape[1]), _MAX_DEPTH - 1)
+        shifts = self._shifts[: max(4, self._num_shifts), columns]
+        later = (survival / np.maximum(1 - survival, 1e-6))[:, None] * shifts  # odds, [sequences, samples, depth]
         later /= 1 + later
-        later *= (survival / np.maximum(later.mean(1), 1e-9))[
-            :, None
-        ]  # drafting tells guesses apart, it makes none better
+        later *= (survival / np.maximum(later.mean(1), 1e-9))[:, None]
         np.minimum(later, 1.0, out=later)
-        made = np.ones(later.shape, dtype=bool)
-        made[:, :, 1:] = later[:, :, :-1] > floor[:, None]
-        verified = made & (later > hurdle[:, None])
-        return (later * verified).mean(1), verified.mean(1), made.mean(1)
+        drafted = np.ones(later.shape, dtype=bool)
+        drafted[:, :, 1:] = later[:, :, :-1] > min_survival[:, None, None]
+        verified = drafted & (later > min_admitted[:, None, None])
+        judged = ((later * verified).mean(1), verified.mean(1), drafted.mean(1))
+        return ExpectedAdmission(*(np.where(unjudged[:, None], *each) for each in zip(everything, judged, strict=True)))
 
-    def learn_shift(self, expected: Sequence[float], judged: Sequence[float]) -> None:
-        """How the odds of survival after drafting differed from those expected before, by depth; a guess that was not
-        made has survival 0, and depths that were not asked for go on as the last one."""
-        pairs = zip(judged[:DEEPEST], expected, strict=False)
-        times = [min(1e3, max(1e-3, _odds(after) / _odds(before))) for after, before in pairs]
-        self._shifts[self._samples % len(self._shifts)] = times + times[-1:] * (DEEPEST - len(times))
-        self._samples += 1
-
-    def learn_round(self, rating: Rating, *, right: int, tried: int, first: int = 0) -> None:
-        """Of depths 1, 2, ... the first `tried` were put to the test and the first `right` were right; those up to
-        `first` were learned from before."""
-        table, offset, times = self.depths, rating.mean, rating.times
-        surprise, information = float(right - first), 0.0
-        for depth in range(first, tried):
-            chance = table.learn(min(depth, DEEPEST - 1), depth < right, offset=offset, times=times)
-            surprise -= chance
-            information += chance * (1.0 - chance)
-        rating.learn(surprise, information, most=self._unlike)
-        table.refresh()
-
-    # ---- after drafting ---------------------------------------------------------------------------------------------
-
-    def judge(self, draft: Draft, rating: Rating) -> list[float]:
-        """Survival of every guess: by its confidence if it has one, by its depth if not."""
-        survival: list[float] = []
-        self.scored = scored = len(draft.scores) == len(draft.tokens)
-        if not scored:
-            return self._by_depth(draft, rating)
-        scores, times = draft.scores, self.bands.times
-        for score, parent in zip(scores, draft.parents, strict=True):
-            above, alive = (scores[parent], survival[parent]) if parent >= 0 else (1.0, 1.0)
-            felt = _felt(score, above)
-            odds = felt * times[bisect(BANDS, felt)]
-            survival.append(alive * odds / (odds + 1.0 - felt))
-        return survival
-
-    def _by_depth(self, draft: Draft, rating: Rating) -> list[float]:
-        """Siblings share the chance of their depth, since at most one of them is right."""
-        survival: list[float] = []
-        siblings = Counter(draft.parents)
-        for depth, parent in zip(draft.depths, draft.parents, strict=True):
-            odds = self.depths.times[min(depth, DEEPEST) - 1] * rating.times
-            above = survival[parent] if parent >= 0 else 1.0
-            survival.append(above * odds / (1 + odds) / siblings[parent])
-        return survival
-
-    def learn_guesses(self, draft: Draft, nodes: Sequence[int], right: Container[int]) -> None:
-        """Guesses with confidence that were put to the test, and which of them were right."""
-        scores, parents, bands = draft.scores, draft.parents, self.bands
-        for node in nodes:
-            parent = parents[node]
-            felt = _felt(scores[node], scores[parent] if parent >= 0 else 1.0)
-            bands.learn(bisect(BANDS, felt), node in right, offset=logit(felt), times=felt / (1.0 - felt))
-        bands.refresh()
-
-    def age(self) -> None:
-        """Time passes: call it every `FADING` steps."""
-        self.depths.age()
-        self.bands.age()
-
-    def raw(self, survival: float) -> float:
-        """About the score of a first guess that is worth `survival`."""
-        odds = survival / max(1e-9, 1.0 - survival) / self.bands.times[bisect(BANDS, survival)]
+    def score_of(self, survival: float) -> float:
+        """About the score that the drafter itself gives a first token with this survival."""
+        odds = survival / max(1e-9, 1.0 - survival) / self.bins.odds[bisect(_BIN_BORDERS, survival)]
         return odds / (1.0 + odds)
 
+    def survival(self, draft: Draft, sequence: SequenceAcceptance) -> list[float]:
+        """Survival of every node: by its confidence if it has one, by its depth if not."""
+        survival: list[float] = []
+        self.has_scores = len(draft.scores) == len(draft.tokens)
+        if not self.has_scores:
+            siblings = Counter(draft.parents)  # they share the rate of their depth: at most one of them is accepted
+            for depth, parent in zip(draft.depths, draft.parents, strict=True):
+                odds = self.depths.odds[min(depth, _MAX_DEPTH) - 1] * sequence.odds
+                above = survival[parent] if parent >= 0 else 1.0
+                survival.append(above * odds / (1 + odds) / siblings[parent])
+            return survival
+        scores, corrections = draft.scores, self.bins.odds
+        for score, parent in zip(scores, draft.parents, strict=True):
+            score_above, above = (scores[parent], survival[parent]) if parent >= 0 else (1.0, 1.0)
+            confidence = _conditional_confidence(score, score_above)
+            odds = confidence * corrections[bisect(_BIN_BORDERS, confidence)]
+            survival.append(above * odds / (odds + 1.0 - confidence))
+        return survival
 
-class Acceptance:
-    """What is known of every drafter. `priors` gives survival by depth before anything was seen; without one the
-    published curve of a multi-token-prediction head serves."""
+    def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int, known: int = 0) -> None:
+        """Of depths 1, 2, ... `tested` were tested and the first `accepted` accepted; `known` were learned before."""
+        offset, odds = sequence.mean, sequence.odds
+        surprise, information = float(accepted - known), 0.0
+        for depth in range(known, tested):
+            rate = self.depths.add(min(depth, _MAX_DEPTH - 1), accepted=depth < accepted, offset=offset, odds=odds)
+            surprise -= rate
+            information += rate * (1.0 - rate)
+        sequence.update(surprise, information, max_variance=self._spread)
+        self.depths.refresh()
 
-    def __init__(self, priors: Mapping[str, Sequence[float]] | None = None) -> None:
-        self._priors = dict(priors or {})
-        self._skills: dict[str, Skill] = {}
+    def learn_scores(self, draft: Draft, tested: Sequence[int], accepted: Container[int]) -> None:
+        """Nodes of a draft with scores that were tested, and which of them were accepted."""
+        for node in tested:
+            parent = draft.parents[node]
+            confidence = _conditional_confidence(draft.scores[node], draft.scores[parent] if parent >= 0 else 1.0)
+            cell, odds = bisect(_BIN_BORDERS, confidence), confidence / (1.0 - confidence)
+            self.bins.add(cell, accepted=node in accepted, offset=_log_odds(confidence), odds=odds)
+        self.bins.refresh()
 
-    def skill(self, drafter: str) -> Skill:
-        """The drafter's record, opened when it is first asked for."""
-        if drafter not in self._skills:
-            self._skills[drafter] = Skill(self._priors.get(drafter, MTP_SURVIVAL))
-        return self._skills[drafter]
+    def learn_shift(self, forecast: Sequence[float], survival: Sequence[float]) -> None:
+        """How the survival of a draft's tokens (0 for one that was not drafted) differs from its forecast, by depth;
+        depths that were not asked for repeat the last one."""
+        pairs = zip(survival[:_MAX_DEPTH], forecast, strict=False)
+        odds = [[max(1e-6, chance) / max(1e-6, 1.0 - chance) for chance in pair] for pair in pairs]
+        shifts = [min(_MAX_SHIFT, max(1 / _MAX_SHIFT, after / before)) for after, before in odds]
+        self._shifts[self._num_shifts % _CONFIDENCE_SHIFTS] = shifts + shifts[-1:] * (_MAX_DEPTH - len(shifts))
+        self._num_shifts += 1
+
+    def age(self) -> None:
+        """To be called every AGING_INTERVAL steps."""
+        self.depths.age()
+        self.bins.age()
 
 
-def _felt(score: float, above: float) -> float:
-    """Confidence that a guess is right if the one above it is."""
-    return min(_MOST, score / above) if above > 0 else 0.0
+def _conditional_confidence(score: float, score_above: float) -> float:
+    """The drafter's confidence that a token is accepted if the one above it is."""
+    return min(_HIGHEST, score / score_above) if score_above > 0 else 0.0
 
 
-def _odds(chance: float) -> float:
-    """Odds, finite and above zero."""
-    return max(1e-6, chance) / max(1e-6, 1.0 - chance)
+def _log_odds(chance: float) -> float:
+    chance = min(_HIGHEST, max(_LOWEST, chance))
+    return math.log(chance / (1.0 - chance))

@@ -1,280 +1,264 @@
-"""The policy that knows prices: a guess is asked for, and verified, only if it is worth its seconds.
+"""The policy that maximises goodput: a token is drafted, and verified, only if it is worth its seconds.
 
-A second is worth what the machine lately made of one (weighted tokens per second), and that price decides everything:
-which drafter, how deep, which guesses to verify, and whether to draft at all. What to ask for is decided every few
-steps (`planning`), what to verify in every one (`admission`). Knows no tensors and no engine.
+A second is worth the weighted tokens that this machine lately yields in one (`goodput`). Which drafter drafts for which
+sequence, and how deep, is planned every few steps (`planning`); what to verify is decided in every step (`admission`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 
 from wager.economics.latency_model import LatencyModel
-from wager.economics.policy.acceptance import FADING, Acceptance
-from wager.economics.policy.admission import keep, select
-from wager.economics.policy.base import DrafterCapabilities, longest_that_fits
-from wager.economics.policy.bets import Bet, Seat, Step
+from wager.economics.policy.acceptance import AGING_INTERVAL, AcceptanceModel
+from wager.economics.policy.admission import keep_nodes, select
+from wager.economics.policy.base import DrafterCapabilities, Policy, longest_that_fits
 from wager.economics.policy.explain import explain
-from wager.economics.policy.exploration import ALLOWANCE, Allowance
-from wager.economics.policy.lessons import Lessons
-from wager.economics.policy.objective import THROUGHPUT, Objective, Worth
+from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget
+from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
+from wager.economics.policy.latency_cache import LatencyCache
+from wager.economics.policy.learning import DeferredLearning
+from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWeights
 from wager.economics.policy.planning import Planner
-from wager.economics.policy.prices import NEAR, Prices, Rates
+from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState, StepDraft
 from wager.types import DRAFT_STAGE, POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict, VerifyRule
 
-_PROBE = 2
-"""How deep a probe goes."""
-
-_SELDOM = 8
-"""Steps between what need not be done in each."""
-
-_TOLD, _SAMPLE = 2, 4
-"""What a step promises is told in every so many steps, and what drafting took (which needs that)."""
-
-_NAP = 6
-"""Steps after one in which nobody wanted to guess that go by without a look; who comes ends it."""
-
-_YOUNG = 64
-"""Steps before the first nap."""
+_EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token says more than twice one
+_SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
+_NEVER_SKIPPED = 64  # first steps, in which planning is never skipped
+_GOODPUT_INTERVAL, _GOODPUT_INTERVAL_PLAIN = 2, 8  # steps between updates of goodput and row cost; in plain decoding
+_DRAFT_TIME_INTERVAL = 4  # steps between those whose drafting the latency model learns; a multiple of _GOODPUT_INTERVAL
 
 
-class Adaptive:
-    """Implements `policy.Policy`.
-
-    `surface` prices steps and drafting, and is told what they took if it wants to know (`observe`, `observe_draft`).
-    `drafters` are those at hand. `rule` is the acceptance rule: under another than `match`, draws of a drafter are
-    never judged by anything that depends on them (they are verified as planned, from what older steps taught).
-    `allowance` is the share of time that probes may cost.
-    """
+class Adaptive(Policy):
+    """`latency` gives the seconds of steps and drafting and, if it `learns`, is told what they took. `rule` is the
+    acceptance rule: under another than `match`, drafts sampled from draft_probs are verified as planned, since what
+    decides on them must not depend on their tokens. `exploration_share` of the running time may go to exploration."""
 
     def __init__(
         self,
-        surface: LatencyModel,
-        acceptance: Acceptance | None = None,
+        latency: LatencyModel,
         *,
         drafters: Mapping[str, DrafterCapabilities],
         objective: Objective = THROUGHPUT,
         rule: VerifyRule = "match",
-        allowance: float = ALLOWANCE,
+        exploration_share: float = EXPLORATION_SHARE,
     ) -> None:
-        self.acceptance = acceptance or Acceptance()
-        self.worth = Worth(objective)
-        self._offers = [each for each in drafters.items() if each[1].max_depth]
-        self._skills = [self.acceptance.skill(name) for name, _ in self._offers]
+        self.acceptance = {name: AcceptanceModel() for name, each in drafters.items() if each.max_depth}
+        self._drafters = [DrafterProfile(name, drafters[name], model) for name, model in self.acceptance.items()]
+        self._model, self._latency, self._goodput = latency, LatencyCache(latency), GoodputEstimator()
+        self._weights, self._exploration = ObjectiveWeights(objective), ExplorationBudget(exploration_share)
+        self._planner = Planner(self._drafters, self._latency, self._goodput)
+        self._learning = DeferredLearning(list(self.acceptance.values()), latency)
         self._exact = rule != "match"
-        self._prices, self._rates = Prices(surface), Rates()
-        self._corrected = surface.learns
-        self._tell_drafting = surface.observe_draft if surface.learns else None
-        self._allowance = Allowance(allowance)
-        self._weights: dict[str, float] = {}  # of sequences that have not run yet, where it is not 1
-        self._lessons = Lessons(self._skills, surface.observe if surface.learns else None)
-        self._seats: dict[str, Seat] = {}
-        self._step = self._last = Step()
-        self._planner = Planner(self._offers, self._skills, prices=self._prices, rates=self._rates)
-        self._steps = 0
-        self._nap, self._crowd = 0, (0, "")
+        self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
+        self._sequences: dict[str, SequencePolicyState] = {}
+        self._step = self._last_planned = PolicyStep()
+        self._steps = self._skip = 0
+        self._batch: tuple[int, str] = (0, "")  # sequences in the last step, and the last of them
 
     def begin(self, sequence: str, *, weight: float) -> None:
-        """A sequence was accepted; `weight` is what its tokens count."""
         if weight != 1.0:
-            self._weights[sequence] = weight
+            self._request_weights[sequence] = weight
 
-    # ---- before drafting ------------------------------------------------------------------------------------------
+    def end(self, sequence: str) -> None:
+        self._request_weights.pop(sequence, None)
+        state = self._sequences.pop(sequence, None)
+        if state is not None:
+            self._learning.end_sequence(state)
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
-        """Drafter and depth of every live sequence with room."""
-        self._prices.tick()
+        self._latency.tick()
         self._steps += 1
-        if self._steps % FADING == 0:
-            for skill in self._skills:
-                skill.age()
-        if self._dozes(spans):
-            self._step = Step()
+        if self._steps % AGING_INTERVAL == 0:
+            for model in self.acceptance.values():
+                model.age()
+        step = self._step = PolicyStep()
+        if self._skips_planning(spans):
             return {}
-        step = self._step = self._look(spans)
-        if not step.open or not self._offers:
+        self._describe(step, spans)
+        if not step.candidates or not self._drafters:
             return {}
-        self._last = step
+        self._last_planned = step
         if self._planner.due(step, now=self._steps):
-            self._lessons.learn()
-            self._planner.decide(step, self.worth)
-        step.control = self._corrected and self._stays_plain(step)
-        if not step.control:
-            for name, seat, room, known in step.open:
-                choice = seat.choice
-                if choice.depth:
-                    self._ask(step, name, Bet(seat, choice.drafter, min(choice.depth, room), floor=choice.floor), known)
-            self._nap = 0 if step.bets or self._steps < _YOUNG else _NAP
-            if len(step.bets) < len(step.open) or len(self._offers) > 1:
-                for _ in range(self._nap + 1):
-                    if self._allowance.any(step.plain):
-                        self._probe(step)
-        if self._exact:  # draws are verified as planned, so they have to fit before they are drawn
-            most = longest_that_fits([bet.depth for bet in step.bets.values()], budget)
-            step.bets = {name: bet for name, bet in step.bets.items() if most}
-            for bet in step.bets.values():
-                bet.depth = min(bet.depth, most)
+            self._learning.learn()
+            self._planner.plan(step, self._weights)
+        speculates = self._planner.speculates
+        step.measures_plain = self._model.learns and self._exploration.takes_plain_step(step, speculates=speculates)
+        if not step.measures_plain:
+            self._ask_as_planned(step)
+            self._explore(step)
+        if self._exact:
+            self._fit(step, budget)
         return {
-            name: DraftDecision(bet.depth, self._offers[bet.drafter][0], bet.floor) for name, bet in step.bets.items()
+            seq_id: DraftDecision(each.depth, self._drafters[each.drafter].name, each.min_survival)
+            for seq_id, each in step.drafts.items()
         }
 
-    def _dozes(self, spans: Sequence[Span]) -> bool:
-        """Whether nothing has happened since nobody wanted to guess. Who comes, comes last."""
-        crowd = len(spans), spans[-1].seq_id if spans else ""
-        self._nap = self._nap - 1 if crowd == self._crowd else 0
-        self._crowd = crowd
-        return self._nap > 0
+    def _skips_planning(self, spans: Sequence[Span]) -> bool:
+        """Planning is skipped while the last plan was empty and the batch is unchanged; who joins it comes last."""
+        batch = len(spans), spans[-1].seq_id if spans else ""
+        self._skip = self._skip - 1 if batch == self._batch else 0
+        self._batch = batch
+        return self._skip > 0
 
-    def _look(self, spans: Sequence[Span]) -> Step:
-        step = Step(requests=len(spans))
-        cached = 0
+    def _describe(self, step: PolicyStep, spans: Sequence[Span]) -> None:
+        step.sequences = len(spans)
+        cached = 0  # positions of the sequences that decode
         for span in spans:
             step.rows += len(span.tokens)
-            step.context += span.num_computed_tokens
+            step.context_sum += span.num_computed_tokens
             if span.needs_logits:
-                seat = self._seats.get(span.seq_id) or self._seat(span.seq_id)
-                step.live += 1
-                step.worth += self.worth.of(seat.merit)
+                state = self._sequences.get(span.seq_id) or self._start_sequence(span.seq_id)
+                state.known, state.room = span.num_computed_tokens + 1, span.max_draft_tokens
+                step.decoding += 1
+                step.weight += self._weights.weight(state.weight)
                 cached += span.num_computed_tokens
-                if span.max_draft_tokens > 0:
-                    step.open.append((span.seq_id, seat, span.max_draft_tokens, span.num_computed_tokens + 1))
-        if step.live:
-            step.plain = self._prices.plain(step.live, cached)
-            step.price = self._rates.factor(step.live) * step.worth / step.plain
-        return step
+                if state.room > 0:
+                    step.candidates.append(state)
+        if step.decoding:
+            step.plain_seconds = self._latency.plain_seconds(step.decoding, cached)
+            step.goodput = self._goodput.ratio(step.decoding) * step.weight / step.plain_seconds
 
-    def _seat(self, sequence: str) -> Seat:
-        ratings = [skill.open() for skill in self._skills]
-        seat = self._seats[sequence] = Seat(
-            self.worth.open(self._weights.pop(sequence, 1.0)), ratings, self._planner.usual
-        )
-        return seat
+    def _start_sequence(self, seq_id: str) -> SequencePolicyState:
+        weight, count = self._weights.start_sequence(self._request_weights.pop(seq_id, 1.0)), len(self._drafters)
+        acceptance = [each.acceptance.start_sequence() for each in self._drafters]
+        state = SequencePolicyState(seq_id, weight, acceptance, self._planner.default_plan, [0] * count, [-1] * count)
+        self._sequences[seq_id] = state
+        return state
 
-    def _ask(self, step: Step, name: str, bet: Bet, known: int) -> None:
-        step.waking |= self._planner.catching_up(bet.drafter, bet.seat, known) > 0
-        bet.seat.asked_at[bet.drafter], bet.seat.asked_in[bet.drafter] = known, self._steps
-        step.bets[name] = bet
+    def _ask_as_planned(self, step: PolicyStep) -> None:
+        for state in step.candidates:
+            plan = state.plan
+            if plan.depth:
+                self._ask(step, StepDraft(state, plan.drafter, min(plan.depth, state.room), plan.min_survival))
+        self._skip = 0 if step.drafts or self._steps < _NEVER_SKIPPED else _SKIPPED_STEPS
 
-    def _stays_plain(self, step: Step) -> bool:
-        """Whether this step is taken plain where all speculate; it loses what speculation gains."""
-        lost = (step.price * step.plain / step.worth - 1) * step.plain
-        return self._allowance.plain_step(step.live, speculates=self._planner.asks, lost=lost, plain=step.plain)
+    def _ask(self, step: PolicyStep, asked: StepDraft) -> None:
+        state, drafter = asked.state, asked.drafter
+        step.catches_up |= state.catch_up_seconds(drafter, self._drafters[drafter].capabilities) > 0
+        state.last_position[drafter], state.last_step[drafter] = state.known, self._steps
+        step.drafts[state.seq_id] = asked
 
-    def _probe(self, step: Step) -> None:
-        """Ask each drafter about one sequence left plain, or left to another drafter, the one asked longest ago."""
-        for index, (drafter, offer) in enumerate(self._offers):
-            plain = [each for each in step.open if each[0] not in step.bets]
-            others = [each for each in step.open if each[0] in step.bets and step.bets[each[0]].drafter != index]
-            if not plain and not others:
-                continue
-            name, seat, room, known = min(plain or others, key=lambda each: each[1].asked_in[index])
-            depth = min(room, offer.max_depth, _PROBE)
-            depths = step.passes().get(index, [])
-            cost = self._prices.ragged(drafter, [*depths, depth]) - self._prices.ragged(drafter, depths)
-            if self._exact:  # draws are verified unseen
-                cost += self._prices.extra(step.rows, step.requests, step.context, count=depth)[depth]
-            cost += self._planner.catching_up(index, seat, known) + self._planner.own
-            if not plain:  # what the other drafter's guesses would have brought
-                cost += (step.price * step.plain / step.worth - 1) * step.plain / len(step.open)
-            if self._allowance.spend(cost, plain=step.plain):
-                self._ask(step, name, Bet(seat, index, depth, probe=True), known)
+    def _explore(self, step: PolicyStep) -> None:
+        """Exploration drafts for sequences that decode plainly or use another drafter, as the budget allows; before
+        planning is skipped, those of the skipped steps too."""
+        if len(step.drafts) == len(step.candidates) and len(self._drafters) == 1:
+            return
+        for _ in range(self._skip + 1):
+            if self._exploration.affords_draft(step.plain_seconds):
+                for index in range(len(self._drafters)):
+                    self._explore_drafter(step, index)
 
-    # ---- after drafting -------------------------------------------------------------------------------------------
+    def _explore_drafter(self, step: PolicyStep, index: int) -> None:
+        """Ask a drafter for the sequence that it drafted for the longest ago."""
+        name, capabilities, _ = self._drafters[index]
+        plain = [each for each in step.candidates if each.seq_id not in step.drafts]
+        others = [each.state for each in step.drafts.values() if each.drafter != index]
+        if not plain and not others:
+            return
+        state = min(plain or others, key=lambda each: each.last_step[index])
+        depth, depths = min(state.room, capabilities.max_depth, _EXPLORATION_DEPTH), step.passes().get(index, [])
+        ragged = self._latency.ragged_draft_seconds
+        cost = ragged(name, [*depths, depth]) - ragged(name, depths)
+        if self._exact:  # it may be verified in any case
+            cost += self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=depth)[depth]
+        cost += state.catch_up_seconds(index, capabilities) + self._planner.seconds_per_draft
+        if not plain:  # what the other drafter's tokens would have gained
+            cost += step.speculation_gain / len(step.candidates)
+        if self._exploration.spend(cost, step.plain_seconds):
+            self._ask(step, StepDraft(state, index, depth, exploration=True))
+
+    def _fit(self, step: PolicyStep, budget: int) -> None:
+        """Make the depths fit the row budget before drafting, for drafts that are verified as planned."""
+        longest = longest_that_fits([each.depth for each in step.drafts.values()], budget)
+        step.drafts = {seq_id: each for seq_id, each in step.drafts.items() if longest}
+        for each in step.drafts.values():
+            each.depth = min(each.depth, longest)
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
-        """The guesses worth verifying, over the whole batch at once."""
         step = self._step
-        if not step.live or (not step.bets and self._steps % _SELDOM):
-            if step.live:  # nothing was asked: most of what follows can wait
-                self._rates.learn(step.live, worth=step.worth, plain=step.worth)
+        if not step.decoding or (not step.drafts and self._steps % _GOODPUT_INTERVAL_PLAIN):
+            if step.decoding:
+                self._goodput.record(step.decoding, expected=step.weight, plain=step.weight)
             return {}
         admitted: dict[str, Draft] = {}
         gains: list[float] = []
-        owners: list[Bet] = []
-        promised, forced = 0.0, 0
-        for name, draft in drafts.items():
-            bet = step.bets.get(name)
-            if bet is None:
+        unjudged_rows, unjudged_gain = 0, 0.0
+        for seq_id, draft in drafts.items():
+            asked = step.drafts.get(seq_id)
+            if asked is None:
                 continue
-            bet.draft = draft
-            worth = self.worth.of(bet.seat.merit)
-            drawn = bet.seat.drawn = self._exact and draft.draft_probs is not None
-            if not drawn:
-                bet.survival = self._skills[bet.drafter].judge(draft, bet.seat.ratings[bet.drafter])
-            if drawn:
-                admitted[name] = draft
-                forced += len(draft)
-                promised += worth * bet.promise(len(draft))
-            elif bet.survival:
-                bet.start = len(gains)
-                gains += [worth * survival for survival in bet.survival]
-                owners += [bet] * len(bet.survival)
-        extra = self._prices.extra(step.rows, step.requests, step.context, count=forced + len(gains) + NEAR)
-        chosen = select(gains, extra[forced:] if forced else extra, price=step.price, most=budget - forced)
-        for index in chosen.taken:
-            bet = owners[index]
-            bet.taken.append(index - bet.start)
-        for name, bet in step.bets.items():
-            if bet.taken and bet.draft:
-                bet.taken.sort()
-                admitted[name] = keep(bet.draft, bet.taken)
-        if self._steps % _TOLD == 0:
-            self._account(step, extra, forced + len(chosen.taken), gain=promised + chosen.gain, cut=chosen.cut)
+            asked.draft, state = draft, asked.state
+            weight = self._weights.weight(state.weight)
+            state.unjudged = self._exact and draft.draft_probs is not None
+            if state.unjudged:
+                admitted[seq_id] = draft
+                unjudged_rows += len(draft)
+                forecast = state.plan.forecast
+                unjudged_gain += weight * sum(forecast[asked.drafter][: len(draft)] if forecast else ())
+            else:
+                model = self._drafters[asked.drafter].acceptance
+                asked.survival = model.survival(draft, state.acceptance[asked.drafter])
+                asked.first = len(gains)
+                gains += [weight * survival for survival in asked.survival]
+        count = unjudged_rows + len(gains) + ADJACENT_ROWS
+        extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count)
+        seconds = extra[unjudged_rows:] if unjudged_rows else extra
+        chosen = select(gains, seconds, goodput=step.goodput, limit=budget - unjudged_rows)
+        taken = sorted(chosen.taken)
+        for seq_id, asked in step.drafts.items():
+            if asked.draft and asked.survival:
+                first, last = asked.first, asked.first + len(asked.survival)
+                nodes = [index - first for index in taken[bisect_left(taken, first) : bisect_left(taken, last)]]
+                if nodes:
+                    admitted[seq_id] = keep_nodes(asked.draft, nodes)
         step.admitted = admitted
+        if self._steps % _GOODPUT_INTERVAL == 0:
+            rows = unjudged_rows + len(chosen.taken)
+            self._record_goodput(step, extra, rows, gain=unjudged_gain + chosen.gain, cut=chosen.cut)
         return admitted
 
-    def _account(self, step: Step, extra: Sequence[float], rows: int, *, gain: float, cut: float | None) -> None:
-        """What the step promises, and with it what a second and a row are worth."""
-        step.drafting = sum([self._prices.ragged(self._offers[each][0], deep) for each, deep in step.passes().items()])
-        seconds = step.plain + extra[rows] + step.drafting
-        self._rates.learn(step.live, worth=step.worth + gain, plain=step.worth / step.plain * seconds)
-        self._rates.learn_hurdle(step.live, extra=extra, rows=rows, cut=cut, price=step.price)
-
-    # ---- after the pass ---------------------------------------------------------------------------------------------
+    def _record_goodput(
+        self, step: PolicyStep, extra: Sequence[float], rows: int, *, gain: float, cut: float | None
+    ) -> None:
+        """What is expected of the step enters the goodput and the cost of a row."""
+        ragged, drafters = self._latency.ragged_draft_seconds, self._drafters
+        step.draft_seconds = sum([ragged(drafters[index].name, depths) for index, depths in step.passes().items()])
+        seconds = step.plain_seconds + extra[rows] + step.draft_seconds
+        plain = step.weight / step.plain_seconds * seconds
+        self._goodput.record(step.decoding, expected=step.weight + gain, plain=plain)
+        self._goodput.record_row_cost(step.decoding, extra=extra, rows=rows, cut=cut, goodput=step.goodput)
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        """What became of each live sequence."""
-        told: list[tuple[Seat, Verdict]] = []
-        for verdict in verdicts:
-            seat = self._seats.get(verdict.seq_id)
-            if seat is not None:
-                self.worth.learn(seat.merit, len(verdict.tokens))
-                told.append((seat, verdict))
-                bet = self._step.bets.get(verdict.seq_id)
-                if bet and bet.probe and bet.draft and bet.draft.tokens[:1] == verdict.tokens[:1]:
-                    self._planner.hurry()
-        self._lessons.verdicts(told, self._step.bets, number=self._steps)
+        known = [verdict for verdict in verdicts if verdict.seq_id in self._sequences]
+        for verdict in known:
+            self._weights.learn(self._sequences[verdict.seq_id].weight, len(verdict.tokens))
+            asked = self._step.drafts.get(verdict.seq_id)
+            if asked and asked.exploration and asked.draft and asked.draft.tokens[:1] == verdict.tokens[:1]:
+                self._planner.plan_soon()
+        self._learning.add_verdicts(known, self._sequences, self._step.drafts)
 
     def observe(self, record: StepRecord) -> None:
-        """What the step took."""
-        seconds = sum(record.seconds.values())
-        self.worth.clock(seconds)
-        self._allowance.earn(seconds)
-        self._planner.note(record.seconds.get(POLICY_STAGE, 0.0), len(self._step.bets))
-        self._lessons.record(record, rare=self._step.control)
-        if self._tell_drafting and self._steps % _SAMPLE == 0 and not self._step.waking:
-            for told in self._shares(record.seconds.get(DRAFT_STAGE, 0.0)):
-                self._tell_drafting(*told[:3], seconds=told[3])
+        step, seconds = self._step, sum(record.seconds.values())
+        self._weights.observe(seconds)
+        self._exploration.earn(seconds)
+        self._planner.observe(record.seconds.get(POLICY_STAGE, 0.0), len(step.drafts))
+        self._learning.add_record(record, always=step.measures_plain)
+        if self._model.learns and self._steps % _DRAFT_TIME_INTERVAL == 0 and not step.catches_up:
+            self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
 
-    def _shares(self, taken: float) -> Iterator[tuple[str, int, int, float]]:
-        """Drafter, sequences, depth and seconds: what drafting took, shared out as expected. Depths differ from
-        sequence to sequence, and a surface knows even ones: it is told what an even ask would have taken, were it as
-        far off as this one."""
-        passes, expected = self._step.passes(), self._step.drafting
+    def _learn_draft_seconds(self, step: PolicyStep, taken: float) -> None:
+        """Tell the latency model what each drafter took. It knows only drafts of the same depth for all sequences, so
+        it is told what such a draft would have taken, were it as far from its expectation as this step's drafting."""
+        passes = step.passes()
         for index, depths in passes.items():
-            name = self._offers[index][0]
-            even = self._prices.draft(name, len(depths), max(depths))
-            yield name, len(depths), max(depths), taken * even / expected if expected > 0 else taken / len(passes)
-
-    def end(self, sequence: str) -> None:
-        """The sequence is over."""
-        self._weights.pop(sequence, None)
-        seat = self._seats.pop(sequence, None)
-        if seat is not None:
-            self._lessons.end(seat)
+            drafter, count, depth = self._drafters[index].name, len(depths), max(depths)
+            even = self._latency.draft_seconds(drafter, count, depth)
+            seconds = taken * even / step.draft_seconds if step.draft_seconds > 0 else taken / len(passes)
+            self._model.observe_draft(drafter, count, depth, seconds=seconds)
 
     def explain(self) -> str:
-        """Why the last step in which anyone could guess was what it was, in words."""
-        step = self._last
-        costs = {name: self._prices.draft(name, len(step.open), 1) for name, _ in self._offers}
-        return explain(step, hurdle=self._rates.hurdle(step.live), drafters=costs)
+        step = self._last_planned
+        seconds = [self._latency.draft_seconds(each.name, len(step.candidates), 1) for each in self._drafters]
+        return explain(step, self._drafters, draft_seconds=seconds, row_cost=self._goodput.row_cost(step.decoding))

@@ -1,66 +1,61 @@
-"""Why a step was what it was, in words. Knows what was decided, decides nothing."""
+"""Why a step was planned as it was, in words for users."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from wager.economics.policy.bets import Seat, Step
-
-_PLURAL = {"sequence": "sequences", "draft": "drafts", "guess": "guesses"}
+from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState
 
 
-def explain(step: Step, *, hurdle: float | None, drafters: Mapping[str, float]) -> str:
-    """A few sentences, one a line: what a second is worth, who drafts and why others do not, what was admitted.
-    `hurdle` is what a row must bring; `drafters` says what one guess for everyone costs, by name and in order."""
-    if not step.live:
-        return "No sequence decodes in this step, so there is nothing to bet on."
-    factor = step.price * step.plain / step.worth
+def explain(
+    step: PolicyStep, drafters: Sequence[DrafterProfile], *, draft_seconds: Sequence[float], row_cost: float | None
+) -> str:
+    """One sentence or two a line. `draft_seconds` is what one draft token for every candidate takes each drafter, and
+    `row_cost` the weighted tokens that a row must bring."""
+    if not step.decoding:
+        return "No sequence decodes in this step, so there is nothing to draft."
+    ratio = step.goodput * step.plain_seconds / step.weight
+    cost = "" if row_cost is None else f", so one more row must bring {row_cost:.2f} tokens"
     lines = [
-        f"{_count(step.live, 'sequence')} would take {_ms(step.plain)} for a plain step; lately steps brought "
-        f"{factor:.2f} times that rate" + (f", so a row must bring {hurdle:.2f} tokens." if hurdle is not None else ".")
+        f"{_count(step.decoding, 'sequence')} decode{'s' * (step.decoding == 1)}; a step without drafts takes "
+        f"{1e3 * step.plain_seconds:.2f} ms. Goodput lately: {ratio:.2f} times that of plain decoding{cost}."
     ]
-    if len(step.open) < step.live:
-        lines.append(f"No room for guesses: {_count(step.live - len(step.open), 'sequence')}.")
-    if step.control:
-        lines.append("This step is taken plain, to know what plain steps take.")
+    if len(step.candidates) < step.decoding:
+        lines.append(f"No room for drafts: {_count(step.decoding - len(step.candidates), 'sequence')}.")
+    if step.measures_plain:
+        lines.append("This step is taken without drafts, to measure what such steps take.")
     else:
-        lines += [_drafter(step, index, *each) for index, each in enumerate(drafters.items())]
-    probes = [name for name, bet in step.bets.items() if bet.probe]
-    if probes:
-        lines.append(f"Asked only to find out: {', '.join(probes)}.")
-    drafts = [bet.draft for bet in step.bets.values() if bet.draft]
+        lines += [_drafter(step, index, each.name, draft_seconds[index]) for index, each in enumerate(drafters)]
+    explored = [seq_id for seq_id, each in step.drafts.items() if each.exploration]
+    if explored:
+        lines.append(f"Drafted for exploration only: {', '.join(explored)}.")
+    drafts = [each.draft for each in step.drafts.values() if each.draft]
     if drafts:
-        made, kept = sum(map(len, drafts)), sum(map(len, step.admitted.values()))
-        lines.append(
-            f"{kept} of {_count(made, 'guess')} admitted, in {len(step.admitted)} of {_count(len(drafts), 'draft')}."
-        )
+        drafted, kept = sum(map(len, drafts)), sum(map(len, step.admitted.values()))
+        tokens, number = _count(drafted, "draft token"), _count(len(drafts), "draft")
+        lines.append(f"{kept} of {tokens} admitted, in {len(step.admitted)} of {number}.")
     return "\n".join(lines)
 
 
-def _drafter(step: Step, index: int, name: str, seconds: float) -> str:
-    asked = {id(bet.seat): bet.depth for bet in step.bets.values() if not bet.probe}
-    seats = [seat for _, seat, _, _ in step.open if seat.choice.expected]
-    mine = [seat for seat in seats if seat.choice.drafter == index and id(seat) in asked]
-    left = [seat for seat in seats if id(seat) not in asked]
-    if not mine:
-        text = f"{name} sleeps: its first guess would be right {_chance(seats, index)} of the time"
-        return f"{text}, and guessing once for all costs {_ms(seconds)} besides the rows."
-    depths = [asked[id(seat)] for seat in mine]
-    deep = f"{min(depths)}" if min(depths) == max(depths) else f"{min(depths)} to {max(depths)}"
-    text = f"{name} drafts {deep} deep for {_count(len(mine), 'sequence')}"
-    text += f" (first guess right {_chance(mine, index)} of the time)"
-    if left:
-        text += f"; {_count(len(left), 'sequence')} stay plain (there {_chance(left, index)})"
+def _drafter(step: PolicyStep, index: int, name: str, seconds: float) -> str:
+    depths = {id(each.state): each.depth for each in step.drafts.values() if not each.exploration}
+    planned = [each for each in step.candidates if each.plan.forecast]
+    users = [each for each in planned if each.plan.drafter == index and id(each) in depths]
+    plain = [each for each in planned if id(each) not in depths]
+    if not users:
+        text = f"{name}: not used. Its first token would be accepted {_rate(plain, index)} of the time, and drafting "
+        return text + f"one for every sequence takes {1e3 * seconds:.2f} ms besides the rows."
+    deep = sorted({depths[id(each)] for each in users})
+    text = f"{name}: depth {deep[0]}{f' to {deep[-1]}' * (len(deep) > 1)} for {_count(len(users), 'sequence')}"
+    text += f" (first token accepted {_rate(users, index)} of the time)"
+    if plain:
+        text += f"; {_count(len(plain), 'sequence')} without drafts (there {_rate(plain, index)})"
     return text + "."
 
 
-def _chance(seats: Sequence[Seat], index: int) -> str:
-    return f"{sum(seat.choice.expected[index][0] for seat in seats) / len(seats):.0%}" if seats else "an unknown share"
+def _rate(states: Sequence[SequencePolicyState], index: int) -> str:
+    return f"{sum(each.plan.forecast[index][0] for each in states) / len(states):.0%}" if states else "an unknown share"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what if number == 1 else _PLURAL[what]}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f} ms"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,57 +1,45 @@
-"""Probes: small bets that are not expected to pay, so that a closed door can open again.
-
-An allowance of a fixed share of the time that passes is all that may be spent on them, so what they cost is bounded
-whatever happens. Two kinds: a guess for a sequence that is left plain, to see whether the drafter would be right by
-now, and a plain step where every step speculates, so that the price of doing nothing stays measured.
-"""
+"""Exploration: drafts and plain steps that are not expected to pay, taken to keep the estimates current. They may take
+a fixed share of the running time, so their cost is bounded."""
 
 from __future__ import annotations
 
-ALLOWANCE = 0.004
-"""Share of the running time that probes may cost."""
+from wager.economics.policy.sequence_state import PolicyStep
 
-_SAVED = 1500
-"""Steps of allowance that can be saved up: a burst costs a few steps at most."""
-
-_PLAIN_FIRST, _PLAIN_EVERY = 8, 128
-"""Steps of the same size of batch, all speculating, before the first is taken plain, and before a later one; every
-time it takes twice as many."""
-
-_LEAST = 0.005
-"""A probe counts as at least this share of a plain step, so that free drafters are not probed in every step."""
+EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough to notice a change within seconds
+_MAX_SAVED = 1500  # steps whose budget can accumulate, so that a burst costs no more than a few steps
+_MIN_COST = 0.005  # of a plain step: the least a draft is charged, so that free drafters are not tried in every step
+_FIRST_INTERVAL, _MAX_INTERVAL = 8, 128  # speculating steps before a plain one; the interval doubles each time
 
 
-class Allowance:
-    """Seconds that may be spent on finding out."""
+class ExplorationBudget:
+    """Seconds that may be spent on exploration; `share` of the running time."""
 
-    def __init__(self, share: float = ALLOWANCE) -> None:
-        self._share = share
-        self._seconds = 0.0
-        self._streak: dict[int, int] = {}
-        self._patience: dict[int, int] = {}
+    def __init__(self, share: float) -> None:
+        self._share, self._seconds = share, 0.0
+        self._streaks: dict[int, int] = {}  # speculating steps since a plain one, by batch size in powers of two
+        self._intervals: dict[int, int] = {}  # how long a streak must be before the next plain step
 
-    def earn(self, seconds: float) -> None:
-        """A step took this long."""
-        self._seconds = min(self._seconds + self._share * seconds, self._share * _SAVED * seconds)
+    def earn(self, step_seconds: float) -> None:
+        self._seconds = min(self._seconds + self._share * step_seconds, self._share * _MAX_SAVED * step_seconds)
 
-    def any(self, plain: float) -> bool:
-        """Whether the cheapest probe can be paid for; `plain` is what a plain step takes."""
-        return self._seconds >= _LEAST * plain
+    def affords_draft(self, plain_seconds: float) -> bool:
+        """Whether the cheapest exploration draft can be paid for."""
+        return self._seconds >= _MIN_COST * plain_seconds
 
-    def spend(self, seconds: float, *, plain: float) -> bool:
-        """Pay for a probe, if that is possible."""
-        cost = max(seconds, _LEAST * plain)
+    def spend(self, seconds: float, plain_seconds: float) -> bool:
+        """Pay, if there is enough; `plain_seconds` is what a step without drafts takes."""
+        cost = max(seconds, _MIN_COST * plain_seconds)
         if cost > self._seconds:
             return False
         self._seconds -= cost
         return True
 
-    def plain_step(self, live: int, *, speculates: bool, lost: float, plain: float) -> bool:
-        """Whether a step of `live` sequences should be taken plain, which loses `lost` seconds."""
-        size = live.bit_length()
-        self._streak[size] = streak = self._streak.get(size, 0) + 1 if speculates else 0
-        patience = self._patience.get(size, _PLAIN_FIRST)
-        if streak < patience or not self.spend(lost, plain=plain):
+    def takes_plain_step(self, step: PolicyStep, *, speculates: bool) -> bool:
+        """Whether to take this step without drafts, to measure its latency where every step `speculates`."""
+        size = step.decoding.bit_length()
+        self._streaks[size] = streak = self._streaks.get(size, 0) + 1 if speculates else 0
+        interval = self._intervals.get(size, _FIRST_INTERVAL)
+        if streak < interval or not self.spend(step.speculation_gain, step.plain_seconds):
             return False
-        self._streak[size], self._patience[size] = 0, min(_PLAIN_EVERY, 2 * patience)
+        self._streaks[size], self._intervals[size] = 0, min(_MAX_INTERVAL, 2 * interval)
         return True

@@ -1,10 +1,9 @@
-"""What a token of a sequence is worth: the objective, turned into one weight per sequence.
+"""What a policy maximises, and from it the weight of a token of each sequence.
 
-Throughput: its request's weight w. Latency: the time per token averaged over whoever is being served, sum w C / m, is
-least where a token of a sequence that gets m tokens a step counts w / m^2: who is served slowly counts more, and the
-slowest gain most. SLO: w, times a factor that grows while the sequence is slower than its target and relaxes while it
-is faster (a multiplier of the constraint); who cannot be brought there is given up rather than paid for by the others.
-Knows no prices and no drafter.
+throughput: the weight w of the token's request. latency: the time per token averaged over sequences, sum w C / m, is
+least where a token of a sequence that gets m tokens a step counts w / m^2, so the slowest count most. slo: w times a
+factor (the multiplier of the constraint) that grows while the sequence is slower than its target and shrinks while it
+is faster; one that stays too slow at the greatest factor is given up, so that the others do not pay for it.
 """
 
 from __future__ import annotations
@@ -15,13 +14,18 @@ from typing import Literal
 
 from wager.errors import UsageError
 
-_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6}
-"""Seconds of each unit of time; the micro sign and the Greek letter look alike."""
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6}  # micro sign and Greek letter look alike
+_SMOOTHING = 0.04  # weight of a new step in the running means of tokens and seconds
+_INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
+_MAX_RATIO = 20.0  # by which a sequence may count more or less than an average one, under `latency`
+_GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
+_SLO_MARGIN = 0.93  # share of the SLO that is aimed at, since the time per token scatters
+_MAX_LATE_STEPS = 80  # at the greatest factor, before a sequence is given up
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a policy maximises; `seconds_per_token` is the target of an SLO, 0 for the other kinds."""
+    """`seconds_per_token` is the target of an SLO, and 0 for the other kinds."""
 
     kind: Literal["throughput", "latency", "slo"] = "throughput"
     seconds_per_token: float = 0.0
@@ -29,10 +33,8 @@ class Objective:
     def __post_init__(self) -> None:
         known = self.kind in ("throughput", "latency", "slo")
         if not known or (self.kind == "slo") != (self.seconds_per_token > 0):
-            raise UsageError(
-                f"objective = {self.kind!r} with {self.seconds_per_token!r} seconds per token is not possible.",
-                "Use throughput, latency, or slo with its seconds per token, above 0.",
-            )
+            cause = f"objective = {self.kind!r} with {self.seconds_per_token!r} seconds per token is not possible."
+            raise UsageError(cause, "Use throughput, latency, or slo with its seconds per token, above 0.")
 
 
 THROUGHPUT = Objective()
@@ -42,69 +44,54 @@ def parse_objective(text: str) -> Objective:
     """`throughput`, `latency` or `slo:TIME` (per token, in s, ms, us or µs); UsageError for anything else."""
     if text in ("throughput", "latency"):
         return Objective("latency") if text == "latency" else THROUGHPUT
-    kind, _, time = text.partition(":")
-    if kind != "slo":
-        raise UsageError(f"objective = {text!r} is not known.", "Use throughput, latency, or slo:20ms (per token).")
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(\D+)", time)
-    if not found or found[2] not in _UNITS or not float(found[1]):
-        raise UsageError(f"objective = {text!r} has no time above 0.", "Write it with its unit: slo:20ms, slo:500us.")
-    return Objective("slo", float(found[1]) * _UNITS[found[2]])
+    found = re.fullmatch(r"slo:(\d+(?:\.\d+)?)(\D+)", text)
+    if found and found[2] in _UNITS and float(found[1]):
+        return Objective("slo", float(found[1]) * _UNITS[found[2]])
+    hint = "Use throughput, latency, or slo with a time per token above 0: slo:20ms, slo:500us."
+    raise UsageError(f"objective = {text!r} is not known.", hint)
 
 
-_RATE = 0.04
-_UP, _DOWN, _MOST = 1.05, 0.98, 8.0
-_AIM = 0.93
-"""The SLO is aimed at with a margin, since paces scatter."""
+class SequenceWeight:
+    """What decides the weight of a sequence's tokens: its request's weight, its recent tokens per step, the factor of
+    the SLO, and for how many steps it was late at the greatest factor. Written by ObjectiveWeights."""
 
-_GIVE_UP = 80
-"""Steps that a sequence may stay late at the greatest factor."""
+    __slots__ = ("late_steps", "request_weight", "slo_factor", "tokens")
 
-_UNLIKE = 20.0
-"""Under the latency objective sequences count at most this much more or less than the average one."""
+    def __init__(self, request_weight: float, tokens: float) -> None:
+        self.request_weight, self.tokens, self.slo_factor, self.late_steps = request_weight, tokens, 1.0, 0
 
 
-class Merit:
-    """One sequence: `weight`, `tokens` a step lately, the SLO's factor `press`, and steps late at its greatest."""
-
-    __slots__ = ("press", "strain", "tokens", "weight")
-
-    def __init__(self, weight: float, tokens: float) -> None:
-        self.weight, self.tokens, self.press, self.strain = weight, tokens, 1.0, 0
-
-
-class Worth:
-    """What tokens are worth; SLO seconds are per token."""
+class ObjectiveWeights:
+    """Weights of tokens under an objective. A new sequence is taken to be as fast as the average one."""
 
     def __init__(self, objective: Objective) -> None:
-        self._even = objective.kind == "throughput"
-        self._target = objective.seconds_per_token
-        self._mean = 1.5  # tokens a step of an average sequence
-        self._seconds = 0.0  # of a step
+        self._kind, self._slo = objective.kind, objective.seconds_per_token
+        self._mean_tokens, self._step_seconds = _INITIAL_TOKENS, 0.0
 
-    def open(self, weight: float) -> Merit:
-        """A sequence starts; it is taken to be an average one."""
-        return Merit(weight, self._mean)
+    def start_sequence(self, request_weight: float) -> SequenceWeight:
+        return SequenceWeight(request_weight, self._mean_tokens)
 
-    def of(self, merit: Merit) -> float:
-        """What one token is worth."""
-        if self._even:
-            return merit.weight
-        if self._target:
-            return merit.weight * merit.press
-        return merit.weight * min(_UNLIKE, max(1 / _UNLIKE, (self._mean / merit.tokens) ** 2))
+    def weight(self, sequence: SequenceWeight) -> float:
+        """Of one of its tokens."""
+        if self._kind == "throughput":
+            return sequence.request_weight
+        if self._kind == "slo":
+            return sequence.request_weight * sequence.slo_factor
+        ratio = (self._mean_tokens / sequence.tokens) ** 2
+        return sequence.request_weight * min(_MAX_RATIO, max(1 / _MAX_RATIO, ratio))
 
-    def learn(self, merit: Merit, tokens: int) -> None:
-        """How many tokens the sequence got in the step."""
-        if self._even:
+    def learn(self, sequence: SequenceWeight, tokens: int) -> None:
+        """The sequence got that many tokens in the step."""
+        if self._kind == "throughput":
             return
-        merit.tokens += _RATE * (tokens - merit.tokens)
-        self._mean += 0.2 * _RATE * (tokens - self._mean)
-        if self._target and self._seconds:
-            late = self._seconds > _AIM * self._target * merit.tokens
-            merit.strain = 0 if not late else merit.strain + (merit.press >= _MOST)
-            factor = _UP if late and merit.strain < _GIVE_UP else _DOWN
-            merit.press = min(_MOST, max(1.0, merit.press * factor))
+        sequence.tokens += _SMOOTHING * (tokens - sequence.tokens)
+        self._mean_tokens += 0.2 * _SMOOTHING * (tokens - self._mean_tokens)  # a mean over many sequences
+        if self._kind == "slo" and self._step_seconds:
+            late = self._step_seconds > _SLO_MARGIN * self._slo * sequence.tokens
+            sequence.late_steps = 0 if not late else sequence.late_steps + (sequence.slo_factor >= _MAX_FACTOR)
+            change = _GROWTH if late and sequence.late_steps < _MAX_LATE_STEPS else _DECAY
+            sequence.slo_factor = min(_MAX_FACTOR, max(1.0, sequence.slo_factor * change))
 
-    def clock(self, seconds: float) -> None:
-        """How long the step took."""
-        self._seconds += (_RATE if self._seconds else 1.0) * (seconds - self._seconds)
+    def observe(self, seconds: float) -> None:
+        """The step took this long."""
+        self._step_seconds += (_SMOOTHING if self._step_seconds else 1.0) * (seconds - self._step_seconds)

@@ -1,8 +1,8 @@
-"""Before drafting: which drafter for each sequence, how deep, or none. Drafting is priced like everything else.
+"""Before drafting: which drafter each sequence uses, how deep, or none.
 
-A bid is what a drafter would bring and cost for every sequence. Guesses with confidence can be dropped again after
-they were made, so asking for one is an option: it brings what survives the hurdle and costs rows only then. Knows
-chances and seconds, and learns nothing.
+Each drafter is evaluated for every sequence and depth. Draft tokens with scores can still be rejected before they are
+verified, so asking for one gains what survives that, and takes a row only then. A plan is made for an assumed cost of a
+row, and the most profitable one is kept; profit is weighted tokens - goodput * seconds.
 """
 
 from __future__ import annotations
@@ -10,295 +10,240 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from wager.economics.policy.acceptance import Floats, Skill
-from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.policy.bets import Choice, Seat, Step
-from wager.economics.policy.objective import Worth
-from wager.economics.policy.prices import Prices, Rates
+from wager.economics.policy.acceptance import AcceptanceModel, Bools, Floats, Ints
+from wager.economics.policy.goodput import GoodputEstimator
+from wager.economics.policy.latency_cache import LatencyCache
+from wager.economics.policy.objective import ObjectiveWeights
+from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePlan
 
-Ints = NDArray[np.intp]
-
-_PATIENCE, _ASLEEP, _SOON = 32, 128, 4
-"""Steps that decisions stand; the first stands one step, the second two, and so on up to this many; up to the second
-number where nobody drafts, but up to the third once a probe came true there."""
-
-_OTHER = 1.5
-"""A batch larger or smaller by this factor is another one."""
-
-_STAY = 64.0
-"""Steps over which the cost of waking a drafter is spread."""
-
-_NOTED = 0.05
-"""How fast the policy's own time is followed."""
-
-_FREE = 0.002
-"""Guesses that cost less than this share of a step's worth are asked for: they may turn out to be good."""
-
-_LUCK = 0.93
-"""What is left of a promised profit for every drafter beyond the first: the better of several estimates is partly
-luck."""
-
-_SUREST = 0.95
-"""No drafter is told to stop after a guess that is likelier than this."""
+_MAX_INTERVAL, _GROWTH = 32, 1  # steps between plans at most, and by how many each interval is longer than the last
+_MAX_INTERVAL_PLAIN, _GROWTH_PLAIN = 128, 4  # the same while no sequence drafts
+_SOON = 4  # steps until the next plan, if an exploration draft was right while no sequence drafts
+_SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
+_CATCH_UP_STEPS = 64.0  # steps over which the seconds of catching up are spread
+_SMOOTHING = 0.05  # weight of a new step in the running means of the policy's own seconds
+_NEGLIGIBLE = 0.002  # share of the batch's weight: tokens that cost less are drafted, as they may turn out better
+_SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
+_MAX_MIN_SURVIVAL = 0.95  # no drafter is told to stop after a token that is likelier than this
 
 
 class Planner:
-    """Decides for every sequence, every few steps. `usual` is what a new one gets until then."""
+    """Plans every sequence anew every few steps; the only one to write SequencePolicyState.plan."""
 
-    def __init__(
-        self,
-        offers: Sequence[tuple[str, DrafterCapabilities]],
-        skills: Sequence[Skill],
-        *,
-        prices: Prices,
-        rates: Rates,
-    ) -> None:
-        self.usual = Choice()
-        self._offers, self._skills, self._prices, self._rates = offers, skills, prices, rates
-        self.asks = True  # whether anybody was to draft when that was last decided
-        self._alike = False
-        self._due = self._now = self._new = self._patience = self._size = 0
-        self._idle = self._busy = self._bets = 0.0
+    def __init__(self, drafters: Sequence[DrafterProfile], latency: LatencyCache, goodput: GoodputEstimator) -> None:
+        self.default_plan = SequencePlan()  # of sequences that come between two plans
+        self.speculates = True  # whether any sequence drafts, by the last plan
+        self._drafters, self._latency, self._goodput = drafters, latency, goodput
+        self._uniform = False  # whether all sequences got the same plan
+        self._due = self._now = self._interval = self._planned = self._newcomers = 0
+        self._plain_seconds = self._seconds = self._drafts = 0.0  # the policy's own, without drafts and with so many
 
-    def due(self, step: Step, *, now: int) -> bool:
-        """Whether it is time to decide, in step number `now`: decisions stand for a while, but for another size of
-        batch, and for new sequences (all at once, or fewer for longer) where they were not all alike."""
-        self._now = now
-        size = len(step.open)
-        if now >= self._due or max(size, self._size) > _OTHER * min(size, self._size):
+    def due(self, step: PolicyStep, *, now: int) -> bool:
+        """Whether to plan in step number `now`: the interval is over, the batch grew or shrank, or there are as many
+        new sequences as others (counted in every step) and not all plans are the same."""
+        self._now, size = now, len(step.candidates)
+        if now >= self._due or max(size, self._planned) > _SIZE_RATIO * min(size, self._planned):
             return True
-        if self._alike:
+        if self._uniform:
             return False
-        self._new += sum([not seat.choice.own for _, seat, _, _ in step.open])
-        return self._new >= size
+        self._newcomers += sum([each.plan.is_default for each in step.candidates])
+        return self._newcomers >= size
 
-    def hurry(self) -> None:
-        """A probe came true: where nobody drafts, decide before long."""
-        if not self.asks:
+    def plan_soon(self) -> None:
+        """An exploration draft was right."""
+        if not self.speculates:
             self._due = min(self._due, self._now + _SOON)
 
-    def decide(self, step: Step, worth: Worth) -> None:
-        """Renew the choices of the step's open sequences."""
-        self._new = 0
-        most, more = (_PATIENCE, 1) if self.asks else (_ASLEEP, 4)
-        self._patience = min(most, self._patience + more)
-        self._due = self._now + self._patience
-        self._size = len(step.open)
-        rooms = np.array([room for _, _, room, _ in step.open])
-        values = np.array([worth.of(seat.merit) for _, seat, _, _ in step.open])
-        batch = BatchToPlan(step.rows, step.requests, step.context, step.price, rooms, values)
-        outlooks = [self._outlook(index, step, rooms) for index in range(len(self._offers))]
-        plan = decide(outlooks, batch, prices=self._prices, hurdles=self._hurdles(step))
-        expected = [each.survival.tolist() for each in outlooks]
-        choices = []
-        for row, (_, seat, _, _) in enumerate(step.open):
-            drafter, depth, floor = int(plan.drafters[row]), int(plan.depths[row]), float(plan.floors[row])
-            floor = self._skills[drafter].raw(floor) if depth and floor > 0 else 0.0
-            seat.choice = Choice(drafter, depth, floor, [each[row] for each in expected], own=True)
-            choices.append(seat.choice)
-        self.asks = any(choice.depth for choice in choices)
-        choices.sort(key=lambda choice: (choice.drafter, choice.depth))
-        self.usual = replace(choices[len(choices) // 2], own=False)
-        first, last = choices[0], choices[-1]
-        self._alike = len(choices) > 1 and (first.drafter, first.depth) == (last.drafter, last.depth)
+    def plan(self, step: PolicyStep, weights: ObjectiveWeights) -> None:
+        """Plan the candidates of the step."""
+        longest, growth = (_MAX_INTERVAL, _GROWTH) if self.speculates else (_MAX_INTERVAL_PLAIN, _GROWTH_PLAIN)
+        self._interval = min(longest, self._interval + growth)
+        self._due, self._planned, self._newcomers = self._now + self._interval, len(step.candidates), 0
+        rooms = np.array([each.room for each in step.candidates])
+        batch = PlannedBatch(step, rooms, np.array([weights.weight(each.weight) for each in step.candidates]))
+        forecasts = [self._forecast(index, batch) for index in range(len(self._drafters))]
+        choice = choose_plan(forecasts, batch, self._latency, row_costs=self._row_costs(step))
+        survival = [each.survival.tolist() for each in forecasts]
+        plans = []
+        for row, state in enumerate(step.candidates):
+            drafter, depth, stop = int(choice.drafters[row]), int(choice.depths[row]), float(choice.min_survival[row])
+            score = self._drafters[drafter].acceptance.score_of(stop) if depth and stop > 0 else 0.0
+            state.plan = SequencePlan(drafter, depth, score, [each[row] for each in survival], is_default=False)
+            plans.append(state.plan)
+        plans.sort(key=lambda plan: (plan.drafter, plan.depth))
+        first, last = plans[0], plans[-1]
+        self.speculates = bool(choice.depths.any())
+        self.default_plan = replace(plans[len(plans) // 2], is_default=True)
+        self._uniform = len(plans) > 1 and (first.drafter, first.depth) == (last.drafter, last.depth)
 
-    def note(self, seconds: float, bets: int) -> None:
-        """A step took the policy itself so long, with so many bets."""
-        if bets:
-            self._busy += _NOTED * (seconds - self._busy)
-            self._bets += _NOTED * (bets - self._bets)
+    def observe(self, seconds: float, drafts: int) -> None:
+        """What the policy itself took in a step with so many drafts."""
+        if drafts:
+            self._seconds += _SMOOTHING * (seconds - self._seconds)
+            self._drafts += _SMOOTHING * (drafts - self._drafts)
         else:
-            self._idle += _NOTED * (seconds - self._idle)
+            self._plain_seconds += _SMOOTHING * (seconds - self._plain_seconds)
 
     @property
-    def own(self) -> float:
-        """Seconds that one more bet takes the policy itself; until a step without bets was timed, half of what one with
-        bets takes is put down to the step."""
-        idle = self._idle or self._busy / 2
-        return max(0.0, self._busy - idle) / self._bets if self._bets else 0.0
+    def seconds_per_draft(self) -> float:
+        """What one more draft takes the policy itself; before a step without drafts was timed, half of its seconds."""
+        plain = self._plain_seconds or self._seconds / 2
+        return max(0.0, self._seconds - plain) / self._drafts if self._drafts else 0.0
 
-    def catching_up(self, index: int, seat: Seat, known: int) -> float:
-        """Seconds for a drafter with a cache of its own to read what it missed of a sequence."""
-        offer = self._offers[index][1]
-        if not offer.catch_up_s:
-            return 0.0
-        return max(0, known - seat.asked_at[index] - offer.max_depth) * offer.catch_up_s
+    def _forecast(self, index: int, batch: PlannedBatch) -> DrafterForecast:
+        (name, capabilities, model), states = self._drafters[index], batch.step.candidates
+        depth = min(capabilities.max_depth, int(batch.rooms.max()))
+        survival = model.forecast([each.acceptance[index] for each in states], depth)
+        survival = np.where(np.arange(depth) < batch.rooms[:, None], survival, 0.0)
+        seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
+        seconds[:, 0] += self.seconds_per_draft
+        catch_up = np.array([each.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for each in states])
+        unjudged = np.array([each.unjudged for each in states])
+        return DrafterForecast(model, survival, seconds, catch_up, unjudged, capabilities.stops_early)
 
-    def _outlook(self, index: int, step: Step, rooms: Ints) -> Outlook:
-        name, offer = self._offers[index]
-        skill = self._skills[index]
-        depth = min(offer.max_depth, int(rooms.max()))
-        survival = skill.expect([seat.ratings[index] for _, seat, _, _ in step.open], depth)
-        survival = np.where(np.arange(depth) < rooms[:, None], survival, 0.0)
-        waking = [self.catching_up(index, seat, known) / _STAY for _, seat, _, known in step.open]
-        marginal = self._prices.marginal(name, len(step.open), depth).copy()
-        marginal[:, 0] += self.own
-        drawn = np.array([seat.drawn for _, seat, _, _ in step.open])
-        return Outlook(skill, survival, marginal, np.array(waking), drawn, offer.stops_early)
-
-    def _hurdles(self, step: Step) -> list[float]:
-        """What a row may cost: what it lately did, and what it would if everyone drafted one guess, if that is less."""
-        count = len(step.open)
-        extra = self._prices.extra(step.rows, step.requests, step.context, count=count)
-        crowd = step.price * extra[count] / count
-        lately = self._rates.hurdle(step.live)
-        if lately is None:
-            return [crowd]
-        return [lately] if lately <= crowd else [lately, crowd]
+    def _row_costs(self, step: PolicyStep) -> list[float]:
+        """Costs of a row to plan with: the recent one, and that of one draft token for everyone, if that is less. Where
+        rows get cheaper the more there are (experts are shared), drafting nothing and drafting much can each be
+        consistent, and only profit tells which is better."""
+        count = len(step.candidates)
+        extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count)
+        everyone, recent = step.goodput * extra[count] / count, self._goodput.row_cost(step.decoding)
+        if recent is None:
+            return [everyone]
+        return [recent] if recent <= everyone else [recent, everyone]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchToPlan:
-    """The step before drafting: its shape, what a second is worth (`price`), and by sequence that may draft its room
-    for guesses and the worth of a token, [sequences]."""
+class PlannedBatch(NamedTuple):
+    """The step before drafting; of each candidate the room for draft tokens and the weight of a token, [sequences]."""
 
-    rows: int
-    requests: int
-    context: int
-    price: float
+    step: PolicyStep
     rooms: Ints
-    worth: Floats
+    weights: Floats
 
     @property
-    def free(self) -> float:
-        """Too little to be counted."""
-        return _FREE * float(self.worth.sum())
+    def negligible(self) -> float:
+        """Profit that does not matter."""
+        return _NEGLIGIBLE * float(self.weights.sum())
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What a drafter is expected to do: survival by sequence and depth, [sequences, depth], 0 beyond their room;
-    `drafting` the seconds that the j-th to draft at a depth adds, `waking` those of catching up, [sequences]; `drawn`
-    whose guesses are verified unseen, [sequences]."""
+class DrafterForecast:
+    """What one drafter is expected to do: survival, 0 beyond a sequence's room, and the seconds that the j-th sequence
+    to draft at a depth adds, [sequences, depth]; seconds of catching up, [sequences]."""
 
-    skill: Skill
+    model: AcceptanceModel
     survival: Floats
-    drafting: Floats
-    waking: Floats
-    drawn: NDArray[np.bool_]
-    stops: bool
+    seconds: Floats
+    catch_up: Floats
+    unjudged: Bools  # [sequences]
+    stops_early: bool
 
-    def floors(self, batch: BatchToPlan, *, hurdle: float) -> Floats:
-        """Survival after which a sequence's next pass is not worth making, [sequences]: it costs a pass and then a row,
-        and its guess survives less."""
-        if not (self.stops and self.skill.scored):
-            return np.full(len(batch.worth), -1.0)
-        onward = float(1.0 / (1.0 + np.exp(-self.skill.depths.odds[1])))
-        cost = (hurdle + batch.price * float(self.drafting[-1, 0])) / onward
-        return np.minimum(cost / batch.worth, _SUREST)
+    def min_survival(self, batch: PlannedBatch, row_cost: float) -> Floats:
+        """Survival of a token after which the next pass does not pay (-1: none), [sequences]: it takes a pass and then
+        a row, and its token survives less."""
+        if not (self.stops_early and self.model.has_scores):
+            return np.full(len(batch.weights), -1.0)
+        next_rate = float(1.0 / (1.0 + np.exp(-self.model.depths.log_odds[1])))
+        cost = (row_cost + batch.step.goodput * float(self.seconds[-1, 0])) / next_rate
+        return np.minimum(cost / batch.weights, _MAX_MIN_SURVIVAL)
 
 
-@dataclass(frozen=True, slots=True)
-class Bid:
-    """What one drafter offers, down to the depth where its passes pay together: arrays [sequences] or [sequences,
-    depth]. `gain` and `rows` are what is expected to be verified, `reach` how likely a pass is to be made, `net` what
-    it brings at the margin, `drafting` the seconds that the j-th to make it adds; `profit` the best a sequence can make
-    of it after its own share of drafting, `opening` what the passes cost beyond the shares."""
+class DrafterValue(NamedTuple):
+    """What one drafter is worth to every sequence, in weighted tokens, down to the depth to which passes pay for all of
+    them together: [sequences, depth] and, last but one, [sequences]."""
 
     gain: Floats
-    rows: Floats
-    reach: Floats
-    net: Floats
-    drafting: Floats
-    profit: Floats
-    opening: float
+    rows: Floats  # expected
+    drafted: Floats  # probability that the pass is made
+    net: Floats  # gain after rows, never rising with depth
+    seconds: Floats  # as in DrafterForecast
+    profit: Floats  # at the best depth, after the sequence's own share of drafting
+    min_survival: Floats
+    shared_cost: float  # of drafting, beyond those shares
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Index of each sequence's drafter (-1: none), how deep it drafts, and the survival after which it should stop
-    (-1: it cannot), [sequences]; the profit expected of it all."""
+class PlanChoice(NamedTuple):
+    """Each sequence's drafter (-1: none), depth and min_survival (-1: none), [sequences], and the profit of it all."""
 
     drafters: Ints
     depths: Ints
-    floors: Floats
+    min_survival: Floats
     profit: float = 0.0
 
 
-def decide(outlooks: Sequence[Outlook], batch: BatchToPlan, *, prices: Prices, hurdles: Sequence[float]) -> Decision:
-    """The most profitable of the choices made under each of several `hurdles` (what a row may cost, in tokens' worth).
-
-    Where rows get cheaper the more there are (experts are shared), doing nothing and everyone drafting can each look
-    right at its own marginal price; only profit tells which is.
-    """
-    size = len(batch.worth)
-    best = Decision(np.full(size, -1), np.zeros(size, np.intp), np.full(size, -1.0))
-    for hurdle in hurdles:
-        floors = [each.floors(batch, hurdle=hurdle) for each in outlooks]
-        bids = [bid(each, batch, hurdle=hurdle, floor=low) for each, low in zip(outlooks, floors, strict=True)]
-        choice = assign(bids, size)
-        depths, profit = fill(bids, choice, batch, prices=prices)
-        if profit > best.profit:
-            low = np.choose(choice + 1, [np.full(size, -1.0), *floors])
-            best = Decision(choice, depths, low, profit)
+def choose_plan(
+    forecasts: Sequence[DrafterForecast], batch: PlannedBatch, latency: LatencyCache, *, row_costs: Sequence[float]
+) -> PlanChoice:
+    """The most profitable of the plans for each of `row_costs` (weighted tokens)."""
+    size = len(batch.weights)
+    best = PlanChoice(np.full(size, -1), np.zeros(size, np.intp), np.full(size, -1.0))
+    for row_cost in row_costs:
+        values = [evaluate(each, batch, row_cost=row_cost) for each in forecasts]
+        choice = choose_depths(values, choose_drafters(values), batch, latency)
+        best = choice if choice.profit > best.profit else best
         if best.depths.all():
             break
     return best
 
 
-def bid(outlook: Outlook, batch: BatchToPlan, *, hurdle: float, floor: Floats) -> Bid:
-    """One drafter's offer to everyone."""
-    survival, drafting, worth = outlook.survival, outlook.drafting, batch.worth[:, None]
-    gain, rows, reach = survival, (survival > 0).astype(np.float64), np.ones_like(survival)
-    if outlook.skill.scored:  # guesses are judged once they are made, but for those that are draws
-        option = outlook.skill.option(survival, hurdle=hurdle / worth, floor=floor[:, None])
-        unseen = outlook.drawn[:, None]
-        gain, rows, reach = (np.where(unseen, *each) for each in zip((gain, rows, reach), option, strict=True))
-    gain = gain * worth
-    net = np.minimum.accumulate(gain - hurdle * rows, axis=1)
-    own = np.cumsum(net - batch.price * drafting[-1] * reach, axis=1)
-    anyone = 1 - np.prod(1 - reach * (own > 0), axis=0)
-    opening = batch.price * np.cumsum(np.maximum(drafting[0] - drafting[-1], 0.0) * anyone)
-    best = np.maximum.accumulate(own, axis=1) - batch.price * outlook.waking[:, None]
-    together = best.clip(0.0).sum(0) - opening
-    deep = int(np.flatnonzero(together >= together.max() - batch.free)[-1]) + 1
-    gain, rows, reach, net, drafting = (values[:, :deep] for values in (gain, rows, reach, net, drafting))
-    return Bid(gain, rows, reach, net, drafting, best[:, deep - 1].clip(0.0), float(opening[deep - 1]))
+def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float) -> DrafterValue:
+    """What one drafter is worth to each sequence."""
+    seconds, weights, goodput = forecast.seconds, batch.weights, batch.step.goodput
+    min_survival = forecast.min_survival(batch, row_cost)
+    accepted, rows, drafted = forecast.model.forecast_admission(
+        forecast.survival, min_admitted=row_cost / weights, min_survival=min_survival, unjudged=forecast.unjudged
+    )
+    gain = accepted * weights[:, None]
+    net = np.minimum.accumulate(gain - row_cost * rows, axis=1)
+    profit = np.cumsum(net - goodput * seconds[-1] * drafted, axis=1)
+    anyone = 1 - np.prod(1 - drafted * (profit > 0), axis=0)  # drafts this deep: probability
+    shared_cost = goodput * np.cumsum(np.maximum(seconds[0] - seconds[-1], 0.0) * anyone)
+    best = np.maximum.accumulate(profit, axis=1) - goodput * forecast.catch_up[:, None]
+    total = best.clip(0.0).sum(0) - shared_cost
+    depth = int(np.flatnonzero(total >= total.max() - batch.negligible)[-1]) + 1
+    gain, rows, drafted, net, seconds = (each[:, :depth] for each in (gain, rows, drafted, net, seconds))
+    profit, shared = best[:, depth - 1].clip(0.0), float(shared_cost[depth - 1])
+    return DrafterValue(gain, rows, drafted, net, seconds, profit, min_survival, shared)
 
 
-def assign(bids: Sequence[Bid], size: int) -> Ints:
-    """Index of each sequence's drafter, -1 for none: the set of drafters that together make the most."""
-    if len(bids) == 1:  # `fill`, which looks at all depths, says more
-        return np.where(bids[0].profit > 0, 0, -1)
-    best, choice = 0.0, np.full(size, -1)
-    sizes = range(1, len(bids) + 1) if len(bids) <= 3 else (1, len(bids))
-    for chosen in (each for number in sizes for each in combinations(range(len(bids)), number)):
-        profits = np.stack([bids[index].profit for index in chosen])
-        taken = np.where(profits.max(0) > 0, np.array(chosen)[profits.argmax(0)], -1)
-        used = [index for index in chosen if (taken == index).any()]
-        total = float(profits.max(0).sum()) - sum([bids[index].opening for index in used])
-        total *= _LUCK ** (len(used) - 1)
+def choose_drafters(values: Sequence[DrafterValue]) -> Ints:
+    """Each sequence's drafter (-1: none), of the set of drafters that is the most profitable together."""
+    if len(values) == 1:
+        return np.where(values[0].profit > 0, 0, -1)
+    best, choice = 0.0, np.full(len(values[0].profit), -1)
+    numbers = range(1, len(values) + 1) if len(values) <= 3 else (1, len(values))
+    for drafters in (each for number in numbers for each in combinations(range(len(values)), number)):
+        profits = np.stack([values[index].profit for index in drafters])
+        assigned = np.where(profits.max(0) > 0, np.array(drafters)[profits.argmax(0)], -1)
+        used = [index for index in drafters if (assigned == index).any()]
+        total = float(profits.max(0).sum()) - sum([values[index].shared_cost for index in used])
+        total *= _SEVERAL_DRAFTERS ** (len(used) - 1)
         if total > best:
-            best, choice = total, taken
+            best, choice = total, assigned
     return choice
 
 
-def fill(bids: Sequence[Bid], choice: Ints, batch: BatchToPlan, *, prices: Prices) -> tuple[Ints, float]:
-    """How deep each sequence drafts, and the profit: guesses in order of what they bring, as many as profit most."""
-    size, width = len(choice), max([each.net.shape[1] for each in bids])
-    net, gain, rows, cost = (np.zeros((size, width)) for _ in range(4))
-    asked = np.zeros((size, width), dtype=bool)
-    for index, each in enumerate(bids):
-        mine = np.flatnonzero(choice == index)
-        if len(mine):
-            deep = each.net.shape[1]
-            place = np.ix_(mine, np.arange(deep))
-            net[place], gain[place], rows[place] = each.net[mine], each.gain[mine], each.rows[mine]
-            ranks = np.argsort(np.argsort(-each.net[mine], axis=0, kind="stable"), axis=0)
-            cost[place] = np.take_along_axis(each.drafting, ranks, axis=0) * each.reach[mine]
-            asked[place] = np.arange(deep) < batch.rooms[mine, None]
-    flat = np.flatnonzero(asked)
-    if not len(flat):
-        return np.zeros(size, dtype=np.intp), 0.0
-    flat = flat[np.argsort(-net.ravel()[flat], kind="stable")]
-    added = np.concatenate([[0.0], np.cumsum(rows.ravel()[flat])])
-    extra = prices.extra(batch.rows, batch.requests, batch.context, count=int(added[-1]) + 2)
-    seconds = np.interp(added, np.arange(len(extra)), extra)
-    seconds += np.concatenate([[0.0], np.cumsum(cost.ravel()[flat])])
-    profit = np.concatenate([[0.0], np.cumsum(gain.ravel()[flat])]) - batch.price * seconds
-    taken = flat[: int(np.flatnonzero(profit >= profit.max() - batch.free)[-1])]
-    return np.bincount(taken // width, minlength=size), float(profit.max())
+def choose_depths(
+    values: Sequence[DrafterValue], drafters: Ints, batch: PlannedBatch, latency: LatencyCache
+) -> PlanChoice:
+    """How deep each sequence drafts: the tokens of greatest net gain, as many as are most profitable."""
+    size, width, step = len(drafters), max([each.net.shape[1] for each in values]), batch.step
+    net, gain, rows, seconds, possible = (np.zeros((size, width)) for _ in range(5))
+    for index, each in enumerate(values):
+        mine, depth = np.flatnonzero(drafters == index), each.net.shape[1]
+        net[mine, :depth], gain[mine, :depth], rows[mine, :depth] = each.net[mine], each.gain[mine], each.rows[mine]
+        rank = np.argsort(np.argsort(-each.net[mine], axis=0, kind="stable"), axis=0)
+        seconds[mine, :depth] = np.take_along_axis(each.seconds, rank, axis=0) * each.drafted[mine]
+        possible[mine, :depth] = np.arange(depth) < batch.rooms[mine, None]
+    cells = np.flatnonzero(possible)
+    cells = cells[np.argsort(-net.ravel()[cells], kind="stable")]
+    sums = [np.concatenate([[0.0], np.cumsum(each.ravel()[cells])]) for each in (gain, rows, seconds)]
+    extra = latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=int(sums[1][-1]) + 2)
+    profit = sums[0] - step.goodput * (np.interp(sums[1], np.arange(len(extra)), extra) + sums[2])
+    taken = cells[: int(np.flatnonzero(profit >= profit.max() - batch.negligible)[-1])]
+    min_survival = np.choose(drafters + 1, [np.full(size, -1.0), *[each.min_survival for each in values]])
+    return PlanChoice(drafters, np.bincount(taken // width, minlength=size), min_survival, float(profit.max()))

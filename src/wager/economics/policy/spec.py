@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from wager.errors import UsageError
 
-DEFAULT_THRESHOLD = 0.4
-"""Likelihood at which the threshold policy starts."""
-
-ENGINE_FORMS = {"adaptive": "adaptive", "threshold": "threshold[:P]", "fixed": "fixed"}
-REPLAY_FORMS = {
-    "none": "none",
-    "fixed": "fixed[:DRAFTER]:K",
-    "threshold": "threshold[:DRAFTER][:P]",
-    "adaptive": "adaptive",
-}
-"""What may be written, by kind of policy. The engine takes its depth and its drafter from options of their own."""
+DEFAULT_THRESHOLD = 0.4  # likelihood at which the threshold policy starts
+ENGINE_FORMS = ("adaptive", "threshold[:P]", "fixed")  # P between 0 and 1; depth and drafter are options of their own
+REPLAY_FORMS = ("none", "fixed:K", "threshold[:P]", "adaptive")  # K and P after a drafter, if any: fixed:mtp:4
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """A parsed policy. `drafter` "" is the first one at hand, `depth` the guesses of `fixed` (None: not given),
-    `threshold` the likelihood at which `threshold` starts."""
+    """A parsed policy: `drafter` "" is the first one at hand, `depth` is that of `fixed` (None: not given)."""
 
     kind: Literal["none", "fixed", "threshold", "adaptive"]
     drafter: str = ""
@@ -34,37 +26,16 @@ class PolicySpec:
 
 def parse_policy(text: str, *, replay: bool = False) -> PolicySpec:
     """One of ENGINE_FORMS, or of REPLAY_FORMS; raises UsageError for anything else."""
-    forms = REPLAY_FORMS if replay else ENGINE_FORMS
-    kind, colon, argument = text.partition(":")
-    if kind == "adaptive" and not colon:
-        return PolicySpec("adaptive")
-    if kind == "none" and replay and not colon:
-        return PolicySpec("none")
-    if kind == "fixed" and replay:
-        drafter, _, depth = argument.rpartition(":")
-        if depth.isdecimal():
-            return PolicySpec("fixed", drafter, int(depth))
-    elif kind == "fixed" and not colon:
-        return PolicySpec("fixed")
-    if kind == "threshold":
-        return _parse_threshold(text, argument, replay=replay)
-    near = difflib.get_close_matches(kind, forms, n=1)
-    hint = f"Did you mean {forms[near[0]]!r}?" if near else f"Known policies: {', '.join(forms.values())}."
-    raise UsageError(f"policy = {text!r} is not known.", hint)
-
-
-def _parse_threshold(text: str, argument: str, *, replay: bool) -> PolicySpec:
+    kind, _, argument = text.partition(":")
     drafter, _, number = argument.rpartition(":")
-    if replay and argument and _number(number) is None:  # no number at the end: all of it names a drafter
-        drafter, number = argument, ""
-    threshold = _number(number) if number else DEFAULT_THRESHOLD
-    if threshold is None or not 0 < threshold < 1 or (drafter and not replay):
-        raise UsageError(f"policy = {text!r} has no threshold between 0 and 1.", "Write threshold:0.4.")
-    return PolicySpec("threshold", drafter, threshold=threshold)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    if text in ("adaptive", "threshold", "none" if replay else "fixed"):
+        return PolicySpec(text)  # type: ignore[arg-type]
+    if kind == "fixed" and replay and number.isdecimal():
+        return PolicySpec("fixed", drafter, int(number))
+    if kind == "threshold" and (replay or not drafter) and re.fullmatch(r"0?\.\d*[1-9]\d*", number):
+        return PolicySpec("threshold", drafter, threshold=float(number))
+    forms = REPLAY_FORMS if replay else ENGINE_FORMS
+    near = [form for form in forms if form.startswith(kind)] if kind else []
+    near = near or difflib.get_close_matches(kind, forms, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known policies: {', '.join(forms)}."
+    raise UsageError(f"policy = {text!r} is not known.", hint + " Write threshold:0.4." * (kind == "threshold"))

@@ -15,9 +15,11 @@ import numpy as np
 
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities, FixedDepth, Policy, Threshold
+from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.objective import THROUGHPUT, Objective
 from wager.economics.policy.spec import parse_policy
+from wager.economics.policy.threshold import Threshold
 from wager.economics.simulation.server import SimulatedServer, SimulationResult
 from wager.economics.simulation.traces import TraceSource
 from wager.economics.simulation.workload import Workload

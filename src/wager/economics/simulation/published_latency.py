@@ -1,7 +1,7 @@
 """The latencies behind published measurements of two drafters: Qwen3.6-35B-A3B in bf16 on a B200.
 
 Source: as in economics/survival.py, whose table of tokens per second from 1 to 2048 requests this fits within 4 %, with
-all of its best depths (tests/economics/test_simulate.py).
+all of its best depths (tests/economics/test_simulation.py).
 """
 
 from __future__ import annotations

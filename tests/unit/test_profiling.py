@@ -1,4 +1,4 @@
-"""Measuring with the real engine on a toy target and a clock that obeys: what is timed is what was asked for."""
+"""Measuring with the real engine on a toy target and a clock under control: the steps timed are those asked for."""
 
 from __future__ import annotations
 
@@ -32,73 +32,75 @@ LAW = ToyDistribution(vocab=97, memory=0.5)
 HERE = Setup("toy", "toy", "toy-0", "none", None, "int64")
 
 
-def price(rows: int, requests: int, cached: int) -> float:
-    """A staircase whose corners lie where the grid looks."""
-    stairs = 5e-3 + 2e-5 * min(rows, 16) + 3e-4 * max(0, rows - 16)
-    return stairs + 5e-5 * requests + 1e-6 * cached + 2e-7 * rows * cached / requests
+def true_seconds(rows: int, requests: int, cached: int) -> float:
+    """Seconds that rise in steps, at row counts of the grid."""
+    curve = 5e-3 + 2e-5 * min(rows, 16) + 3e-4 * max(0, rows - 16)
+    return curve + 5e-5 * requests + 1e-6 * cached + 2e-7 * rows * cached / requests
 
 
 class TimedTarget(ToyTarget):
-    """Every pass takes what `price` says at the pace of the moment; `shapes` are the passes' rows, requests, cached."""
+    """Every pass takes `true_seconds` times the current slowdown; `shapes` are the passes' rows, requests, cached."""
 
-    def __init__(self, clock: FakeClock, *, pages: int = 512, pace: Callable[[float], float] = lambda _: 1.0) -> None:
-        super().__init__(LAW, num_blocks=pages, max_rows=160, max_sequences=16)
-        self.clock, self.pace = clock, pace
+    def __init__(
+        self, clock: FakeClock, *, blocks: int = 512, slowdown: Callable[[float], float] = lambda _: 1.0
+    ) -> None:
+        super().__init__(LAW, num_blocks=blocks, max_rows=160, max_sequences=16)
+        self.clock, self.slowdown = clock, slowdown
         self.shapes: list[tuple[int, int, int]] = []
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         shape = (batch.rows, batch.num_sequences, int(batch.num_computed_tokens.sum()))
         self.shapes.append(shape)
-        self.clock.advance(price(*shape) * self.pace(self.clock.seconds))
+        self.clock.advance(true_seconds(*shape) * self.slowdown(self.clock.seconds))
         return super().forward(batch)
 
 
-def stage(target: TimedTarget, *, max_context: int = 2048) -> StepTimer:
+def step_timer(target: TimedTarget, *, max_context: int = 2048) -> StepTimer:
     trace = Trace(target.clock)
     return StepTimer(Runner(target, rule="match"), max_context=max_context, longest=640, sequences=8, trace=trace)
 
 
-# ---- the stage ------------------------------------------------------------------------------------------------------
+# ---- the step timer -------------------------------------------------------------------------------------------------
 
 
 def test_every_shape_becomes_that_very_step() -> None:
     target = TimedTarget(FakeClock())
-    on = stage(target)
-    for shape in [*grid_shapes(on.limits), *random_shapes(on.limits, 30, seed=5)]:
-        on.start_sequences(shape.contexts)
+    timer = step_timer(target)
+    for shape in [*grid_shapes(timer.limits), *random_shapes(timer.limits, 30, seed=5)]:
+        timer.start_sequences(shape.contexts)
         entrance = target.shapes[-1]
         assert entrance == (len(shape.contexts),) * 2 + (sum(shape.contexts),), (
             "nothing but the last tokens is computed"
         )
-        records = [record for record in (on.step(shape.depths) for _ in range(3)) if record]
+        records = [record for record in (timer.step(shape.depths) for _ in range(3)) if record]
         assert len(records) >= 2
         for record in records:
             assert (record.rows, record.sequences) == (shape.rows, len(shape.depths))
             grown = sum(record.context_lens) - sum(shape.contexts)
             assert 0 < grown < 8 * len(shape.contexts), "guesses are all but never right"
-        on.end_sequences()
+        timer.end_sequences()
 
 
-def test_the_steps_of_a_stage_are_in_the_order_they_were_taken_and_shuffled() -> None:
+def test_steps_are_in_the_order_they_were_taken_and_shuffled() -> None:
     target = TimedTarget(FakeClock())
-    on = stage(target)
-    shapes = grid_shapes(on.limits)
-    taken = time_steps(on, shapes, seconds=3.0)
+    timer = step_timer(target)
+    shapes = grid_shapes(timer.limits)
+    taken = time_steps(timer, shapes, seconds=3.0)
     seen = list(dict.fromkeys(timed.shape for timed in taken))
     assert set(seen) == set(range(len(shapes)))
     assert seen != sorted(seen)
-    in_order = time_steps(on, shapes, seconds=1.0, seed=None)
+    in_order = time_steps(timer, shapes, seconds=1.0, seed=None)
     assert [timed.shape for timed in in_order] == sorted(timed.shape for timed in in_order)
 
 
 def test_time_is_kept_but_what_a_fit_needs_is_timed_whatever_it_takes() -> None:
     clock = FakeClock()
-    on = stage(TimedTarget(clock))
-    told: list[float] = []
-    time_steps(on, grid_shapes(on.limits), seconds=1.0, report=told.append)
+    timer = step_timer(TimedTarget(clock))
+    reported: list[float] = []
+    time_steps(timer, grid_shapes(timer.limits), seconds=1.0, report=reported.append)
     assert 1.0 <= clock.seconds < 1.1
-    assert told == sorted(told)
-    assert told[-1] == 1.0
+    assert reported == sorted(reported)
+    assert reported[-1] == 1.0
     shapes = [
         uniform_shape(1, 1, 32),
         uniform_shape(1, 1, 64),
@@ -106,63 +108,63 @@ def test_time_is_kept_but_what_a_fit_needs_is_timed_whatever_it_takes() -> None:
         uniform_shape(2, 1, 64),
         uniform_shape(3, 1, 96),
     ]
-    few = time_steps(on, shapes, seconds=0, seed=None)
+    few = time_steps(timer, shapes, seconds=0, seed=None)
     assert {timed.shape for timed in few} == {0, 1, 2}
-    judged = time_steps(on, shapes, seconds=1e-9, seed=None, held_out=1)
+    judged = time_steps(timer, shapes, seconds=1e-9, seed=None, held_out=1)
     assert {timed.shape for timed in judged} == {0, 1, 2, 3, 4}
 
 
 def test_a_cache_too_small_to_measure_in_is_named() -> None:
     with pytest.raises(UsageError, match="A cache of 48 tokens for contexts of 512 is too small"):
-        stage(TimedTarget(FakeClock(), pages=3), max_context=512)
+        step_timer(TimedTarget(FakeClock(), blocks=3), max_context=512)
     with pytest.raises(UsageError, match="contexts of 16 is too small"):
-        stage(TimedTarget(FakeClock()), max_context=16)
+        step_timer(TimedTarget(FakeClock()), max_context=16)
 
 
-@pytest.mark.parametrize(("pages", "max_context"), [(8, 64), (24, 256), (512, 64)])
-def test_little_room_is_made_do_with(pages: int, max_context: int) -> None:
-    target = TimedTarget(FakeClock(), pages=pages)
+@pytest.mark.parametrize(("blocks", "max_context"), [(8, 64), (24, 256), (512, 64)])
+def test_a_small_cache_is_enough_for_a_quick_surface(blocks: int, max_context: int) -> None:
+    target = TimedTarget(FakeClock(), blocks=blocks)
     surface = quick_surface(
         Runner(target, rule="match"), max_context=max_context, seconds=1.0, trace=Trace(target.clock)
     )
-    assert surface.seconds(4, 1, 16) == pytest.approx(price(4, 1, 16), rel=0.1)
+    assert surface.seconds(4, 1, 16) == pytest.approx(true_seconds(4, 1, 16), rel=0.1)
 
 
 # ---- what is made of it ---------------------------------------------------------------------------------------------
 
 
-def test_a_calibration_finds_the_price_of_steps_it_never_took() -> None:
+def test_a_calibration_predicts_steps_it_never_took() -> None:
     target = TimedTarget(FakeClock())
-    told: list[float] = []
-    made = calibrate(stage(target), HERE, seconds=4.0, report=told.append)
+    reported: list[float] = []
+    made = calibrate(step_timer(target), HERE, seconds=4.0, report=reported.append)
     assert len(made.held_out) >= 30
     ragged = made.errors.worst  # the mean context stands for each request's own
     assert ragged < 0.1
     assert made.errors.median < 0.005
     surface = made.surface()
     for rows, requests, cached in ((1, 1, 600), (5, 5, 320), (10, 2, 900), (40, 8, 800), (100, 4, 64)):
-        assert surface.seconds(rows, requests, cached) == pytest.approx(price(rows, requests, cached), rel=0.01)
+        assert surface.seconds(rows, requests, cached) == pytest.approx(true_seconds(rows, requests, cached), rel=0.01)
 
 
-def test_a_pace_that_wanders_for_all_shapes_alike_does_not_spoil_the_fit() -> None:
-    wandering = TimedTarget(FakeClock(), pace=lambda now: 1.6 if math.sin(now / 0.4) > 0.3 else 1.0)
-    errors = calibrate(stage(wandering), HERE, seconds=8.0).errors
+def test_a_slowdown_of_all_shapes_does_not_spoil_the_fit() -> None:
+    wandering = TimedTarget(FakeClock(), slowdown=lambda now: 1.6 if math.sin(now / 0.4) > 0.3 else 1.0)
+    errors = calibrate(step_timer(wandering), HERE, seconds=8.0).errors
     assert errors.median < 0.01
     assert errors.p90 < 0.03
 
 
 def test_a_step_carries_its_context_and_its_own_seconds() -> None:
     target = TimedTarget(FakeClock())
-    taken = time_steps(stage(target), [uniform_shape(6, 2, 64)], seconds=0.1)
+    taken = time_steps(step_timer(target), [uniform_shape(6, 2, 64)], seconds=0.1)
     points = [timed.point for timed in taken]
     assert {(point.rows, point.requests) for point in points} == {(6, 2)}
     assert all(128 < point.context_sum < 160 for point in points)
-    assert all(point.seconds == pytest.approx(price(6, 2, point.context_sum)) for point in points)
+    assert all(point.seconds == pytest.approx(true_seconds(6, 2, point.context_sum)) for point in points)
 
 
 def test_a_check_tells_what_is_stored_from_what_steps_corrected() -> None:
-    made = calibrate(stage(TimedTarget(FakeClock())), HERE, seconds=4.0)
-    slower = stage(TimedTarget(FakeClock(), pace=lambda _: 1.5))
+    made = calibrate(step_timer(TimedTarget(FakeClock())), HERE, seconds=4.0)
+    slower = step_timer(TimedTarget(FakeClock(), slowdown=lambda _: 1.5))
     found = check_calibration(slower, made, seconds=2.0, seed=7)
     assert found.stored.count == found.corrected.count > 100
     assert found.stored.median == pytest.approx(1 / 3, abs=0.03)
@@ -177,7 +179,7 @@ def test_a_quick_surface_comes_near_in_little_time() -> None:
     surface = quick_surface(Runner(TimedTarget(clock), rule="match"), max_context=2048, seconds=0.4, trace=Trace(clock))
     assert clock.seconds < 0.45
     for rows, requests, cached in ((1, 1, 100), (8, 1, 32), (16, 4, 800), (64, 1, 64), (4, 4, 2000)):
-        assert surface.seconds(rows, requests, cached) == pytest.approx(price(rows, requests, cached), rel=0.1)
+        assert surface.seconds(rows, requests, cached) == pytest.approx(true_seconds(rows, requests, cached), rel=0.1)
 
 
 def test_a_target_of_single_rows_has_a_surface_too() -> None:
@@ -189,13 +191,13 @@ def test_a_target_of_single_rows_has_a_surface_too() -> None:
 
 
 def answers(engine: Engine) -> list[tuple[int, ...]]:
-    prompts = [tuple(range(at, at + 40)) for at in (1, 20, 1)]  # the last finds the first's pages
+    prompts = [tuple(range(at, at + 40)) for at in (1, 20, 1)]  # the last finds the blocks of the first
     requests = [Request(str(at), prompt, SamplingParams(max_tokens=30)) for at, prompt in enumerate(prompts)]
     return [completion.token_ids for completion in engine.generate(requests, concurrency=2)]
 
 
 def test_measuring_leaves_no_trace_in_the_engine() -> None:
-    """The toy's text depends on every cell of its cache, so a page that was not as its table thinks would show."""
+    """The toy's text depends on every cell of its cache, so a block with wrong contents would show."""
     plain, measured = (toy_engine(LAW, drafter=NgramDrafter(), num_blocks=96) for _ in range(2))
     quick_surface(measured.runner, max_context=512, seconds=0.01)
     assert measured.scheduler.block_pool.num_free_blocks == measured.scheduler.block_pool.num_blocks
@@ -209,7 +211,7 @@ def test_measuring_leaves_no_trace_in_the_engine() -> None:
 
 
 class TimedDrafter(NgramDrafter):
-    """Takes 200 µs a call and 30 µs for every guess asked of it."""
+    """Takes 200 µs a call and 30 µs for every token asked of it."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
@@ -262,5 +264,8 @@ def test_a_setup_names_machine_kernels_and_shape() -> None:
 def test_shapes_need_no_more_rows_than_an_engine_has() -> None:
     """The default engine takes every shape of the grid."""
     config = EngineConfig()
-    assert max(shape.rows for shape in grid_shapes(stage(TimedTarget(FakeClock())).limits)) <= config.capacity.max_rows
+    assert (
+        max(shape.rows for shape in grid_shapes(step_timer(TimedTarget(FakeClock())).limits))
+        <= config.capacity.max_rows
+    )
     assert StepShape((16,), (3,)).rows == 4

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wager.economics.policy.base import FixedDepth, Policy
+from wager.economics.policy.base import Policy
+from wager.economics.policy.fixed import FixedDepth
 from wager.economics.simulation import comparison as replay
 from wager.economics.simulation.comparison import ReplaySetting
 from wager.economics.simulation.published_latency import PublishedLatency
@@ -182,7 +183,7 @@ def test_of_the_published_head_the_best_fixed_depth_is_reached_or_beaten(
     [(1, 4000, [2, 3], 0.2), (2, 5000, [2, 3], 0.2), (8, 8000, [3, 15], 0.2), (32, 8000, [15], -0.01),
      (256, 15_000, [12, 15], -0.01)],
 )  # fmt: skip
-def test_of_the_published_block_drafter_ragged_admission_is_ten_to_thirty_per_cent_ahead_where_rows_are_dear(
+def test_of_the_published_block_drafter_uneven_depths_are_ten_to_thirty_per_cent_ahead_where_rows_are_expensive(
     users: int, rounds: int, depths: list[int], ahead: float
 ) -> None:
     setting = ReplaySetting(synthetic("dflash", output=1024), LATENCY)

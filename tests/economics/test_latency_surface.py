@@ -1,4 +1,4 @@
-"""Step times as the engine asks for them: fitted from points, following stairs, corrected by steps."""
+"""Step times as the engine asks for them: fitted from points, following their jumps, corrected by steps."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ROWS = (1, 2, 4, 8, 12, 16)
 SECONDS = (5.25e-3, 5.79e-3, 6.26e-3, 6.87e-3, 9.9e-3, 11.3e-3)
 
 
-def kernel(**prices: float) -> LatencySurface:
-    return LatencySurface(ROWS, SECONDS, **prices)
+def kernel(**costs: float) -> LatencySurface:
+    return LatencySurface(ROWS, SECONDS, **costs)
 
 
 def record(rows: int, requests: int, context: int, *, seconds: float, draft: float = 0.0) -> StepRecord:
@@ -40,7 +40,7 @@ def test_measured_rows_are_taken_at_their_word_and_lines_lie_between() -> None:
     assert surface.seconds(0, 0, 0) == 0
 
 
-def test_requests_and_contexts_have_prices() -> None:
+def test_requests_and_contexts_have_costs() -> None:
     surface = kernel(per_request=1e-5, per_context=1e-8, per_pair=2e-9)
     assert surface.seconds(8, 4, 4000) == pytest.approx(6.87e-3 + 4e-5 + 4e-5 + 8 * 1000 * 2e-9)
 
@@ -54,7 +54,7 @@ def test_a_fit_finds_what_made_the_points() -> None:
         assert fitted.seconds(*shape) == pytest.approx(truth.seconds(*shape), rel=0.02)
 
 
-def test_prices_that_the_points_do_not_tell_apart_are_zero_not_negative() -> None:
+def test_costs_that_the_points_do_not_tell_apart_are_zero_not_negative() -> None:
     points = [StepPoint(rows, 1, 100, seconds) for rows, seconds in zip(ROWS, SECONDS, strict=True)]
     points += [StepPoint(4, 4, 400, 6.0e-3)]  # more requests, yet faster
     fitted = fit_surface(points)
@@ -63,7 +63,7 @@ def test_prices_that_the_points_do_not_tell_apart_are_zero_not_negative() -> Non
     assert fitted.seconds(8, 1, 100) == pytest.approx(6.87e-3, rel=0.03)
 
 
-def test_steps_correct_the_level_everywhere_and_a_stair_where_it_is() -> None:
+def test_steps_correct_the_scale_everywhere_and_a_row_count_where_it_is() -> None:
     surface = kernel()
     for _ in range(300):
         surface.observe(record(8, 4, 10, seconds=2 * 6.87e-3))
@@ -78,7 +78,7 @@ def test_steps_correct_the_level_everywhere_and_a_stair_where_it_is() -> None:
 
 
 def test_steps_with_guesses_tell_what_many_requests_cost_without() -> None:
-    surface = kernel(per_request=3e-4)  # which is ten times too dear
+    surface = kernel(per_request=3e-4)  # which is ten times too much
     for rows in (8, 12, 16) * 30:
         surface.observe(record(rows, 8, 10, seconds=kernel(per_request=3e-5).seconds(rows, 8, 0)))
     for rows in (1, 4, 16):
@@ -86,7 +86,7 @@ def test_steps_with_guesses_tell_what_many_requests_cost_without() -> None:
     assert surface.seconds(8, 8, 0) == pytest.approx(kernel(per_request=3e-5).seconds(8, 8, 0), rel=0.05)
 
 
-def test_drafting_and_prompts_teach_nothing_about_steps() -> None:
+def test_drafting_and_prompts_do_not_correct_steps() -> None:
     surface = kernel()
     surface.observe(record(8, 4, 10, seconds=surface.seconds(8, 4, 40), draft=5.0))
     surface.observe(StepRecord(8, 2, 0, 0, 1, {"forward": 9.0}, (0, 50)))
@@ -161,7 +161,7 @@ def test_a_drafter_is_free_until_it_is_seen() -> None:
     assert surface.draft_seconds("ngram", 8, 0) == surface.draft_seconds("ngram", 0, 4) == 0
 
 
-def test_calls_tell_a_drafters_fixed_price_from_its_price_a_guess() -> None:
+def test_calls_tell_a_drafters_time_per_call_from_its_time_per_token() -> None:
     curve, noise = DraftCurve.unmeasured(), random.Random(2)
     for _ in range(800):
         depth = noise.choice((1, 2, 4, 8))

@@ -1,0 +1,58 @@
+"""Goodput: the weighted tokens that a second of this machine yields, and what a row costs in weighted tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one more is averaged
+_DECAY = 0.98  # of what earlier steps count in the goodput, per step
+_ROW_COST_SMOOTHING = 0.1  # weight of a new step in the running mean of the cost of a row
+
+
+class GoodputEstimator:
+    """Goodput and cost of a row in the latest steps, by batch size in powers of two.
+
+    Maximising tokens - goodput * seconds in every step maximises tokens / seconds in the long run if the goodput is the
+    one that this yields (Dinkelbach's method). It is kept as a ratio to plain decoding of the batch at hand. The ratio
+    is 1 at first and never less: a draft that pays at that rate is a gain, if not yet the largest. Expected tokens
+    and seconds enter, not observed ones, so chance does not move it.
+    """
+
+    def __init__(self) -> None:
+        self._expected, self._plain = [0.0] * 32, [0.0] * 32  # weighted tokens: as planned, and by plain decoding
+        self._row_cost: dict[int, float] = {}
+
+    def ratio(self, decoding: int) -> float:
+        """Goodput of batches of about `decoding` sequences, as a multiple of plain decoding's; at least 1."""
+        size = decoding.bit_length()
+        return max(1.0, self._expected[size] / self._plain[size]) if self._plain[size] else 1.0
+
+    def row_cost(self, decoding: int) -> float | None:
+        """Weighted tokens that one more row must bring; None before a step of that size was recorded."""
+        return self._row_cost.get(decoding.bit_length())
+
+    def record(self, decoding: int, *, expected: float, plain: float) -> None:
+        """A step of `decoding` sequences: the weighted tokens expected of it, and those that plain decoding would yield
+        in its seconds."""
+        size = decoding.bit_length()
+        self._expected[size] = expected + _DECAY * self._expected[size]
+        self._plain[size] = plain + _DECAY * self._plain[size]
+
+    def record_row_cost(
+        self, decoding: int, *, extra: Sequence[float], rows: int, cut: float | None, goodput: float
+    ) -> None:
+        """A step verified `rows` draft tokens, where n of them add extra[n] seconds; `cut` is the gain between the last
+        one admitted and the first one rejected. On a staircase of seconds a row costs anything between the rows below
+        it and the rows above it, and then as much as the last one admitted brings."""
+        if rows:
+            first = max(0, rows - ADJACENT_ROWS)
+            below = (extra[rows] - extra[first]) / (rows - first)
+        else:
+            below = min([extra[each] / each for each in range(1, ADJACENT_ROWS + 1)])
+        cost = goodput * below
+        if cut is not None:
+            above = goodput * (extra[rows + ADJACENT_ROWS] - extra[rows]) / ADJACENT_ROWS
+            cost = max(cost, min(cut, above))
+        size = decoding.bit_length()
+        before = self._row_cost.get(size, cost)
+        self._row_cost[size] = before + _ROW_COST_SMOOTHING * (cost - before)

@@ -1,0 +1,93 @@
+"""Seconds that rows and drafting add to a step, as a latency model says, cached for a few steps: every step needs them
+many times, and the model changes slowly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.economics.latency_model import LatencyModel
+
+_REFRESH_INTERVAL = 32  # steps after which the model is asked again: it learns, and contexts grow
+_CONTEXTS_PER_DOUBLING = 8  # context lengths within 1/8 of a doubling (9 %) share an entry
+_DENSE_ROWS = 16  # up to this many extra rows each is asked for, beyond it every eighth part more
+
+
+class LatencyCache:
+    """Call `tick` once a step."""
+
+    def __init__(self, latency: LatencyModel) -> None:
+        self._latency = latency
+        self._steps = 0
+        self._plain: dict[tuple[int, int], float] = {}
+        self._extra: dict[tuple[int, int, int], list[float]] = {}
+        self._draft: dict[tuple[str, int, int], float] = {}
+
+    def tick(self) -> None:
+        """A step begins."""
+        self._steps += 1
+        if self._steps % _REFRESH_INTERVAL == 0:
+            self._plain.clear()
+            self._extra.clear()
+            self._draft.clear()
+
+    def plain_seconds(self, sequences: int, context_sum: int) -> float:
+        """A step that decodes one token for each of `sequences`, with `context_sum` cached positions together."""
+        key = sequences, _context_key(context_sum)
+        if key not in self._plain:
+            self._plain[key] = self._latency.seconds(sequences, sequences, context_sum)
+        return self._plain[key]
+
+    def extra_seconds(self, rows: int, sequences: int, context_sum: int, *, count: int) -> list[float]:
+        """What 0, 1, ... `count` rows or more add to a step of `rows`; never falling."""
+        key = rows, sequences, _context_key(context_sum)
+        curve = self._extra.get(key)
+        if curve is None or len(curve) <= count:
+            knots = _knots(1 << max(3, count.bit_length()))
+            seconds = np.array([self._latency.seconds(rows + knot, sequences, context_sum) for knot in knots])
+            rising = np.maximum.accumulate(seconds - seconds[0])
+            curve = self._extra[key] = np.interp(np.arange(knots[-1] + 1), knots, rising).tolist()
+        return curve
+
+    def draft_seconds(self, drafter: str, sequences: int, depth: int) -> float:
+        """Drafting for `sequences`, each to `depth`."""
+        if sequences == 0 or depth == 0:
+            return 0.0
+        key = drafter, sequences, depth
+        seconds = self._draft.get(key)
+        if seconds is None:
+            seconds = self._draft[key] = self._latency.draft_seconds(drafter, sequences, depth)
+        return seconds
+
+    def ragged_draft_seconds(self, drafter: str, depths: Sequence[int]) -> float:
+        """Drafting to `depths`, one per sequence: each pass of the drafter is for the sequences that go that deep."""
+        total, done, left = 0.0, 0, len(depths)
+        for depth in sorted(depths):
+            if depth > done:
+                total += self.draft_seconds(drafter, left, depth) - self.draft_seconds(drafter, left, done)
+                done = depth
+            left -= 1
+        return total
+
+    def marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> NDArray[np.float64]:
+        """What the j-th sequence that drafts at depth k adds, [sequences, depth], at j - 1 and k - 1."""
+        knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
+        totals = np.array([[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots])
+        every = np.arange(sequences + 1)
+        passes = [np.interp(every, knots, seconds) for seconds in np.diff(totals, axis=1).T]
+        return np.diff(np.stack(passes, axis=1), axis=0)
+
+
+def _context_key(context_sum: int) -> int:
+    return int(_CONTEXTS_PER_DOUBLING * math.log2(context_sum + 64))
+
+
+def _knots(last: int) -> list[int]:
+    """0, 1, 2, ... one by one up to _DENSE_ROWS, then ever fewer, and `last`."""
+    knots = list(range(min(last, _DENSE_ROWS) + 1))
+    while knots[-1] < last:
+        knots.append(min(last, knots[-1] + max(1, knots[-1] // 8)))
+    return knots

@@ -1,0 +1,127 @@
+"""What the adaptive policy learns from: verdicts, drafts that were not verified, and the seconds of steps.
+
+Observations are collected and learned from together every few steps, while the processor's caches hold the tables, and
+only a sample of them in large batches. Every draft token that can be compared with an emitted token is an observation,
+verified or not: the token after the verified ones tells whether the next draft token was right, and a draft that was
+right so far is compared with the tokens of later steps. Depths that were not reached stay unobserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from wager.economics.latency_model import LatencyModel
+from wager.economics.policy.acceptance import AcceptanceModel
+from wager.economics.policy.sequence_state import RemainingDraft, SequencePolicyState, StepDraft
+from wager.types import Draft, StepRecord, Verdict
+
+_INTERVAL = 16  # steps after which what was collected is learned, if no plan was made before
+_EARLY_STEPS = 64  # first steps, in which more is learned from
+_MAX_DRAFTS, _MAX_DRAFTS_EARLY = 4, 256  # about so many drafts of a step are learned from; they take turns
+_SHIFTS_EARLY = 16  # drafts of a step whose shift of survival by scores is learned; later one in every other step
+_RECORD_INTERVAL = 5  # steps between those whose seconds the latency model learns
+
+
+class DeferredLearning:
+    """`models` by drafter."""
+
+    def __init__(self, models: Sequence[AcceptanceModel], latency: LatencyModel) -> None:
+        self._models, self._latency = models, latency
+        self._steps = 0
+        self._pending: list[Callable[[], None]] = []
+        self._drafted: set[str] = set()  # sequences with a draft that is pending
+
+    def add_verdicts(
+        self, verdicts: Sequence[Verdict], states: Mapping[str, SequencePolicyState], drafts: Mapping[str, StepDraft]
+    ) -> None:
+        """A step's verdicts and drafts."""
+        number, early = self._steps + 1, self._steps < _EARLY_STEPS
+        interval = max(1, len(drafts) // (_MAX_DRAFTS_EARLY if early else _MAX_DRAFTS))
+        for turn, verdict in enumerate(verdicts, number):
+            state, asked = states[verdict.seq_id], drafts.get(verdict.seq_id)
+            if asked is not None:
+                sampled = asked.exploration or turn % interval == 0
+                self._drafted.add(verdict.seq_id)
+                self._pending.append(partial(self._learn_draft, asked, verdict, sampled=sampled))
+            elif state.remaining is not None or verdict.seq_id in self._drafted:
+                self._pending.append(partial(self._compare_remaining, state, verdict.tokens))
+        if drafts and (early or number % 2):
+            interval = max(1, len(drafts) // (_SHIFTS_EARLY if early else 1))
+            sample = list(drafts.values())[number // 2 % interval :: interval]
+            self._pending += [partial(self._learn_shift, asked) for asked in sample]
+
+    def add_record(self, record: StepRecord, *, always: bool) -> None:
+        """What a step took; `always`: it is learned from in any case."""
+        self._steps += 1
+        sampled = always or self._steps < _EARLY_STEPS or self._steps % _RECORD_INTERVAL == 0
+        if sampled and self._latency.learns:
+            self._pending.append(partial(self._latency.observe, record))
+        if self._steps % _INTERVAL == 0:
+            self.learn()
+
+    def end_sequence(self, state: SequencePolicyState) -> None:
+        """The sequence is over."""
+        ended = zip(self._models, state.acceptance, strict=True)
+        self._pending += [partial(model.end_sequence, sequence) for model, sequence in ended]
+
+    def learn(self) -> None:
+        """Learn from all that was collected, in order."""
+        for learn in self._pending:
+            learn()
+        self._pending.clear()
+        self._drafted.clear()
+
+    def _learn_draft(self, asked: StepDraft, verdict: Verdict, *, sampled: bool) -> None:
+        draft, state, model = asked.draft, asked.state, self._models[asked.drafter]
+        sequence, emitted = state.acceptance[asked.drafter], verdict.tokens
+        state.remaining = None
+        if not sampled:
+            return
+        if draft is None:
+            model.learn_round(sequence, accepted=0, tested=1)  # a token that is not drafted is not accepted
+            return
+        tested, path = compare(draft, emitted)
+        judged = asked.survival is not None
+        if not judged:  # sampled from draft_probs: what is accepted need not equal what is emitted
+            path = list(verdict.accepted)
+        right, deepest = len(path), max(draft.depths, default=0)
+        declined = right == deepest < asked.depth and not asked.min_survival and len(emitted) > right  # to draft deeper
+        model.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))
+        if judged and draft.scores:
+            model.learn_scores(draft, tested, path)
+        if judged and right == len(emitted) < deepest == len(draft):
+            state.remaining = RemainingDraft(asked.drafter, draft.tokens, right)
+
+    def _compare_remaining(self, state: SequencePolicyState, emitted: Sequence[int]) -> None:
+        """Compare what is left of a draft with the tokens of a step without a draft."""
+        if state.remaining is None:
+            return
+        drafter, tokens, known = state.remaining
+        right, last = known, min(len(tokens), known + len(emitted))
+        while right < last and tokens[right] == emitted[right - known]:
+            right += 1
+        sequence, tested = state.acceptance[drafter], min(right + 1, last)
+        self._models[drafter].learn_round(sequence, accepted=right, tested=tested, known=known)
+        state.remaining = RemainingDraft(drafter, tokens, right) if right == last < len(tokens) else None
+
+    def _learn_shift(self, asked: StepDraft) -> None:
+        forecast, model, survival = asked.state.plan.forecast, self._models[asked.drafter], asked.survival or []
+        judged = asked.draft is None or (asked.survival is not None and asked.draft.is_chain)
+        if forecast and model.has_scores and judged:
+            model.learn_shift(forecast[asked.drafter], survival + [0.0] * (asked.passes - len(survival)))
+
+
+def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Nodes that the emitted tokens put to the test, and those of them that agree, from the root down."""
+    tested: list[int] = []
+    path: list[int] = []
+    next_token = {-1: emitted[0]} if emitted else {}  # after each node of the path
+    for node, parent in enumerate(draft.parents):
+        if parent in next_token:
+            tested.append(node)
+            if draft.tokens[node] == next_token[parent] and parent == (path[-1] if path else -1):
+                path.append(node)
+                if len(path) < len(emitted):
+                    next_token[node] = emitted[len(path)]
+    return tested, path
