@@ -20,8 +20,7 @@ class LatencyCache:
     """Call `tick` once a step."""
 
     def __init__(self, latency: LatencyModel) -> None:
-        self._latency = latency
-        self._steps = 0
+        self._latency, self._steps = latency, 0
         self._plain: dict[tuple[int, int], float] = {}
         self._extra: dict[tuple[int, int, int], list[float]] = {}
         self._draft: dict[tuple[str, int, int], float] = {}
@@ -30,9 +29,7 @@ class LatencyCache:
         """A step begins."""
         self._steps += 1
         if self._steps % _REFRESH_INTERVAL == 0:
-            self._plain.clear()
-            self._extra.clear()
-            self._draft.clear()
+            self._plain, self._extra, self._draft = {}, {}, {}
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
         """A step that decodes one token for each of `sequences`, with `context_sum` cached positions together."""
