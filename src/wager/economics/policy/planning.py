@@ -99,7 +99,7 @@ class Planner:
         depth = min(capabilities.max_depth, int(batch.rooms.max()))
         survival = model.forecast([each.acceptance[index] for each in states], depth)
         survival = np.where(np.arange(depth) < batch.rooms[:, None], survival, 0.0)
-        seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
+        seconds = self._latency.marginal_draft_seconds(name, len(states), depth).copy()
         seconds[:, 0] += self.seconds_per_draft
         catch_up = np.array([each.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for each in states])
         unjudged = np.array([each.unjudged for each in states])
