@@ -1,5 +1,5 @@
-"""Under an exact rule what is verified must not depend on the guess itself: laws by enumeration, and a check that the
-check can fail.
+"""Under an exact rule what is verified must not depend on the token itself: distributions by enumeration, and a check
+that the check can fail.
 
 Source: the published counter-examples to anticipating policies (DSpark, arXiv 2607.05147, appendix A, and one more).
 """
@@ -19,55 +19,55 @@ from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.threshold import Threshold
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
-Law = tuple[float, float]
+Probs = tuple[float, float]
 Keep = Callable[[tuple[int, ...]], int]
 """The draws -> how many of them are verified."""
 
 BUDGET = 10_000
 
 
-def first_token(p: Law, q: Law, *, depth: int, keep: Keep) -> list[float]:
-    """Law of the first emitted token when `keep` decides and the rest is speculative sampling (arXiv 2211.17192)."""
-    law = [0.0, 0.0]
+def first_token(p: Probs, q: Probs, *, depth: int, keep: Keep) -> list[float]:
+    """Distribution of the first emitted token when `keep` decides; the rest is as in arXiv 2211.17192."""
+    probs = [0.0, 0.0]
     left = [max(0.0, p[a] - q[a]) for a in (0, 1)]
     for draws in product((0, 1), repeat=depth):
         chance = float(np.prod([q[x] for x in draws]))
         if not keep(draws):
-            law = [law[a] + chance * p[a] for a in (0, 1)]
+            probs = [probs[a] + chance * p[a] for a in (0, 1)]
             continue
         accepted = min(1.0, p[draws[0]] / q[draws[0]])
-        law[draws[0]] += chance * accepted
+        probs[draws[0]] += chance * accepted
         if accepted < 1.0:
-            law = [law[a] + chance * (1 - accepted) * left[a] / sum(left) for a in (0, 1)]
-    return law
+            probs = [probs[a] + chance * (1 - accepted) * left[a] / sum(left) for a in (0, 1)]
+    return probs
 
 
 def confidence(draws: tuple[int, ...]) -> tuple[float, ...]:
-    """The first guess is right with 0.8; the second nearly always after an A, and never after a B."""
+    """The first token is accepted with 0.8; the second nearly always after an A, and never after a B."""
     return (0.8, 0.8 * (0.9 if draws[0] == 0 else 0.0))[: len(draws)]
 
 
-def drafted(draws: tuple[int, ...], q: Law, scores: tuple[float, ...]) -> Draft:
+def drafted(draws: tuple[int, ...], q: Probs, scores: tuple[float, ...]) -> Draft:
     parents = tuple(range(-1, len(draws) - 1))
     return Draft("r", draws, parents, scores, "d", np.array([q] * len(draws)))
 
 
-def test_a_policy_that_searches_over_the_survival_of_the_draws_changes_the_law() -> None:
+def test_a_policy_that_searches_over_the_survival_of_the_draws_changes_the_distribution() -> None:
     def full_search(draws: tuple[int, ...]) -> int:
         survival = np.concatenate([[0.0], confidence(draws)])
         return int(((1 + survival.cumsum()) * [1.0, 0.5, 0.45]).argmax())
 
-    law = first_token((0.7, 0.3), (0.5, 0.5), depth=2, keep=full_search)
-    assert law == pytest.approx([0.85, 0.15], abs=1e-12)
+    probs = first_token((0.7, 0.3), (0.5, 0.5), depth=2, keep=full_search)
+    assert probs == pytest.approx([0.85, 0.15], abs=1e-12)
 
 
-def test_a_policy_that_drops_a_guess_for_its_own_doubt_changes_the_law() -> None:
-    law = first_token((0.5, 0.5), (0.8, 0.2), depth=1, keep=lambda draws: int(draws[0] == 0))
-    assert law == pytest.approx([0.6, 0.4], abs=1e-12)
+def test_a_policy_that_drops_a_token_for_its_own_confidence_changes_the_distribution() -> None:
+    probs = first_token((0.5, 0.5), (0.8, 0.2), depth=1, keep=lambda draws: int(draws[0] == 0))
+    assert probs == pytest.approx([0.6, 0.4], abs=1e-12)
 
 
 class Machine(StaticLatency):
-    """Rows that get dearer in steps, so that admission has something to decide."""
+    """Rows whose cost rises, so that admission has something to decide."""
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
         return 5e-3 * (1.0 + 0.3 * max(0, rows - 1))
@@ -77,7 +77,7 @@ class Machine(StaticLatency):
 
 
 def experienced(rule: str) -> tuple[Adaptive, int]:
-    """A policy that has learned that guesses are mostly right, and how deep it asks next."""
+    """A policy that has learned that draft tokens are mostly accepted, and how deep it asks next."""
     policy = Adaptive(Machine(), drafters={"d": DrafterCapabilities(2, stops_early=True)}, rule=rule)  # type: ignore[arg-type]
     draw = np.random.default_rng(5)
     for position in range(100, 160):
@@ -98,7 +98,7 @@ def ask(policy: Adaptive, position: int) -> Plan:
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.5, 0.5), (0.8, 0.2)), ((0.1, 0.9), (0.6, 0.4))])
-def test_the_adaptive_policy_leaves_the_law_as_it_is(rule: str, p: Law, q: Law) -> None:
+def test_the_adaptive_policy_leaves_the_distribution_as_it_is(rule: str, p: Probs, q: Probs) -> None:
     policy, depth = experienced(rule)
     assert depth > 0, "it does draft"
     kept = {}
@@ -108,14 +108,14 @@ def test_the_adaptive_policy_leaves_the_law_as_it_is(rule: str, p: Law, q: Law) 
             copy = deepcopy(policy)
             kept[draws, scores] = len(copy.admit({"r": drafted(draws, q, scores)}, BUDGET).get("r", ()))
     assert len(set(kept.values())) == 1
-    law = first_token(p, q, depth=depth, keep=lambda draws: kept[draws, confidence(draws)])
-    assert law == pytest.approx(p, abs=1e-12)
+    probs = first_token(p, q, depth=depth, keep=lambda draws: kept[draws, confidence(draws)])
+    assert probs == pytest.approx(p, abs=1e-12)
 
 
-def two_tokens(p: Law, q: Law, made: Callable[[tuple[int, ...]], bool], keep: Keep) -> dict[tuple[int, ...], float]:
-    """Law of the first two emitted tokens when a drafter goes on after `draws` if `made` says so, and draws two at
-    most; the target says `p` wherever it is asked."""
-    law = dict.fromkeys(product((0, 1), repeat=2), 0.0)
+def two_tokens(p: Probs, q: Probs, made: Callable[[tuple[int, ...]], bool], keep: Keep) -> dict[tuple[int, ...], float]:
+    """Distribution of the first two emitted tokens when a drafter goes on after `draws` if `made` says so, and draws at
+    most two; the target says `p` wherever it is asked."""
+    probs = dict.fromkeys(product((0, 1), repeat=2), 0.0)
 
     def draw(draws: tuple[int, ...], chance: float) -> None:
         if len(draws) < 2 and (not draws or made(draws)):
@@ -124,26 +124,26 @@ def two_tokens(p: Law, q: Law, made: Callable[[tuple[int, ...]], bool], keep: Ke
         else:
             emit((), draws[: keep(draws)], chance)
 
-    def emit(told: tuple[int, ...], draws: tuple[int, ...], chance: float) -> None:
-        if len(told) == 2:
-            law[told] += chance
+    def emit(before: tuple[int, ...], draws: tuple[int, ...], chance: float) -> None:
+        if len(before) == 2:
+            probs[before] += chance
         elif not draws:  # the bonus token, and whatever a later step brings
             for token in (0, 1):
-                emit((*told, token), (), chance * p[token])
+                emit((*before, token), (), chance * p[token])
         else:
             accepted = min(1.0, p[draws[0]] / q[draws[0]])
-            emit((*told, draws[0]), draws[1:], chance * accepted)
+            emit((*before, draws[0]), draws[1:], chance * accepted)
             left = [max(0.0, p[token] - q[token]) for token in (0, 1)]
             for token in (0, 1):
                 if accepted < 1.0:
-                    emit((*told, token), (), chance * (1 - accepted) * left[token] / sum(left))
+                    emit((*before, token), (), chance * (1 - accepted) * left[token] / sum(left))
 
     draw((), 1.0)
-    return law
+    return probs
 
 
 @pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.1, 0.9), (0.6, 0.4))])
-def test_a_drafter_that_stops_in_doubt_leaves_the_law_as_it_is(p: Law, q: Law) -> None:
+def test_a_drafter_that_stops_early_leaves_the_distribution_as_it_is(p: Probs, q: Probs) -> None:
     """It stops for what it drew, but what it drew stays: only what nobody has drawn yet depends on it."""
     policy, _ = experienced("rejection")
 
@@ -155,7 +155,7 @@ def test_a_drafter_that_stops_in_doubt_leaves_the_law_as_it_is(p: Law, q: Law) -
 
     for emitted, chance in two_tokens(p, q, goes_on, keep).items():
         assert chance == pytest.approx(p[emitted[0]] * p[emitted[1]], abs=1e-12)
-    wrong = two_tokens(p, q, goes_on, lambda draws: len(draws) - (draws[-1] == 1))  # the doubted guess is dropped
+    wrong = two_tokens(p, q, goes_on, lambda draws: len(draws) - (draws[-1] == 1))  # the last is dropped
     assert any(abs(chance - p[a] * p[b]) > 0.01 for (a, b), chance in wrong.items())
 
 
@@ -170,7 +170,7 @@ def test_under_match_it_does_look_at_the_draws() -> None:
 
 
 @pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.5, 0.5), (0.8, 0.2))])
-def test_threshold_decoding_leaves_the_law_as_it_is(p: Law, q: Law) -> None:
+def test_threshold_decoding_leaves_the_distribution_as_it_is(p: Probs, q: Probs) -> None:
     def keep(draws: tuple[int, ...]) -> int:
         policy = Threshold(2, threshold=0.5, rule="rejection")
         return len(policy.admit({"r": drafted(draws, q, tuple(q[x] for x in draws))}, BUDGET).get("r", ()))

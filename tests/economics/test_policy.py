@@ -20,14 +20,14 @@ from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 WRONG, DEPTH = -1, 7
 BUDGET = 10_000
-"""Rows for guesses: more than any test asks for."""
+"""Rows for draft tokens: more than any test asks for."""
 
 ROWS = [1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256]
 SECONDS = [5.2e-3, 5.6e-3, 6.2e-3, 6.9e-3, 9.9e-3, 11.3e-3, 15e-3, 19e-3, 36e-3, 70e-3, 140e-3]
 
 
 class Machine(StaticLatency):
-    """A staircase of a processor, with drafters at set prices per pass. Counts what drafting would cost."""
+    """A staircase of a processor, with drafters at set seconds per pass. Counts what drafting would cost."""
 
     def __init__(self, passes: Mapping[str, float] | None = None) -> None:
         self._passes = dict(passes or {})
@@ -40,11 +40,11 @@ class Machine(StaticLatency):
 
 
 AcceptanceRate = Callable[[str, int], float]
-"""(sequence, position) -> chance that the next guess there is right."""
+"""(sequence, position) -> probability that the next draft token there is right."""
 
 
 class Table:
-    """Sequences around a policy: drafts by set skill, verifies by truth, counts. Tokens are positions."""
+    """Sequences around a policy: drafts at set acceptance rates, verifies by truth, counts. Tokens are positions."""
 
     def __init__(
         self,
@@ -239,9 +239,9 @@ def test_sequences_that_differ_are_drafted_for_differently() -> None:
 # ---- exploration ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("price", [0.0, 4e-4])
-def test_a_drafter_that_improves_is_used_again(price: float) -> None:
-    surface = Machine({"d": price})
+@pytest.mark.parametrize("seconds", [0.0, 4e-4])
+def test_a_drafter_that_improves_is_used_again(seconds: float) -> None:
+    surface = Machine({"d": seconds})
     rate = {"now": 0.0}
     table = Table(adaptive(surface), surface, {"d": lambda *_: rate["now"]}, names(2)).run(400)
     closed = table.admitted
@@ -285,7 +285,7 @@ def test_drafts_that_were_not_verified_are_learned_from() -> None:
         if table.admitted > admitted:
             break
         learned = depths.trials[1]
-    assert learned > tried, "depth 2 was seen before any of the new guesses was verified"
+    assert learned > tried, "depth 2 was seen before any of the new draft tokens was verified"
 
 
 def test_plain_steps_are_taken_now_and_then_where_latency_is_learned() -> None:

@@ -34,6 +34,8 @@ _SPREAD, _DRIFT = (
     0.4,
     0.001,
 )  # variances of log-odds: between sequences (at first), and of a sequence's change per round
+_MIN_SPREAD, _MAX_SPREAD, _SPREAD_RATE = 0.05, 4.0, 0.03  # bounds of that between sequences; weight of a new sequence
+_KNOWN_SEQUENCE = 0.7  # share of it that a sequence's own variance must have fallen below, for it to count there
 _MAX_OFFSET = 6.0  # of a sequence, in log-odds
 _TRIAL_WEIGHT = 0.5  # of a trial in a sequence's offset: trials of one round are correlated
 _OPTIMISM = 0.25  # standard deviations above its mean: who is never drafted for by mistake would never show better
@@ -128,10 +130,11 @@ class AcceptanceModel:
 
     def end_sequence(self, sequence: SequenceAcceptance) -> None:
         """Its final offset tells how much sequences differ (a step of expectation-maximisation)."""
-        if sequence.variance < 0.7 * self._spread:
+        if sequence.variance < _KNOWN_SEQUENCE * self._spread:
             away = sequence.mean - self._mean
-            self._mean += 0.03 * away
-            self._spread = min(4.0, max(0.05, self._spread + 0.03 * (away**2 + sequence.variance - self._spread)))
+            self._mean += _SPREAD_RATE * away
+            spread = self._spread + _SPREAD_RATE * (away**2 + sequence.variance - self._spread)
+            self._spread = min(_MAX_SPREAD, max(_MIN_SPREAD, spread))
 
     def forecast(self, sequences: Sequence[SequenceAcceptance], depth: int) -> Floats:
         """Survival of depths 1 .. `depth`, [sequences, depth], averaged over what the offset of a sequence may be."""

@@ -31,7 +31,7 @@ _DRAFT_TIME_INTERVAL = 4  # steps between those whose drafting the latency model
 
 
 class Adaptive(Policy):
-    """`latency` gives the seconds of steps and drafting and, if it `learns`, is told what they took. `rule` is the
+    """`latency` gives the seconds of steps and drafting and, if it `learns`, observes them. `rule` is the
     acceptance rule: under another than `match`, drafts sampled from draft_probs are verified as planned, since what
     decides on them must not depend on their tokens. `exploration_share` of the running time may go to exploration."""
 
@@ -153,8 +153,9 @@ class Adaptive(Policy):
     def _explore_drafter(self, step: PolicyStep, index: int) -> None:
         """Ask a drafter for the sequence that it drafted for the longest ago."""
         name, capabilities, _ = self._drafters[index]
-        plain = [each for each in step.candidates if each.seq_id not in step.drafts]
-        others = [each.state for each in step.drafts.values() if each.drafter != index]
+        drafts, candidates = step.drafts, step.candidates
+        plain = [each for each in candidates if each.seq_id not in drafts]
+        others = [each for each in candidates if each.seq_id in drafts and drafts[each.seq_id].drafter != index]
         if not plain and not others:
             return
         state = min(plain or others, key=lambda each: each.last_step[index])
@@ -165,7 +166,7 @@ class Adaptive(Policy):
             cost += self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=depth)[depth]
         cost += state.catch_up_seconds(index, capabilities) + self._planner.seconds_per_draft
         if not plain:  # what the other drafter's tokens would have gained
-            cost += step.speculation_gain / len(step.candidates)
+            cost += step.speculation_gain / len(candidates)
         if self._exploration.spend(cost, step.plain_seconds):
             self._ask(step, StepDraft(state, index, depth, exploration=True))
 
@@ -250,7 +251,7 @@ class Adaptive(Policy):
 
     def _learn_draft_seconds(self, step: PolicyStep, taken: float) -> None:
         """Tell the latency model what each drafter took. It knows only drafts of the same depth for all sequences, so
-        it is told what such a draft would have taken, were it as far from its expectation as this step's drafting."""
+        it gets what such a draft would have taken, were it as far from its expectation as this step's drafting."""
         passes = step.passes()
         for index, depths in passes.items():
             drafter, count, depth = self._drafters[index].name, len(depths), max(depths)

@@ -1,7 +1,4 @@
-"""What a policy is: at every step it plans who drafts and how deep, and admits the draft tokens worth verifying.
-
-Also what it is told of a drafter, and how drafts are made to fit the rows that a step has left for them.
-"""
+"""What a policy is: at every step it plans who drafts and how deep, and admits the draft tokens worth verifying."""
 
 from __future__ import annotations
 

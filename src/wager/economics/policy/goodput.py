@@ -13,9 +13,8 @@ class GoodputEstimator:
     """Goodput and cost of a row in the latest steps, by batch size in powers of two.
 
     Maximising tokens - goodput * seconds in every step maximises tokens / seconds in the long run if the goodput is the
-    one that this yields (Dinkelbach's method). It is kept as a ratio to plain decoding of the batch at hand. The ratio
-    is 1 at first and never less: a draft that pays at that rate is a gain, if not yet the largest. Expected tokens
-    and seconds enter, not observed ones, so chance does not move it.
+    one that this yields (Dinkelbach's method). It is kept as a ratio to plain decoding of the batch at hand, 1 at first
+    and never less. Expected tokens and seconds enter, not observed ones, so chance does not move it.
     """
 
     def __init__(self) -> None:
@@ -41,9 +40,8 @@ class GoodputEstimator:
     def record_row_cost(
         self, decoding: int, *, extra: Sequence[float], rows: int, cut: float | None, goodput: float
     ) -> None:
-        """A step verified `rows` draft tokens, where n of them add extra[n] seconds; `cut` is the gain between the last
-        one admitted and the first one rejected. On a staircase of seconds a row costs anything between the rows below
-        it and the rows above it, and then as much as the last one admitted brings."""
+        """A step verified `rows` draft tokens, n of which add extra[n] seconds, with the `cut` of its Selection. Where
+        seconds rise in stairs the rows below cost less than those above, and one more costs what the cut gains."""
         if rows:
             first = max(0, rows - ADJACENT_ROWS)
             below = (extra[rows] - extra[first]) / (rows - first)

@@ -20,19 +20,17 @@ class LatencyCache:
     """Call `tick` once a step."""
 
     def __init__(self, latency: LatencyModel) -> None:
-        self._latency = latency
-        self._steps = 0
+        self._latency, self._steps = latency, 0
         self._plain: dict[tuple[int, int], float] = {}
         self._extra: dict[tuple[int, int, int], list[float]] = {}
         self._draft: dict[tuple[str, int, int], float] = {}
+        self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
     def tick(self) -> None:
         """A step begins."""
         self._steps += 1
         if self._steps % _REFRESH_INTERVAL == 0:
-            self._plain.clear()
-            self._extra.clear()
-            self._draft.clear()
+            self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
         """A step that decodes one token for each of `sequences`, with `context_sum` cached positions together."""
@@ -74,11 +72,15 @@ class LatencyCache:
 
     def marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> NDArray[np.float64]:
         """What the j-th sequence that drafts at depth k adds, [sequences, depth], at j - 1 and k - 1."""
+        key = drafter, sequences, depth
+        if key in self._marginal:
+            return self._marginal[key]
         knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
         totals = np.array([[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots])
         every = np.arange(sequences + 1)
         passes = [np.interp(every, knots, seconds) for seconds in np.diff(totals, axis=1).T]
-        return np.diff(np.stack(passes, axis=1), axis=0)
+        marginal = self._marginal[key] = np.diff(np.stack(passes, axis=1), axis=0)
+        return marginal
 
 
 def _context_key(context_sum: int) -> int:

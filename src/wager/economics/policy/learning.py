@@ -40,12 +40,12 @@ class DeferredLearning:
         interval = max(1, len(drafts) // (_MAX_DRAFTS_EARLY if early else _MAX_DRAFTS))
         for turn, verdict in enumerate(verdicts, number):
             state, asked = states[verdict.seq_id], drafts.get(verdict.seq_id)
-            if asked is not None:
-                sampled = asked.exploration or turn % interval == 0
+            if asked is not None and (asked.exploration or turn % interval == 0):
                 self._drafted.add(verdict.seq_id)
-                self._pending.append(partial(self._learn_draft, asked, verdict, sampled=sampled))
+                self._pending.append(partial(self._learn_draft, asked, verdict))
             elif state.remaining is not None or verdict.seq_id in self._drafted:
-                self._pending.append(partial(self._compare_remaining, state, verdict.tokens))
+                emitted = verdict.tokens if asked is None else None
+                self._pending.append(partial(self._compare_remaining, state, emitted))
         if drafts and (early or number % 2):
             interval = max(1, len(drafts) // (_SHIFTS_EARLY if early else 1))
             sample = list(drafts.values())[number // 2 % interval :: interval]
@@ -72,12 +72,10 @@ class DeferredLearning:
         self._pending.clear()
         self._drafted.clear()
 
-    def _learn_draft(self, asked: StepDraft, verdict: Verdict, *, sampled: bool) -> None:
+    def _learn_draft(self, asked: StepDraft, verdict: Verdict) -> None:
         draft, state, model = asked.draft, asked.state, self._models[asked.drafter]
         sequence, emitted = state.acceptance[asked.drafter], verdict.tokens
         state.remaining = None
-        if not sampled:
-            return
         if draft is None:
             model.learn_round(sequence, accepted=0, tested=1)  # a token that is not drafted is not accepted
             return
@@ -93,11 +91,12 @@ class DeferredLearning:
         if judged and right == len(emitted) < deepest == len(draft):
             state.remaining = RemainingDraft(asked.drafter, draft.tokens, right)
 
-    def _compare_remaining(self, state: SequencePolicyState, emitted: Sequence[int]) -> None:
-        """Compare what is left of a draft with the tokens of a step without a draft."""
-        if state.remaining is None:
+    def _compare_remaining(self, state: SequencePolicyState, emitted: Sequence[int] | None) -> None:
+        """Compare what is left of a draft with the tokens of a step without a draft (None: there was a newer one)."""
+        remaining, state.remaining = state.remaining, None
+        if remaining is None or emitted is None:
             return
-        drafter, tokens, known = state.remaining
+        drafter, tokens, known = remaining
         right, last = known, min(len(tokens), known + len(emitted))
         while right < last and tokens[right] == emitted[right - known]:
             right += 1

@@ -66,7 +66,7 @@ class Planner:
         rooms = np.array([each.room for each in step.candidates])
         batch = PlannedBatch(step, rooms, np.array([weights.weight(each.weight) for each in step.candidates]))
         forecasts = [self._forecast(index, batch) for index in range(len(self._drafters))]
-        choice = choose_plan(forecasts, batch, self._latency, row_costs=self._row_costs(step))
+        choice = self._most_profitable(forecasts, batch)
         survival = [each.survival.tolist() for each in forecasts]
         plans = []
         for row, state in enumerate(step.candidates):
@@ -99,22 +99,27 @@ class Planner:
         depth = min(capabilities.max_depth, int(batch.rooms.max()))
         survival = model.forecast([each.acceptance[index] for each in states], depth)
         survival = np.where(np.arange(depth) < batch.rooms[:, None], survival, 0.0)
-        seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
+        seconds = self._latency.marginal_draft_seconds(name, len(states), depth).copy()
         seconds[:, 0] += self.seconds_per_draft
         catch_up = np.array([each.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for each in states])
         unjudged = np.array([each.unjudged for each in states])
         return DrafterForecast(model, survival, seconds, catch_up, unjudged, capabilities.stops_early)
 
-    def _row_costs(self, step: PolicyStep) -> list[float]:
-        """Costs of a row to plan with: the recent one, and that of one draft token for everyone, if that is less. Where
-        rows get cheaper the more there are (experts are shared), drafting nothing and drafting much can each be
+    def _most_profitable(self, forecasts: Sequence[DrafterForecast], batch: PlannedBatch) -> PlanChoice:
+        """Of the plans for two costs of a row: the recent one and, if it is less, that of one draft token for everyone.
+        Where rows get cheaper the more there are (experts are shared), drafting nothing and drafting much can each be
         consistent, and only profit tells which is better."""
-        count = len(step.candidates)
-        extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count)
-        everyone, recent = step.goodput * extra[count] / count, self._goodput.row_cost(step.decoding)
-        if recent is None:
-            return [everyone]
-        return [recent] if recent <= everyone else [recent, everyone]
+        step, size = batch.step, len(batch.weights)
+        extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=size)
+        everyone, recent = step.goodput * extra[size] / size, self._goodput.row_cost(step.decoding)
+        best = PlanChoice(np.full(size, -1), np.zeros(size, np.intp), np.full(size, -1.0))
+        for row_cost in [everyone] if recent is None else [recent, everyone][: 1 + (recent > everyone)]:
+            values = [evaluate(each, batch, row_cost=row_cost) for each in forecasts]
+            choice = choose_depths(values, choose_drafters(values), batch, self._latency)
+            best = choice if choice.profit > best.profit else best
+            if best.depths.all():
+                break
+        return best
 
 
 class PlannedBatch(NamedTuple):
@@ -167,27 +172,12 @@ class DrafterValue(NamedTuple):
 
 
 class PlanChoice(NamedTuple):
-    """Each sequence's drafter (-1: none), depth and min_survival (-1: none), [sequences], and the profit of it all."""
+    """Each sequence's drafter (-1: none), depth and min_survival (-1: none), [sequences], and the total profit."""
 
     drafters: Ints
     depths: Ints
     min_survival: Floats
     profit: float = 0.0
-
-
-def choose_plan(
-    forecasts: Sequence[DrafterForecast], batch: PlannedBatch, latency: LatencyCache, *, row_costs: Sequence[float]
-) -> PlanChoice:
-    """The most profitable of the plans for each of `row_costs` (weighted tokens)."""
-    size = len(batch.weights)
-    best = PlanChoice(np.full(size, -1), np.zeros(size, np.intp), np.full(size, -1.0))
-    for row_cost in row_costs:
-        values = [evaluate(each, batch, row_cost=row_cost) for each in forecasts]
-        choice = choose_depths(values, choose_drafters(values), batch, latency)
-        best = choice if choice.profit > best.profit else best
-        if best.depths.all():
-            break
-    return best
 
 
 def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float) -> DrafterValue:
