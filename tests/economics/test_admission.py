@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import StaticLatency
 from wager.economics.policy.admission import keep_nodes, select
 from wager.economics.policy.goodput import GoodputEstimator
-from wager.economics.policy.latency_cache import LatencyCache
 from wager.types import Draft
 
 # economics reference, section 11: conditional confidences of three requests, and two cost curves by rows of the step

@@ -283,7 +283,7 @@ def test_where_requests_come_on_their_own_regret_is_in_a_users_speed() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("adaptve", "adaptive"), ("fixed", "fixed[:DRAFTER]:K"), ("fixed:x", "fixed[:DRAFTER]:K"),
-     ("threshold:high", "mtp"), ("fixed:eagle:3", "mtp"), ("none:3", "none")],
+     ("threshold:high", "threshold:0.4"), ("fixed:eagle:3", "mtp"), ("none:3", "none")],
 )  # fmt: skip
 def test_a_policy_that_is_not_known_is_named(name: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:

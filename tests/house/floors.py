@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "arch": {"errors"},
     # floor 1
-    "config": _VALUES | {"draft.registry", "economics.policy"},  # the grammar of drafters, policies and objectives
+    "config": _VALUES
+    | {"draft.registry", "economics", "economics.policy"},  # the grammar of drafters, policies and objectives
     "trace": _VALUES,
     "kernels": _VALUES,
     "economics": _VALUES,

@@ -14,7 +14,7 @@ the request asks for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,7 @@ from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
 from wager.errors import NumericsError
 from wager.kernels.base import Kernels, Target, TargetOutput
 from wager.kernels.noise import argmax_gumbel
+from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.kv.blocks import BlockPool
 from wager.types import Draft, DraftRequest, SamplingParams, Span
 from wager.verify.distribution import History, process
@@ -216,19 +217,14 @@ class DraftModel:
         r.probs.append(distribution.probabilities(self._vocab))
         return distribution.choose(request.seed, _position(r), request.choice, private=len(r.state.guesses) + 1)
 
-    def _native(self, rows: Sequence[int], served: Sequence[_DraftRound], output: TargetOutput) -> Iterable[int]:
+    def _native(self, rows: Sequence[int], served: Sequence[_DraftRound], output: TargetOutput) -> list[int]:
         if self._kernels is None or not rows:
-            return ()
-        chosen = [served[row] for row in rows]
-        tokens = self._kernels.sample(
-            output.logits,
-            torch.tensor(rows, dtype=torch.int32),
-            torch.tensor([r.request.params.temperature for r in chosen], dtype=torch.float64),
-            torch.from_numpy(np.array([r.request.seed for r in chosen], dtype=np.uint64).view(np.int64)),
-            torch.tensor([_position(r) for r in chosen], dtype=torch.int32),
-            torch.tensor([r.request.choice for r in chosen], dtype=torch.int32),
-        )
-        return [int(token) for token in tokens]
+            return []
+        requests = [
+            SampleRequest(row, r.request.params.temperature, r.request.seed, _position(r), r.request.choice)
+            for row, r in ((row, served[row]) for row in rows)
+        ]
+        return sample_rows(self._kernels, output.logits, requests)
 
     def _finish(self, r: _DraftRound) -> Draft:
         guesses = r.state.guesses

@@ -15,7 +15,7 @@ ENGINE_FORMS = {"adaptive": "adaptive", "threshold": "threshold[:P]", "fixed": "
 REPLAY_FORMS = {
     "none": "none",
     "fixed": "fixed[:DRAFTER]:K",
-    "threshold": "threshold[:DRAFTER][:P]",
+    "threshold": "threshold[:[DRAFTER:]P]",
     "adaptive": "adaptive",
 }
 """What may be written, by kind of policy. The engine takes its depth and its drafter from options of their own."""
@@ -55,9 +55,7 @@ def parse_policy(text: str, *, replay: bool = False) -> PolicySpec:
 
 def _parse_threshold(text: str, argument: str, *, replay: bool) -> PolicySpec:
     drafter, _, number = argument.rpartition(":")
-    if replay and argument and _number(number) is None:  # no number at the end: all of it names a drafter
-        drafter, number = argument, ""
-    threshold = _number(number) if number else DEFAULT_THRESHOLD
+    threshold = _number(number) if argument else DEFAULT_THRESHOLD
     if threshold is None or not 0 < threshold < 1 or (drafter and not replay):
         raise UsageError(f"policy = {text!r} has no threshold between 0 and 1.", "Write threshold:0.4.")
     return PolicySpec("threshold", drafter, threshold=threshold)

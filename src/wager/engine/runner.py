@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.errors import NumericsError, UsageError
 from wager.kernels.base import Kernels, Target, TargetOutput
 from wager.kernels.noise import argmax_gumbel
+from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
 from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
@@ -81,16 +81,8 @@ class TargetTokens(Sequence[int]):
         s, position = self.sequence, self.position(row)
         if self.kernels is None:
             return int(argmax_gumbel(self.logits(row), s.params.temperature, s.seed, position, s.choice))
-        return int(
-            self.kernels.sample(
-                self.output.logits,
-                torch.tensor([self.first + row], dtype=torch.int32),
-                torch.tensor([s.params.temperature], dtype=torch.float64),
-                torch.from_numpy(np.array([s.seed], dtype=np.uint64).view(np.int64)),
-                torch.tensor([position], dtype=torch.int32),
-                torch.tensor([s.choice], dtype=torch.int32),
-            )[0]
-        )
+        request = SampleRequest(self.first + row, s.params.temperature, s.seed, position, s.choice)
+        return sample_rows(self.kernels, self.output.logits, [request])[0]
 
     def _checked(self, token: int, row: int) -> int:
         if token < 0:

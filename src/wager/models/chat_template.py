@@ -55,6 +55,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 def _to_json(
     value: Any,
+    *,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

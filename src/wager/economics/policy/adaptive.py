@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
+from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.policy.admission import keep_nodes, select
@@ -16,7 +17,6 @@ from wager.economics.policy.base import DrafterCapabilities, Policy, longest_tha
 from wager.economics.policy.explain import explain
 from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget
 from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
-from wager.economics.policy.latency_cache import LatencyCache
 from wager.economics.policy.learning import DeferredLearning
 from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWeights
 from wager.economics.policy.planning import Planner
