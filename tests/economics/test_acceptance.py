@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from wager.economics.policy.acceptance import AcceptanceModel, SequenceAcceptance
+from wager.economics.acceptance import AcceptanceModel, SequenceAcceptance
 from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
 from wager.economics.simulation.traces import DraftTrace
 from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL

@@ -9,9 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
+from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
-from wager.economics.policy.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.policy.admission import keep_nodes, select
 from wager.economics.policy.base import DrafterCapabilities, Policy, longest_that_fits
 from wager.economics.policy.explain import explain

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from wager.economics.acceptance import AcceptanceModel
 from wager.economics.latency_model import LatencyModel
-from wager.economics.policy.acceptance import AcceptanceModel
 from wager.economics.policy.sequence_state import RemainingDraft, SequencePolicyState, StepDraft
 from wager.types import Draft, StepRecord, Verdict
 

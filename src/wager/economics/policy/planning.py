@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wager.economics.acceptance import AcceptanceModel, Bools, Floats, Ints
 from wager.economics.latency_cache import LatencyCache
-from wager.economics.policy.acceptance import AcceptanceModel, Bools, Floats, Ints
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePlan

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wager.economics.policy.acceptance import AcceptanceModel, SequenceAcceptance
+from wager.economics.acceptance import AcceptanceModel, SequenceAcceptance
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.objective import SequenceWeight
 from wager.types import Draft
