@@ -24,7 +24,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class RuleProperties:
-    """Whether a verification rule needs the distribution that each sampled guess was drawn from; and takes trees."""
+    """Whether a verification rule needs the distribution of each sampled guess, and whether it takes trees."""
 
     needs_draft_probs: bool
     verifies_trees: bool
@@ -73,12 +73,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What a drafter is asked for one sequence: up to `depth` guesses after position `position - 1`.
+    """A request for a draft of one sequence: up to `depth` guesses after position `position - 1`.
 
     `position` is the absolute position of the first guess, that is, the number of known tokens. Noise for a guess at
     position i is `gumbel(seed, i, ids, choice)`; q is processed by `params` exactly as the target's p is.
-    `needs_draft_probs` asks for the whole rows of q (the distribution-exact rules need them). After a guess whose own
-    survival estimate is below `min_survival` no further one is wanted.
+    `needs_draft_probs`: the draft must hold full rows of q (the distribution-exact rules need them). The draft may end
+    after a guess whose own survival estimate is below `min_survival`.
     """
 
     seq_id: str
@@ -166,7 +166,7 @@ class PackedBatch:
     Rows of a sequence are contiguous. `parents` holds the batch row that precedes a row on its path (-1 for the first
     row of its span: what precedes it is cached). A row at depth d of a tree sits at position start + d but is cached
     at its own slot; for a chain the two agree. Row j of a sequence is cached at entry (num_computed_tokens + j) //
-    block_size of its block table. `logits_indices` lists the rows whose logits are wanted.
+    block_size of its block table. `logits_indices` lists the rows whose logits are computed.
     """
 
     tokens: NDArray[np.int32]  # [rows]
@@ -306,8 +306,9 @@ DRAFT_STAGE, POLICY_STAGE = "draft", "policy"
 class StepRecord:
     """What a step did and what it took.
 
-    `seconds` by stage: schedule, policy, draft, forward, accept, commit, observe; what a policy makes of this record
-    counts for the next step. `context_lens` are the positions that each sequence had cached before the step.
+    `seconds` by stage: schedule, policy, draft, forward, accept, commit, observe; the time a policy takes to process
+    this record counts for the next step. `context_lens` are the positions that each sequence had cached before the
+    step.
     """
 
     rows: int

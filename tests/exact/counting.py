@@ -2,7 +2,7 @@
 
 The toy target's distribution depends on the last token alone, so every window of three tokens is a draw from a known
 distribution, and so are the tokens at each depth of a round, separated by whether they were guessed.
-WAGER_EXACT_TOKENS sets how many tokens a sample holds (default: a second's worth; about 2,400,000 show a
+WAGER_EXACT_TOKENS sets how many tokens a sample holds (the default takes a second; about 2,400,000 show a
 total variation of .01).
 """
 
@@ -78,29 +78,31 @@ class SamplingDrafter:
     def end(self, sequence: str) -> None:
         self.last.pop(sequence, None)
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._draft(ask) for ask in asks]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(request) for request in requests]
 
-    def _draft(self, ask: DraftRequest) -> Draft:
-        assert ask.needs_draft_probs
+    def _draft(self, request: DraftRequest) -> Draft:
+        assert request.needs_draft_probs
         tokens: list[int] = []
         parents: list[int] = []
         draft_probs: list[np.ndarray] = []
-        level = [(-1, self.last[ask.seq_id])]
-        for depth, width in enumerate(self.widths[: ask.depth], start=1):
+        level = [(-1, self.last[request.seq_id])]
+        for depth, width in enumerate(self.widths[: request.depth], start=1):
             grown = []
             for parent, last in level:
-                row = process(GUESSER([last]), ask.params)
-                children = self.draw(row, width, ask, depth)
+                row = process(GUESSER([last]), request.params)
+                children = self.draw(row, width, request, depth)
                 grown += [(len(tokens) + i, token) for i, token in enumerate(children)]
                 tokens += children
                 parents += [parent] * len(children)
                 draft_probs += list(without_replacement(row.probabilities(V), children))
             level = grown
-        return Draft(ask.seq_id, tuple(tokens), tuple(parents), drafter=self.name, draft_probs=np.array(draft_probs))
+        return Draft(
+            request.seq_id, tuple(tokens), tuple(parents), drafter=self.name, draft_probs=np.array(draft_probs)
+        )
 
-    def draw(self, row: ProcessedDistribution, width: int, ask: DraftRequest, depth: int) -> list[int]:
-        at = (ask.seed, ask.position + depth - 1, ask.choice)
+    def draw(self, row: ProcessedDistribution, width: int, request: DraftRequest, depth: int) -> list[int]:
+        at = (request.seed, request.position + depth - 1, request.choice)
         if width == 1:
             return [row.choose(*at, private=depth)]
         return [token for token, _ in row.top(width, *at, private=depth)]
@@ -112,11 +114,11 @@ class FixedDrafter(SamplingDrafter):
     name = "fixed"
     samples = False
 
-    def _draft(self, ask: DraftRequest) -> Draft:
-        draft = super()._draft(ask)
-        return Draft(ask.seq_id, draft.tokens, draft.parents, drafter=self.name)
+    def _draft(self, request: DraftRequest) -> Draft:
+        draft = super()._draft(request)
+        return Draft(request.seq_id, draft.tokens, draft.parents, drafter=self.name)
 
-    def draw(self, row: ProcessedDistribution, width: int, ask: DraftRequest, depth: int) -> list[int]:
+    def draw(self, row: ProcessedDistribution, width: int, request: DraftRequest, depth: int) -> list[int]:
         return np.argsort(-row.probabilities(V), kind="stable")[: min(width, len(row.scores))].tolist()
 
 

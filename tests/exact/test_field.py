@@ -1,6 +1,6 @@
 """Statistics of the noise field: uniform, and independent across ids, positions, seeds, choices and domains.
 
-All numbers are fixed by the field, so a threshold far out (p < 1e-6) is met for ever or never.
+All numbers are fixed by the field, so a test at p < 1e-6 passes always or never.
 """
 
 from __future__ import annotations
@@ -92,36 +92,36 @@ def test_coins_are_uniform_and_independent_of_each_other():
     assert stats.chi2_contingency(table).pvalue > FAR
 
 
-def test_field_chance_flips_and_draws_with_the_given_probabilities():
+def test_noise_coins_flip_and_draw_with_the_given_probabilities():
     weights = np.array([0, 3.0, 0, 1.0, 0])
     flips = draws = 0
     for position in range(4000):
-        chance = NoiseCoins(17, position, 2)
-        flips += chance.flip(0.3)
-        drawn = chance.draw(weights)
+        coins = NoiseCoins(17, position, 2)
+        flips += coins.flip(0.3)
+        drawn = coins.draw(weights)
         assert drawn in (1, 3)
         draws += drawn == 1
-        assert chance.flip(1.0) and not chance.flip(0.0)
+        assert coins.flip(1.0) and not coins.flip(0.0)
     assert stats.binomtest(flips, 4000, 0.3).pvalue > FAR
     assert stats.binomtest(draws, 4000, 0.75).pvalue > FAR
 
 
 def test_two_coins_of_a_round_differ_and_rounds_can_be_replayed():
     one, again = NoiseCoins(1, 5), NoiseCoins(1, 5)
-    coins = [tuple(chance.draw(np.ones(10**6)) for _ in range(3)) for chance in (one, again)]
-    assert coins[0] == coins[1]
-    assert len(set(coins[0])) == 3
-    assert NoiseCoins(1, 6).draw(np.ones(10**6)) != coins[0][0]
+    draws = [tuple(coins.draw(np.ones(10**6)) for _ in range(3)) for coins in (one, again)]
+    assert draws[0] == draws[1]
+    assert len(set(draws[0])) == 3
+    assert NoiseCoins(1, 6).draw(np.ones(10**6)) != draws[0][0]
 
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0.7), SamplingParams(temperature=1.3, top_p=0.8)])
-def test_the_plain_sampler_draws_three_tokens_by_their_law(params):
-    """Context-dependent laws, 3-token sequences over seeds, against exact enumeration (section 6, `match`)."""
+def test_the_plain_sampler_draws_three_tokens_by_their_distribution(params):
+    """Context-dependent distributions, 3-token sequences over seeds, against exact enumeration (section 6, `match`)."""
     vocab, count = 4, 6000
     table = np.random.default_rng(2).normal(0, 1.5, (1 + vocab, vocab)).astype(np.float32)
     rows = [process(z, params) for z in table]
-    laws = np.array([row.probabilities(vocab) for row in rows])
-    expected = laws[0][:, None, None] * laws[1:][:, :, None] * laws[1:][None, :, :] * count
+    probs = np.array([row.probabilities(vocab) for row in rows])
+    expected = probs[0][:, None, None] * probs[1:][:, :, None] * probs[1:][None, :, :] * count
     seen = np.zeros((vocab,) * 3)
     for seed in range(count):
         a = rows[0].choose(seed, 100)
@@ -129,6 +129,6 @@ def test_the_plain_sampler_draws_three_tokens_by_their_law(params):
         seen[a, b, rows[1 + b].choose(seed, 102)] += 1
     assert seen[expected == 0].sum() == 0
     big = expected >= 5
-    observed, wanted = np.append(seen[big], seen[~big].sum()), np.append(expected[big], expected[~big].sum())
-    kept = wanted > 0
-    assert stats.chisquare(observed[kept], wanted[kept]).pvalue > FAR
+    observed, predicted = np.append(seen[big], seen[~big].sum()), np.append(expected[big], expected[~big].sum())
+    kept = predicted > 0
+    assert stats.chisquare(observed[kept], predicted[kept]).pvalue > FAR

@@ -1,4 +1,4 @@
-"""Rules broken on purpose: the enumeration must notice each of them (TV > 1e-3), or it proves nothing.
+"""Rules broken on purpose: the enumeration must detect each of them (TV > 1e-3), or it proves nothing.
 
 Verification rules, section 5.5 and the shared-stream mutants of section 6.
 """
@@ -25,14 +25,14 @@ SEEDS = range(5)
 
 def worst(rule, *, drafts=None, rows=None, vocab: int = 3, depth: int = 2) -> float:
     """The largest TV over a few worlds."""
-    found = []
+    deviations = []
     for seed in SEEDS:
         world = World(vocab, seed)
         chosen = (drafts or (lambda w: worlds.chains(w, depth)))(world)
         out, _ = emitted(world, rule, chosen, None if rows is None else lambda d, w=world: rows(w, d))
-        found.append(deviation(world, out, depth + 1))
-    assert np.isfinite(found).all()
-    return max(found)
+        deviations.append(deviation(world, out, depth + 1))
+    assert np.isfinite(deviations).all()
+    return max(deviations)
 
 
 @BOTH
@@ -48,27 +48,27 @@ def test_inverted_ratio(rule, monkeypatch):
 
 
 @BOTH
-def test_residual_with_the_law_of_the_next_row(rule, monkeypatch):
+def test_residual_with_the_q_of_the_next_row(rule, monkeypatch):
     right = accept._positive_part
     monkeypatch.setattr(accept, "_positive_part", lambda p, draft, node: right(p, draft, min(node + 1, len(draft) - 1)))
     assert worst(rule) > NOTICED
 
 
 @BOTH
-@pytest.mark.parametrize("residual", [lambda p, q: np.abs(p - q), lambda p, q: p], ids=["absolute", "whole"])
+@pytest.mark.parametrize("residual", [lambda p, q: np.abs(p - q), lambda p, q: p], ids=["absolute", "p"])
 def test_residual_that_is_not_clipped(rule, residual, monkeypatch):
     monkeypatch.setattr(accept, "_positive_part", lambda p, draft, node: residual(p, draft.draft_probs[node]))
     assert worst(rule) > NOTICED
 
 
 @BOTH
-def test_unprocessed_law(rule):
-    """Guesses drawn at the request's temperature, judged with the law before it."""
+def test_unprocessed_draft_probs(rule):
+    """Guesses drawn at the request's temperature, judged with q before the temperature."""
 
     def sharpened(world):
         for _, draft in worlds.chains(world, 2):
-            laws = draft.draft_probs**2 / (draft.draft_probs**2).sum(axis=1, keepdims=True)
-            yield float(np.prod(laws[range(2), draft.tokens])), draft
+            draft_probs = draft.draft_probs**2 / (draft.draft_probs**2).sum(axis=1, keepdims=True)
+            yield float(np.prod(draft_probs[range(2), draft.tokens])), draft
 
     assert worst(rule, drafts=sharpened) > NOTICED
 
@@ -127,19 +127,19 @@ def _siblings(change):
 
 
 def _not_renormalised(world, draft):
-    law = draft.draft_probs.copy()
-    law[1] = np.where(draft.draft_probs[1] > 0, world.q(()), 0)
-    return law
+    probs = draft.draft_probs.copy()
+    probs[1] = np.where(draft.draft_probs[1] > 0, world.q(()), 0)
+    return probs
 
 
-def _first_law_for_all(world, draft):
-    law = draft.draft_probs.copy()
-    law[1] = law[0]
-    return law
+def _first_row_for_all(world, draft):
+    probs = draft.draft_probs.copy()
+    probs[1] = probs[0]
+    return probs
 
 
-@pytest.mark.parametrize("change", [_not_renormalised, _first_law_for_all])
-def test_siblings_whose_law_is_not_that_of_their_draw(change):
+@pytest.mark.parametrize("change", [_not_renormalised, _first_row_for_all])
+def test_siblings_whose_q_is_not_that_of_their_draw(change):
     assert worst(rejection, drafts=_siblings(change)) > NOTICED
     assert worst(rejection, drafts=_siblings(lambda world, draft: draft.draft_probs)) < 1e-12
 
@@ -166,7 +166,7 @@ def test_block_that_stops_at_the_first_failure():
     """The coins of `block` are not a chain of conditions: the longest success counts."""
 
     class FirstFailure:
-        """Answers the rule's coins, asked from the longest prefix down, as if asked upwards with a stop."""
+        """Flips from the shortest prefix up and stops at the first failure; the rule flips from the longest."""
 
         def __init__(self, coins, passes):
             self.draw = coins.draw
@@ -178,7 +178,7 @@ def test_block_that_stops_at_the_first_failure():
         def flip(self, probability):
             return self.answers.pop(0)
 
-    class Listening:
+    class RecordingCoins:
         def __init__(self):
             self.passes = []
 
@@ -190,9 +190,9 @@ def test_block_that_stops_at_the_first_failure():
             return 0
 
     def mutant(draft, p, *, coins):
-        ear = Listening()
-        block(draft, p, coins=ear)
-        return block(draft, p, coins=FirstFailure(coins, ear.passes))
+        recorder = RecordingCoins()
+        block(draft, p, coins=recorder)
+        return block(draft, p, coins=FirstFailure(coins, recorder.passes))
 
     assert worst(mutant) > NOTICED
 
@@ -201,36 +201,36 @@ def second_token(rule, *, stale: bool) -> float:
     """TV of the second token over two rounds of two guesses, context-free p and q, against p.
 
     Guesses are drawn by position; `stale` draws a position that is guessed again in the second round with the noise of
-    the first, so that (the law being the same) the same token comes out.
+    the first, so that (q being the same) the same token comes out.
     """
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
-    law = np.zeros(3)
+    probs = np.zeros(3)
     rows = np.tile(p, (3, 1))
     for pair in itertools.product(range(3), repeat=2):
         draft = Draft("s", pair, (-1, 0), draft_probs=np.tile(q, (2, 1)))
         for mass, verdict in worlds.explore(lambda coins, d=draft: rule(d, rows, coins=coins)):
             mass *= q[pair[0]] * q[pair[1]]
             if len(verdict.tokens) > 1:
-                law[verdict.tokens[1]] += mass
+                probs[verdict.tokens[1]] += mass
                 continue
             for third, first in itertools.product(range(3), [pair[1]] if stale else range(3)):
                 weight = mass * q[third] * (1 if stale else q[first])
                 again = Draft("s", (first, third), (-1, 0), draft_probs=np.tile(q, (2, 1)))
                 for share, then in worlds.explore(lambda coins, d=again: rule(d, rows, coins=coins)):
-                    law[then.tokens[0]] += weight * share
-    assert law.sum() == pytest.approx(1)
-    return 0.5 * float(np.abs(law - p).sum())
+                    probs[then.tokens[0]] += weight * share
+    assert probs.sum() == pytest.approx(1)
+    return 0.5 * float(np.abs(probs - p).sum())
 
 
 def test_private_noise_must_be_fresh_in_every_round_for_block():
-    """Why private draws carry the guess's depth: under `block` a later guess sways whether an earlier one is kept."""
+    """Why private draws carry the guess's depth: under `block` later guesses decide on earlier ones too."""
     assert second_token(block, stale=False) < 1e-12
     assert second_token(rejection, stale=True) < 1e-12
     assert second_token(block, stale=True) > NOTICED
 
 
 class OneStream(NoiseCoins):
-    """The mutant of section 6: the residual is drawn with the very noise the guess was drawn with."""
+    """The mutant of section 6: the residual is drawn with the same noise as the guess."""
 
     def draw(self, weights):
         seed, position, choice = self._key
@@ -247,15 +247,15 @@ class OneCoin(NoiseCoins):
         return super().flip(probability)
 
 
-def through_the_field(chance_type, p: list[float], q: list[float], *, depth: int, count: int = 3000) -> float:
-    """Chi-square of the token at `depth` (where the round got that far), against its law p, over many positions."""
-    rows, laws = np.tile(p, (1 + depth, 1)), np.tile(q, (depth, 1))
+def through_the_field(coins_type, p: list[float], q: list[float], *, depth: int, count: int = 3000) -> float:
+    """Chi-square of the token at `depth`, in rounds that got that far, against its distribution p."""
+    rows, draft_probs = np.tile(p, (1 + depth, 1)), np.tile(q, (depth, 1))
     shaped = process(np.maximum(np.log(q), NOTHING).astype(np.float32), SamplingParams(temperature=1.0))
     seen = np.zeros(len(p))
     for position in range(count):
         guesses = tuple(shaped.choose(3, position + i, private=1 + i) for i in range(depth))
-        draft = Draft("s", guesses, tuple(range(-1, depth - 1)), draft_probs=laws)
-        tokens = rejection(draft, rows, coins=chance_type(3, position)).tokens
+        draft = Draft("s", guesses, tuple(range(-1, depth - 1)), draft_probs=draft_probs)
+        tokens = rejection(draft, rows, coins=coins_type(3, position)).tokens
         if len(tokens) >= depth:
             seen[tokens[depth - 1]] += 1
     expected = np.array(p) * seen.sum()

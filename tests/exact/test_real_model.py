@@ -1,6 +1,6 @@
-"""Same bytes on the real model, through the production path: every drafter, alone and in company, shaken and warm.
+"""Same bytes on the real model: every drafter, alone and batched, preempted, with cached prefixes.
 
-The proof over many more prompts is `wager prove`; this is its core, small enough to run every time.
+`wager prove` does the same over many more prompts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Every outcome of a round under rejection and block, pushed through the production rules: the law is the target's.
+"""Every outcome of a round under rejection and block, by the production rules: emitted tokens follow the target's p.
 
-Verification rules, section 5. What differs from a coin thrown is only that each coin splits the mass.
+Verification rules, section 5. Coins are enumerated, not drawn: both outcomes, weighted by probability.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXACT = 1e-12
 SEEDS = range(4)
 
 
-def law_error(world: World, rule, drafts, depth: int) -> float:
+def distribution_error(world: World, rule, drafts, depth: int) -> float:
     out, _ = emitted(world, rule, drafts)
     assert sum(out.values()) == pytest.approx(1, abs=EXACT)
     return deviation(world, out, depth + 1)
@@ -28,34 +28,34 @@ def law_error(world: World, rule, drafts, depth: int) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", [rejection, block])
 @pytest.mark.parametrize(("vocab", "depth"), [(3, 0), (3, 1), (3, 3), (4, 2)])
-def test_sampled_chains_keep_the_law(rule, kind, vocab, depth):
+def test_sampled_chains_keep_the_distribution(rule, kind, vocab, depth):
     for seed in SEEDS:
         world = World(vocab, seed, kind)
-        assert law_error(world, rule, worlds.chains(world, depth), depth) < EXACT
+        assert distribution_error(world, rule, worlds.chains(world, depth), depth) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", [rejection, block])
-def test_deterministic_chains_keep_the_law(rule, kind):
+def test_deterministic_chains_keep_the_distribution(rule, kind):
     for seed in SEEDS:
         world = World(4, seed, kind)
-        assert law_error(world, rule, worlds.fixed_chain(world, 3), 3) < EXACT
+        assert distribution_error(world, rule, worlds.fixed_chain(world, 3), 3) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("siblings", [worlds.independent, worlds.distinct, worlds.continued, worlds.mixed])
 @pytest.mark.parametrize(("vocab", "widths"), [(3, (2, 2)), (3, (3,)), (3, (3, 1)), (4, (2, 1))])
-def test_trees_keep_the_law(siblings, kind, vocab, widths):
+def test_trees_keep_the_distribution(siblings, kind, vocab, widths):
     world = World(vocab, 11, kind)
-    assert law_error(world, rejection, worlds.trees(world, widths, siblings), len(widths)) < EXACT
+    assert distribution_error(world, rejection, worlds.trees(world, widths, siblings), len(widths)) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("widths", [(2, 2), (3, 2, 1), (4, 3)])
-def test_deterministic_trees_keep_the_law(kind, widths):
+def test_deterministic_trees_keep_the_distribution(kind, widths):
     for seed in SEEDS:
         world = World(4, seed, kind)
-        assert law_error(world, rejection, worlds.fixed_tree(world, widths), len(widths)) < EXACT
+        assert distribution_error(world, rejection, worlds.fixed_tree(world, widths), len(widths)) < EXACT
 
 
 @pytest.mark.parametrize(("rule", "mean"), [(rejection, 10 / 9), (block, 11 / 9)])
@@ -72,8 +72,8 @@ def test_block_accepts_at_least_as_much_as_rejection():
     gains = []
     for seed in range(12):
         world = World(3, seed)
-        token, whole = (emitted(world, rule, worlds.chains(world, 3))[1] for rule in (rejection, block))
-        gains.append(whole - token)
+        by_rejection, by_block = (emitted(world, rule, worlds.chains(world, 3))[1] for rule in (rejection, block))
+        gains.append(by_block - by_rejection)
     assert min(gains) >= -EXACT
     assert max(gains) > 0.05
 
@@ -82,9 +82,9 @@ def test_block_accepts_at_least_as_much_as_rejection():
 def test_block_is_rejection_for_one_guess_and_for_deterministic_guesses(drafts):
     for seed in SEEDS:
         world = World(4, seed)
-        token, whole = (emitted(world, rule, drafts(world))[0] for rule in (rejection, block))
-        assert token.keys() == whole.keys()
-        assert all(token[key] == pytest.approx(whole[key], abs=EXACT) for key in token)
+        by_rejection, by_block = (emitted(world, rule, drafts(world))[0] for rule in (rejection, block))
+        assert by_rejection.keys() == by_block.keys()
+        assert all(by_rejection[key] == pytest.approx(by_block[key], abs=EXACT) for key in by_rejection)
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
@@ -106,7 +106,7 @@ def test_a_greedy_target_is_followed_exactly(rule):
         assert mass > 0
 
 
-def test_identical_laws_accept_everything():
+def test_identical_distributions_accept_everything():
     world = World(3, 4, "same")
     for rule in (rejection, block):
         _, accepted = emitted(world, rule, worlds.chains(world, 3))
@@ -121,11 +121,11 @@ def test_block_refuses_a_tree():
 
 @pytest.mark.parametrize("rule", [rejection, block])
 @pytest.mark.parametrize("token", [4, 400, -1])
-@pytest.mark.parametrize("lawful", [True, False])
-def test_guesses_outside_the_vocabulary_never_move_the_law(rule, token, lawful):
+@pytest.mark.parametrize("with_draft_probs", [True, False])
+def test_guesses_outside_the_vocabulary_never_change_the_distribution(rule, token, with_draft_probs):
     world = World(4, 6)
-    law = np.tile(world.q(()), (1, 1)) if lawful else None
-    drafts = iter([(1.0, Draft("s", (token,), (-1,), draft_probs=law))])
+    probs = np.tile(world.q(()), (1, 1)) if with_draft_probs else None
+    drafts = iter([(1.0, Draft("s", (token,), (-1,), draft_probs=probs))])
     rows = lambda draft: np.array([world.p(()), world.p(())])  # noqa: E731
     out, accepted = emitted(world, rule, drafts, rows)
     assert accepted == 0
@@ -133,8 +133,8 @@ def test_guesses_outside_the_vocabulary_never_move_the_law(rule, token, lawful):
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_a_law_that_is_no_number_yields_tokens_all_the_same(broken):
-    """A drafter gone mad may bias its own round under `rejection`, but never ends a request or leaves the support."""
+def test_draft_probs_that_are_not_finite_still_yield_tokens(broken):
+    """Invalid draft_probs may bias their own round under `rejection`, but never fail a request or leave p's support."""
     world = World(4, 7, "zeros_p")
     draft = Draft("s", (1, 2), (-1, 0), draft_probs=np.array([[0.5, 0.5, broken, 0.0], [broken, 0.5, 0.5, 0.0]]))
     for rule in (rejection, block):
@@ -143,7 +143,7 @@ def test_a_law_that_is_no_number_yields_tokens_all_the_same(broken):
         assert all(world.truth(len(v.tokens))[v.tokens] > 0 for mass, v in outcomes if mass > 0)
 
 
-def test_only_rows_on_the_way_are_read():
+def test_only_rows_on_the_accepted_path_are_read():
     world = World(4, 8)
     draft = Draft("s", (0, 1, 2), (-1, -1, 0))
 
@@ -161,7 +161,7 @@ def test_only_rows_on_the_way_are_read():
     assert lazy.read == [0, 2]
 
 
-def test_without_replacement_is_the_law_of_the_next_draw():
+def test_without_replacement_is_the_distribution_of_the_next_draw():
     q = np.array([0.5, 0.3, 0.2, 0.0])
     rows = without_replacement(q, [1, 0, 2])
     assert rows == pytest.approx(np.array([[0.5, 0.3, 0.2, 0], [5 / 7, 0, 2 / 7, 0], [0, 0, 1, 0]]))

@@ -1,7 +1,7 @@
-"""Small worlds in which every outcome of a round can be enumerated: laws, drafts, coins, and the law that comes out.
+"""Small worlds in which every outcome of a round is enumerated: distributions, drafts, coins, emitted tokens.
 
-A world has a target law p and a drafter's law q for every context. Rules run unchanged: `explore` calls them with a
-Chance that splits the mass at each coin instead of throwing it. Knows nothing of engines, kernels and logits.
+A world has the target's distribution p and the drafter's q for every context. Rules run unchanged: `explore` calls them
+with `Coins` that enumerate both outcomes of each coin, weighted by their probability, instead of drawing one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wager.types import Draft, Verdict
 from wager.verify.distribution import without_replacement
 
 NOTHING = -1e4
-"""The logit of an id that has no coins: finite, as a model's logits are, and its exponential is exactly zero."""
+"""The logit of an id of probability 0: finite, as a model's logits are, and its exponential is exactly zero."""
 
 Context = tuple[int, ...]
 Weighted = tuple[float, Draft]
@@ -25,7 +25,7 @@ Rule = Callable[..., Verdict]
 
 @dataclass
 class World:
-    """p and q for every context, drawn at random once; `kind` says what is special about them."""
+    """p and q for every context, drawn at random once; `kind` restricts them, see KINDS."""
 
     vocab: int
     seed: int
@@ -33,23 +33,23 @@ class World:
     cache: dict[tuple[str, Context], np.ndarray] = field(default_factory=dict)
 
     def p(self, context: Context) -> np.ndarray:
-        return self._law("p", context)
+        return self._probs("p", context)
 
     def q(self, context: Context) -> np.ndarray:
         if self.kind == "same":
             return self.p(context)
-        return self._law("q", context)
+        return self._probs("q", context)
 
-    def _law(self, name: str, context: Context) -> np.ndarray:
+    def _probs(self, name: str, context: Context) -> np.ndarray:
         key = (name, context)
         if key not in self.cache:
             rng = np.random.default_rng([self.seed, ord(name), self.vocab, len(context), *context])
-            law = rng.random(self.vocab) ** 2 + 0.02
+            probs = rng.random(self.vocab) ** 2 + 0.02
             if self.kind in (f"zeros_{name}", "zeros"):
-                law[rng.choice(self.vocab, self.vocab - 2, replace=False)] = 0
+                probs[rng.choice(self.vocab, self.vocab - 2, replace=False)] = 0
             if self.kind == f"point_{name}":
-                law = np.eye(self.vocab)[rng.integers(self.vocab)]
-            self.cache[key] = law / law.sum()
+                probs = np.eye(self.vocab)[rng.integers(self.vocab)]
+            self.cache[key] = probs / probs.sum()
         return self.cache[key]
 
     def rows(self, draft: Draft) -> np.ndarray:
@@ -58,18 +58,18 @@ class World:
         return np.array([self.p(()), *(self.p(context) for context in contexts)])
 
     def truth(self, length: int, context: Context = ()) -> np.ndarray:
-        """The target's law of the next `length` tokens, [V] * length."""
-        law = self.p(context)
+        """The target's distribution of the next `length` tokens, [V] * length."""
+        probs = self.p(context)
         if length == 1:
-            return law
-        return np.stack([law[x] * self.truth(length - 1, (*context, x)) for x in range(self.vocab)])
+            return probs
+        return np.stack([probs[x] * self.truth(length - 1, (*context, x)) for x in range(self.vocab)])
 
 
 KINDS = ("random", "zeros_p", "zeros_q", "zeros", "same", "point_p", "point_q")
 
 
 class Exploring:
-    """A Chance that follows a script of outcomes and notes how many there were at each coin."""
+    """`Coins` that follow a script of outcomes and record how many there were at each coin."""
 
     def __init__(self, script: list[int]) -> None:
         self.script, self.taken, self.options, self.mass = script, 0, [], 1.0
@@ -110,14 +110,14 @@ def explore(run: Callable[[Exploring], Verdict]) -> Iterator[tuple[float, Verdic
 def chains(world: World, depth: int) -> Iterator[Weighted]:
     """Guesses drawn from q one after the other."""
     for tokens in itertools.product(range(world.vocab), repeat=depth):
-        laws = [world.q(tokens[:i]) for i in range(depth)]
-        mass = float(np.prod([law[x] for law, x in zip(laws, tokens, strict=True)]))
+        draft_probs = [world.q(tokens[:i]) for i in range(depth)]
+        mass = float(np.prod([q[x] for q, x in zip(draft_probs, tokens, strict=True)]))
         if mass > 0:
-            yield mass, _draft(tokens, range(-1, depth - 1), laws)
+            yield mass, _draft(tokens, range(-1, depth - 1), draft_probs)
 
 
 def fixed_chain(world: World, depth: int) -> Iterator[Weighted]:
-    """The chain a deterministic drafter makes: the likeliest of q each time, without a law."""
+    """The chain a deterministic drafter makes: the likeliest of q each time, without draft_probs."""
     tokens: Context = ()
     for _ in range(depth):
         tokens = (*tokens, int(world.q(tokens).argmax()))
@@ -125,7 +125,7 @@ def fixed_chain(world: World, depth: int) -> Iterator[Weighted]:
 
 
 def fixed_tree(world: World, widths: tuple[int, ...]) -> Iterator[Weighted]:
-    """The likeliest children of q at each node, without a law."""
+    """The likeliest children of q at each node, without draft_probs."""
     yield 1.0, _draft(*_grow(world, widths, lambda q, width: np.argsort(-q, kind="stable")[:width].tolist()), None)
 
 
@@ -145,40 +145,40 @@ def distinct(q: np.ndarray, width: int) -> Iterator[tuple[float, tuple[int, ...]
     width = min(width, int((q > 0).sum()))
     for tokens in itertools.permutations(range(len(q)), width):
         if all(q[x] > 0 for x in tokens):
-            laws = without_replacement(q, tokens)
-            yield float(np.prod(laws[range(width), tokens])), tokens, laws
+            draft_probs = without_replacement(q, tokens)
+            yield float(np.prod(draft_probs[range(width), tokens])), tokens, draft_probs
 
 
 def continued(q: np.ndarray, width: int) -> Iterator[tuple[float, tuple[int, ...], np.ndarray]]:
-    """As `distinct`, but an exhausted q goes on with the uniform law over untried ids."""
-    for mass, tokens, laws in distinct(q, width):
+    """As `distinct`, but an exhausted q goes on with a uniform distribution over untried ids."""
+    for mass, tokens, draft_probs in distinct(q, width):
         rest = [x for x in range(len(q)) if x not in tokens]
         if len(tokens) < width and rest:
-            law = np.zeros(len(q))
-            law[rest] = 1 / len(rest)
+            probs = np.zeros(len(q))
+            probs[rest] = 1 / len(rest)
             for x in rest:
-                yield mass / len(rest), (*tokens, x), np.vstack((laws, law))
+                yield mass / len(rest), (*tokens, x), np.vstack((draft_probs, probs))
         else:
-            yield mass, tokens, laws
+            yield mass, tokens, draft_probs
 
 
 def mixed(q: np.ndarray, width: int) -> Iterator[tuple[float, tuple[int, ...], np.ndarray]]:
-    """A deterministic guess first (its law a point mass), then independent draws from q."""
+    """A deterministic guess first (its q a point mass), then independent draws from q."""
     guess = int(q.argmin())
-    for mass, tokens, laws in independent(q, width - 1):
-        yield mass, (guess, *tokens), np.vstack((np.eye(len(q))[guess], laws))
+    for mass, tokens, draft_probs in independent(q, width - 1):
+        yield mass, (guess, *tokens), np.vstack((np.eye(len(q))[guess], draft_probs))
 
 
 def trees(world: World, widths: tuple[int, ...], siblings: Siblings) -> Iterator[Weighted]:
     """Trees with `widths[d]` children at each node of depth d; nodes level by level, siblings side by side."""
-    partial = [(1.0, ((), (), ()))]  # mass, (tokens, parents, laws)
+    partial = [(1.0, ((), (), ()))]  # mass, (tokens, parents, draft_probs)
     for width in widths:
         grown = []
         for mass, tree in partial:
             grown += _grow_level(world, mass, tree, width, siblings)
         partial = grown
-    for mass, (tokens, parents, laws) in partial:
-        yield mass, _draft(tokens, parents, laws)
+    for mass, (tokens, parents, draft_probs) in partial:
+        yield mass, _draft(tokens, parents, draft_probs)
 
 
 def _grow_level(world: World, mass: float, tree: tuple, width: int, siblings: Siblings) -> list:
@@ -210,12 +210,12 @@ def _grow(world: World, widths: tuple[int, ...], pick: Callable[[np.ndarray, int
     return tokens, parents
 
 
-def _draft(tokens: Context, parents, laws) -> Draft:
-    law = None if laws is None else np.array(laws)
-    return Draft("s", tuple(tokens), tuple(parents), draft_probs=law)
+def _draft(tokens: Context, parents, draft_probs) -> Draft:
+    probs = None if draft_probs is None else np.array(draft_probs)
+    return Draft("s", tuple(tokens), tuple(parents), draft_probs=probs)
 
 
-# --- what comes out -----------------------------------------------------------------------------------------
+# --- what is emitted ----------------------------------------------------------------------------------------
 
 
 def emitted(world: World, rule: Rule, drafts: Iterator[Weighted], rows=None) -> tuple[dict[Context, float], float]:
@@ -231,12 +231,12 @@ def emitted(world: World, rule: Rule, drafts: Iterator[Weighted], rows=None) -> 
 
 
 def deviation(world: World, out: dict[Context, float], length: int) -> float:
-    """TV between the target's law of `length` tokens and the emitted prefixes, completed with p."""
-    law = np.zeros((world.vocab,) * length)
+    """TV between the target's distribution of `length` tokens and the emitted prefixes, completed with p."""
+    probs = np.zeros((world.vocab,) * length)
     for prefix, mass in out.items():
         rest = length - len(prefix)
-        law[prefix] += mass * (world.truth(rest, prefix) if rest else 1.0)
-    return 0.5 * float(np.abs(law - world.truth(length)).sum())
+        probs[prefix] += mass * (world.truth(rest, prefix) if rest else 1.0)
+    return 0.5 * float(np.abs(probs - world.truth(length)).sum())
 
 
 # --- closed forms of `match` (Gumbel coupling of p and q) ---------------------------------------------------
@@ -249,17 +249,17 @@ def agreement(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def joint(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """[V, V]: P(target's token = x, drafter's guess = y) when both look at the same field."""
+    """[V, V]: P(target's token = x, drafter's guess = y) when both use the same noise field."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(q > 0, p / q, np.where(p > 0, np.inf, 0.0))
-    law = np.zeros((len(p), len(p)))
+    probs = np.zeros((len(p), len(p)))
     for x, y in itertools.permutations(range(len(p)), 2):
         if p[x] > 0 and q[y] > 0 and ratio[y] < ratio[x]:
-            law[x, y] = p[x] * q[y] * _integral(p, q, ratio, ratio[y], ratio[x])
+            probs[x, y] = p[x] * q[y] * _integral(p, q, ratio, ratio[y], ratio[x])
     for x in range(len(p)):
         if p[x] > 0 and q[x] > 0:
-            law[x, x] = 1 / np.maximum(p / p[x], q / q[x]).sum()
-    return law
+            probs[x, x] = 1 / np.maximum(p / p[x], q / q[x]).sum()
+    return probs
 
 
 def _integral(p: np.ndarray, q: np.ndarray, ratio: np.ndarray, low: float, high: float) -> float:

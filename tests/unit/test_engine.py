@@ -243,7 +243,7 @@ class BrokenLaw(ToyDistribution):
 def test_numbers_that_are_not_end_their_request_and_no_other(params: SamplingParams) -> None:
     engine = toy_engine(BrokenLaw(vocab=48, eos=7, eos_bias=-1000), drafter=NgramDrafter())
     good, bad = engine.generate([Request("good", (1, 2, 3), params), Request("bad", (1, 2, 7), params)])
-    assert bad.finish_reason == "error" and "not a number" in bad.error and bad.token_ids == ()
+    assert bad.finish_reason == "error" and "not finite" in bad.error and bad.token_ids == ()
     assert good.finish_reason == "length" and len(good.token_ids) == 5
     assert (engine.runner.target.cache.tokens < 48).all()
 

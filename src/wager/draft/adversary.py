@@ -9,7 +9,7 @@ from wager.types import Draft, DraftRequest
 class AdversaryDrafter(HistoryDrafter):
     """Guesses ids from the end of the vocabulary, random ids and repetitions of the last token, always with score 1.
 
-    With an oracle no guess equals the target's token at its position. Without one a few may be right by chance.
+    With an oracle no guess equals the target's token at its position. Without one a few may happen to be right.
     """
 
     name = "adversary"

@@ -1,7 +1,7 @@
 """The interface of a drafter.
 
-A drafter proposes drafts; guesses cannot change the text, only how many passes of the target it takes. It sees known
-tokens and draft requests, and depends on no scheduler, no acceptance rule and no target.
+A drafter proposes drafts; guesses cannot change the text, only how many passes of the target it takes. It gets known
+tokens and draft requests, and depends on no scheduler, acceptance rule or target.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from wager.types import Draft, DraftRequest, SamplingParams
 
 
 class Drafter(Protocol):
-    """What the engine knows of a drafter. Everything is keyed by sequence id.
+    """The drafter interface of the engine. Everything is keyed by sequence id.
 
-    `name` labels its guesses in outputs and metrics. `default_depth` is how many guesses it is asked for when no depth
-    was chosen, `max_depth` the most a policy asks it for. `samples`: its guesses are drawn from a distribution q, which
+    `name` labels its guesses in outputs and metrics. `default_depth` is the depth of a request when none was
+    chosen, `max_depth` the greatest a policy requests. `samples`: its guesses are drawn from a distribution q, which
     a distribution-exact rule must request (DraftRequest.needs_draft_probs); otherwise they are point masses.
     `makes_trees`: its drafts may be trees.
     """
@@ -31,17 +31,17 @@ class Drafter(Protocol):
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """A sequence starts with this prompt (penalties treat prompt and output differently).
 
-        A drafter is not told of preemption: known tokens stay known.
+        Preemption is no call: known tokens stay known.
         """
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, in order; an empty draft declines. What it caches meanwhile is provisional."""
 
     def observe(self, output: TargetOutput) -> None:
-        """What the target's last pass gave (views of its buffers: copy what is kept)."""
+        """The result of the target's last pass (views of its buffers: copy what is kept)."""
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
-        """Tokens that became known, whoever guessed them. They suffice to rebuild the drafter's state."""
+        """Tokens that became known, whichever drafter guessed them. They suffice to rebuild the drafter's state."""
 
     def end(self, seq_id: str) -> None:
         """The sequence finished or was aborted. Unknown sequences are ignored."""

@@ -1,6 +1,6 @@
 """What several drafters share: they keep the known tokens of every sequence and draft each request by itself.
 
-Also what a drafter may be given for proofs and tests: an oracle that says which tokens the target will emit.
+Also oracles for proofs and tests, which give the tokens that the target will emit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from wager.types import Draft, DraftRequest, SamplingParams
 
 
 class TargetOracle(Protocol):
-    """Says which tokens the target will emit."""
+    """The tokens that the target will emit, known in advance."""
 
     def next_tokens(self, request: DraftRequest, known: Sequence[int], prompt_tokens: int) -> list[int]:
         """The target's next tokens, at most `request.depth`, after `known`, of which the first `prompt_tokens` are the
@@ -32,9 +32,9 @@ class ReferenceOracle:
 
 
 class HistoryDrafter:
-    """A drafter that keeps the known tokens of every sequence; subclasses implement `_draft`, here it declines.
+    """A drafter that keeps the known tokens of every sequence; subclasses implement `_draft`; the default declines.
 
-    `oracle`: says which tokens the target will emit, for proofs and tests (None: nothing is known of them).
+    `oracle` gives the tokens that the target will emit, for proofs and tests (None: there is no oracle).
     """
 
     name = "history"
@@ -53,7 +53,7 @@ class HistoryDrafter:
         self.prompt_tokens[seq_id] = len(tokens)
 
     def observe(self, output: TargetOutput) -> None:
-        """Nothing: the target's buffers are not looked at."""
+        """Ignored: the target's output is not used."""
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         self.known[seq_id].extend(tokens)
@@ -69,11 +69,11 @@ class HistoryDrafter:
         return Draft(request.seq_id, drafter=self.name)
 
     def _random(self, request: DraftRequest) -> random.Random:
-        """The same random numbers whenever the same guess is asked for again."""
+        """The same random numbers whenever a draft at the same position is requested."""
         return random.Random(f"{request.seq_id}/{request.position}")
 
     def _next_tokens(self, request: DraftRequest) -> list[int]:
-        """The target's next tokens as the oracle says; none without an oracle."""
+        """The target's next tokens by the oracle; none without an oracle."""
         if self._oracle is None:
             return []
         name = request.seq_id

@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary guesses one token after the other.
+"""A drafter that runs a smaller model of the same vocabulary, one token after the other.
 
 It has a cache and a block pool of its own. A round computes every known token that it has not seen yet and draws the
 first guess from the same pass, then feeds each guess to draw the next: k guesses, k passes, batched over sequences.
@@ -7,8 +7,8 @@ A sequence for which no draft was requested for a while has more tokens to compu
 
 Guesses are drawn with the target's own noise from q, processed by the request's own parameters, so an identical model
 is always right (Daliri et al. 2024, arXiv 2408.07978). The confidence of a guess is its probability under q before
-processing; survival is the product along the path, and a chain ends after the first guess whose survival is below what
-the request asks for.
+processing; survival is the product along the path, and a chain ends after the first guess whose survival is below the
+request's `min_survival`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _DraftSequence:
 
 
 class _DraftRound:
-    """One request that is being answered."""
+    """One draft request in progress."""
 
     def __init__(self, request: DraftRequest, state: _DraftSequence, depth: int) -> None:
         self.request = request
@@ -110,7 +110,9 @@ class DraftModel:
         self._target = target
         self._vocab = target.vocab if vocab is None else vocab
         self._max_context = max_context
-        self._kernels = kernels if self._vocab >= target.vocab else None  # native draws see every logit
+        self._kernels = (
+            kernels if self._vocab >= target.vocab else None
+        )  # native sampling uses all of the target's logits
         self._states: dict[str, _DraftSequence] = {}
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
@@ -129,16 +131,15 @@ class DraftModel:
         state.tokens += tokens
         if state.history is not None:
             state.history.append(tokens)
-        state.num_computed_tokens = min(
-            state.num_computed_tokens, len(state.tokens) - 1
-        )  # the last token's logits are still needed
+        # the last token's logits are still needed
+        state.num_computed_tokens = min(state.num_computed_tokens, len(state.tokens) - 1)
         if state.num_computed_tokens:
             self.block_pool.commit(seq_id, state.tokens, length=state.num_computed_tokens)
         if state.num_confirmed >= state.num_fed:
             self.block_pool.trim(seq_id, state.num_computed_tokens)
 
     def observe(self, output: TargetOutput) -> None:
-        """Nothing: it does not look at the target."""
+        """Ignored: the target's output is not used."""
 
     def end(self, seq_id: str) -> None:
         if self._states.pop(seq_id, None) is not None:

@@ -1,13 +1,14 @@
-"""Prompt lookup: guess that what followed the same tokens before follows them again.
+"""Prompt lookup: the guesses are the tokens that followed an earlier occurrence of the last tokens.
 
 Needs no pass of any model and constant time per token, however long the context. Known tokens are indexed only when a
-draft is requested, so that a drafter that is not asked costs next to nothing. It knows token ids only.
+draft is requested, so that a drafter that is not used takes hardly any time.
 
-One table says how far a match can be trusted: the probability that the next token is right after a match of m tokens. A
+One table holds the acceptance rates: the probability that the next token is right after a match of m tokens. A
 guess at depth d, if all before it were right, *is* a guess after a match of m + d - 1 tokens, so the same table gives
-the survival of every depth, and with it the draft's length: short matches make short drafts, long ones fill the
-request. Each sequence starts from the same prior and learns its own table from every token that becomes known, whether
-or not anything was drafted; so a sequence that never repeats itself stops drafting, and can start again.
+the survival of every depth, and with it the draft's length: short matches make short drafts, long ones drafts of
+the requested depth. Each sequence starts from the same prior and learns its own table from every token that becomes
+known, whether or not anything was drafted; so drafting stops for a sequence that never repeats itself, and can start
+again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class NgramDrafter:
         self._indexes: dict[str, _Index] = {}
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        """Keep the prompt for the index; it does not update the table, since the *model* did not write it."""
+        """Keep the prompt for the index; it does not update the table, since the target did not generate it."""
         self._indexes[seq_id] = _Index(self._longest, tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -57,7 +58,7 @@ class NgramDrafter:
         return [self._draft(request) for request in requests]
 
     def observe(self, output: TargetOutput) -> None:
-        """Nothing: it looks at tokens only."""
+        """Ignored: the target's output is not used."""
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Keep what became known for the index."""
@@ -74,14 +75,14 @@ class NgramDrafter:
 
 
 class _Index:
-    """The tokens of one sequence, where each n-gram was last followed by what, and how well that predicts."""
+    """The tokens of one sequence, the position after each n-gram's last occurrence, and how often those predict."""
 
     __slots__ = (
         "_after",
-        "_chances",
         "_endings",
         "_longest",
         "_prompt",
+        "_rates",
         "_tried",
         "hit",
         "length",
@@ -98,7 +99,7 @@ class _Index:
         self._longest = longest
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> position of the token after its last occurrence
         self._endings: list[tuple[int, ...]] = []  # the n-grams that the known text ends with, the shortest first
-        self._chances, self._tried = list(PRIOR), [PRIOR_WEIGHT] * len(PRIOR)
+        self._rates, self._tried = list(PRIOR), [PRIOR_WEIGHT] * len(PRIOR)
 
     def catch_up(self) -> None:
         """Index the prompt if that was not done; then learn from each new token whether the match before
@@ -142,20 +143,20 @@ class _Index:
         if self.length:
             row = self.length - 1
             self._tried[row] += 1
-            self._chances[row] += ((self.tokens[self.hit] == token) - self._chances[row]) / self._tried[row]
+            self._rates[row] += ((self.tokens[self.hit] == token) - self._rates[row]) / self._tried[row]
 
     def survival(self, depth: int) -> list[float]:
         """Survival of depths 1, 2, ..., at most `depth` of them and while it is at least MIN_SURVIVAL."""
         if not self.length:
             return []
-        survival, chances = 1.0, []
-        rows = self._chances[self.length - 1 :]
-        for chance in rows + rows[-1:] * (depth - len(rows)) if depth > len(rows) else rows[:depth]:
-            survival *= chance
-            if survival < MIN_SURVIVAL:
+        reached, survival = 1.0, []
+        rates = self._rates[self.length - 1 :]
+        for rate in rates + rates[-1:] * (depth - len(rates)) if depth > len(rates) else rates[:depth]:
+            reached *= rate
+            if reached < MIN_SURVIVAL:
                 break
-            chances.append(survival)
-        return chances
+            survival.append(reached)
+        return survival
 
     def copy(self, count: int) -> list[int]:
         """`count` tokens from where the match continues, periodically."""

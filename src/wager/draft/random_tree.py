@@ -1,4 +1,4 @@
-"""A drafter of random trees: exercises what trees need of packing, attention, verification and the cache."""
+"""A drafter of random trees: exercises trees in packing, attention, verification and the cache."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every drafter that can be asked for by name: what its argument is, what it does, and how it is built.
+"""Drafters by name: what the argument of each is, what it does, and how it is built.
 
 To add a drafter, write its file and add an entry to KINDS; a model family, a command or the engine need no change.
-Importing this module imports neither torch nor a drafter: the configuration reads its grammar, factories import late.
+It imports neither torch nor a drafter: the configuration parses names with it; factories import later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """One drafter as it was asked for: `NAME[:ARG]`, parsed."""
+    """A parsed drafter option, `NAME[:ARG]`."""
 
     name: str
     argument: str | None = None
@@ -116,7 +116,7 @@ AUTO = (DrafterSpec("ngram"),)
 
 
 def descriptions() -> dict[str, str]:
-    """Everything that can be asked for, as it is written on the command line, and what it does."""
+    """What can be written on the command line, and what it does."""
     form = {"none": "", "number": "[:{}]", "path": ":{}"}
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
     return {**WORDS, **kinds}
@@ -146,16 +146,16 @@ def _parse_one(text: str) -> DrafterSpec:
         hint = f"Did you mean {near[0]!r}?" if near else f"Known drafters: {', '.join(descriptions())}."
         raise UsageError(f"Unknown drafter {name!r}.", hint)
     kind = KINDS.get(name)
-    wanted, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
-    if wanted == "none" and colon:
+    expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
+    if expected == "none" and colon:
         raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
-    if wanted == "path" and not argument:
+    if expected == "path" and not argument:
         raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
-    if wanted == "number" and argument and not argument.isdecimal():
+    if expected == "number" and argument and not argument.isdecimal():
         raise UsageError(
             f"Drafter {name!r} takes a number, not {argument!r}.", f"Write {name} or {name}:{placeholder}."
         )
-    if argument and kind and wanted == "number":
+    if argument and kind and expected == "number":
         least, most = kind.range
         if not least <= int(argument) <= most:
             raise UsageError(f"{text} is out of range.", f"{placeholder} must be from {least} to {most}.")

@@ -1,4 +1,4 @@
-"""Whether two tokenizers mean the same token by the same id: a draft model's ids are used as the target's."""
+"""Whether two tokenizers have the same token at every id: a draft model's ids are used as the target's."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Before drafting, the log-odds that a token is accepted if the one above it was are those of its depth plus an offset of
 the sequence. After drafting, they are the drafter's own confidence (Draft.scores) corrected by what confidences of that
-size turned out to mean. Both start from priors and older observations count less and less. A depth that was not reached
+size were observed to mean. Both start from priors and older observations are discounted. A depth that was not reached
 is unobserved, not rejected: its estimate moves with that of the depth above.
 """
 
@@ -30,15 +30,13 @@ _MAX_DEPTH = 16  # deeper tokens share the estimate of this depth
 _BIN_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # of conditional confidence
 _LOWEST, _HIGHEST = 0.001, 0.999  # bounds of an acceptance rate, so that its log-odds stay moderate
 _PRIOR_TRIALS, _CHAINED_PRIOR_TRIALS = 5.0, 12.0  # trials that a prior counts for; where it follows the depth above
-_SPREAD, _DRIFT = (
-    0.4,
-    0.001,
-)  # variances of log-odds: between sequences (at first), and of a sequence's change per round
+_SPREAD = 0.4  # variance of log-odds between sequences, at first
+_DRIFT = 0.001  # variance of the change of a sequence's log-odds per round
 _MIN_SPREAD, _MAX_SPREAD, _SPREAD_RATE = 0.05, 4.0, 0.03  # bounds of that between sequences; weight of a new sequence
 _KNOWN_SEQUENCE = 0.7  # share of it that a sequence's own variance must have fallen below, for it to count there
 _MAX_OFFSET = 6.0  # of a sequence, in log-odds
 _TRIAL_WEIGHT = 0.5  # of a trial in a sequence's offset: trials of one round are correlated
-_OPTIMISM = 0.25  # standard deviations above its mean: who is never drafted for by mistake would never show better
+_OPTIMISM = 0.25  # standard deviations above its mean: what is underestimated is not drafted, and so never corrected
 _CONFIDENCE_SHIFTS = 64  # drafts remembered for how much confidence moved their survival
 _MAX_SHIFT = 1e3  # factor of the odds of survival, either way
 _HERMITE_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gauss-Hermite quadrature
@@ -50,7 +48,7 @@ class LogOddsTable:
     `prior` are log-odds before any trial. `chained`: a cell's prior moves as the cell before it moved from its own."""
 
     def __init__(self, prior: Sequence[float], *, chained: bool) -> None:
-        self.log_odds, self.odds = list(prior), [math.exp(each) for each in prior]
+        self.log_odds, self.odds = list(prior), [math.exp(log_odds) for log_odds in prior]
         self.trials, self._accepted, self._offsets = ([0.0] * len(prior) for _ in range(3))
         self._prior, self._chained = list(prior), chained
         self._new_trials, self._known_trials = 0, 0.0
@@ -65,7 +63,7 @@ class LogOddsTable:
         return expected / (1.0 + expected)
 
     def age(self) -> None:
-        """Older trials count less, and what they taught becomes the prior."""
+        """Discount older trials; the current estimates become the prior."""
         self._prior = list(self.log_odds)
         for counts in (self.trials, self._accepted, self._offsets):
             counts[:] = [_AGED * count for count in counts]
@@ -113,7 +111,7 @@ class ExpectedAdmission(NamedTuple):
 
 
 class AcceptanceModel:
-    """What is known of one drafter. `prior` is its survival by depth before anything was observed."""
+    """The acceptance estimates of one drafter. `prior` is its survival by depth before anything was observed."""
 
     def __init__(self, prior: Sequence[float] = MTP_SURVIVAL) -> None:
         rates = conditional(prior)
@@ -129,7 +127,7 @@ class AcceptanceModel:
         return SequenceAcceptance(self._mean, self._spread)
 
     def end_sequence(self, sequence: SequenceAcceptance) -> None:
-        """Its final offset tells how much sequences differ (a step of expectation-maximisation)."""
+        """Its final offset updates how much sequences differ (a step of expectation-maximisation)."""
         if sequence.variance < _KNOWN_SEQUENCE * self._spread:
             away = sequence.mean - self._mean
             self._mean += _SPREAD_RATE * away
@@ -138,9 +136,9 @@ class AcceptanceModel:
 
     def forecast(self, sequences: Sequence[SequenceAcceptance], depth: int) -> Floats:
         """Survival of depths 1 .. `depth`, [sequences, depth], averaged over what the offset of a sequence may be."""
-        log_odds = np.array([self.depths.log_odds[min(each, _MAX_DEPTH - 1)] for each in range(depth)])
-        mean = np.array([each.mean for each in sequences])[:, None]
-        deviation = np.sqrt(np.array([each.variance for each in sequences]))[:, None]
+        log_odds = np.array([self.depths.log_odds[min(index, _MAX_DEPTH - 1)] for index in range(depth)])
+        mean = np.array([sequence.mean for sequence in sequences])[:, None]
+        deviation = np.sqrt(np.array([sequence.variance for sequence in sequences]))[:, None]
         log_odds = log_odds + mean + deviation * (_HERMITE_POINTS + _OPTIMISM)  # [points, sequences, depth]
         survival = np.cumprod(1.0 / (1.0 + np.exp(-log_odds)), axis=2)
         expected: Floats = (survival * _HERMITE_WEIGHTS).sum(0)
@@ -149,10 +147,10 @@ class AcceptanceModel:
     def forecast_admission(
         self, survival: Floats, *, min_admitted: Floats, min_survival: Floats, unjudged: Bools
     ) -> ExpectedAdmission:
-        """What to expect of asking for tokens of this survival, [sequences, depth]. Once drafted, those with scores are
+        """What to expect of drafting tokens of this survival, [sequences, depth]. Once drafted, those with scores are
         verified only above `min_admitted`, and the drafter stops after one below `min_survival`, except for sequences
-        that are `unjudged` (each [sequences]). Scores are taken to move survival as they lately did; they tell tokens
-        apart and make none better on average."""
+        that are `unjudged` (each [sequences]). Scores are taken to move survival as they lately did; they
+        distinguish tokens and leave the average unchanged."""
         everything = ExpectedAdmission(survival, (survival > 0).astype(np.float64), np.ones_like(survival))
         if not self.has_scores:
             return everything
@@ -166,7 +164,7 @@ class AcceptanceModel:
         drafted[:, :, 1:] = later[:, :, :-1] > min_survival[:, None, None]
         verified = drafted & (later > min_admitted[:, None, None])
         judged = ((later * verified).mean(1), verified.mean(1), drafted.mean(1))
-        return ExpectedAdmission(*(np.where(unjudged[:, None], *each) for each in zip(everything, judged, strict=True)))
+        return ExpectedAdmission(*(np.where(unjudged[:, None], *pair) for pair in zip(everything, judged, strict=True)))
 
     def score_of(self, survival: float) -> float:
         """About the score that the drafter itself gives a first token with this survival."""
@@ -214,9 +212,9 @@ class AcceptanceModel:
 
     def learn_shift(self, forecast: Sequence[float], survival: Sequence[float]) -> None:
         """How the survival of a draft's tokens (0 for one that was not drafted) differs from its forecast, by depth;
-        depths that were not asked for repeat the last one."""
+        depths that were not requested repeat the last one."""
         pairs = zip(survival[:_MAX_DEPTH], forecast, strict=False)
-        odds = [[max(1e-6, chance) / max(1e-6, 1.0 - chance) for chance in pair] for pair in pairs]
+        odds = [[max(1e-6, rate) / max(1e-6, 1.0 - rate) for rate in pair] for pair in pairs]
         shifts = [min(_MAX_SHIFT, max(1 / _MAX_SHIFT, after / before)) for after, before in odds]
         self._shifts[self._num_shifts % _CONFIDENCE_SHIFTS] = shifts + shifts[-1:] * (_MAX_DEPTH - len(shifts))
         self._num_shifts += 1
@@ -232,6 +230,6 @@ def _conditional_confidence(score: float, score_above: float) -> float:
     return min(_HIGHEST, score / score_above) if score_above > 0 else 0.0
 
 
-def _log_odds(chance: float) -> float:
-    chance = min(_HIGHEST, max(_LOWEST, chance))
-    return math.log(chance / (1.0 - chance))
+def _log_odds(probability: float) -> float:
+    probability = min(_HIGHEST, max(_LOWEST, probability))
+    return math.log(probability / (1.0 - probability))

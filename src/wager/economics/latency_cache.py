@@ -1,5 +1,5 @@
-"""Seconds that rows and drafting add to a step, as a latency model says, cached for a few steps: every step needs them
-many times, and the model changes slowly."""
+"""Seconds that rows and drafting add to a step by a latency model, cached for a few steps: every step needs them many
+times, and the model changes slowly."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from wager.economics.latency_model import LatencyModel
 
-_REFRESH_INTERVAL = 32  # steps after which the model is asked again: it learns, and contexts grow
+_REFRESH_INTERVAL = 32  # steps after which the model is queried again: it learns, and contexts grow
 _CONTEXTS_PER_DOUBLING = 8  # context lengths within 1/8 of a doubling (9 %) share an entry
-_DENSE_ROWS = 16  # up to this many extra rows each is asked for, beyond it every eighth part more
+_DENSE_ROWS = 16  # up to this many extra rows the model is queried for each, beyond it for every eighth part more
 
 
 class LatencyCache:
-    """Call `tick` once a step."""
+    """Cached answers of `latency`. Call `tick` once a step."""
 
     def __init__(self, latency: LatencyModel) -> None:
         self._latency, self._steps = latency, 0
@@ -88,7 +88,7 @@ def _context_key(context_sum: int) -> int:
 
 
 def _knots(last: int) -> list[int]:
-    """0, 1, 2, ... one by one up to _DENSE_ROWS, then ever fewer, and `last`."""
+    """0, 1, 2, ... one by one up to _DENSE_ROWS, then ever further apart, and `last`."""
     knots = list(range(min(last, _DENSE_ROWS) + 1))
     while knots[-1] < last:
         knots.append(min(last, knots[-1] + max(1, knots[-1] // 8)))

@@ -23,7 +23,7 @@ REPLAY_FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """A parsed policy. `drafter` "" is the first one at hand, `depth` the guesses of `fixed` (None: not given),
+    """A parsed policy. `drafter` "" is the first available one, `depth` the guesses of `fixed` (None: not given),
     `threshold` the likelihood at which `threshold` starts."""
 
     kind: Literal["none", "fixed", "threshold", "adaptive"]

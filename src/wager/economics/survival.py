@@ -25,7 +25,7 @@ CURVES = {"mtp": MTP_SURVIVAL, "dflash": DFLASH_SURVIVAL}
 
 def conditional(survival: Sequence[float]) -> tuple[float, ...]:
     """Acceptance rate of each depth, given that the one above was accepted: S_k / S_(k-1)."""
-    return tuple(here / above for here, above in zip(survival, (1.0, *survival[:-1]), strict=True))
+    return tuple(reached / above for reached, above in zip(survival, (1.0, *survival[:-1]), strict=True))
 
 
 def survival(acceptance: float | Sequence[float], depth: int) -> tuple[float, ...]:
@@ -34,11 +34,11 @@ def survival(acceptance: float | Sequence[float], depth: int) -> tuple[float, ..
     rates = [acceptance] * depth if isinstance(acceptance, int | float) else list(acceptance)[:depth]
     if not all(0 <= rate <= 1 for rate in rates):
         raise UsageError(f"An acceptance of {acceptance!r} is out of range.", "Acceptance lies between 0 and 1.")
-    found, reached = [], 1.0
+    curve, reached = [], 1.0
     for rate in rates:
         reached *= rate
-        found.append(reached)
-    return (*found, *(0.0,) * (depth - len(found)))
+        curve.append(reached)
+    return (*curve, *(0.0,) * (depth - len(curve)))
 
 
 def tokens_per_round(survival: Sequence[float], depth: int | None = None) -> float:

@@ -1,1 +1,1 @@
-"""The engine room: sequences, scheduler, runner, the step, and how an engine is built."""
+"""The engine: the step, the scheduler, running sequences, the runner of the target and the proposer of drafts."""

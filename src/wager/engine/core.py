@@ -1,8 +1,8 @@
 """The engine: the step, and what a caller needs around it (add, abort, generate).
 
 The step has no branch on the kind of drafter, on the acceptance rule, or on prefill and decoding: a prompt chunk, one
-token, and a token with guesses are spans with different numbers of rows. It holds no clock either: `trace` times its
-stages from outside, all of them, so that the stages' seconds of a run add up to the run's.
+token, and a token with guesses are spans with different numbers of rows. It does not time itself: `trace` wraps
+all of its stages, so that the stages' seconds of a run add up to the run's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Engine:
         self._decoder = decoder
         self._eos = frozenset(eos)
         self._open: dict[str, int] = {}  # request id -> its choices that have not ended
-        self._final_outputs: list[OutputDelta] = []  # of aborted requests, handed out with the next step
+        self._final_outputs: list[OutputDelta] = []  # of aborted requests, returned by the next step
         self._trace = trace or Trace()
         self._time_stages(self._trace)
 
@@ -70,7 +70,7 @@ class Engine:
             "accept", lambda spans, drafts, output: runner.accept(spans, drafts, output, scheduler.sequences)
         )
         self._commit = trace.timed("commit", scheduler.commit)
-        self._tell_drafters = trace.timed("observe", self._update_drafters)
+        self._observe_drafters = trace.timed("observe", self._update_drafters)
         self._learn = trace.timed(POLICY_STAGE, self._update_policy)
         self._report = trace.timed(POLICY_STAGE, lambda record: self.policy.observe(record))
 
@@ -101,10 +101,10 @@ class Engine:
     ) -> None:
         """Drafters and policy learn from the step.
 
-        The policy hears what the step took only after all of its stages have ended; the seconds of that last call
-        count for the next step, and none are lost.
+        The policy observes the step's seconds only after all stages have ended; the seconds of that last call count
+        for the next step.
         """
-        self._tell_drafters(output, deltas)
+        self._observe_drafters(output, deltas)
         self._learn(outcomes, deltas)
         self._close_requests(deltas)
         drafted = sum([outcome.drafted for outcome in outcomes.values()])
@@ -136,7 +136,7 @@ class Engine:
                 self.policy.end(sequence_id(delta.request_id, delta.index))
 
     def _close_requests(self, deltas: Iterable[OutputDelta]) -> None:
-        """A request whose last choice has ended may be used as an id again."""
+        """The id of a request whose last choice has ended may be used again."""
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._open[delta.request_id] -= 1
@@ -147,7 +147,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Something waits, runs, or has a last output that was not handed out."""
+        """Whether a sequence waits or runs, or an aborted one's last output is still to be returned."""
         return self.scheduler.busy or bool(self._final_outputs)
 
     def add(self, request: Request) -> None:
@@ -169,7 +169,7 @@ class Engine:
     def _check(self, request: Request) -> None:
         vocab = self.runner.target.vocab
         if request.id in self._open:
-            raise RequestError(f"Request id {request.id!r} is in use.", "Give every request an id of its own.")
+            raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
         if "#" in request.id:
             raise RequestError(f"Request id {request.id!r} contains '#', which numbers choices.", "Leave it out.")
         for token in (*request.prompt, *request.params.logit_bias, *request.params.stop_token_ids):
@@ -195,7 +195,7 @@ class Engine:
         return True
 
     def preempt_all(self) -> None:
-        """Take every running sequence's blocks; they are computed again. Texts do not change (see `wager prove`)."""
+        """Preempt every running sequence; its tokens are computed again. Texts do not change (see `wager prove`)."""
         self.scheduler.preempt_all()
 
     def check(self) -> None:
@@ -211,14 +211,14 @@ class Engine:
     ) -> list[Completion]:
         """Run requests, at most `concurrency` at a time, and return their completions in the order given.
 
-        If one is refused, or anything else goes wrong, those that were begun are aborted before the error is raised.
+        If one is refused, or anything else fails, the requests added so far are aborted before the error is raised.
         """
-        todo, collector = deque(requests), OutputCollector()
+        waiting, collector = deque(requests), OutputCollector()
         try:
-            while todo or self.busy:
-                while todo and (concurrency is None or len(self._open) < concurrency):
-                    collector.expect(todo[0])
-                    self.add(todo.popleft())
+            while waiting or self.busy:
+                while waiting and (concurrency is None or len(self._open) < concurrency):
+                    collector.expect(waiting[0])
+                    self.add(waiting.popleft())
                 for delta in self.step():
                     collector.add(delta)
                     if on_event:

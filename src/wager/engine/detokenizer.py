@@ -1,7 +1,7 @@
 """Tokens to text, one token at a time, with stop strings.
 
-Text that might be the beginning of a stop string is held back until it is known not to be one, so that text that was
-streamed is never taken back.
+Text that might be the beginning of a stop string is held back until it is known not to be one, so that streamed
+text is never withdrawn.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Detokenizer:
         if self.stopped:
             return ""
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
-        if found:
+        starts = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        if starts:
             self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._held = self._held[: min(starts)], ""
             return shown
         keep = 0 if last else self._length_to_hold()
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

@@ -37,7 +37,7 @@ class OutputCollector:
     def expect(self, request: Request) -> None:
         """RequestError if a request of that id was expected before."""
         if (request.id, 0) in self._partial:
-            raise RequestError(f"Two requests have the id {request.id!r}.", "Give every request an id of its own.")
+            raise RequestError(f"Two requests have the id {request.id!r}.", "Give every request its own id.")
         for choice in range(request.params.n):
             self._partial[request.id, choice] = _PartialOutput()
 

@@ -1,8 +1,8 @@
-"""The engine's side of its drafters: asks them, checks their drafts, and goes on without one that fails.
+"""Calls the engine's drafters, checks their drafts, and goes on without a drafter that fails.
 
 Drafts cannot change the text, so a drafter's mistake costs speed at most: nodes with unknown tokens, wrong parents or
-beyond the sequence's room are cut off, and a drafter that raises is switched off with a warning. Every drafter is told
-of every token, so that one that was not asked for a while is not stale.
+beyond the sequence's room are cut off, and a drafter that raises is switched off with a warning. Every drafter gets
+every token, so that one that did not draft for a while is up to date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("wager")
 
 
 class DraftableSequence(Protocol):
-    """What a draft request says of a sequence."""
+    """What a draft request needs of a sequence."""
 
     @property
     def id(self) -> str: ...
@@ -41,7 +41,7 @@ class DraftableSequence(Protocol):
 class Proposer:
     """Any number of drafters with different names. Never raises because of one of them.
 
-    `vocab` is the target's number of logits. `rule` decides whether drafts must bring draft_probs, and whether they may
+    `vocab` is the target's number of logits. `rule` decides whether drafts must have draft_probs, and whether they may
     be trees.
     """
 
@@ -52,7 +52,7 @@ class Proposer:
 
     @property
     def name(self) -> str:
-        """The names of the drafters that work, with commas between; `none` without any."""
+        """The names of the drafters that are not switched off, separated by commas; `none` without any."""
         return ",".join(self.drafters) or "none"
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
@@ -70,8 +70,8 @@ class Proposer:
                 request = self._request(sequences[seq_id], plan)
                 requests.setdefault(plan[seq_id].drafter or first, []).append(request)
         drafts: dict[str, Draft] = {}
-        for name, each in requests.items():
-            drafts |= self.draft(each, limits, drafter=name)
+        for name, drafter_requests in requests.items():
+            drafts |= self.draft(drafter_requests, limits, drafter=name)
         return drafts
 
     def draft(self, requests: Sequence[DraftRequest], limits: Mapping[str, int], *, drafter: str) -> dict[str, Draft]:
@@ -160,7 +160,7 @@ class Proposer:
         )
 
     def _has_needed_probs(self, draft: Draft, request: DraftRequest, drafter: Drafter) -> bool:
-        """Sampled guesses come with the distribution they were drawn from where it was requested: without it no
+        """Whether sampled guesses have the distribution they were drawn from where it was requested: without it no
         distribution-exact rule is exact."""
         if draft.draft_probs is not None:
             return draft.draft_probs.shape == (len(draft.tokens), self.vocab)

@@ -1,4 +1,4 @@
-"""One ragged pass of the target, and what it means: the acceptance rule applied to every sequence's rows.
+"""One ragged pass of the target, and the acceptance rule applied to every sequence's rows.
 
 Under `match` a row's token is computed only when the accepted path reaches it.
 """
@@ -20,11 +20,11 @@ from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict
 from wager.verify import accept
 from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
 
-NOT_FINITE = "The model produced a logit that is not a number at position {}."
+NOT_FINITE = "The model produced a logit that is not finite at position {}."
 
 
 class InvalidRow(Exception):
-    """A row whose logits are not numbers. Everything before it on the path still holds."""
+    """A row whose logits are not finite. What comes before it on the path is valid."""
 
     def __init__(self, row: int, error: NumericsError) -> None:
         super().__init__(str(error))
@@ -34,7 +34,7 @@ class InvalidRow(Exception):
 
 @dataclass(frozen=True)
 class TargetTokens(Sequence[int]):
-    """The target's token after each row of one span, computed when asked for: index 0 is the root (the last known
+    """The target's token after each row of one span, computed on demand: index 0 is the root (the last known
     token), 1 + i follows node i of the draft. `first` is the span's first row of logits, `greedy` the greedy token of
     each row of the pass."""
 
@@ -92,7 +92,7 @@ class TargetTokens(Sequence[int]):
 
 @dataclass(frozen=True)
 class TargetProbs(Sequence[NDArray[np.float64]]):
-    """The target's processed distribution p after each row, float64 [vocab], computed when asked for."""
+    """The target's processed distribution p after each row, float64 [vocab], computed on demand."""
 
     rows: TargetTokens
     vocab: int
@@ -116,7 +116,7 @@ class Runner:
         """One pass over all rows of the step. UsageError if they are more than the target takes."""
         if batch.rows > self.target.max_rows:
             raise UsageError(
-                f"A step of {batch.rows} rows was asked for; the target takes {self.target.max_rows}.",
+                f"A step has {batch.rows} rows; the target takes {self.target.max_rows}.",
                 "A policy may admit at most the rows of its budget.",
             )
         return self.target.forward(batch)
@@ -128,7 +128,7 @@ class Runner:
         output: TargetOutput,
         sequences: Mapping[str, RunningSequence],
     ) -> dict[str, Outcome]:
-        """What the pass means for every span that needed logits, by sequence."""
+        """The outcome of every span that needs logits, by sequence."""
         outcomes = {}
         greedy: list[int] = output.greedy_tokens.tolist()  # one conversion for all rows
         for span, first in _first_logits_rows(spans, drafts):
@@ -160,7 +160,7 @@ def _rejection(rows: TargetTokens, vocab: int) -> Verdict:
 
 
 def _block(rows: TargetTokens, vocab: int) -> Verdict:
-    """The block rule looks at all rows before it decides, so guesses from the first invalid row on are left out."""
+    """The block rule reads all rows before it decides, so guesses from the first invalid row on are left out."""
     draft = rows.draft
     for row in range(1, len(rows)):
         try:

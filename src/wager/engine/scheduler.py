@@ -21,16 +21,16 @@ from wager.kv.paged_cache import PagedKVCache
 from wager.types import FinishReason, Outcome, OutputDelta, Span
 
 _LEAST_SHARE = 16
-"""While prompts are computed, one row of `max_rows` in so many is left to guesses at least."""
+"""While prompts are computed, at least one of this many rows of `max_rows` is left to guesses."""
 
 _DECAY = 0.75
-"""Of the rows that guesses lately took, what is still expected of them a step later."""
+"""Share of the rows that guesses lately took that is still expected a step later."""
 
 
 class Scheduler:
     """Continuous batching over a paged cache.
 
-    `max_draft_tokens` bounds the guesses of one span; `clock` gives the seconds in the sequences' counters.
+    `max_draft_tokens` bounds the guesses of one span; `clock` gives the times of the sequences' counters, in seconds.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Scheduler:
 
     def _schedule(self, sequence: Sequence, rows_left: int, drafts: int, spans: dict[str, Span]) -> bool:
         """Reserve blocks for a running sequence's span within `rows_left` rows and add it. False if blocks were too
-        few, be it for its guesses alone."""
+        few, even if only its guesses lacked them."""
         rows = min(sequence.num_pending_tokens, rows_left)
         needs_logits = rows == sequence.num_pending_tokens
         drafts = min(drafts, self._useful_drafts(sequence)) if needs_logits else 0

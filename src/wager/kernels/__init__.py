@@ -52,11 +52,11 @@ def select(
 def machine() -> str:
     """The processor's name and how many of its cores this process may use: the key of speed measurements."""
     try:
-        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+        cpu = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
     except OSError:
-        found = None
+        cpu = None
     cores = physical_cores()
-    return f"{found[1].strip() if found else platform.machine()}, {cores} core{'s' * (cores > 1)}"
+    return f"{cpu[1].strip() if cpu else platform.machine()}, {cores} core{'s' * (cores > 1)}"
 
 
 def physical_cores() -> int:
@@ -87,8 +87,8 @@ def _obstacle(dtype: str, head_dim: int | None, latent: tuple[int, int] | None) 
         return f"they compute in bfloat16, and dtype is {dtype}"
     if latent is not None:
         if any(size % 16 or size > MAX_HEAD_DIM for size in latent):
-            wanted = f"a latent whose rank and rotated part are multiples of 16 up to {MAX_HEAD_DIM}"
-            return f"they need {wanted}, and the model's are {latent[0]} and {latent[1]}"
+            needed = f"a latent whose rank and rotated part are multiples of 16 up to {MAX_HEAD_DIM}"
+            return f"they need {needed}, and the model's are {latent[0]} and {latent[1]}"
     elif head_dim is not None and (head_dim % 16 or head_dim > MAX_HEAD_DIM):
         return f"they need a head_dim that is a multiple of 16 up to {MAX_HEAD_DIM}, and the model's is {head_dim}"
     try:

@@ -4,7 +4,7 @@ A tape is to a CPU what a captured CUDA graph is to a GPU: the decoder describes
 step only fills the integer inputs and replays. Every op computes a row with one reduction order, whatever the other
 rows of the batch; that is what makes verification bit-equal to plain decoding.
 
-Shapes: R rows of the step, S sequences, L logits rows (those whose logits are wanted), d head_dim.
+Shapes: R rows of the step, S sequences, L logits rows (those whose logits are computed), d head_dim.
 Types: `act` is the kernels' activation type (bfloat16 natively); residual stream, q/k/v before rotation and logits are
 float32. Keys and values are rounded to the cache's type *before* their first use.
 """
@@ -134,7 +134,7 @@ class Tape(Protocol):
         """out act [R, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
 
     def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, spec: Experts, routing: Routing) -> None:
-        """Select each row's top experts and their shares, as arch.spec.Experts says; x act [R, hidden].
+        """Select each row's top experts and their shares, by arch.feed_forward.Experts; x act [R, hidden].
 
         Logits are x W^T in float32, weight f32 [experts, hidden], and are compared as they are under softmax; scores
         are, under sigmoid. `bias` f32 [experts] is added for the selection alone. Ties, of experts and of groups, go to
@@ -199,7 +199,7 @@ class Tape(Protocol):
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         """Replay with the present contents of `inputs`.
 
-        CacheIntegrityError if they contradict each other: a path that skips a position, a slot other than the one that
+        CacheIntegrityError if they are inconsistent: a path that skips a position, a slot other than the one that
         the block table of its sequence has for the row, a block that two sequences write to (natively). UsageError
         while another thread runs the tape (natively).
         """
@@ -254,7 +254,7 @@ class TargetOutput:
 
 
 class Target(Protocol):
-    """What the engine verifies against: the decoder, or the toy of `testing` with a closed-form distribution."""
+    """The model that the engine verifies with: the decoder, or the closed-form target of `testing`."""
 
     vocab: int
     max_rows: int

@@ -16,6 +16,7 @@ from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
 
 MAX_EXPERTS = 1024
+"""Most experts of a layer that the native router takes."""
 
 
 class CpuTape:
@@ -40,16 +41,16 @@ class CpuTape:
         """The address of a tensor of this type and shape (None: any size); ModelError if it is another."""
         fits = tensor.dim() == len(shape) and all(w is None or w == s for w, s in zip(shape, tensor.shape, strict=True))
         if tensor.dtype != dtype or not fits or not tensor.is_contiguous():
-            wanted = ", ".join("any" if w is None else str(w) for w in shape)
+            expected = ", ".join("any" if w is None else str(w) for w in shape)
             raise ModelError(
-                f"{name} is {tensor.dtype} {tuple(tensor.shape)}; it must be contiguous {dtype} [{wanted}].",
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)}; it must be contiguous {dtype} [{expected}].",
                 "A tape's buffers are fixed when it is recorded.",
             )
         self._kept.append(tensor)
         return tensor.data_ptr()
 
     def _buffer(self, name: str, tensor: Tensor, dtype: torch.dtype, width: int, *, of: RowSet = "rows") -> int:
-        """A buffer of rows: room for max_rows, or for as many logits rows as a step may then ask for."""
+        """A buffer of rows: room for max_rows, or for as many logits rows as a step may have."""
         address = self._take(name, tensor, dtype, (None, width))
         if of == "logits":
             self._logits_rows = min(self._logits_rows, len(tensor))
@@ -95,7 +96,7 @@ class CpuTape:
 
     def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, spec: Experts, routing: Routing) -> None:
         if spec.count > MAX_EXPERTS:
-            raise ModelError(f"{spec.count} experts are more than the {MAX_EXPERTS} the native kernels serve.")
+            raise ModelError(f"{spec.count} experts are more than the {MAX_EXPERTS} the native kernels support.")
         hidden = x.shape[-1]
         params = (spec.count, spec.active, spec.gating.groups, spec.gating.top_groups, spec.gating.group_best)
         self._tape.route(

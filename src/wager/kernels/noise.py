@@ -11,8 +11,8 @@ of the output contract: a change to it raises FIELD_VERSION, because every sampl
     g       = -log(-log1p(-u))                               -3.6 .. 36.8
 
 Private draws of a drafter (domain DRAFT) carry `depth`, the guess's distance from the last known token, as
-choice + depth * 2^8: a position drafted again in a later round then gets fresh noise. Rules that judge a path as one
-(block) need that; the shared field must not do it. `Kernels.sample` computes the same numbers natively.
+choice + depth * 2^8: a position drafted again in a later round then gets fresh noise. Rules that judge a path as a
+unit (block) need that; the shared field must not do it. `Kernels.sample` computes the same numbers natively.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _SHIFT, _MASK = np.uint64(32), np.uint64(_LOW)
 
 
 def fresh_seed() -> int:
-    """64 bits from the operating system, for a request that names no seed."""
+    """64 bits from the operating system, for a request without a seed."""
     return secrets.randbits(64)
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 of one counter, in plain integers: the definition, and the quick way to a single number."""
+    """Philox4x32-10 of one counter, in plain integers: the definition, and the fastest way to a single number."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):

@@ -1,6 +1,6 @@
 """The oracle: every op in plain torch, one row at a time, so that a row cannot depend on the others of its batch.
 
-Values are rounded to the activation type exactly where kernels/base.py says, everything between is float32. Each row
+Values are rounded to the activation type exactly where kernels/base.py says so; all else is float32. Each row
 is copied to a buffer of its own before it is used: a library call then sees the same shapes and the same alignment
 whatever the batch, in one thread whatever the machine, and its reduction order is a constant. Made to be simple, not
 fast.
@@ -261,10 +261,10 @@ def _check_slots(inputs: Inputs, rows: int, sequences: int) -> None:
         raise CacheIntegrityError(f"query_start_loc ends at {starts[sequences]}, and the step has {rows} rows.")
     seq_ids, slots = inputs.seq_ids.numpy()[:rows], inputs.slot_mapping.numpy()[:rows]
     places = computed[seq_ids] + np.arange(rows) - starts[seq_ids]
-    wanted = inputs.block_tables.numpy()[seq_ids, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-    for row in np.flatnonzero(slots != wanted)[:1]:
+    expected = inputs.block_tables.numpy()[seq_ids, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+    for row in np.flatnonzero(slots != expected)[:1]:
         raise CacheIntegrityError(
-            f"slot_mapping is {slots[row]} at index {row}, not {wanted[row]} as in the block table of sequence "
+            f"slot_mapping is {slots[row]} at index {row}, not {expected[row]} as in the block table of sequence "
             f"{seq_ids[row]}."
         )
 

@@ -1,1 +1,1 @@
-"""Where keys and values live: the accounting of blocks, and the moves of accepted tree paths between them."""
+"""The paged KV cache: the accounting of blocks, and the moves of accepted tree paths between them."""

@@ -1,6 +1,6 @@
 """The block pool together with the tensors behind it: moves of accepted paths, and blocks that became invalid.
 
-The tensors belong to the kernels (kernels.base.KVCache); which of their slots a position lies in is computed here.
+The tensors belong to the kernels (kernels.base.KVCache); the slot of a position is computed here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from wager.kv.blocks import BlockPool
 
 
 class PagedKVCache:
-    """`pool` accounts for the blocks of `tensors`."""
+    """The blocks of `pool` in the memory of `tensors`."""
 
     def __init__(self, pool: BlockPool, tensors: KVCache) -> None:
         self.pool = pool
@@ -34,7 +34,7 @@ class PagedKVCache:
             self.tensors.move(source, target)
 
     def discard(self, blocks: Iterable[int]) -> None:
-        """Blocks of ended sequences hold values that are not numbers: they must not be attached again, nor be read by
+        """Blocks of ended sequences hold values that are not finite: they must not be attached again, nor be read by
         a later pass, not even through a mask (0 x NaN is NaN). A block that another sequence holds too has that
         sequence's own valid values and stays."""
         self.pool.reset_prefix_cache()

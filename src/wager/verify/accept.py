@@ -66,8 +66,8 @@ class NoiseCoins:
         mass = weights.cumsum()
         total = float(mass[-1])
         if not _TINY < total < np.inf:
-            what = f"The distribution at position {position} sums to {total}, so no token can be drawn from it."
-            raise NumericsError(what, "The model's weights are damaged, or the drafter's probabilities are.")
+            cause = f"The distribution at position {position} sums to {total}, so no token can be drawn from it."
+            raise NumericsError(cause, "The model's weights are damaged, or the drafter's probabilities are.")
         return int(np.searchsorted(mass, coin * total, side="right"))
 
 
@@ -80,17 +80,17 @@ def match(draft: Draft, targets: Sequence[int]) -> Verdict:
     nodes: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True)):
         nodes.setdefault(edge, node)
-    here = -1
+    current = -1
     accepted: list[int] = []
     tokens: list[int] = []
     while True:
-        token = int(targets[1 + here])
+        token = int(targets[1 + current])
         tokens.append(token)
-        child = nodes.get((here, token))
+        child = nodes.get((current, token))
         if child is None:
             return Verdict(draft.seq_id, tuple(accepted), tuple(tokens))
         accepted.append(child)
-        here = child
+        current = child
 
 
 def rejection(draft: Draft, p: Rows, *, coins: Coins) -> Verdict:
@@ -105,16 +105,16 @@ def rejection(draft: Draft, p: Rows, *, coins: Coins) -> Verdict:
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(draft.parents):
         children.setdefault(parent, []).append(node)
-    here = -1
+    current = -1
     accepted: list[int] = []
     while True:
-        residual = p[1 + here]
-        for node in children.get(here, ()):
+        residual = p[1 + current]
+        for node in children.get(current, ()):
             ratio = _ratio(residual, draft, node)
             if ratio is None:
                 continue
             if coins.flip(min(1.0, ratio)):
-                here = node
+                current = node
                 accepted.append(node)
                 break
             residual = _normalised(_positive_part(residual, draft, node), otherwise=residual)

@@ -48,7 +48,7 @@ class _TokenCounts:
 
 
 class History:
-    """The tokens a position's penalties look at.
+    """The tokens that a position's penalties depend on.
 
     The engine keeps one per sequence and appends committed tokens; `extended` gives the history of a guess further down
     a path. A view shares its base and is valid until the base is appended to.
@@ -156,9 +156,9 @@ def process(
 ) -> ProcessedDistribution:
     """The processed distribution of one row of logits, float32 [V].
 
-    `history` is what the penalties look at; without penalties it is not read. Raises NumericsError if a logit is NaN
-    or infinite, before the processors or after them: as `Kernels.argmax` and `Kernels.sample` do, it takes -inf for
-    damage, not for a ban (bans are finite: `logit_bias`).
+    `history` is what the penalties depend on; without penalties it is not read. Raises NumericsError if a logit is NaN
+    or infinite, before the processors or after them: like `Tape.argmax` and `Kernels.sample`, it treats -inf as
+    invalid, not as a ban (bans are finite: `logit_bias`).
     """
     z = logits.astype(np.float64)
     _apply_penalties(z, params, history)
@@ -226,8 +226,8 @@ def _require_finite(z: NDArray[np.float64]) -> None:
     if np.isfinite(z.min()) and np.isfinite(z.max()):  # NaN wins every comparison in numpy's min and max
         return
     nans, infinite = int(np.isnan(z).sum()), int(np.isinf(z).sum())
-    what = f"A row of logits is not a number: {nans} NaN and {infinite} infinite among {len(z)}."
-    raise NumericsError(what, "The weights are damaged, or the sampling parameters overflow.")
+    cause = f"A row of logits is not finite: {nans} NaN and {infinite} infinite among {len(z)}."
+    raise NumericsError(cause, "The weights are damaged, or the sampling parameters overflow.")
 
 
 def _largest(x: NDArray[np.float64], count: int) -> NDArray[np.int64]:
@@ -254,24 +254,24 @@ def _top_k(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] 
 def _top_p(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] | None:
     """The smallest leading set whose probability reaches top_p.
 
-    Every id above a threshold is a leading set too: if one threshold's set weighs enough, the nucleus is inside it, and
-    only that set is sorted.
+    Every id above a threshold is a leading set too: if that of one threshold is likely enough, it contains the nucleus
+    and is the only set that is sorted.
     """
     if params.top_p >= 1 or len(x) == 1:
         return None
     best = x.max()
     weights = np.exp(x - best)
     total = weights.sum()
-    wanted = params.top_p * total
+    nucleus = params.top_p * total
     candidates = x
     for share in _NUCLEUS_GUESSES:
         some = weights >= share * (1 - params.top_p) * total
-        if weights[some].sum() >= wanted:
+        if weights[some].sum() >= nucleus:
             candidates = x[some]
             break
     ranked = -np.sort(-candidates)
     mass = np.exp(ranked - best).cumsum()
-    count = min(int(np.searchsorted(mass, wanted)) + 1, len(ranked))
+    count = min(int(np.searchsorted(mass, nucleus)) + 1, len(ranked))
     return _cut(x, count, ranked[count - 1])
 
 

@@ -1,7 +1,7 @@
-"""Measured step times in place of the roofline's: what `plan --hardware this` asks.
+"""Measured step times in place of the roofline's, for `plan --hardware this`.
 
-The seconds of a step are what was measured; their division into parts is the roofline's, scaled to that sum. What
-was measured comes in through the protocols below, so that the cost model needs no calibration code.
+The seconds of a step are what was measured; their division into parts is the roofline's, scaled to that sum. The
+measurements are passed as the protocols below, so that the cost model needs no calibration code.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def implied_device(model: ModelSpec, measured: MeasuredSteps, *, memory: float |
 
 @dataclass(frozen=True, slots=True)
 class CalibratedDraftCost:
-    """A DraftCost by measurement. Timing does not tell its memory, which counts as 0."""
+    """A DraftCost by measurement. Its memory is not measured and counts as 0."""
 
     name: str
     measured: MeasuredDrafting
@@ -82,7 +82,7 @@ class CalibratedDraftCost:
     max_depth: int | None = None
 
     def seconds(self, requests: float, depth: int, *, context: float) -> float:
-        """See DraftCost; measurements do not tell contexts apart."""
+        """See DraftCost; the measurements do not depend on the context."""
         return self.measured.seconds(requests, depth) if depth and requests else 0.0
 
     def kv_bytes(self, context: float) -> float:

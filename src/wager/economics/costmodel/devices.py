@@ -32,13 +32,13 @@ class Device:
 
     def arithmetic(self, compute: str) -> str:
         """The arithmetic that `compute` is done in on this device: itself, or the next wider one there is."""
-        found: str | None = compute
-        while found is not None and found not in self.peaks:
-            found = _WIDER.get(found)
-        if found is None:
+        arithmetic: str | None = compute
+        while arithmetic is not None and arithmetic not in self.peaks:
+            arithmetic = _WIDER.get(arithmetic)
+        if arithmetic is None:
             known = ", ".join(self.peaks)
             raise UsageError(f"{self.name} has no known peak for {compute} arithmetic.", f"Its known peaks: {known}.")
-        return found
+        return arithmetic
 
     def peak(self, compute: str) -> float:
         """FLOP/s for numbers of that arithmetic."""
@@ -140,14 +140,14 @@ ALIASES: Mapping[str, str] = {
 
 def find_device(name: str) -> Device:
     """The device of that name, whatever its case; UsageError names the nearest ones."""
-    names = {each.lower(): each for each in (*DEVICES, *ALIASES)}
-    wanted = name.strip().lower().replace(" ", "-").replace("_", "-")
-    found = names.get(wanted)
-    if found is None:
-        near = difflib.get_close_matches(wanted, names, n=2, cutoff=0.4)
-        close = f"Did you mean {' or '.join(names[each] for each in near)}? " if near else ""
+    names = {known.lower(): known for known in (*DEVICES, *ALIASES)}
+    key = name.strip().lower().replace(" ", "-").replace("_", "-")
+    known_name = names.get(key)
+    if known_name is None:
+        near = difflib.get_close_matches(key, names, n=2, cutoff=0.4)
+        close = f"Did you mean {' or '.join(names[key] for key in near)}? " if near else ""
         raise UsageError(
             f"Hardware {name!r} is not known.",
             f"{close}Known are: {', '.join(DEVICES)}. Describe another in a JSON file with its peaks and bandwidth.",
         )
-    return DEVICES[ALIASES.get(found, found)]
+    return DEVICES[ALIASES.get(known_name, known_name)]

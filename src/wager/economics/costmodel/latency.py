@@ -1,4 +1,4 @@
-"""The cost model as a LatencyModel: what `replay --model --hardware` asks instead of a calibration."""
+"""The cost model as a LatencyModel, for `replay --model --hardware`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from wager.errors import UsageError
 
 
 class RooflineLatency(StaticLatency):
-    """Seconds straight from the cost model, about 30 microseconds a question.
+    """Seconds of the cost model, about 30 microseconds a call.
 
-    Every request of a step is taken to have the mean context and the mean number of rows; `context` is what drafters
-    that read a cache of their own are asked with.
+    Every request of a step is taken to have the mean context and the mean number of rows; `context` is that of
+    drafters that read a cache of their own.
     """
 
     def __init__(

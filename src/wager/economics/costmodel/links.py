@@ -57,19 +57,19 @@ class Cluster:
 
     def traffic(self, model: ModelSpec, rows: float) -> Mapping[str, Transfer]:
         """What is sent, by kind, in a step of `rows` rows (of one rank, under expert parallelism)."""
-        found = {}
+        transfers = {}
         if self.tp > 1 and self.device.intra is not None:
             # two all-reduces a layer, each a ring: 2 (n - 1) / n of the activations through every link
             sent = (
                 2 * model.num_layers * rows * model.hidden * model.precision.activations * 2 * (self.tp - 1) / self.tp
             )
-            found["all-reduce"] = Transfer(sent, sent / self.device.intra)
+            transfers["all-reduce"] = Transfer(sent, sent / self.device.intra)
         if self.ep > 1:
             layers = [layer for layer in model.layers if isinstance(layer.ffn, Experts)]
             copies = sum(layer.count * layer.ffn.active for layer in layers if isinstance(layer.ffn, Experts))
             sent = rows * 2 * copies * model.hidden * model.precision.dispatch
-            found["dispatch"] = Transfer(sent, sent * self._seconds_per_byte())
-        return found
+            transfers["dispatch"] = Transfer(sent, sent * self._seconds_per_byte())
+        return transfers
 
     def _seconds_per_byte(self) -> float:
         """Of a dispatched byte whose expert may be anywhere: the slower of the links, which work side by side.

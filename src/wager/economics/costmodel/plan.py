@@ -1,4 +1,4 @@
-"""What `wager plan` answers: for a batch, context and acceptance, every depth's outcome, what the step waits for, and
+"""What `wager plan` computes: for a batch, context and acceptance, every depth's outcome, what the step waits for, and
 the batch sizes at which plain decoding is fastest. Plain values, for a table, a page or JSON.
 """
 
@@ -43,9 +43,9 @@ class BatchRange(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PlanPoint:
     """The answer at one batch, context and acceptance. `outcomes` holds every depth's from 0 on, `chosen` the best one
-    or the one asked for; `plain_step` and `step` are the steps without draft tokens and at the chosen depth;
-    `marginal_costs` are d log seconds / d log rows of plain decoding, by part and for the whole "step"; `break_even` is
-    the acceptance from which one draft token pays (None: never)."""
+    or the requested one; `plain_step` and `step` are the steps without draft tokens and at the chosen depth;
+    `marginal_costs` are d log seconds / d log rows of plain decoding, by part and for the "step"; `break_even` is the
+    acceptance from which one draft token pays (None: never)."""
 
     batch: int
     context: int
@@ -115,7 +115,7 @@ class PlanPoint:
 
 @dataclass(frozen=True, slots=True)
 class PlanQuery:
-    """What is asked at every point: of which target and drafter, and how deep. `depth` fixes the depth (None: the best
+    """What is evaluated at every point: which target and drafter, and how deep. `depth` fixes the depth (None: the best
     one up to `max_depth`)."""
 
     cost: CostModel
@@ -133,8 +133,8 @@ class PlanQuery:
 
     def _limit(self, acceptance: AcceptanceRates | None) -> int:
         known = acceptance.max_depth if acceptance else None
-        asked = self.max_depth if self.depth is None else max(self.max_depth, self.depth)
-        return min(limit for limit in (asked, self.drafter.max_depth, known) if limit is not None)
+        requested = self.max_depth if self.depth is None else max(self.max_depth, self.depth)
+        return min(limit for limit in (requested, self.drafter.max_depth, known) if limit is not None)
 
     def outcomes(self, acceptance: AcceptanceRates, *, batch: float, context: float) -> list[DepthOutcome]:
         """Every depth from 0 to the deepest that the drafter can make and whose acceptance is known."""
@@ -146,24 +146,24 @@ class PlanQuery:
     def point(self, acceptance: AcceptanceRates, *, batch: int, context: int) -> PlanPoint:
         """The answer at one point. UsageError for a batch below 1, or a context the model was not made for."""
         self._check(batch, context)
-        found = self.outcomes(acceptance, batch=batch, context=context)
-        if self.depth is not None and self.depth >= len(found):
+        outcomes = self.outcomes(acceptance, batch=batch, context=context)
+        if self.depth is not None and self.depth >= len(outcomes):
             raise UsageError(
-                f"Depth {self.depth} is deeper than acceptance {acceptance.label} is known for ({len(found) - 1})."
+                f"Depth {self.depth} is deeper than acceptance {acceptance.label} is known for ({len(outcomes) - 1})."
             )
-        chosen = best_outcome(found) if self.depth is None else found[self.depth]
+        chosen = best_outcome(outcomes) if self.depth is None else outcomes[self.depth]
         plain = [SequenceLoad(context, 1, batch)]
-        steps, drafts = [o.step_s for o in found], [o.draft_s for o in found]
+        steps, drafts = [o.step_s for o in outcomes], [o.draft_s for o in outcomes]
         return PlanPoint(
             batch=batch,
             context=context,
             acceptance=acceptance.label,
-            outcomes=tuple(found),
+            outcomes=tuple(outcomes),
             chosen=chosen,
             plain_step=self.cost.step(plain),
             step=self.cost.step([SequenceLoad(context, chosen.depth + 1, batch)]),
             marginal_costs=dict(self.cost.marginal_cost(plain)),
-            break_even=break_even_acceptance(steps, drafts, 1) if len(found) > 1 else None,
+            break_even=break_even_acceptance(steps, drafts, 1) if len(outcomes) > 1 else None,
             memory=footprint(self.cost, self.drafter, batch=batch, context=context),
         )
 

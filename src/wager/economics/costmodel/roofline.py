@@ -59,8 +59,8 @@ _UNIFORM_ROUTING = ExpertRouting()
 class CostModel:
     """Seconds of a step of `model` on `device`.
 
-    `tp` devices share every matrix and cache; `ep` ranks share the experts, each with a load of its own like the one
-    that is asked about, and a step waits for the rank with most experts to read. One of the two may exceed 1.
+    `tp` devices share every matrix and cache; `ep` ranks share the experts, each with a load of its own like the given
+    one, and a step waits for the rank with most experts to read. One of the two may exceed 1.
     `overhead` are seconds that every step takes beside its roofline.
     """
 
@@ -118,14 +118,14 @@ class CostModel:
 
     def marginal_cost(self, loads: Sequence[SequenceLoad]) -> Mapping[str, float]:
         """Relative marginal cost of a row by part: d log seconds / d log rows, all loads growing alike. 0 where another
-        row is free, 1 where it costs as much as an average one. The whole step's is under "step"."""
+        row is free, 1 where it costs as much as an average one. The step's own is under "step"."""
         more = [replace(load, rows=load.rows * (1 + _RELATIVE_CHANGE)) for load in loads]
-        here, there = self.step(loads), self.step(more)
+        base, grown = self.step(loads), self.step(more)
         by_part = {
-            part: (there.parts[part].seconds / cost.seconds - 1) / _RELATIVE_CHANGE if cost.seconds else 0.0
-            for part, cost in here.parts.items()
+            part: (grown.parts[part].seconds / cost.seconds - 1) / _RELATIVE_CHANGE if cost.seconds else 0.0
+            for part, cost in base.parts.items()
         }
-        return {"step": (there.seconds / here.seconds - 1) / _RELATIVE_CHANGE, **by_part}
+        return {"step": (grown.seconds / base.seconds - 1) / _RELATIVE_CHANGE, **by_part}
 
     # ---- the parts --------------------------------------------------------------------------------------------------
 

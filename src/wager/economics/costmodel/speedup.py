@@ -1,4 +1,4 @@
-"""Expected speed-up by draft depth, and the depth where it is largest. Formulas over seconds that callers give."""
+"""Expected speed-up by draft depth, and the depth where it is largest. Formulas over given seconds."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class DepthOutcome:
 def depth_outcomes(steps: Sequence[float], drafts: Sequence[float], survival: Sequence[float]) -> list[DepthOutcome]:
     """Every depth from 0 to len(steps) - 1. `steps[g]` are seconds of a step with g draft tokens per request,
     `drafts[g]` seconds of drafting them. Speed-up is tokens x steps[0] / (steps + drafts); at depth 0 it is 1."""
-    found = []
+    outcomes = []
     for depth, (step, draft) in enumerate(zip(steps, drafts, strict=True)):
         tokens = tokens_per_round(survival, depth)
-        found.append(DepthOutcome(depth, tokens, step, draft, tokens * steps[0] / (step + draft)))
-    return found
+        outcomes.append(DepthOutcome(depth, tokens, step, draft, tokens * steps[0] / (step + draft)))
+    return outcomes
 
 
 def best_outcome(outcomes: Sequence[DepthOutcome]) -> DepthOutcome:

@@ -32,8 +32,8 @@ CALIBRATE_AGAIN = "Run `wager calibrate` again."
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a calibration is valid for. `shape` is the fingerprint of all sizes of the model; its name `model` is for
-    people."""
+    """What a calibration is valid for. `shape` is the fingerprint of all sizes of the model; its name `model` is
+    for display."""
 
     machine: str
     model: str
@@ -42,14 +42,15 @@ class Setup:
     threads: int | None
     dtype: str
 
-    def differences(self, here: Setup) -> list[str]:
-        """What is different here, in words."""
-        found = [] if self.shape == here.shape else [f"model {self.model} (here {here.model}, of other sizes)"]
+    def differences(self, current: Setup) -> list[str]:
+        """What differs in `current`, in words."""
+        same = self.shape == current.shape
+        differences = [] if same else [f"model {self.model} (here {current.model}, of other sizes)"]
         for name in ("machine", "kernels", "threads", "dtype"):
-            stored, current = getattr(self, name), getattr(here, name)
-            if stored != current:
-                found.append(f"{name} {stored} (here {current})")
-        return found
+            stored, value = getattr(self, name), getattr(current, name)
+            if stored != value:
+                differences.append(f"{name} {stored} (here {value})")
+        return differences
 
     @property
     def filename(self) -> str:
@@ -124,7 +125,7 @@ class Calibration:
 
     @property
     def age(self) -> str:
-        """How long ago it was measured, for people."""
+        """How long ago it was measured, in words."""
         passed = (datetime.now(UTC) - self.when).total_seconds()
         for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
             count = int(passed // size)
@@ -151,9 +152,9 @@ class Calibration:
     def from_dict(cls, values: Mapping[str, Any], *, where: str) -> Calibration:
         """The inverse of as_dict. UsageError, naming `where`, if a value is missing, invalid, or of another format."""
         if values.get("format") != FORMAT:
-            found = values.get("format", "none")
+            stored = values.get("format", "none")
             raise UsageError(
-                f"The calibration in {where} has format {found}; this wager reads {FORMAT}.", CALIBRATE_AGAIN
+                f"The calibration in {where} has format {stored}; this wager reads {FORMAT}.", CALIBRATE_AGAIN
             )
         try:
             return cls(
@@ -202,32 +203,32 @@ class CalibrationLookup(NamedTuple):
     reason: str
 
 
-def find_calibration(folder: Path, here: Setup) -> CalibrationLookup:
+def find_calibration(folder: Path, setup: Setup) -> CalibrationLookup:
     """The stored calibration for this setup. A file that is damaged or of another setup is not used, and the reason
     names it or what differs."""
-    path = folder / here.filename
-    for file in (path, *sorted(folder.glob(f"{here.shape}-*.json"))):
+    path = folder / setup.filename
+    for file in (path, *sorted(folder.glob(f"{setup.shape}-*.json"))):
         if not file.exists():
             continue
         try:
-            found = Calibration.read(file)
+            calibration = Calibration.read(file)
         except UsageError as error:
             return CalibrationLookup(None, error.message)
-        differing = found.setup.differences(here)
+        differing = calibration.setup.differences(setup)
         if differing:
             return CalibrationLookup(None, f"The calibration in {file} was made for {', '.join(differing)}.")
-        return CalibrationLookup(found, "")
-    return CalibrationLookup(None, f"{here.model} was never calibrated here.")
+        return CalibrationLookup(calibration, "")
+    return CalibrationLookup(None, f"{setup.model} was never calibrated here.")
 
 
 def latest_calibration(folder: Path, *, shape: str, machine: str) -> Calibration:
     """The newest calibration of a model's shape on a machine, whatever its kernels and threads. UsageError if there is
     none, naming the machines that have one, or if a file is damaged."""
-    found = [Calibration.read(file) for file in sorted(folder.glob(f"{shape}-*.json"))]
-    here = [each for each in found if each.setup.machine == machine]
-    if here:
-        return max(here, key=lambda each: each.when)
-    others = ", ".join(sorted({each.setup.machine for each in found}))
+    calibrations = [Calibration.read(file) for file in sorted(folder.glob(f"{shape}-*.json"))]
+    matching = [calibration for calibration in calibrations if calibration.setup.machine == machine]
+    if matching:
+        return max(matching, key=lambda calibration: calibration.when)
+    others = ", ".join(sorted({calibration.setup.machine for calibration in calibrations}))
     raise UsageError(
         f"This model was never calibrated on this machine ({machine})" + (f", only on {others}." if others else "."),
         "Run `wager calibrate` with it.",

@@ -1,7 +1,7 @@
 """What drafting costs, for any drafter: seconds = per_call(requests) + depth x per_token(requests).
 
-An autoregressive drafter is all `per_token`, a block drafter all `per_call`, a lookup next to nothing of both. Starts
-from measured points and is corrected by every observed call.
+An autoregressive drafter takes `per_token` seconds alone, a block drafter `per_call` alone, a lookup hardly any of
+both. Starts from measured points and is corrected by every observed call.
 """
 
 from __future__ import annotations

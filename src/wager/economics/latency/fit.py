@@ -19,8 +19,8 @@ def fit_surface(
 ) -> LatencySurface:
     """The surface nearest to measured points in relative error, with no negative cost.
 
-    Needs two or more row counts, or raises UsageError. A cost that the points do not tell apart (one context, one
-    request everywhere) comes out as zero.
+    Needs two or more row counts, or raises UsageError. A cost that the points do not determine (all of one context, or
+    of one request) comes out as zero.
     """
     rows = sorted({point.rows for point in points})
     if len(rows) < 2 or any(point.seconds <= 0 or point.requests <= 0 for point in points):
@@ -30,8 +30,8 @@ def fit_surface(
         )
     system = np.array([[*_knot_weights(rows, point.rows), *_terms(point)] for point in points], dtype=np.float64)
     taken = np.array([point.seconds for point in points])
-    found = _solve(system / taken[:, None], np.ones(len(points)), first_bounded=len(rows))
-    curve, (per_request, per_context, per_pair) = found[: len(rows)], found[len(rows) :]
+    coefficients = _solve(system / taken[:, None], np.ones(len(points)), first_bounded=len(rows))
+    curve, (per_request, per_context, per_pair) = coefficients[: len(rows)], coefficients[len(rows) :]
     return LatencySurface(
         rows,
         [max(float(value), 1e-9) for value in curve],
@@ -53,11 +53,11 @@ def _terms(point: StepPoint) -> tuple[float, float, float]:
 
 
 def _solve(system: NDArray[np.float64], target: NDArray[np.float64], *, first_bounded: int) -> NDArray[np.float64]:
-    """Least squares in which columns from `first_bounded` on may not be negative, and are zero where the system leaves
-    them open.
+    """Least squares in which columns from `first_bounded` on may not be negative, and are zero where the system does
+    not determine them.
 
     The most negative column is dropped until none is negative. A slight penalty on these columns alone decides what the
-    system leaves open.
+    system does not determine.
     """
     active = list(range(system.shape[1]))
     while True:
@@ -65,11 +65,11 @@ def _solve(system: NDArray[np.float64], target: NDArray[np.float64], *, first_bo
         scale[scale == 0] = 1.0
         penalty = np.diag([_PENALTY * (column >= first_bounded) for column in active])
         rows = np.vstack([system[:, active] / scale, penalty])
-        found = np.linalg.lstsq(rows, np.concatenate([target, np.zeros(len(active))]), rcond=None)[0]
-        worst = min(range(len(active)), key=lambda at: found[at] if active[at] >= first_bounded else 0.0)
-        if active[worst] < first_bounded or found[worst] >= 0:
+        scaled = np.linalg.lstsq(rows, np.concatenate([target, np.zeros(len(active))]), rcond=None)[0]
+        worst = min(range(len(active)), key=lambda at: scaled[at] if active[at] >= first_bounded else 0.0)
+        if active[worst] < first_bounded or scaled[worst] >= 0:
             solution = np.zeros(system.shape[1])
-            solution[active] = found / scale
+            solution[active] = scaled / scale
             return solution
         del active[worst]
 
@@ -80,10 +80,10 @@ def fit_draft_curve(points: Sequence[DraftPoint]) -> DraftCurve:
     requests = sorted({point.requests for point in points})
     per_call, per_token = [], []
     for count in requests:
-        here = [point for point in points if point.requests == count]
-        system = np.array([[1 / point.seconds, point.depth / point.seconds] for point in here])
-        call, token = np.linalg.lstsq(system, np.ones(len(here)), rcond=None)[0]
-        if call < 0 or token < 0:  # the best with one of them alone
+        calls = [point for point in points if point.requests == count]
+        system = np.array([[1 / point.seconds, point.depth / point.seconds] for point in calls])
+        call, token = np.linalg.lstsq(system, np.ones(len(calls)), rcond=None)[0]
+        if call < 0 or token < 0:  # the best fit with one of them alone
             alone = 1 if call < 0 else 0
             column = system[:, alone]
             best = float(column.sum() / (column @ column))

@@ -1,7 +1,7 @@
 """Which steps a calibration times: a grid to fit, and random shapes to test the fit with.
 
-A shape gives each sequence's cached positions and draft tokens. Sequences continue texts that lie in the cache: the
-first text is the longest, the next are shorter, so that few long and many short ones fit in one cache.
+A shape gives each sequence's cached positions and draft tokens. Sequences continue texts whose keys and values
+are cached: the first text is the longest, the next are shorter, so that few long and many short ones fit in one cache.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def grid_shapes(limits: ShapeLimits) -> list[StepShape]:
 
 
 def quick_shapes(limits: ShapeLimits) -> list[StepShape]:
-    """A dozen shapes, the most informative first, for when there is no time for a grid: one sequence, all at once, a
-    few long ones. The cost of many sequences does not follow from that of few."""
+    """A dozen shapes, the most informative first, for when there is no time for a grid: one sequence, all
+    sequences, a few long ones; the cost of many sequences does not follow from that of few."""
     texts = limits.text_lengths()
     most, few = len(texts), min(4, len(texts))
-    wanted = [(rows, 1, CONTEXT_STEP) for rows in (1, 16, 8, 4, 32, 12, 24)]
-    wanted += [(rows, most, CONTEXT_STEP) for rows in (most, 2 * most, most + most // 2)]
-    wanted += [(rows, few, texts[few - 1]) for rows in (4, 16)]
-    shapes = [uniform_shape(*shape) for shape in wanted if shape[1] <= shape[0] <= limits.rows]
+    sizes = [(rows, 1, CONTEXT_STEP) for rows in (1, 16, 8, 4, 32, 12, 24)]
+    sizes += [(rows, most, CONTEXT_STEP) for rows in (most, 2 * most, most + most // 2)]
+    sizes += [(rows, few, texts[few - 1]) for rows in (4, 16)]
+    shapes = [uniform_shape(*size) for size in sizes if size[1] <= size[0] <= limits.rows]
     return list(dict.fromkeys(shapes))
 
 

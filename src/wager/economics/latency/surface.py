@@ -1,7 +1,7 @@
 """The latency model of this machine: seconds of a step by its shape, corrected by every step that is taken.
 
-Starts from measured points (fit.py) and follows the steps of real kernels' times between them. Cheap enough to be asked
-hundreds of times before every step.
+Starts from measured points (fit.py), linear between them. Cheap enough to be evaluated hundreds of times before every
+step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from wager.types import DRAFT_STAGE, StepRecord
 _SCALE_SD, _SCALE_DRIFT = 0.1, 0.01
 _KNOT_SD, _KNOT_DRIFT = 0.05, 1e-3
 _REQUEST_SD, _REQUEST_DRIFT = 0.01, 2e-4
-"""Standard deviations of a careful fit's errors, at first and per step: of all of it (relative), of one row count
-(relative), and of the cost of a request (in steps of one row)."""
+"""Standard deviations of the errors of a full calibration's fit, at first and per step: of all of it
+(relative), of one row count (relative), and of the cost of a request (in steps of one row)."""
 
 _NOISE_SD = 0.1
 """How far steps of one shape scatter, relative."""
@@ -43,7 +43,7 @@ class LatencySurface:
     `rows` are the measured row counts, ascending; `seconds` the curve there, linear in between, and beyond the last two
     along their line. `per_context` are seconds of reading a cached position once a request, `per_pair` of a row's work
     on it. `drafters` hold draft times by name; a drafter never measured takes no time until it is observed.
-    `uncertainty` says how many times less certain than a careful fit the values are, for steps to correct.
+    `uncertainty` is how many times larger the standard deviations of the values are than after a full calibration.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from wager.economics.latency.fit import fit_surface
 from wager.economics.latency.surface import StepPoint
 
 _WINDOW, _ITERATIONS = 8, 6
-"""Steps before and after one that tell the machine's speed at that time, and how often speed and fit are alternated."""
+"""Steps before and after one that give the machine's speed at that time, and how often speed and fit are alternated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from wager.economics.policy.planning import Planner
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState, StepDraft
 from wager.types import DRAFT_STAGE, POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict, VerifyRule
 
-_EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token says more than twice one
+_EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
 _NEVER_SKIPPED = 64  # first steps, in which planning is never skipped
 _GOODPUT_INTERVAL, _GOODPUT_INTERVAL_PLAIN = 2, 8  # steps between updates of goodput and row cost; in plain decoding
@@ -32,8 +32,8 @@ _DRAFT_TIME_INTERVAL = 4  # steps between those whose drafting the latency model
 
 class Adaptive(Policy):
     """`latency` gives the seconds of steps and drafting and, if it `learns`, observes them. `rule` is the
-    acceptance rule: under another than `match`, drafts sampled from draft_probs are verified as planned, since what
-    decides on them must not depend on their tokens. `exploration_share` of the running time may go to exploration."""
+    acceptance rule: under another than `match`, drafts sampled from draft_probs are verified as planned, since whether
+    they are verified must not depend on their tokens. `exploration_share` of the running time may go to exploration."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Adaptive(Policy):
         speculates = self._planner.speculates
         step.measures_plain = self._model.learns and self._exploration.takes_plain_step(step, speculates=speculates)
         if not step.measures_plain:
-            self._ask_as_planned(step)
+            self._request_planned(step)
             self._explore(step)
         if self._exact:
             self._fit(step, budget)
@@ -96,7 +96,7 @@ class Adaptive(Policy):
         }
 
     def _skips_planning(self, spans: Sequence[Span]) -> bool:
-        """Planning is skipped while the last plan was empty and the batch is unchanged; who joins it comes last."""
+        """Planning is skipped while the last plan was empty and the batch is unchanged; new sequences come last."""
         batch = len(spans), spans[-1].seq_id if spans else ""
         self._skip = self._skip - 1 if batch == self._batch else 0
         self._batch = batch
@@ -127,18 +127,18 @@ class Adaptive(Policy):
         self._sequences[seq_id] = state
         return state
 
-    def _ask_as_planned(self, step: PolicyStep) -> None:
+    def _request_planned(self, step: PolicyStep) -> None:
         for state in step.candidates:
             plan = state.plan
             if plan.depth:
-                self._ask(step, StepDraft(state, plan.drafter, min(plan.depth, state.room), plan.min_survival))
+                self._request(step, StepDraft(state, plan.drafter, min(plan.depth, state.room), plan.min_survival))
         self._skip = 0 if step.drafts or self._steps < _NEVER_SKIPPED else _SKIPPED_STEPS
 
-    def _ask(self, step: PolicyStep, asked: StepDraft) -> None:
-        state, drafter = asked.state, asked.drafter
+    def _request(self, step: PolicyStep, step_draft: StepDraft) -> None:
+        state, drafter = step_draft.state, step_draft.drafter
         step.catches_up |= state.catch_up_seconds(drafter, self._drafters[drafter].capabilities) > 0
         state.last_position[drafter], state.last_step[drafter] = state.known, self._steps
-        step.drafts[state.seq_id] = asked
+        step.drafts[state.seq_id] = step_draft
 
     def _explore(self, step: PolicyStep) -> None:
         """Exploration drafts for sequences that decode plainly or use another drafter, as the budget allows; before
@@ -151,7 +151,7 @@ class Adaptive(Policy):
                     self._explore_drafter(step, index)
 
     def _explore_drafter(self, step: PolicyStep, index: int) -> None:
-        """Ask a drafter for the sequence that it drafted for the longest ago."""
+        """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
         name, capabilities, _ = self._drafters[index]
         drafts, candidates = step.drafts, step.candidates
         plain = [each for each in candidates if each.seq_id not in drafts]
@@ -168,7 +168,7 @@ class Adaptive(Policy):
         if not plain:  # what the other drafter's tokens would have gained
             cost += step.speculation_gain / len(candidates)
         if self._exploration.spend(cost, step.plain_seconds):
-            self._ask(step, StepDraft(state, index, depth, exploration=True))
+            self._request(step, StepDraft(state, index, depth, exploration=True))
 
     def _fit(self, step: PolicyStep, budget: int) -> None:
         """Make the depths fit the row budget before drafting, for drafts that are verified as planned."""
@@ -187,33 +187,33 @@ class Adaptive(Policy):
         gains: list[float] = []
         unjudged_rows, unjudged_gain = 0, 0.0
         for seq_id, draft in drafts.items():
-            asked = step.drafts.get(seq_id)
-            if asked is None:
+            step_draft = step.drafts.get(seq_id)
+            if step_draft is None:
                 continue
-            asked.draft, state = draft, asked.state
+            step_draft.draft, state = draft, step_draft.state
             weight = self._weights.weight(state.weight)
             state.unjudged = self._exact and draft.draft_probs is not None
             if state.unjudged:
                 admitted[seq_id] = draft
                 unjudged_rows += len(draft)
                 forecast = state.plan.forecast
-                unjudged_gain += weight * sum(forecast[asked.drafter][: len(draft)] if forecast else ())
+                unjudged_gain += weight * sum(forecast[step_draft.drafter][: len(draft)] if forecast else ())
             else:
-                model = self._drafters[asked.drafter].acceptance
-                asked.survival = model.survival(draft, state.acceptance[asked.drafter])
-                asked.first = len(gains)
-                gains += [weight * survival for survival in asked.survival]
+                model = self._drafters[step_draft.drafter].acceptance
+                step_draft.survival = model.survival(draft, state.acceptance[step_draft.drafter])
+                step_draft.first = len(gains)
+                gains += [weight * survival for survival in step_draft.survival]
         count = unjudged_rows + len(gains) + ADJACENT_ROWS
         extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count)
         seconds = extra[unjudged_rows:] if unjudged_rows else extra
         chosen = select(gains, seconds, goodput=step.goodput, limit=budget - unjudged_rows)
         taken = sorted(chosen.taken)
-        for seq_id, asked in step.drafts.items():
-            if asked.draft and asked.survival:
-                first, last = asked.first, asked.first + len(asked.survival)
+        for seq_id, step_draft in step.drafts.items():
+            if step_draft.draft and step_draft.survival:
+                first, last = step_draft.first, step_draft.first + len(step_draft.survival)
                 nodes = [index - first for index in taken[bisect_left(taken, first) : bisect_left(taken, last)]]
                 if nodes:
-                    admitted[seq_id] = keep_nodes(asked.draft, nodes)
+                    admitted[seq_id] = keep_nodes(step_draft.draft, nodes)
         step.admitted = admitted
         if self._steps % _GOODPUT_INTERVAL == 0:
             rows = unjudged_rows + len(chosen.taken)
@@ -223,7 +223,7 @@ class Adaptive(Policy):
     def _record_goodput(
         self, step: PolicyStep, extra: Sequence[float], rows: int, *, gain: float, cut: float | None
     ) -> None:
-        """What is expected of the step enters the goodput and the cost of a row."""
+        """Update the goodput and the cost of a row with what is expected of the step."""
         ragged, drafters = self._latency.ragged_draft_seconds, self._drafters
         step.draft_seconds = sum([ragged(drafters[index].name, depths) for index, depths in step.passes().items()])
         seconds = step.plain_seconds + extra[rows] + step.draft_seconds
@@ -235,8 +235,13 @@ class Adaptive(Policy):
         known = [verdict for verdict in verdicts if verdict.seq_id in self._sequences]
         for verdict in known:
             self._weights.learn(self._sequences[verdict.seq_id].weight, len(verdict.tokens))
-            asked = self._step.drafts.get(verdict.seq_id)
-            if asked and asked.exploration and asked.draft and asked.draft.tokens[:1] == verdict.tokens[:1]:
+            step_draft = self._step.drafts.get(verdict.seq_id)
+            if (
+                step_draft
+                and step_draft.exploration
+                and step_draft.draft
+                and step_draft.draft.tokens[:1] == verdict.tokens[:1]
+            ):
                 self._planner.plan_soon()
         self._learning.add_verdicts(known, self._sequences, self._step.drafts)
 
@@ -250,8 +255,8 @@ class Adaptive(Policy):
             self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
 
     def _learn_draft_seconds(self, step: PolicyStep, taken: float) -> None:
-        """Tell the latency model what each drafter took. It knows only drafts of the same depth for all sequences, so
-        it gets what such a draft would have taken, were it as far from its expectation as this step's drafting."""
+        """Pass each drafter's seconds to the latency model. It models drafts of one depth for all sequences, so it gets
+        what such a draft would have taken, were it as far from its expectation as this step's drafting."""
         passes = step.passes()
         for index, depths in passes.items():
             drafter, count, depth = self._drafters[index].name, len(depths), max(depths)

@@ -1,8 +1,8 @@
 """After drafting: which draft tokens to verify, over the whole batch at once.
 
 Tokens are taken in the order of their expected gain, so any number of them is the best set of that size, and closed
-under parents, since survival never rises along a path. Every number is looked at: the seconds of a step rise in stairs,
-and stopping at the first token that does not pay would miss a stair that does.
+under parents, since survival never rises along a path. Every number is compared: the seconds of a step are a step
+function of its rows, so after a token that does not pay more of them may.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a policy is: at every step it plans who drafts and how deep, and admits the draft tokens worth verifying."""
+"""The interface of a policy: in every step it plans drafters and depths, and admits draft tokens worth verifying."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
 
 class Policy(Protocol):
-    """Called by the engine in every step, in this order: plan, admit, learn, observe. Where nothing need be done, a
-    subclass inherits methods that do nothing."""
+    """Called by the engine in every step, in this order: plan, admit, learn, observe. Methods that return
+    nothing do nothing unless a subclass overrides them."""
 
     def begin(self, sequence: str, *, weight: float) -> None:
         """A sequence was accepted; `weight` is what its tokens count beside those of others."""
@@ -19,7 +19,7 @@ class Policy(Protocol):
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         """Drafter and depth per sequence, before drafting. The step has `budget` rows for draft tokens, all sequences
-        together; a plan may ask for more (not all that is drafted is verified), except for tokens sampled from
+        together; a plan may draft more (not all that is drafted is verified), except for tokens sampled from
         draft_probs under a distribution-exact rule: those are verified as planned, so they must fit."""
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
@@ -44,8 +44,8 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrafterCapabilities:
-    """A drafter at hand: the greatest depth it may be asked for; whether it heeds `DraftDecision.min_survival`; and the
-    seconds it needs per token that became known while it was not asked (0 if it keeps no cache)."""
+    """What a drafter can do: the greatest depth it may draft to; whether it heeds `DraftDecision.min_survival`; and the
+    seconds it needs per token that became known while it did not draft (0 if it keeps no cache)."""
 
     max_depth: int
     stops_early: bool = False

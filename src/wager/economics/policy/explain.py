@@ -10,8 +10,8 @@ from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, Se
 def explain(
     step: PolicyStep, drafters: Sequence[DrafterProfile], *, draft_seconds: Sequence[float], row_cost: float | None
 ) -> str:
-    """One sentence or two a line. `draft_seconds` is what one draft token for every candidate takes each drafter, and
-    `row_cost` the weighted tokens that a row must bring."""
+    """Lines of one or two sentences. `draft_seconds` is what one draft token for every candidate takes each drafter,
+    and `row_cost` the weighted tokens that a row must bring."""
     if not step.decoding:
         return "No sequence decodes in this step, so there is nothing to draft."
     ratio = step.goodput * step.plain_seconds / step.weight

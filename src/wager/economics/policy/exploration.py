@@ -7,7 +7,7 @@ from wager.economics.policy.sequence_state import PolicyStep
 
 EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough to notice a change within seconds
 _MAX_SAVED = 1500  # steps whose budget can accumulate, so that a burst costs no more than a few steps
-_MIN_COST = 0.005  # of a plain step: the least a draft is charged, so that free drafters are not tried in every step
+_MIN_COST = 0.005  # of a plain step: the least an exploration draft counts for, so that it is not made in every step
 _FIRST_INTERVAL, _MAX_INTERVAL = 8, 128  # speculating steps before a plain one; the interval doubles each time
 
 
@@ -23,11 +23,11 @@ class ExplorationBudget:
         self._seconds = min(self._seconds + self._share * step_seconds, self._share * _MAX_SAVED * step_seconds)
 
     def affords_draft(self, plain_seconds: float) -> bool:
-        """Whether the cheapest exploration draft can be paid for."""
+        """Whether the budget covers the cheapest exploration draft."""
         return self._seconds >= _MIN_COST * plain_seconds
 
     def spend(self, seconds: float, plain_seconds: float) -> bool:
-        """Pay, if there is enough; `plain_seconds` is what a step without drafts takes."""
+        """Take `seconds` from the budget; False if it has fewer. `plain_seconds` are those of a step without drafts."""
         cost = max(seconds, _MIN_COST * plain_seconds)
         if cost > self._seconds:
             return False

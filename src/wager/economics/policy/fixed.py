@@ -9,8 +9,8 @@ from wager.types import Draft, DraftDecision, Plan, Span
 
 
 class FixedDepth(Policy):
-    """The same depth everywhere, as far as spans and the row budget allow; 0 is plain decoding. `drafter` names who
-    drafts ("": the first one at hand)."""
+    """The same depth everywhere, as far as spans and the row budget allow; 0 is plain decoding. `drafter` names the
+    drafter ("": the first available one)."""
 
     def __init__(self, depth: int, *, drafter: str = "") -> None:
         self.depth, self.drafter = depth, drafter

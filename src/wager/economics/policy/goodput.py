@@ -14,7 +14,7 @@ class GoodputEstimator:
 
     Maximising tokens - goodput * seconds in every step maximises tokens / seconds in the long run if the goodput is the
     one that this yields (Dinkelbach's method). It is kept as a ratio to plain decoding of the batch at hand, 1 at first
-    and never less. Expected tokens and seconds enter, not observed ones, so chance does not move it.
+    and never less. Expected tokens and seconds enter, not observed ones, so the luck of a step does not move it.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class GoodputEstimator:
         self, decoding: int, *, extra: Sequence[float], rows: int, cut: float | None, goodput: float
     ) -> None:
         """A step verified `rows` draft tokens, n of which add extra[n] seconds, with the `cut` of its Selection. Where
-        seconds rise in stairs the rows below cost less than those above, and one more costs what the cut gains."""
+        seconds jump, the rows below cost less than those above, and one more costs what the cut gains."""
         if rows:
             first = max(0, rows - ADJACENT_ROWS)
             below = (extra[rows] - extra[first]) / (rows - first)

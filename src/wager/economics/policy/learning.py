@@ -1,9 +1,9 @@
 """What the adaptive policy learns from: verdicts, drafts that were not verified, and the seconds of steps.
 
-Observations are collected and learned from together every few steps, while the processor's caches hold the tables, and
-only a sample of them in large batches. Every draft token that can be compared with an emitted token is an observation,
-verified or not: the token after the verified ones tells whether the next draft token was right, and a draft that was
-right so far is compared with the tokens of later steps. Depths that were not reached stay unobserved.
+Observations are collected and learned from together every few steps, so that the tables are in the processor's
+caches, and only a sample of them in large batches. Every draft token that can be compared with an emitted token is an
+observation, verified or not: the token after the verified ones shows whether the next draft token was right, and a
+draft that was right so far is compared with the tokens of later steps. Depths that were not reached stay unobserved.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from wager.types import Draft, StepRecord, Verdict
 
 _INTERVAL = 16  # steps after which what was collected is learned, if no plan was made before
 _EARLY_STEPS = 64  # first steps, in which more is learned from
-_MAX_DRAFTS, _MAX_DRAFTS_EARLY = 4, 256  # about so many drafts of a step are learned from; they take turns
+_MAX_DRAFTS, _MAX_DRAFTS_EARLY = 4, 256  # about so many drafts of a step are learned from, in rotation
 _SHIFTS_EARLY = 16  # drafts of a step whose shift of survival by scores is learned; later one in every other step
 _RECORD_INTERVAL = 5  # steps between those whose seconds the latency model learns
 
 
 class DeferredLearning:
-    """`models` by drafter."""
+    """Collects observations for `models` (by drafter) and `latency`, and applies them every few steps."""
 
     def __init__(self, models: Sequence[AcceptanceModel], latency: LatencyModel) -> None:
         self._models, self._latency = models, latency
@@ -39,17 +39,17 @@ class DeferredLearning:
         number, early = self._steps + 1, self._steps < _EARLY_STEPS
         interval = max(1, len(drafts) // (_MAX_DRAFTS_EARLY if early else _MAX_DRAFTS))
         for turn, verdict in enumerate(verdicts, number):
-            state, asked = states[verdict.seq_id], drafts.get(verdict.seq_id)
-            if asked is not None and (asked.exploration or turn % interval == 0):
+            state, step_draft = states[verdict.seq_id], drafts.get(verdict.seq_id)
+            if step_draft is not None and (step_draft.exploration or turn % interval == 0):
                 self._drafted.add(verdict.seq_id)
-                self._pending.append(partial(self._learn_draft, asked, verdict))
+                self._pending.append(partial(self._learn_draft, step_draft, verdict))
             elif state.remaining is not None or verdict.seq_id in self._drafted:
-                emitted = verdict.tokens if asked is None else None
+                emitted = verdict.tokens if step_draft is None else None
                 self._pending.append(partial(self._compare_remaining, state, emitted))
         if drafts and (early or number % 2):
             interval = max(1, len(drafts) // (_SHIFTS_EARLY if early else 1))
             sample = list(drafts.values())[number // 2 % interval :: interval]
-            self._pending += [partial(self._learn_shift, asked) for asked in sample]
+            self._pending += [partial(self._learn_shift, step_draft) for step_draft in sample]
 
     def add_record(self, record: StepRecord, *, always: bool) -> None:
         """What a step took; `always`: it is learned from in any case."""
@@ -72,24 +72,25 @@ class DeferredLearning:
         self._pending.clear()
         self._drafted.clear()
 
-    def _learn_draft(self, asked: StepDraft, verdict: Verdict) -> None:
-        draft, state, model = asked.draft, asked.state, self._models[asked.drafter]
-        sequence, emitted = state.acceptance[asked.drafter], verdict.tokens
+    def _learn_draft(self, step_draft: StepDraft, verdict: Verdict) -> None:
+        draft, state, model = step_draft.draft, step_draft.state, self._models[step_draft.drafter]
+        sequence, emitted = state.acceptance[step_draft.drafter], verdict.tokens
         state.remaining = None
         if draft is None:
             model.learn_round(sequence, accepted=0, tested=1)  # a token that is not drafted is not accepted
             return
         tested, path = compare(draft, emitted)
-        judged = asked.survival is not None
+        judged = step_draft.survival is not None
         if not judged:  # sampled from draft_probs: what is accepted need not equal what is emitted
             path = list(verdict.accepted)
         right, deepest = len(path), max(draft.depths, default=0)
-        declined = right == deepest < asked.depth and not asked.min_survival and len(emitted) > right  # to draft deeper
+        # the drafter could have drafted deeper and did not: a token that is not accepted
+        declined = right == deepest < step_draft.depth and not step_draft.min_survival and len(emitted) > right
         model.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))
         if judged and draft.scores:
             model.learn_scores(draft, tested, path)
         if judged and right == len(emitted) < deepest == len(draft):
-            state.remaining = RemainingDraft(asked.drafter, draft.tokens, right)
+            state.remaining = RemainingDraft(step_draft.drafter, draft.tokens, right)
 
     def _compare_remaining(self, state: SequencePolicyState, emitted: Sequence[int] | None) -> None:
         """Compare what is left of a draft with the tokens of a step without a draft (None: there was a newer one)."""
@@ -104,15 +105,19 @@ class DeferredLearning:
         self._models[drafter].learn_round(sequence, accepted=right, tested=tested, known=known)
         state.remaining = RemainingDraft(drafter, tokens, right) if right == last < len(tokens) else None
 
-    def _learn_shift(self, asked: StepDraft) -> None:
-        forecast, model, survival = asked.state.plan.forecast, self._models[asked.drafter], asked.survival or []
-        judged = asked.draft is None or (asked.survival is not None and asked.draft.is_chain)
+    def _learn_shift(self, step_draft: StepDraft) -> None:
+        forecast, model, survival = (
+            step_draft.state.plan.forecast,
+            self._models[step_draft.drafter],
+            step_draft.survival or [],
+        )
+        judged = step_draft.draft is None or (step_draft.survival is not None and step_draft.draft.is_chain)
         if forecast and model.has_scores and judged:
-            model.learn_shift(forecast[asked.drafter], survival + [0.0] * (asked.passes - len(survival)))
+            model.learn_shift(forecast[step_draft.drafter], survival + [0.0] * (step_draft.passes - len(survival)))
 
 
 def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Nodes that the emitted tokens put to the test, and those of them that agree, from the root down."""
+    """Nodes that the emitted tokens can be compared with, and those of them that agree, from the root down."""
     tested: list[int] = []
     path: list[int] = []
     next_token = {-1: emitted[0]} if emitted else {}  # after each node of the path

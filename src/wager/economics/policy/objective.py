@@ -44,9 +44,9 @@ def parse_objective(text: str) -> Objective:
     """`throughput`, `latency` or `slo:TIME` (per token, in s, ms, us or µs); UsageError for anything else."""
     if text in ("throughput", "latency"):
         return Objective("latency") if text == "latency" else THROUGHPUT
-    found = re.fullmatch(r"slo:(\d+(?:\.\d+)?)(\D+)", text)
-    if found and found[2] in _UNITS and float(found[1]):
-        return Objective("slo", float(found[1]) * _UNITS[found[2]])
+    target = re.fullmatch(r"slo:(\d+(?:\.\d+)?)(\D+)", text)
+    if target and target[2] in _UNITS and float(target[1]):
+        return Objective("slo", float(target[1]) * _UNITS[target[2]])
     hint = "Use throughput, latency, or slo with a time per token above 0: slo:20ms, slo:500us."
     raise UsageError(f"objective = {text!r} is not known.", hint)
 

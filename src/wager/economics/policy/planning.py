@@ -1,7 +1,7 @@
 """Before drafting: which drafter each sequence uses, how deep, or none.
 
 Each drafter is evaluated for every sequence and depth. Draft tokens with scores can still be rejected before they are
-verified, so asking for one gains what survives that, and takes a row only then. A plan is made for an assumed cost of a
+verified, so one gains what survives that, and takes a row only then. Plans are made for assumed costs of a
 row, and the most profitable one is kept; profit is weighted tokens - goodput * seconds.
 """
 
@@ -28,7 +28,7 @@ _CATCH_UP_STEPS = 64.0  # steps over which the seconds of catching up are spread
 _SMOOTHING = 0.05  # weight of a new step in the running means of the policy's own seconds
 _NEGLIGIBLE = 0.002  # share of the batch's weight: tokens that cost less are drafted, as they may turn out better
 _SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
-_MAX_MIN_SURVIVAL = 0.95  # no drafter is told to stop after a token that is likelier than this
+_MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
 
 
 class Planner:
@@ -54,7 +54,7 @@ class Planner:
         return self._newcomers >= size
 
     def plan_soon(self) -> None:
-        """An exploration draft was right."""
+        """An exploration draft was right: plan within a few steps."""
         if not self.speculates:
             self._due = min(self._due, self._now + _SOON)
 
@@ -81,7 +81,7 @@ class Planner:
         self._uniform = len(plans) > 1 and (first.drafter, first.depth) == (last.drafter, last.depth)
 
     def observe(self, seconds: float, drafts: int) -> None:
-        """What the policy itself took in a step with so many drafts."""
+        """The seconds that the policy itself took in a step with so many drafts."""
         if drafts:
             self._seconds += _SMOOTHING * (seconds - self._seconds)
             self._drafts += _SMOOTHING * (drafts - self._drafts)
@@ -108,7 +108,7 @@ class Planner:
     def _most_profitable(self, forecasts: Sequence[DrafterForecast], batch: PlannedBatch) -> PlanChoice:
         """Of the plans for two costs of a row: the recent one and, if it is less, that of one draft token for everyone.
         Where rows get cheaper the more there are (experts are shared), drafting nothing and drafting much can each be
-        consistent, and only profit tells which is better."""
+        consistent, and their profits are compared."""
         step, size = batch.step, len(batch.weights)
         extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=size)
         everyone, recent = step.goodput * extra[size] / size, self._goodput.row_cost(step.decoding)

@@ -34,7 +34,7 @@ class SequencePlan:
 
 
 class RemainingDraft(NamedTuple):
-    """A draft of which all that could be compared yet was right, and how many tokens that is."""
+    """A draft whose first `compared` tokens were right; the rest is compared with tokens of later steps."""
 
     drafter: int
     tokens: Sequence[int]
@@ -49,7 +49,7 @@ class SequencePolicyState:
     weight: SequenceWeight  # ObjectiveWeights
     acceptance: list[SequenceAcceptance]  # by drafter; AcceptanceModel
     plan: SequencePlan  # Planner
-    last_position: list[int]  # by drafter: known tokens when it was last asked to draft (0: never); Adaptive
+    last_position: list[int]  # by drafter: known tokens at its last draft request (0: never); Adaptive
     last_step: list[int]  # by drafter: the step in which that was (-1: never); Adaptive
     known: int = 0  # tokens, in this step; Adaptive
     room: int = 0  # for draft tokens, in this step; Adaptive
@@ -64,8 +64,8 @@ class SequencePolicyState:
 
 @dataclass(slots=True, eq=False)
 class StepDraft:
-    """What a drafter is asked for one sequence in a step (for `exploration`: only to learn), and what comes of it: the
-    draft, the survival of its nodes (None: not judged), and the index of the first among those of the step."""
+    """The draft requested for one sequence in a step (`exploration`: only to learn), and the result: the draft, the
+    survival of its nodes (None: not judged), and the index of the first among those of the step."""
 
     state: SequencePolicyState
     drafter: int
@@ -78,7 +78,7 @@ class StepDraft:
 
     @property
     def passes(self) -> int:
-        """Passes that the drafter took: it stops early only if it was given a survival to stop at."""
+        """Passes that the drafter took: it stops early only where `min_survival` is set."""
         return max(1, len(self.draft) if self.draft else 0) if self.min_survival else self.depth
 
 

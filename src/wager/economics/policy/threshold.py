@@ -1,4 +1,4 @@
-"""The policy that verifies draft tokens while the drafter finds them likely enough, whatever rows cost."""
+"""The policy that verifies draft tokens while the drafter finds them likely enough, whatever a row costs."""
 
 from __future__ import annotations
 
@@ -65,4 +65,4 @@ class Threshold(FixedDepth):
             return len(draft)
         scored = len(draft.scores) == len(draft)
         likelihoods = draft.scores if scored else [self._survival[depth - 1] for depth in draft.depths]
-        return next((node for node, chance in enumerate(likelihoods) if chance < self.threshold), len(draft))
+        return next((node for node, value in enumerate(likelihoods) if value < self.threshold), len(draft))

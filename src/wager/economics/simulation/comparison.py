@@ -54,7 +54,7 @@ class ReplayPoint:
     """One policy under one workload. Rates are tokens a second; `tau` is the mean acceptance length, bonus token
     included; `drafted` and `admitted` are draft tokens a round, `drafting` the share of time spent on drafting;
     `pace_p50` and `pace_p90` are seconds per token over requests; `regret` is against the best fixed depth, as a share;
-    `frontier` says that no other point is better in both tokens a second per user and per device."""
+    `frontier`: no other point is better in both tokens a second per user and per device."""
 
     policy: str
     concurrency: int | None
@@ -80,13 +80,13 @@ class ReplayPoint:
 def build_policy(name: str, setting: ReplaySetting) -> Policy:
     """A policy by name (parse_policy), with a latency model of its own: what it learns does not change the setting's.
 
-    UsageError for a policy that is not known, a drafter that is not there, or a depth that it cannot draft.
+    UsageError for a policy that is not known, an unknown drafter, or a depth that it cannot draft.
     """
     drafters = setting.drafters()
     spec = parse_policy(name, replay=True)
     drafter = spec.drafter or next(iter(drafters), "")
     if drafter not in drafters:
-        raise UsageError(f"Policy {name!r} names a drafter that is not there.", f"There are: {', '.join(drafters)}.")
+        raise UsageError(f"Policy {name!r} names an unknown drafter.", f"Known are: {', '.join(drafters)}.")
     max_depth = drafters[drafter].max_depth
     if spec.kind == "none":
         return FixedDepth(0)
@@ -124,12 +124,12 @@ def compare(
         build_policy(name, setting)  # a misspelt name is reported before the work
     points: list[ReplayPoint] = []
     for workload in workloads:
-        here = []
+        simulated = []
         for name in names:
-            here.append(simulate(setting, name, workload))
+            simulated.append(simulate(setting, name, workload))
             if on_point:
-                on_point(here[-1])
-        points += _with_regret(here)
+                on_point(simulated[-1])
+        points += _with_regret(simulated)
     return _with_frontier(points)
 
 

@@ -1,7 +1,7 @@
 """A server without a model: requests arrive, are batched, drafted for and verified, at the seconds of a latency model.
 
 A discrete-event simulation, one event per step: the policies are those of the engine and see the same spans and drafts;
-the clock moves by what the latency model says a step of that shape takes.
+the clock advances by the latency model's seconds of a step of that shape.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RequestTimes:
     rounds: int = 0
 
     def add_round(self, now: float, tokens: int) -> None:
-        """A round at `now` brought that many tokens."""
+        """A round at `now` emitted that many tokens."""
         self.first_token = now if self.first_token < 0 else self.first_token
         self.last_token = now
         self.tokens += tokens
@@ -47,7 +47,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class SimulationResult:
-    """What a simulation brought. Seconds are of the simulated clock; `rounds` are summed over requests; `drafted`,
+    """The result of a simulation. Seconds are of the simulated clock; `rounds` are summed over requests; `drafted`,
     `admitted` and `accepted` count draft tokens."""
 
     seconds: float = 0.0
@@ -90,20 +90,20 @@ class _RunningRequest:
         self.cached = trace.prompt_tokens + done - 1 if done else 0
 
     def draft(self, drafter: str, decision: DraftDecision) -> _Drafting:
-        """What the drafter makes of the decision. Draft tokens are positions of the answer, or _WRONG."""
-        known, at = self.trace.drafts[drafter], self.done
-        made = min(decision.depth, int(known.num_drafted[at]))
-        if decision.min_survival and known.scores is not None:
-            unlikely = np.flatnonzero(known.scores[at, :made] < decision.min_survival)
-            made = int(unlikely[0]) + 1 if len(unlikely) else made
-        passes = max(1, made) if decision.min_survival else decision.depth
-        matching = min(made, int(known.num_matching[at]))
-        tokens = (*range(at, at + matching), *((_WRONG,) * (made - matching)))
-        scores = () if known.scores is None else tuple(known.scores[at, :made].tolist())
+        """The drafter's draft under the decision. Draft tokens are positions of the answer, or _WRONG."""
+        trace, at = self.trace.drafts[drafter], self.done
+        size = min(decision.depth, int(trace.num_drafted[at]))
+        if decision.min_survival and trace.scores is not None:
+            unlikely = np.flatnonzero(trace.scores[at, :size] < decision.min_survival)
+            size = int(unlikely[0]) + 1 if len(unlikely) else size
+        passes = max(1, size) if decision.min_survival else decision.depth
+        matching = min(size, int(trace.num_matching[at]))
+        tokens = (*range(at, at + matching), *((_WRONG,) * (size - matching)))
+        scores = () if trace.scores is None else tuple(trace.scores[at, :size].tolist())
         return _Drafting(Draft.chain(self.seq_id, tokens, drafter=drafter, scores=scores), passes)
 
     def verify(self, draft: Draft | None) -> Verdict:
-        """Tokens are named by their position in the answer, so a draft token matches if it says where it stands."""
+        """Tokens are numbered by their position in the answer, so a draft token matches if it is its own position."""
         at, run = self.done, 0
         if draft is not None:
             while run < len(draft.tokens) and draft.tokens[run] == at + run:
@@ -125,7 +125,7 @@ class _Drafting:
 
 
 class SimulatedServer:
-    """Requests of `traces`, arriving as `workload` says, served under `policy`. `latency` is what steps really take;
+    """Requests of `traces`, arriving as `workload` says, served under `policy`. `latency` gives the seconds of steps;
     the policy may assume another latency model."""
 
     def __init__(self, traces: TraceSource, latency: LatencyModel, *, policy: Policy, workload: Workload) -> None:
@@ -196,7 +196,7 @@ class SimulatedServer:
         self._policy.observe(record)
 
     def _spans(self) -> list[Span]:
-        """Who runs: one row of each decoding request, and prompt chunks as far as the prefill budget goes."""
+        """One row of each decoding request, and prompt chunks as far as the prefill budget goes."""
         spans, left = [], self._workload.prefill_chunk
         for request in self._running:
             known = request.trace.prompt_tokens + request.done

@@ -1,4 +1,4 @@
-"""Made-up requests whose drafts survive as a given curve says.
+"""Synthetic requests whose drafts survive by a given curve.
 
 Requests differ in how predictable they are: from request to request, from round to round and from token to token.
 """
@@ -35,8 +35,8 @@ class SyntheticDrafter:
 
 
 class SyntheticTraces:
-    """A TraceSource of made-up requests. Averaged over requests every drafter's survival is its curve's, at every
-    depth; all drafters meet the same difficulties."""
+    """A TraceSource of synthetic requests. Averaged over requests every drafter's survival is its curve's, at every
+    depth; the difficulty of requests, rounds and tokens is the same for all drafters."""
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class SyntheticTraces:
 
     def request(self, number: int) -> RequestTrace:
         rng = np.random.default_rng((self._seed, number))
-        rng.standard_normal(2)  # keeps the requests that docs and tests give figures of
+        rng.standard_normal(
+            2
+        )  # unused draws: without them the requests behind the figures in docs and tests would change
         request = rng.standard_normal()
         rounds = rng.standard_normal(self._output)
         depth = max(len(drafter.survival) for drafter in self._drafters.values())
@@ -92,14 +94,14 @@ def _mean_log_odds(drafter: SyntheticDrafter) -> _Floats:
     rng = np.random.default_rng(1)
     common = drafter.request_sd * rng.standard_normal(_SAMPLES) + drafter.round_sd * rng.standard_normal(_SAMPLES)
     weight = np.full(_SAMPLES, 1 / _SAMPLES)
-    found = []
+    means: list[float] = []
     for rate in conditional(drafter.survival):
-        here = common + drafter.token_sd * rng.standard_normal(_SAMPLES)
+        scatter = common + drafter.token_sd * rng.standard_normal(_SAMPLES)
         low, high = -12.0, 12.0
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (middle, high) if float(weight @ _sigmoid(middle + here)) < rate else (low, middle)
-        found.append((low + high) / 2)
-        weight = weight * _sigmoid(found[-1] + here)
+            low, high = (middle, high) if float(weight @ _sigmoid(middle + scatter)) < rate else (low, middle)
+        means.append((low + high) / 2)
+        weight = weight * _sigmoid(means[-1] + scatter)
         weight /= weight.sum()
-    return np.array(found)
+    return np.array(means)

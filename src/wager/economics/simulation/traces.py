@@ -1,6 +1,6 @@
 """What the simulation serves: for every position of a request's answer, what each drafter would draft there and how
-much of it would match. Recorded along real answers here, made up in synthetic.py; known in advance either way, so that
-every policy is given the same requests.
+much of it would match. Recorded along real answers here, synthetic in synthetic.py; in both cases known in advance, so
+that every policy is given the same requests.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class RecordedTraces:
 
     A trace has a JSON row per answer: {"id", "prompt_tokens", "tokens", "drafters": {NAME: {"right": [...], "scores":
     [[...], ...]}}}. For every answer position, `right` counts the draft tokens that match the answer from there on, and
-    `scores` (the survival estimate of each token drafted there) says how many there were; both as deep as the drafter
-    was asked.
+    `scores` holds the survival estimate of each token drafted there, as many as were drafted; both of the requested
+    depth.
     """
 
     def __init__(self, requests: Sequence[RequestTrace]) -> None:
@@ -84,11 +84,11 @@ class RecordedTraces:
         return cls(requests)
 
     def max_depths(self) -> Mapping[str, int]:
-        found: dict[str, int] = {}
+        depths: dict[str, int] = {}
         for request in self._requests:
             for name, draft in request.drafts.items():
-                found[name] = max(found.get(name, 0), int(draft.num_drafted.max(initial=0)))
-        return found
+                depths[name] = max(depths.get(name, 0), int(draft.num_drafted.max(initial=0)))
+        return depths
 
     def request(self, number: int) -> RequestTrace:
         return self._requests[number % len(self._requests)]

@@ -13,7 +13,7 @@ class Workload:
     requests arrive at random, `rate` a second on average.
 
     The simulation ends after `requests` finished requests; or, with None, after `rounds` rounds summed over requests,
-    and then the first users' requests start at random points of their answers, as on a server that has run for long.
+    and then the first users' requests start at random points of their answers, as on a server that has been running.
     `max_batch` bounds the sequences of a step, `prefill_chunk` its prompt rows.
     """
 

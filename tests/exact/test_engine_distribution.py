@@ -1,8 +1,8 @@
-"""The law of whole texts through the production engine, under the distribution-exact rules.
+"""The distribution of texts of the production engine, under the distribution-exact rules.
 
-Enumeration proves the formulas; this proves the wiring: streams, indices, pages, processors, rounds that follow rounds
-(verification rules, section 6). G-tests at level 1e-4; a failure is tried once more with other seeds. The mutants at
-the end must be noticed with the same counts.
+Enumeration proves the formulas; this tests how the engine applies them: noise, indices, blocks, processors, successive
+rounds (verification rules, section 6). G-tests at level 1e-4; a failure is tried once more with other seeds. The
+mutants at the end must be detected with the same counts.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ def worst(rule, kind, widths, params, *, base: int, rooms=ROOMY) -> float:
     got = sample(kind(widths), params, rule=rule, base=base, rooms=rooms)
     assert got.accepted > 0.2 * TOKENS
     assert (got.preemptions > 10) == (rooms is TIGHT)
-    found = [windows(got, params)]
-    if rooms is ROOMY:  # tight rooms cut drafts short, now here, now there
-        found.append(rounds_apart(got))
-    if rooms is ROOMY and (rule == "rejection" or len(widths) == 1):  # block looks further than a depth
-        found += [outcomes(got, depth, joints(kind, params, width)) for depth, width in enumerate(widths)]
-    return min(1.0, min(found) * len(found))
+    p_values = [windows(got, params)]
+    if rooms is ROOMY:  # a tight cache cuts drafts short at varying depths
+        p_values.append(rounds_apart(got))
+    if rooms is ROOMY and (rule == "rejection" or len(widths) == 1):  # block reads more than one depth
+        p_values += [outcomes(got, depth, joints(kind, params, width)) for depth, width in enumerate(widths)]
+    return min(1.0, min(p_values) * len(p_values))
 
 
 @pytest.mark.parametrize(("rule", "kind", "widths", "params"), CASES)
-def test_texts_follow_the_targets_law(rule, kind, widths, params):
+def test_texts_follow_the_targets_distribution(rule, kind, widths, params):
     assert any(worst(rule, kind, widths, params, base=base) > LEVEL for base in (1, 2))
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_texts_follow_the_targets_law_under_preemption(rule):
+def test_texts_follow_the_targets_distribution_under_preemption(rule):
     assert any(worst(rule, ModelDrafter, (1, 1, 1), WARM, base=base, rooms=TIGHT) > LEVEL for base in (1, 2))
 
 
@@ -80,7 +80,7 @@ def noticed(rule, kind, widths, params) -> bool:
 
 
 def test_a_shared_stream_is_noticed(monkeypatch):
-    """The residual drawn with the noise that the guess was drawn with: the defect the rejected branch hides."""
+    """The residual drawn with the noise that the guess was drawn with: the two are then correlated."""
 
     class OneStream(NoiseCoins):
         def draw(self, weights):
@@ -103,14 +103,14 @@ def test_a_reused_coin_is_noticed(monkeypatch):
     assert noticed("rejection", SamplingDrafter, (1, 1, 1), WARM)
 
 
-def test_an_unprocessed_law_is_noticed():
+def test_unprocessed_draft_probs_are_noticed():
     class Unprocessed(SamplingDrafter):
-        """Draws with the request's temperature and top-p, and reports the law without them."""
+        """Draws with the request's temperature and top-p, and reports q without them."""
 
-        def _draft(self, ask: DraftRequest) -> Draft:
-            draft = super()._draft(ask)
-            lasts = [self.last[ask.seq_id] if up < 0 else draft.tokens[up] for up in draft.parents]
-            raw = transition(GUESSER, replace(ask.params, temperature=1.0, top_p=1.0))
+        def _draft(self, request: DraftRequest) -> Draft:
+            draft = super()._draft(request)
+            lasts = [self.last[request.seq_id] if up < 0 else draft.tokens[up] for up in draft.parents]
+            raw = transition(GUESSER, replace(request.params, temperature=1.0, top_p=1.0))
             return replace(draft, draft_probs=raw[lasts])
 
     assert noticed("rejection", Unprocessed, (1, 1, 1), CUT)

@@ -1,7 +1,7 @@
-"""The law of `match`: exact by enumeration of the coupled field, and through the production field by counting.
+"""The distribution of `match`: exact by enumeration of the coupled field, and by counting draws of the real field.
 
-Verification rules, sections 1.2 to 1.4. Enumeration uses the closed form of the joint law of the target's token and the
-drafter's guess; counting uses the numbers that production draws from.
+Verification rules, sections 1.2 to 1.4. Enumeration uses the closed form of the joint distribution of the target's
+token and the drafter's guess; counting uses the numbers that production draws from.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ EXACT = 1e-12
 PARAMS = SamplingParams(temperature=1.0)
 
 
-def logits(law: np.ndarray) -> np.ndarray:
+def logits(probs: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
-        return np.maximum(np.log(law), NOTHING).astype(np.float32)
+        return np.maximum(np.log(probs), NOTHING).astype(np.float32)
 
 
 def coupled_rounds(world: World, depth: int):
-    """{emitted tokens: mass} and mean accepted guesses of chains under `match`, by the joint law at each node.
+    """{emitted tokens: mass} and mean accepted guesses of chains under `match`, by the joint distribution at each node.
 
     Once a guess has missed, nothing behind it is read: targets and guesses there are filled with zeros.
     """
@@ -37,13 +37,13 @@ def coupled_rounds(world: World, depth: int):
     for step in range(depth):
         grown = []
         for mass, path in todo:
-            law = joint(world.p(path), world.q(path))
-            grown += [(mass * law[x, x], (*path, x)) for x in range(world.vocab)]
+            probs = joint(world.p(path), world.q(path))
+            grown += [(mass * probs[x, x], (*path, x)) for x in range(world.vocab)]
             for t, d in itertools.permutations(range(world.vocab), 2):
                 guesses = (*path, d, *[0] * (depth - step - 1))
                 verdict = match(Draft.chain("s", guesses, drafter=""), [*path, t, *[0] * (depth - step)])
-                out[verdict.tokens] = out.get(verdict.tokens, 0.0) + mass * law[t, d]
-                accepted += mass * law[t, d] * len(verdict.accepted)
+                out[verdict.tokens] = out.get(verdict.tokens, 0.0) + mass * probs[t, d]
+                accepted += mass * probs[t, d] * len(verdict.accepted)
         todo = grown
     for mass, path in todo:
         for bonus, weight in enumerate(world.p(path)):
@@ -55,7 +55,7 @@ def coupled_rounds(world: World, depth: int):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("vocab", "depth"), [(3, 3), (4, 2)])
-def test_chains_keep_the_law_and_accept_as_the_closed_form_says(kind, vocab, depth):
+def test_chains_keep_the_distribution_and_accept_as_the_closed_form(kind, vocab, depth):
     for seed in range(6):
         world = World(vocab, seed, kind)
         out, accepted = coupled_rounds(world, depth)
@@ -71,7 +71,7 @@ def test_chains_keep_the_law_and_accept_as_the_closed_form_says(kind, vocab, dep
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("widths", [(2, 2), (3, 2), (2, 2, 1)])
-def test_deterministic_trees_keep_the_law_and_accept_the_sum_of_p(kind, widths):
+def test_deterministic_trees_keep_the_distribution_and_accept_the_sum_of_p(kind, widths):
     """Targets at the nodes are independent draws of p; guesses without noise are a fixed tree."""
     world = World(3, 3, kind)
     ((_, draft),) = worlds.fixed_tree(world, widths)
@@ -80,7 +80,7 @@ def test_deterministic_trees_keep_the_law_and_accept_the_sum_of_p(kind, widths):
     first = 0.0
 
     def walk(here: int, mass: float, targets: dict[int, int]) -> None:
-        """Enumerate targets along the way taken; unread rows stay at 0."""
+        """Enumerate targets along the path taken; unread rows stay at 0."""
         nonlocal first
         for token in range(world.vocab):
             weight = mass * p[1 + here, token]
@@ -102,43 +102,43 @@ def test_deterministic_trees_keep_the_law_and_accept_the_sum_of_p(kind, widths):
     assert first == pytest.approx(world.p(())[roots].sum(), abs=EXACT)
 
 
-def test_joint_law_has_the_right_margins_and_bounds():
+def test_joint_distribution_has_the_right_margins_and_bounds():
     rng = np.random.default_rng(0)
     for vocab in (2, 3, 5, 9):
         for _ in range(20):
             p, q = rng.dirichlet(np.full(vocab, 0.4), 2)
-            law = joint(p, q)
-            assert np.abs(law.sum(1) - p).max() < 1e-9
-            assert np.abs(law.sum(0) - q).max() < 1e-9
+            probs = joint(p, q)
+            assert np.abs(probs.sum(1) - p).max() < 1e-9
+            assert np.abs(probs.sum(0) - q).max() < 1e-9
             far = 0.5 * np.abs(p - q).sum()
             assert (1 - far) / (1 + far) - EXACT <= agreement(p, q) <= 1 - far + EXACT
 
 
-def test_flat_laws_agree_by_their_jaccard_index():
+def test_uniform_distributions_agree_by_their_jaccard_index():
     p = np.array([1, 1, 1, 0, 0]) / 3
     q = np.array([0, 1, 1, 1, 0]) / 3
     assert agreement(p, q) == pytest.approx(2 / 4)
 
 
 @pytest.mark.parametrize("kind", ["random", "zeros", "point_q"])
-def test_the_production_field_has_the_joint_law(kind):
+def test_the_production_field_has_the_joint_distribution(kind):
     """Target and guess as production draws them, over many positions, seeds and choices: chi-square on the pairs."""
     world = World(4, 1, kind)
     p, q = process(logits(world.p(())), PARAMS), process(logits(world.q(())), PARAMS)
-    count, law = 6000, joint(world.p(()), world.q(()))
+    count, probs = 6000, joint(world.p(()), world.q(()))
     seen = np.zeros((4, 4))
     for i in range(count):
         seed, position, choice = i % 7, i // 7, i % 3
         seen[p.choose(seed, position, choice), q.choose(seed, position, choice)] += 1
-    assert seen[law < 1e-12].sum() == 0
-    cells = law * count >= 5
-    statistic = ((seen - law * count)[cells] ** 2 / (law * count)[cells]).sum()
+    assert seen[probs < 1e-12].sum() == 0
+    cells = probs * count >= 5
+    statistic = ((seen - probs * count)[cells] ** 2 / (probs * count)[cells]).sum()
     assert statistic < cells.sum() + 6 * np.sqrt(2 * cells.sum())
     assert abs(np.trace(seen) / count - agreement(world.p(()), world.q(()))) < 4 * np.sqrt(0.25 / count)
 
 
-def test_tree_children_are_gumbel_top_b_and_beat_recursive_rejection():
-    """Top-b of log q + g with the shared field catches the target's token more often than 1 - TV of one guess."""
+def test_tree_children_are_gumbel_top_b_and_are_accepted_more_often():
+    """Top-b of log q + g with the shared field contains the target's token more often than one guess does."""
     rng = np.random.default_rng(3)
     z = rng.normal(0, 2, 60)
     p = process(z.astype(np.float32), PARAMS)
@@ -157,7 +157,7 @@ def test_tree_children_are_gumbel_top_b_and_beat_recursive_rejection():
 
 
 def test_text_does_not_depend_on_the_draft():
-    """The whole of `match`: whatever is guessed, the same text comes out of the same field."""
+    """The guarantee of `match`: whatever is guessed, the same field gives the same text."""
     world = World(5, 9)
     rng = np.random.default_rng(1)
 
