@@ -1,6 +1,6 @@
 // Paged attention over every row's own path, with online softmax over tiles of 64 keys at absolute positions, and the
-// results of segments of 256 keys folded together in order. Work is handed out by (tile, kv head); where those are fewer
-// than the threads could share evenly, by segment too. The order of the folds is the same either way, and so is every bit.
+// results of segments of 256 keys combined in order. Work items are (tile, kv head) pairs; where there are too few of them
+// for an even share per thread, segments too. Results are combined in the same order either way, so every bit is equal.
 #pragma once
 
 #include "attention_tile.h"
@@ -18,7 +18,7 @@ inline void attend(AttentionTile& tile, float scale) {
     tile.finish();
 }
 
-// One segment; the thread that completes the last one of its tile and kv head folds them all.
+// One segment; the thread that completes the last one of its tile and kv head combines them all.
 inline void attend_segment(AttentionTile& tile, const AttentionPlan& plan, int item, int segment, float scale) {
     const int first = tile.first_segment(), end = tile.end_segment(), n = tile.rows * tile.group;
     if (segment < first || segment >= end) return;

@@ -1,8 +1,8 @@
 // One block of 16 keys and values: its products with a few query heads, latents transposed into values, and which values
 // are not finite.
 //
-// Rows and masks are the caller's. A hidden key's score stays in its own lane and is replaced there; its value is a term of a
-// sum, so one that is not finite must be taken out of the block beforehand.
+// The caller decides on rows and masks. A masked key's score stays in its own lane and is replaced there; its value is a term
+// of a sum, so one that is not finite must be removed from the block beforehand.
 #pragma once
 
 namespace wager::WAGER_NS {
@@ -44,8 +44,8 @@ template <int... M>
 struct BlockKernelUpTo<0, M...> : BlockKernels<M...> {};
 
 // A block of latents, [d/2][16 keys][2], as values, [16/2][d][2]; of the first d dimensions, a multiple of 16. Two
-// dimensions of two keys are four neighbours on either side: the block is a transposed matrix of such fours, with the
-// inner two of each swapped. Kept out of the loops of other caches.
+// dimensions of two keys are four adjacent elements in both layouts: the block is a transposed matrix of such groups, with
+// the inner two elements of each swapped. Kept out of the loops of other caches.
 [[gnu::noinline]] inline void transpose_latents(const uint16_t* keys, int d, uint16_t* values) {
     constexpr int kPairs = kBlockSize / 2;
     for (int i = 0; i < d / 2; i += 8) {
@@ -69,7 +69,7 @@ inline uint32_t key_range(int lo, int hi) {
     return below_hi & ~below_lo;
 }
 
-// The keys of a block whose values hold something not finite, as bits. An exponent of all ones carries into the sign.
+// The keys of a block with a value that is not finite, as bits. An exponent of all ones carries into the sign.
 inline uint32_t nonfinite_keys(const uint16_t* values, int d) {
     uint32_t nonfinite = 0;
     for (int pair = 0; pair < kBlockSize / 2; ++pair) {

@@ -1,8 +1,8 @@
 // One tile of attention: scores, softmax and values of a few rows against one segment of their keys.
 //
 // A tile is a few consecutive rows of one sequence; with the query heads of one kv head they share each load of a block.
-// Rows of a tree whose ancestors lie scattered read, from a block on, copies gathered in path order, so that every row
-// computes over the same blocks as in plain decoding. Keys a row may not see have probability exactly zero and leave its
+// Rows of a tree whose ancestors are scattered in the cache read, from a block on, copies in path order, so that every row
+// computes over the same blocks as in plain decoding. Keys that a row does not attend to have probability 0 and leave its
 // sums unchanged, whatever their numbers; so a row's result does not depend on which rows share its tile.
 #pragma once
 
@@ -123,7 +123,7 @@ struct AttentionTile {
         }
     }
 
-    // Copies into path order what lies scattered: the block where the row's path leaves position order, then its nodes.
+    // Copies scattered keys and values into path order: the block where the row's path leaves position order, then its nodes.
     void gather(int t) {
         const int tail = step.plan.tails[row + t], base = step.in.num_computed_tokens[step.in.seq_ids[row]];
         const int blocks = position(t) / kBlockSize - tail + 1;
@@ -156,7 +156,7 @@ struct AttentionTile {
         for (int i = 0; i < d; ++i) values[2 * i] = value[2 * i];
     }
 
-    // The cached block of latents as values, if some row reads it where it lies. Kept out of the loops of other caches.
+    // The cached block of latents as values, if some row reads it from the cache. Kept out of the loops of other caches.
     [[gnu::noinline]] void transpose_cached(int block) {
         for (int t = 0; t < rows; ++t) {
             if (!visible(t, block) || gathered(t, block)) continue;
@@ -165,7 +165,7 @@ struct AttentionTile {
         }
     }
 
-    // 0 x NaN is NaN: where values a row may not see are not finite, it reads the block from a copy without them.
+    // 0 x NaN is NaN: a row whose masked values are not finite reads the block from a copy without them.
     void mask_nonfinite(int block) {
         masked = 0;
         if (block >= full_from && block < full_to) return;
@@ -189,7 +189,7 @@ struct AttentionTile {
     void each_run(int block, int limit, Place place, Kernel kernel) {
         const bool alike = block >= full_from && block < full_to && block < shared;
         for (int t = 0; t < rows;) {
-            if (!visible(t, block)) {  // its gathered blocks may not reach so far
+            if (!visible(t, block)) {  // its gathered blocks may end before
                 ++t;
                 continue;
             }

@@ -38,7 +38,7 @@ const wager::Table* find_table(const std::string& name) {
     return nullptr;
 }
 
-// Where panels begin in a buffer, `from` bytes in, once it is known that they fit.
+// Where panels begin in a buffer, `from` bytes in; throws unless they fit.
 uint16_t* room(const Buffer& buffer, size_t from, int panels, int k) {
     if (buffer.size() < from + size_t{2} * panels * wager::kPanel * k) throw std::invalid_argument("the buffer is too small");
     return reinterpret_cast<uint16_t*>(buffer.data() + from);

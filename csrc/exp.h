@@ -1,4 +1,4 @@
-// 2^x and the sigmoid-weighted unit on sixteen lanes, shared by softmax and the gated layer.
+// 2^x and silu on sixteen lanes, for softmax and the gated layer.
 #pragma once
 
 namespace wager::WAGER_NS {

@@ -1,6 +1,6 @@
 // Mixture of experts: router logits, the top experts of each row, and the two products of those that some row selected.
 //
-// Rows are gathered by expert, so that an expert's weights are read once for all its rows. The first product is shared out
+// Rows are gathered by expert, so that an expert's weights are read once for all its rows. The first product is split
 // by expert and panel, the second by output panels alone: a thread adds every expert to its own outputs, in the order of
 // ids, and so needs no other thread's results. A row's sums do not depend on the other rows of its experts.
 #pragma once
@@ -36,8 +36,8 @@ inline void router(const Router& op, const Step& step, int thread) {
     }
 }
 
-// Marks the `count` largest of values[0, n), the lowest index among equals. Whatever is no number comes last, and still
-// exactly `count` are marked.
+// Marks the `count` largest of values[0, n), the lowest index among equals. NaNs come last, and still exactly `count` are
+// marked.
 inline void mark_best(const float* values, int n, int count, bool* marked) {
     for (int i = 0; i < n; ++i) marked[i] = false;
     for (int c = 0; c < count; ++c) {
@@ -109,7 +109,7 @@ inline void top_experts(const TopExperts& op, const Step& step, int thread) {
     for (int row = first; row < last; ++row) top_experts_of_row(op, row);
 }
 
-// Every thread finds the order; the first writes it down, and each copies its part of the rows.
+// Every thread computes the order; the first stores it, and each copies its part of the rows.
 inline void gather(const Gather& op, const Step& step, int thread) {
     const int pairs = step.rows * op.top_k;
     int32_t next[kMaxExperts + 1] = {};

@@ -110,7 +110,7 @@ WAGER_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p
 WAGER_INLINE uint32_t bits_of(__m256 a, __m256 b) {
     return static_cast<uint32_t>(_mm256_movemask_ps(a)) | static_cast<uint32_t>(_mm256_movemask_ps(b)) << 8;
 }
-WAGER_INLINE uint32_t not_finite(F x) {  // x - x is zero for numbers alone
+WAGER_INLINE uint32_t not_finite(F x) {  // x - x is zero for finite x alone
     const __m256 zero = _mm256_setzero_ps();
     return bits_of(_mm256_cmp_ps(_mm256_sub_ps(x.a, x.a), zero, _CMP_NEQ_UQ),
                    _mm256_cmp_ps(_mm256_sub_ps(x.b, x.b), zero, _CMP_NEQ_UQ));

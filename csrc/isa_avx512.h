@@ -78,7 +78,7 @@ WAGER_INLINE void narrow(uint16_t* p, F a) {
 }
 WAGER_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
-// Lanes that hold no number, as bits.
+// Lanes that are not finite, as bits.
 WAGER_INLINE uint32_t not_finite(F a) { return _mm512_fpclass_ps_mask(a.v, 0x01 | 0x08 | 0x10 | 0x80); }
 WAGER_INLINE uint32_t at_most(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ); }
 WAGER_INLINE void split(const float* p, F& even, F& odd) {

@@ -1,4 +1,4 @@
-// Sixteen float lanes in four 128-bit vectors of the compiler's own vector type: any machine GCC or Clang knows.
+// Sixteen float lanes in four 128-bit vectors of the compiler's own vector type: any machine that GCC or Clang supports.
 // Little-endian: the first bf16 of a pair is its lower half.
 #pragma once
 

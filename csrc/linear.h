@@ -1,5 +1,5 @@
-// Linear and gated layers over packed weights. A thread owns a contiguous range of panels; it walks blocks of rows, then
-// its panels, then tiles of rows, so that a panel is read from memory once per block while the next one is on its way.
+// Linear and gated layers over packed weights. A thread has a contiguous range of panels; it loops over blocks of rows, then
+// its panels, then tiles of rows, so that a panel is read from memory once per block while the next one is prefetched.
 #pragma once
 
 namespace wager::WAGER_NS {
@@ -9,7 +9,7 @@ constexpr int kRowBlock = 192;  // rows whose activations stay in the second-lev
 // Fills out[rows, 32] with x [rows, stride] times one panel.
 using PanelKernel = void (*)(const uint16_t* x, size_t stride, size_t k, const uint16_t* w, float* out, Prefetch prefetch);
 
-// Aligned, or where the linker puts its loops would depend on code elsewhere: a matter of a few per cent.
+// Aligned: else the address of its loops depends on other code, which changes their speed by a few per cent.
 template <int M>
 __attribute__((aligned(64))) void panel_tile(const uint16_t* x, size_t stride, size_t k, const uint16_t* w, float* out,
                                             Prefetch prefetch) {
@@ -132,7 +132,7 @@ inline void linear(const Linear& op, const Step& step, int thread) {
     });
 }
 
-// One matrix per head: the panels of all heads are shared out among threads in order, as if they were one matrix's.
+// One matrix per head: the panels of all heads are split among threads in order, like those of one matrix.
 inline void per_head(const PerHead& op, const Step& step, int thread) {
     const int panels = (op.n + kPanel - 1) / kPanel;
     const int first = static_cast<int>(part(static_cast<int64_t>(op.heads) * panels, thread, step.threads));

@@ -1,6 +1,5 @@
-// Zeroed memory for weights and caches, in huge pages where the system grants them: weights are streamed once per pass
-// and would otherwise spend their time in the TLB. Small buffers share a chunk, for a matrix alone is often smaller than a
-// huge page.
+// Zeroed memory for weights and caches, in huge pages where the system grants them: weights are streamed once per pass,
+// and small pages would cost TLB misses. Small buffers share a mapping, because many matrices are smaller than a huge page.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // What a tape records: one plain struct per op, the step they run over, and the table of kernels of one instruction set.
-// Shapes are in kernels/base.py. bf16 is carried as uint16_t. Nothing here owns memory.
+// Shapes are in kernels/base.py. bf16 is carried as uint16_t. No struct here owns memory.
 //
 // Data only, no functions: this header is compiled with the flags of every instruction set. A function that is inline or a
 // template, a member of a struct included, is emitted by each file that uses it, and the linker keeps any one of the copies:
@@ -16,15 +16,15 @@ namespace wager {
 
 constexpr int kBlockSize = 16;  // tokens per block of the cache
 constexpr int kKeyTile = 64;    // keys that share one running maximum
-constexpr int kSegment = 256;   // keys whose softmax is a unit of work; segments are folded in order
+constexpr int kSegment = 256;   // keys whose softmax is a unit of work; segments are combined in order
 constexpr int kPanel = 32;      // outputs per packed panel of weights
 constexpr int kMaxExperts = 1024;
 constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads of a block of keys
 
-enum class RowSet { rows, logits };  // all rows of the step, or those whose logits are wanted
+enum class RowSet { rows, logits };  // all rows of the step, or the logits rows
 
 // Keys of a block and kv head: [d/2][16 keys][2]; values: [16/2][d][2]; so both products pair along their sum. A latent
-// cache has no values: those are the first value_dim dimensions of its keys, transposed as they are needed.
+// cache has no values: those are the first value_dim dimensions of its keys, transposed when a block is read.
 struct CacheView {
     uint16_t* keys;
     uint16_t* values;
@@ -46,7 +46,7 @@ struct AttentionPlan {
     const int32_t* tails;       // [rows]
     int tiles;
     int tail_blocks;  // room in the scratch memory per row
-    // Where segments are handed out one by one: how many at most (0: they are not), their states, and how many are done.
+    // Where segments are work items of their own: how many at most (0: they are not), their states, and how many are done.
     int segments;
     float* parts;
     std::atomic<int>* done;  // [tiles * kv_heads]
@@ -93,7 +93,7 @@ struct PerHead {
     int heads, n, k, step;  // of each head's `step` elements of out, n are written
 };
 
-// How a row's experts are selected from its logits; see arch/spec.py.
+// How a row's experts are selected from its logits; see arch/feed_forward.py.
 struct RoutingParams {
     int experts, top_k, groups, top_groups, group_best;
     bool sigmoid, normalised;
@@ -165,7 +165,7 @@ struct Attention {
     int layer, heads, window;  // window 0: none
     float scale;               // 0: by the head's size
     uint16_t* out;
-    std::atomic<int>* next;  // work items handed out
+    std::atomic<int>* next;  // next work item
 };
 
 struct Select {

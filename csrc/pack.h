@@ -1,5 +1,5 @@
 // Weights in panels of 32 outputs, [panel][k / 2][32][2], padded with zero outputs; and the cache's slow paths (copying a
-// slot, reading one). Plain loops: none of it is on the way of a token.
+// slot, reading one). Plain loops: none of it runs once per token.
 #pragma once
 
 #include <cstring>

@@ -1,8 +1,8 @@
 // A pool of persistent threads that run one function together, and the barrier between the ops inside it.
 //
-// The caller is thread 0. Workers spin briefly for the next region, then sleep, so an idle engine costs nothing; at a
+// The caller is thread 0. Workers spin briefly for the next region, then sleep, so an idle engine uses no core; at a
 // barrier threads spin, then yield, because other processes may share the cores. Floating-point modes are set alike in
-// every thread for the length of a region: a flush-to-zero bit set by another library must not change a row.
+// every thread during a region: a flush-to-zero bit set by another library must not change a row.
 #pragma once
 
 #include <atomic>
@@ -98,8 +98,8 @@ class Pool {
     // for some 200 us more before they sleep, because the next step is often near and waking a thread costs 50 us.
     static constexpr int kSpins = 400, kYields = 400;
 
-    // Everything the threads share. A forked child has no workers and locks in an unknown state, so it makes a new shared
-    // and leaves the old one behind.
+    // The state that the threads share. A forked child has no workers, and locks in an unknown state, so it creates a new
+    // one and leaks the old one.
     struct Shared {
         std::mutex region, mutex;
         std::condition_variable wake;

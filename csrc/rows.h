@@ -1,5 +1,5 @@
 // Ops that work on one row at a time: embedding, RMS norm, rotation with the write of keys and values, selection of rows and
-// the largest logit. Rows (or heads of rows) are shared out among threads; no row reads another one.
+// the largest logit. Rows (or heads of rows) are split among threads; no row reads another one.
 #pragma once
 
 #include <cmath>
@@ -172,7 +172,7 @@ inline void argmax(const Argmax& op, const Step& step, int thread) {
         op.out[head] = max_logit(op.logits + static_cast<size_t>(head) * op.n, 0, op.n).id;
 }
 
-// Reads data[first, last) once and sums it: how fast memory can be read. A rest below 64 is left out.
+// Reads data[first, last) once and sums it: how fast memory can be read. A remainder below 64 is left out.
 inline float sweep(const float* data, int64_t first, int64_t last) {
     F acc[4] = {zero(), zero(), zero(), zero()};
     for (int64_t i = first; i + 64 <= last; i += 64) {

@@ -1,4 +1,4 @@
-// argmax over ids of z / T + g, g the Gumbel field: a race of exponentials. With E = -log1p(-u) an id can only win if
+// argmax over ids of z / T + g, g the Gumbel field: an exponential race. With E = -log1p(-u) an id can only win if
 // u <= E <= exp(z / T - best), so sixteen lanes of float arithmetic discard nearly every id on the upper bits of u, and
 // the few that remain are scored in double, exactly as the definition says. The token is that of the float64 definition.
 #pragma once

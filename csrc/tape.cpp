@@ -15,7 +15,7 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
-constexpr int kSplitBelow = 4;  // items of attention per thread from which they share out evenly enough
+constexpr int kSplitBelow = 4;  // work items of attention per thread from which their split is even enough
 constexpr int kParts = 64;      // segments per thread whose states can be held
 
 void require(bool ok, const char* what, int at, int value, const char* why = "outside the tape's buffers") {
@@ -25,7 +25,7 @@ void require(bool ok, const char* what, int at, int value, const char* why = "ou
     }
 }
 
-// Marks a tape as in use for the length of a scope, also when what is done with it throws.
+// Marks a tape as in use during a scope, also when an exception leaves it.
 class Exclusive {
   public:
     explicit Exclusive(std::atomic<bool>& busy) : busy_(busy) {
@@ -68,7 +68,7 @@ void Tape::limit_blocks(const CacheView& cache) {
     writers_.resize(num_blocks_);
 }
 
-// Tells the linear op before this one what to prefetch when it is done with its own weights.
+// Sets what the linear op before this one prefetches after its own weights.
 void Tape::link_prefetch(const Linear& op) {
     if (last_linear_ >= 0) {
         Linear& before = std::get<Linear>(ops_[last_linear_]);
@@ -108,7 +108,7 @@ void Tape::check_row(int row, int sequences) const {
     require(row < end, "query_start_loc", sequence + 1, end, "not a row of its sequence");
 }
 
-// A path is followed from row to row and its keys laid out by position, so each step must lead one position down.
+// A path is followed from row to row and its keys are ordered by position, so each parent must be one position before.
 void Tape::check_path(int row) const {
     const int sequence = in_.seq_ids[row], position = in_.positions[row], parent = in_.parents[row];
     require(parent >= -1 && parent < row, "parents", row, parent);
@@ -164,7 +164,7 @@ void Tape::check_logits_indices(int rows, int logits_rows) const {
     }
 }
 
-// What is checked must be what is run, also while another thread fills the caller's buffers.
+// Copied first: another thread may write to the caller's buffers between the checks and the run.
 void Tape::copy_inputs(int rows, int sequences, int logits_rows) {
     require(rows >= 0 && rows <= in_.max_rows, "rows", 0, rows);
     require(sequences >= 0 && sequences <= in_.max_sequences, "sequences", 0, sequences);

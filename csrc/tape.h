@@ -1,6 +1,6 @@
 // A recorded pass: ops over fixed buffers, replayed for any number of rows in one parallel region. Checks the integer
-// inputs before it runs, so that a mistake in packing is an error that names it and not a stray write. One thread at a time:
-// a second one that records or runs meanwhile gets an error.
+// inputs before it runs, so that a mistake in packing is an error that names it, not a write to a wrong address. One thread
+// at a time: a second one that records or runs meanwhile gets an error.
 #pragma once
 
 #include <memory>

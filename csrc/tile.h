@@ -1,6 +1,6 @@
 // The one product kernel: rows of bf16 activations against bf16 weights whose outputs lie across lanes. Linear layers,
 // query-key scores and probability-value sums all use it. Every output has a single accumulator that takes its pairs in
-// order, whatever the number of rows or columns held beside it: this is where row-invariance comes from.
+// order, whatever the number of rows or columns beside it: this makes a row's results independent of the others.
 #pragma once
 
 #include <cstddef>

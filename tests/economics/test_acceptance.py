@@ -1,4 +1,4 @@
-"""Survival learned online: priors, calibration of confidence, sequences that differ, depths nobody tried."""
+"""Survival learned online: priors, calibration of confidence, sequences that differ, untested depths."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def opened(count: int) -> tuple[AcceptanceModel, list[SequenceAcceptance]]:
 
 
 def conditional(model: AcceptanceModel, sequences: Sequence[SequenceAcceptance], depth: int) -> np.ndarray:
-    """Mean chance of each depth given the one above."""
+    """Mean acceptance rate of each depth given the one above."""
     survival = model.forecast(sequences, depth).mean(axis=0)
     quotient: np.ndarray = survival / np.concatenate([[1.0], survival[:-1]])
     return quotient
@@ -61,7 +61,7 @@ def test_rates_are_learned_by_depth() -> None:
     assert conditional(model, sequences, 4) == pytest.approx(rates[:4], abs=0.08)
 
 
-def test_depths_nobody_tried_continue_the_ones_above() -> None:
+def test_untested_depths_follow_the_ones_above() -> None:
     good, sequences = opened(16)
     play(good, sequences, [0.95, 0.95], rounds=100, depth=2)
     poor, others = opened(16)
@@ -79,7 +79,7 @@ def test_censored_depths_are_unobserved_not_failed() -> None:
     assert survival[:, 6].min() > 0.8, "always right as far as it was tried"
 
 
-def test_sequences_are_told_apart_and_a_new_one_is_an_average_one() -> None:
+def test_sequences_are_distinguished_and_a_new_one_is_an_average_one() -> None:
     model, sequences = opened(20)
     for block in range(12):
         play(model, sequences[:10], [0.9] * 4, rounds=5, depth=4, seed=block)
@@ -91,7 +91,7 @@ def test_sequences_are_told_apart_and_a_new_one_is_an_average_one() -> None:
     assert first[10:].mean() < model.forecast([model.start_sequence()], 1)[0, 0] < first[:10].mean()
 
 
-def test_what_sequences_were_is_expected_of_the_next() -> None:
+def test_a_new_sequence_is_expected_to_be_like_those_that_ended() -> None:
     model = AcceptanceModel()
     prior = model.forecast([model.start_sequence()], 1)[0, 0]
     for number in range(60):
@@ -120,7 +120,7 @@ def expected_calibration_error(said: np.ndarray, was: np.ndarray) -> float:
 
 
 def test_confidence_is_calibrated() -> None:
-    """A drafter that overrates itself by 1.5 in log-odds; judged by what it was right about before."""
+    """A drafter whose confidence is 1.5 too high in log-odds; corrected by its earlier accepted tokens."""
     source = SyntheticTraces({"d": SyntheticDrafter(MTP_SURVIVAL[:DEPTH], score_bias=1.5)}, output_tokens=400)
     model, sequences = opened(8)
     texts = [source.request(i).drafts["d"] for i in range(8)]
@@ -156,7 +156,7 @@ def test_survival_never_rises_along_a_path() -> None:
         assert (np.diff(survival) <= 0).all()
 
 
-def test_siblings_of_a_tree_share_the_chance_of_their_depth() -> None:
+def test_siblings_of_a_tree_share_the_acceptance_rate_of_their_depth() -> None:
     model, [sequence] = opened(1)
     tree = Draft("r0", (1, 2, 3), (-1, -1, 0), drafter="d")
     chain = Draft.chain("r0", (1, 2), drafter="d")
@@ -167,18 +167,18 @@ def test_siblings_of_a_tree_share_the_chance_of_their_depth() -> None:
     assert model.survival(scored, sequence) == pytest.approx([0.6, 0.3, 0.3], abs=0.1)
 
 
-def test_drafting_gains_more_than_the_average_token_where_confidence_tells_tokens_apart() -> None:
+def test_drafting_gains_more_than_the_average_token_where_confidence_distinguishes_tokens() -> None:
     model, _ = opened(1)
     survival = np.full((1, 2), 0.5)
     limit, never, judged = np.array([0.6]), np.array([-1.0]), np.array([False])
     model.has_scores = True
     gain, rows, _ = model.forecast_admission(survival, min_admitted=limit, min_survival=never, unjudged=judged)
-    assert gain.max() == rows.max() == 0, "as far as is known, it will be 0.5 whatever it says"
+    assert gain.max() == rows.max() == 0, "the estimate is 0.5 for every score"
     for _ in range(200):
         model.learn_shift([0.5, 0.5], [0.95, 0.95])
         model.learn_shift([0.5, 0.5], [0.05, 0.05])
     stop = np.array([0.99])
-    gain, rows, made = model.forecast_admission(survival, min_admitted=limit, min_survival=stop, unjudged=judged)
+    gain, rows, drafted = model.forecast_admission(survival, min_admitted=limit, min_survival=stop, unjudged=judged)
     assert rows[0, 0] == pytest.approx(0.5, abs=0.02)
     assert gain[0, 0] == pytest.approx(0.48, abs=0.05)
-    assert made[0].tolist() == [1.0, 0.0], "after an unlikely token none is drafted"
+    assert drafted[0].tolist() == [1.0, 0.0], "after an unlikely token none is drafted"

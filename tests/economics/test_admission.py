@@ -23,7 +23,7 @@ SURVIVAL = np.cumprod(CONFIDENCE, axis=1)
 
 
 def consistent(cost: list[float]) -> tuple[list[int], float]:
-    """Depths by request, and the goodput that agrees with what a step of these depths yields."""
+    """Depths by request, and the goodput that equals what a step of these depths yields."""
     goodput = 3 / cost[0]
     for _ in range(20):
         chosen = select(SURVIVAL.ravel().tolist(), cost, goodput=goodput)
@@ -48,21 +48,19 @@ def test_the_golden_case_on_a_staircase_goes_past_the_step_where_the_first_stop_
     assert rates[first_stop] == pytest.approx(3.95, abs=1e-3)
 
 
-chances = st.lists(st.lists(st.floats(0.01, 0.999), min_size=2, max_size=3), min_size=1, max_size=3)
+acceptance_rates = st.lists(st.lists(st.floats(0.01, 0.999), min_size=2, max_size=3), min_size=1, max_size=3)
 
 
 @settings(max_examples=60, deadline=None)
-@given(chances, st.integers(0, 10_000), st.floats(0.05, 5.0))
-def test_the_selection_is_the_best_of_all_sets_of_beginnings(
-    rates: list[list[float]], seed: int, goodput: float
-) -> None:
+@given(acceptance_rates, st.integers(0, 10_000), st.floats(0.05, 5.0))
+def test_the_selection_is_the_best_of_all_sets_of_prefixes(rates: list[list[float]], seed: int, goodput: float) -> None:
     chains = [np.cumprod(chain).tolist() for chain in rates]
     gains = [gain for chain in chains for gain in chain]
-    owners = [request for request, chain in enumerate(chains) for _ in chain]
+    request_of = [request for request, chain in enumerate(chains) for _ in chain]
     steps = np.random.default_rng(seed).exponential(size=len(gains)) * (np.arange(len(gains)) % 3 == 0)
     seconds = (1.0 + np.concatenate([[0.0], np.cumsum(steps)])).tolist()
     chosen = select(gains, seconds, goodput=goodput)
-    depths = tuple(sum(owners[index] == request for index in chosen.taken) for request in range(len(chains)))
+    depths = tuple(sum(request_of[index] == request for index in chosen.taken) for request in range(len(chains)))
 
     def profit(depths: tuple[int, ...]) -> float:
         gain = sum(sum(chain[:depth]) for chain, depth in zip(chains, depths, strict=True))
@@ -71,8 +69,8 @@ def test_the_selection_is_the_best_of_all_sets_of_beginnings(
     best = max(map(profit, product(*(range(len(chain) + 1) for chain in rates))))
     assert profit(depths) == pytest.approx(best, abs=1e-9)
     for request, depth in enumerate(depths):
-        first = owners.index(request)
-        assert sorted(index - first for index in chosen.taken if owners[index] == request) == list(range(depth))
+        first = request_of.index(request)
+        assert sorted(index - first for index in chosen.taken if request_of[index] == request) == list(range(depth))
 
 
 def test_guesses_of_several_drafts_compete() -> None:
@@ -94,7 +92,7 @@ def chain(size: int, *, draft_probs: bool = False) -> Draft:
     return Draft("r", tuple(range(10, 10 + size)), tuple(range(-1, size - 1)), scores, "d", rows)
 
 
-def test_a_chain_keeps_a_beginning_with_its_scores_and_draft_probs() -> None:
+def test_a_chain_keeps_a_prefix_with_its_scores_and_draft_probs() -> None:
     draft = keep_nodes(chain(4, draft_probs=True), [0, 1])
     assert (draft.tokens, draft.parents, len(draft.scores)) == ((10, 11), (-1, 0), 2)
     assert draft.draft_probs is not None
@@ -112,10 +110,10 @@ def test_a_tree_keeps_any_set_closed_under_parents_renumbered() -> None:
 class Stairs(StaticLatency):
     """Rows come in tiles of eight; a drafter `slow` takes a pass a depth, 2 ms and 0.1 ms a sequence; `block` one."""
 
-    asked = 0
+    calls = 0
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
-        self.asked += 1
+        self.calls += 1
         return 1e-3 * -(-rows // 8) + 1e-6 * requests + 1e-9 * context_sum
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
@@ -124,20 +122,20 @@ class Stairs(StaticLatency):
         return depth * (2e-3 + 1e-4 * requests)
 
 
-def test_curves_follow_the_staircase_and_are_asked_for_once() -> None:
+def test_curves_follow_the_staircase_and_are_evaluated_once() -> None:
     surface = Stairs()
     cache = LatencyCache(surface)
     extra = cache.extra_seconds(6, 6, 1000, count=20)
     assert extra[:3] == pytest.approx([0.0, 0.0, 0.0])
     assert extra[3] == pytest.approx(1e-3)
     assert all(a <= b for a, b in pairwise(extra))
-    asked = surface.asked
+    calls = surface.calls
     cache.extra_seconds(6, 6, 1010, count=12)
-    assert surface.asked == asked
+    assert surface.calls == calls
     for _ in range(64):
         cache.tick()
     cache.extra_seconds(6, 6, 1010, count=12)
-    assert surface.asked > asked
+    assert surface.calls > calls
     assert cache.plain_seconds(6, 1000) == surface.seconds(6, 6, 1000)
 
 
@@ -148,8 +146,8 @@ def test_what_each_sequence_adds_to_drafting_sums_to_the_passes(drafter: str) ->
     assert marginal.shape == (5, 3)
     ragged = [3, 3, 1, 1, 1]  # five sequences draft once, two of them three times
     summed = sum(marginal[rank, :depth].sum() for rank, depth in enumerate(ragged))
-    ask = surface.draft_seconds
-    passes = ask(drafter, 5, 1) + ask(drafter, 2, 2) - ask(drafter, 2, 1) + ask(drafter, 2, 3) - ask(drafter, 2, 2)
+    of = surface.draft_seconds
+    passes = of(drafter, 5, 1) + of(drafter, 2, 2) - of(drafter, 2, 1) + of(drafter, 2, 3) - of(drafter, 2, 2)
     assert summed == pytest.approx(passes)
     assert LatencyCache(surface).ragged_draft_seconds(drafter, [1, 3, 1, 3, 1]) == pytest.approx(passes)
 
@@ -166,7 +164,7 @@ def test_goodput_is_what_steps_lately_yielded_by_batch_size() -> None:
     assert estimator.ratio(32) == 1.0, "goodput is never less than that of plain decoding"
 
 
-def test_a_row_costs_what_the_staircase_says_around_it() -> None:
+def test_a_row_costs_what_the_rows_around_it_add() -> None:
     estimator = GoodputEstimator()
     assert estimator.row_cost(2) is None
     stairs = [0.0] * 4 + [1.0] * 20

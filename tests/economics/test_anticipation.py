@@ -20,6 +20,7 @@ from wager.economics.policy.threshold import Threshold
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 Probs = tuple[float, float]
+GoesOn = Callable[[tuple[int, ...]], bool]
 Keep = Callable[[tuple[int, ...]], int]
 """The draws -> how many of them are verified."""
 
@@ -31,14 +32,14 @@ def first_token(p: Probs, q: Probs, *, depth: int, keep: Keep) -> list[float]:
     probs = [0.0, 0.0]
     left = [max(0.0, p[a] - q[a]) for a in (0, 1)]
     for draws in product((0, 1), repeat=depth):
-        chance = float(np.prod([q[x] for x in draws]))
+        mass = float(np.prod([q[x] for x in draws]))
         if not keep(draws):
-            probs = [probs[a] + chance * p[a] for a in (0, 1)]
+            probs = [probs[a] + mass * p[a] for a in (0, 1)]
             continue
         accepted = min(1.0, p[draws[0]] / q[draws[0]])
-        probs[draws[0]] += chance * accepted
+        probs[draws[0]] += mass * accepted
         if accepted < 1.0:
-            probs = [probs[a] + chance * (1 - accepted) * left[a] / sum(left) for a in (0, 1)]
+            probs = [probs[a] + mass * (1 - accepted) * left[a] / sum(left) for a in (0, 1)]
     return probs
 
 
@@ -77,7 +78,7 @@ class Machine(StaticLatency):
 
 
 def experienced(rule: str) -> tuple[Adaptive, int]:
-    """A policy that has learned that draft tokens are mostly accepted, and how deep it asks next."""
+    """A policy that has learned that draft tokens are mostly accepted, and the depth it plans next."""
     policy = Adaptive(Machine(), drafters={"d": DrafterCapabilities(2, stops_early=True)}, rule=rule)  # type: ignore[arg-type]
     draw = np.random.default_rng(5)
     for position in range(100, 160):
@@ -112,31 +113,31 @@ def test_the_adaptive_policy_leaves_the_distribution_as_it_is(rule: str, p: Prob
     assert probs == pytest.approx(p, abs=1e-12)
 
 
-def two_tokens(p: Probs, q: Probs, made: Callable[[tuple[int, ...]], bool], keep: Keep) -> dict[tuple[int, ...], float]:
-    """Distribution of the first two emitted tokens when a drafter goes on after `draws` if `made` says so, and draws at
-    most two; the target says `p` wherever it is asked."""
+def two_tokens(p: Probs, q: Probs, goes_on: GoesOn, keep: Keep) -> dict[tuple[int, ...], float]:
+    """Distribution of the first two emitted tokens when a drafter goes on after `draws` while `goes_on(draws)`, at most
+    two; the target's distribution is `p` at every position."""
     probs = dict.fromkeys(product((0, 1), repeat=2), 0.0)
 
-    def draw(draws: tuple[int, ...], chance: float) -> None:
-        if len(draws) < 2 and (not draws or made(draws)):
+    def draw(draws: tuple[int, ...], mass: float) -> None:
+        if len(draws) < 2 and (not draws or goes_on(draws)):
             for token in (0, 1):
-                draw((*draws, token), chance * q[token])
+                draw((*draws, token), mass * q[token])
         else:
-            emit((), draws[: keep(draws)], chance)
+            emit((), draws[: keep(draws)], mass)
 
-    def emit(before: tuple[int, ...], draws: tuple[int, ...], chance: float) -> None:
+    def emit(before: tuple[int, ...], draws: tuple[int, ...], mass: float) -> None:
         if len(before) == 2:
-            probs[before] += chance
-        elif not draws:  # the bonus token, and whatever a later step brings
+            probs[before] += mass
+        elif not draws:  # the bonus token, and the tokens of later steps
             for token in (0, 1):
-                emit((*before, token), (), chance * p[token])
+                emit((*before, token), (), mass * p[token])
         else:
             accepted = min(1.0, p[draws[0]] / q[draws[0]])
-            emit((*before, draws[0]), draws[1:], chance * accepted)
+            emit((*before, draws[0]), draws[1:], mass * accepted)
             left = [max(0.0, p[token] - q[token]) for token in (0, 1)]
             for token in (0, 1):
                 if accepted < 1.0:
-                    emit((*before, token), (), chance * (1 - accepted) * left[token] / sum(left))
+                    emit((*before, token), (), mass * (1 - accepted) * left[token] / sum(left))
 
     draw((), 1.0)
     return probs
@@ -144,22 +145,22 @@ def two_tokens(p: Probs, q: Probs, made: Callable[[tuple[int, ...]], bool], keep
 
 @pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.1, 0.9), (0.6, 0.4))])
 def test_a_drafter_that_stops_early_leaves_the_distribution_as_it_is(p: Probs, q: Probs) -> None:
-    """It stops for what it drew, but what it drew stays: only what nobody has drawn yet depends on it."""
+    """It stops after an unlikely draw, but keeps that draw: only tokens not yet drawn depend on it."""
     policy, _ = experienced("rejection")
 
     def goes_on(draws: tuple[int, ...]) -> bool:
-        return draws[-1] == 0  # as confidence() says
+        return draws[-1] == 0  # as in confidence()
 
     def keep(draws: tuple[int, ...]) -> int:
         return len(deepcopy(policy).admit({"r": drafted(draws, q, confidence(draws))}, BUDGET).get("r", ()))
 
-    for emitted, chance in two_tokens(p, q, goes_on, keep).items():
-        assert chance == pytest.approx(p[emitted[0]] * p[emitted[1]], abs=1e-12)
+    for emitted, mass in two_tokens(p, q, goes_on, keep).items():
+        assert mass == pytest.approx(p[emitted[0]] * p[emitted[1]], abs=1e-12)
     wrong = two_tokens(p, q, goes_on, lambda draws: len(draws) - (draws[-1] == 1))  # the last is dropped
-    assert any(abs(chance - p[a] * p[b]) > 0.01 for (a, b), chance in wrong.items())
+    assert any(abs(mass - p[a] * p[b]) > 0.01 for (a, b), mass in wrong.items())
 
 
-def test_under_match_it_does_look_at_the_draws() -> None:
+def test_under_match_admission_depends_on_the_draws() -> None:
     policy = Adaptive(Machine(), drafters={"d": DrafterCapabilities(2)})
     depth = ask(policy, 100)["r"].depth
     sizes = {

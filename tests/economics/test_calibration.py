@@ -1,4 +1,4 @@
-"""Calibrations as values: which shapes, what a fit is judged by, what a file holds and when it is refused."""
+"""Calibrations as values: shapes to time, held-out errors, files and when they are refused."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ ROOMY = ShapeLimits(512, 32, 4096, 26000)
 
 def measure(shapes: list[StepShape], *, noise: float = 0.0) -> list[StepPoint]:
     rng = random.Random(0)
-    found = []
+    points = []
     for shape in shapes:
-        what = (shape.rows, len(shape.depths), sum(shape.contexts))
-        found.append(StepPoint(*what, TRUTH.seconds(*what) * math.exp(rng.gauss(0, noise))))
-    return found
+        size = (shape.rows, len(shape.depths), sum(shape.contexts))
+        points.append(StepPoint(*size, TRUTH.seconds(*size) * math.exp(rng.gauss(0, noise))))
+    return points
 
 
 def calibration(setup: Setup = HERE, **changes: Any) -> Calibration:
-    made = Calibration.fit(
+    fitted = Calibration.fit(
         setup,
         measure(grid_shapes(ROOMY), noise=0.02),
         measure(random_shapes(ROOMY, 20, seed=1)),
         seconds=60,
         drafters=TRUTH.drafters,
     )
-    return replace(made, **changes)
+    return replace(fitted, **changes)
 
 
 # ---- shapes ---------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_random_shapes_are_not_in_the_grid_and_of_every_kind() -> None:
 # ---- the fit and its judgement --------------------------------------------------------------------------------------
 
 
-def test_a_fit_to_noisy_points_predicts_what_it_never_saw() -> None:
+def test_a_fit_to_noisy_points_predicts_held_out_steps() -> None:
     errors = calibration().errors
     assert errors.count == 20
     assert errors.median < 0.02
@@ -124,16 +124,16 @@ def test_a_fit_to_noisy_points_predicts_what_it_never_saw() -> None:
 
 def test_held_out_steps_test_the_fit_and_are_not_fitted() -> None:
     good = calibration()
-    lies = [replace(point, seconds=10 * point.seconds) for point in good.held_out]
-    judged = Calibration.fit(HERE, good.points, lies, seconds=60, drafters=TRUTH.drafters)
+    wrong = [replace(point, seconds=10 * point.seconds) for point in good.held_out]
+    judged = Calibration.fit(HERE, good.points, wrong, seconds=60, drafters=TRUTH.drafters)
     assert judged.surface_values == good.surface_values
     assert judged.errors.median == pytest.approx(0.9, abs=0.01)
     with pytest.raises(UsageError, match="to test the fit with"):
         Calibration.fit(HERE, good.points, [], seconds=60)
 
 
-def test_the_speed_of_the_machine_is_told_apart_from_the_steps() -> None:
-    """A machine that is 1.8 times slower for seconds at a time, as shared ones are: medians alone are misled."""
+def test_changes_of_the_machines_speed_are_separated_from_the_steps() -> None:
+    """A machine that is 1.8 times slower for seconds at a time, as shared ones are: medians alone would be wrong."""
     rng = random.Random(4)
     points = measure(grid_shapes(ROOMY), noise=0.02)
     order = [kind for _ in range(5) for kind in rng.sample(range(len(points)), len(points))]
@@ -142,8 +142,8 @@ def test_the_speed_of_the_machine_is_told_apart_from_the_steps() -> None:
         slow = 1.8 if (at // 60) % 2 else 1.0
         seconds = points[kind].seconds * slow * math.exp(rng.gauss(0, 0.03))
         steps.append(ShapeSample(kind, replace(points[kind], seconds=seconds)))
-    found = typical_steps(steps, fitted=range(0, len(points), 2))
-    ratio = np.array([found[kind].seconds / point.seconds for kind, point in enumerate(points)])
+    typical = typical_steps(steps, fitted=range(0, len(points), 2))
+    ratio = np.array([typical[kind].seconds / point.seconds for kind, point in enumerate(points)])
     plain = np.array([np.median([s.point.seconds for s in steps if s.shape == kind]) for kind in range(len(points))])
     plain /= [point.seconds for point in points]
     assert np.quantile(np.abs(ratio / np.median(ratio) - 1), 0.95) < 0.06
@@ -172,25 +172,25 @@ def test_drafting_splits_into_a_call_and_its_guesses() -> None:
 # ---- the file -------------------------------------------------------------------------------------------------------
 
 
-def test_a_calibration_comes_back_from_its_file(tmp_path: Path) -> None:
-    made = calibration()
-    path = made.write(tmp_path / "new" / "folder")
+def test_a_calibration_is_read_back_from_its_file(tmp_path: Path) -> None:
+    stored = calibration()
+    path = stored.write(tmp_path / "new" / "folder")
     found, why = find_calibration(path.parent, replace(HERE, model="the same by another name"))
     assert found is not None
-    assert (found.as_dict(), why) == (made.as_dict(), "")
+    assert (found.as_dict(), why) == (stored.as_dict(), "")
     surface = found.surface()
-    assert surface.seconds(12, 3, 900) == pytest.approx(made.surface().seconds(12, 3, 900))
+    assert surface.seconds(12, 3, 900) == pytest.approx(stored.surface().seconds(12, 3, 900))
     assert surface.draft_seconds("ngram", 32, 4) == pytest.approx(1e-4)
     assert [file.name for file in path.parent.iterdir()] == [HERE.filename]
 
 
 def test_an_engine_corrects_a_surface_of_its_own() -> None:
-    made = calibration()
-    ours, before = made.surface(), made.surface().seconds(8, 2, 100)
+    stored = calibration()
+    ours, before = stored.surface(), stored.surface().seconds(8, 2, 100)
     for _ in range(50):
         ours.observe(StepRecord(8, 2, 6, 0, 2, {"forward": 1.0}, (50, 50)))
     assert ours.seconds(8, 2, 100) > 1.5 * before
-    assert made.surface().seconds(8, 2, 100) == before
+    assert stored.surface().seconds(8, 2, 100) == before
 
 
 def test_another_setup_is_refused_by_name(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_damage_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> 
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "", "\0"])
-def test_what_is_no_calibration_is_named(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_no_calibration_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / HERE.filename
     path.write_text(content)
     with pytest.raises(UsageError, match=str(path)):

@@ -106,7 +106,7 @@ def test_the_survival_that_the_next_token_would_need(
     assert found[depth].tokens * (total[depth + 1] - total[depth]) / total[depth] == pytest.approx(needed, abs=5e-5)
 
 
-def test_a_whole_curve() -> None:
+def test_every_depth_of_a_curve() -> None:
     steps, drafts = curves(FLAT_ATTENTION, batch=8, context=4096, share=0.10, locality=1.0)
     found = depth_outcomes(steps, drafts, survival(0.90, MOST))[:17]
     assert [round(outcome.speedup, 4) for outcome in found] == [
@@ -119,7 +119,7 @@ BLENDED = (.402, .562, .693, .761, .748, .641, .438, .218, .158, .290, .450, .76
 
 
 def test_the_blended_marginal_cost() -> None:
-    """Attention is weighted by what it costs plain and counted as paid in full, as the published figures do."""
+    """Attention is weighted by its plain cost and its marginal cost counted as 1, as in the published figures."""
     cost = CostModel(FLAT_ATTENTION, B200_ROUNDED)
     for batch, expected in zip(BATCHES, BLENDED, strict=True):
         loads = [SequenceLoad(4096, 1, batch)]
@@ -235,7 +235,7 @@ def test_free_drafts_at_measured_widths(
         assert found[depth].speedup == pytest.approx(speedup, abs=1.1e-3)
 
 
-def test_where_step_times_jump_stopping_at_the_first_loss_gives_away_what_a_search_finds() -> None:
+def test_where_step_times_jump_stopping_at_the_first_loss_misses_what_a_search_finds() -> None:
     """Batch 4, free drafts, 90 % accepted: the second guess loses, the third more than makes up for it."""
     steps, drafts = measured(KERNEL, batch=4, most=3)
     alive = survival(0.90, 3)

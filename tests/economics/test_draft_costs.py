@@ -1,4 +1,4 @@
-"""The drafter's own roofline, and whether it all fits."""
+"""The drafter's own roofline, and whether weights, drafter and cache fit in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ B200 = Cluster(DEVICES["B200"])
 QWEN = TABLE["Qwen3.6-35B-A3B"]
 HEAD, BLOCK = mtp_cost(QWEN, B200), block_drafter_cost(QWEN, B200)
 PUBLISHED = PublishedLatency()
-"""What the golden values are of: one maximum over all weights of a pass, and experts picked with replacement."""
+"""The model behind the golden values: one maximum over all weights of a pass, and experts picked with replacement."""
 
 GOLDEN = {
     1: (140.9, 245.6), 8: (179.4, 245.6), 16: (214.1, 245.6), 32: (262.1, 447.2), 64: (308.9, 894.3),
@@ -63,11 +63,11 @@ def test_where_a_block_costs_as_much_as_passes(depth: int, batch: float) -> None
 
 
 def test_where_passes_turn_compute_bound() -> None:
-    """Batch 670 for a pass of one position, 17.6 for a block of sixteen: the next request is paid."""
+    """Batch 670 for a pass of one position, 17.6 for a block of sixteen: from there on another request costs time."""
 
     def steep(drafter: str, batch: float) -> bool:
-        here, there = (PUBLISHED.draft_seconds(drafter, each, 1) for each in (batch, batch * 1.001))  # type: ignore[arg-type]
-        return there > 1.0005 * here
+        before, after = (PUBLISHED.draft_seconds(drafter, each, 1) for each in (batch, batch * 1.001))  # type: ignore[arg-type]
+        return after > 1.0005 * before
 
     assert [steep("mtp", batch) for batch in (660, 680)] == [False, True]
     assert [steep("dflash", batch) for batch in (17.5, 17.7)] == [False, True]
@@ -116,11 +116,11 @@ def test_a_cluster_divides_the_drafter_too() -> None:
 def test_what_a_batch_takes() -> None:
     cost = CostModel(TABLE["Llama-3.1-8B"], DEVICES["H100"])
     drafter = mtp_cost(cost.model, cost.cluster)
-    found = footprint(cost, drafter, batch=10, context=1000)
-    assert found.weights == 2 * (8_030_261_248 - 65 * 4096)
-    assert found.cache == 10 * 1000 * (131_072 + 4096)
-    assert found.total == found.weights + found.drafter + found.cache
-    assert found.fits
+    result = footprint(cost, drafter, batch=10, context=1000)
+    assert result.weights == 2 * (8_030_261_248 - 65 * 4096)
+    assert result.cache == 10 * 1000 * (131_072 + 4096)
+    assert result.total == result.weights + result.drafter + result.cache
+    assert result.fits
 
 
 @pytest.mark.parametrize(("tp", "ep"), [(1, 1), (8, 1), (1, 32)])
@@ -142,11 +142,11 @@ def test_a_shared_latent_is_kept_on_every_device() -> None:
     assert divided.cache == 1000 * 131_072 / 8
 
 
-def test_experts_are_spread_and_the_rest_is_kept_whole() -> None:
+def test_experts_are_spread_and_the_rest_is_replicated() -> None:
     model = TABLE["DeepSeek-V3"]
     routed = model.elements()["experts"]
-    found = footprint(CostModel(model, DEVICES["B200"], ep=32), FreeDraftCost(), batch=1, context=1)
-    assert found.weights == pytest.approx(model.resident_bytes - routed + routed / 32)
+    result = footprint(CostModel(model, DEVICES["B200"], ep=32), FreeDraftCost(), batch=1, context=1)
+    assert result.weights == pytest.approx(model.resident_bytes - routed + routed / 32)
 
 
 def test_unknown_memory_is_unknown() -> None:

@@ -1,4 +1,4 @@
-"""Step times as the engine asks for them: fitted from points, following their jumps, corrected by steps."""
+"""Step times of the latency surface: fitted from points, following their jumps, corrected by steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def record(rows: int, requests: int, context: int, *, seconds: float, draft: flo
     return StepRecord(rows, requests, rows - requests, 0, requests, stages, (context,) * requests)
 
 
-def test_measured_rows_are_taken_at_their_word_and_lines_lie_between() -> None:
+def test_measured_rows_are_exact_and_lines_lie_between() -> None:
     surface = kernel()
     assert [surface.seconds(rows, 1, 0) for rows in ROWS] == pytest.approx(SECONDS)
     assert surface.seconds(10, 1, 0) == pytest.approx((6.87e-3 + 9.9e-3) / 2)
@@ -54,7 +54,7 @@ def test_a_fit_finds_what_made_the_points() -> None:
         assert fitted.seconds(*shape) == pytest.approx(truth.seconds(*shape), rel=0.02)
 
 
-def test_costs_that_the_points_do_not_tell_apart_are_zero_not_negative() -> None:
+def test_costs_that_the_points_do_not_determine_are_zero_not_negative() -> None:
     points = [StepPoint(rows, 1, 100, seconds) for rows, seconds in zip(ROWS, SECONDS, strict=True)]
     points += [StepPoint(4, 4, 400, 6.0e-3)]  # more requests, yet faster
     fitted = fit_surface(points)
@@ -77,7 +77,7 @@ def test_steps_correct_the_scale_everywhere_and_a_row_count_where_it_is() -> Non
     assert surface.seconds(2, 1, 0) == pytest.approx(2 * 5.79e-3, rel=0.05)
 
 
-def test_steps_with_guesses_tell_what_many_requests_cost_without() -> None:
+def test_steps_with_guesses_correct_the_cost_of_steps_without() -> None:
     surface = kernel(per_request=3e-4)  # which is ten times too much
     for rows in (8, 12, 16) * 30:
         surface.observe(record(rows, 8, 10, seconds=kernel(per_request=3e-5).seconds(rows, 8, 0)))
@@ -134,7 +134,7 @@ def test_what_was_learned_survives_a_file() -> None:
         LatencySurface.from_dict({"rows": [1, 2]})
 
 
-def test_curves_that_are_none_are_refused() -> None:
+def test_invalid_curves_are_refused() -> None:
     for rows, seconds in (((2, 1), (1.0, 1.0)), ((1, 2), (1.0, 0.0)), ((), ()), ((1, 2), (1.0,))):
         with pytest.raises(UsageError, match="are not valid"):
             LatencySurface(rows, seconds)
@@ -144,7 +144,7 @@ def test_curves_that_are_none_are_refused() -> None:
         DraftCurve([1, 2], [0.0], [0.0, 0.0])
 
 
-def test_asking_and_learning_take_microseconds() -> None:
+def test_evaluating_and_learning_take_microseconds() -> None:
     surface, step = kernel(per_pair=1e-9), record(8, 4, 1000, seconds=7e-3)
     assert min(timeit.repeat(lambda: surface.seconds(9, 4, 4000), number=1000, repeat=5)) < 1000 * 10e-6
     assert min(timeit.repeat(lambda: surface.observe(step), number=1000, repeat=5)) < 1000 * 40e-6
@@ -161,7 +161,7 @@ def test_a_drafter_is_free_until_it_is_seen() -> None:
     assert surface.draft_seconds("ngram", 8, 0) == surface.draft_seconds("ngram", 0, 4) == 0
 
 
-def test_calls_tell_a_drafters_time_per_call_from_its_time_per_token() -> None:
+def test_calls_separate_a_drafters_time_per_call_from_its_time_per_token() -> None:
     curve, noise = DraftCurve.unmeasured(), random.Random(2)
     for _ in range(800):
         depth = noise.choice((1, 2, 4, 8))
@@ -180,7 +180,7 @@ def test_a_slow_call_does_not_ruin_a_drafter() -> None:
 # ---- from the cost model ------------------------------------------------------------------------------------------
 
 
-def test_the_roofline_knows_only_the_drafters_it_was_given() -> None:
+def test_the_roofline_refuses_a_drafter_that_was_not_given() -> None:
     roofline = RooflineLatency(CostModel(TABLE["Llama-3.1-8B"], DEVICES["H100"]))
     assert roofline.seconds(0, 0, 0) == 0
     with pytest.raises(UsageError, match="cost of drafter 'mtp' is not known"):

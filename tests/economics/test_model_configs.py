@@ -81,7 +81,7 @@ def test_the_published_files_give_the_tables_shapes() -> None:
     [(MIXTRAL, 46.70, 12.75), (QWEN, 30.53, 3.042), (LITE, 15.71, 2.451), (DEEPSEEK, 671.0, 36.63)],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_what_the_engine_runs_is_what_is_billed(config: dict[str, Any], billions: float, active: float) -> None:
+def test_the_engine_runs_the_shape_that_plan_counts(config: dict[str, Any], billions: float, active: float) -> None:
     model = same_figures(config)
     assert model.parameters / 1e9 == pytest.approx(billions, rel=5e-4)
     assert model.active / 1e9 == pytest.approx(active, rel=5e-4)
@@ -94,7 +94,7 @@ def test_windows_and_dense_layers_among_experts_have_the_same_figures() -> None:
 
 
 def same_figures(config: dict[str, Any]) -> ModelSpec:
-    """What the engine runs of a configuration is the shape that is billed, and what its tensors add up to."""
+    """The engine's shape of a configuration is the one that `plan` counts, and its tensors add up to it."""
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     spec, model = read_config(plain, runnable=True), read_config(plain)
     assert replace(spec, decoder=None, layers=tuple(map(without_gating, spec.layers))) == model

@@ -1,4 +1,4 @@
-"""`wager plan` end to end: the table, its words, JSON, drawings, and every way to ask wrongly."""
+"""`wager plan` end to end: the table, its words, JSON, plots, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_where_plain_decoding_is_fastest_is_found_to_the_request(run: Run) -> No
     assert "is fastest at batch 4 to 13" in run(*CHARTS, "--batch", "1,4096")[1]
 
 
-def test_a_table_that_says_what_it_means(run: Run) -> None:
+def test_the_table_explains_itself(run: Run) -> None:
     code, out, err = run(*CHARTS, "--batch", "1,8,64,4096")
     assert (code, err) == (0, "")
     [row] = [line for line in out.splitlines() if re.match(r" 4096\s+0\.75\s+64\s", line)]
@@ -119,7 +119,7 @@ def test_a_fixed_depth_and_several_acceptances(run: Run) -> None:
 
 
 def test_acceptance_by_depth_from_a_file(run: Run, tmp_path: Path) -> None:
-    """As rates or as survival; the two say the same, and no depth beyond what is known is considered."""
+    """As rates or as survival: both give the same plan, and no depth beyond what is known is considered."""
     rates, alive = tmp_path / "rates.json", tmp_path / "alive.json"
     rates.write_text(json.dumps({"acceptance": [0.8, 0.5, 0.25]}))
     alive.write_text(json.dumps({"survival": [0.8, 0.4, 0.1]}))
@@ -131,7 +131,7 @@ def test_acceptance_by_depth_from_a_file(run: Run, tmp_path: Path) -> None:
     assert first["depth"] == second["depth"] == 2
 
 
-def test_a_directory_and_a_gguf_file_are_billed_by_their_shape(run: Run, tmp_path: Path) -> None:
+def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -220,7 +220,7 @@ BAD = [
 @pytest.mark.parametrize(
     ("arguments", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
-def test_a_wrong_question_is_named(run: Run, arguments: list[str], message: str) -> None:
+def test_an_invalid_argument_is_named(run: Run, arguments: list[str], message: str) -> None:
     code, out, err = run("--model", "Llama-3.1-8B", "--hardware", "H100", *arguments)
     assert code == 2
     assert message in err
@@ -337,7 +337,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "economics.md").read_text(encoding=
 
 
 def documented(kind: str, found: dict[str, Any]) -> list[str]:
-    """Fields the page lists for a part of the JSON that the answer lacks, and the reverse."""
+    """Fields that only one of docs/economics.md and the JSON has for a part of the JSON."""
     [block] = re.findall(rf'"{kind}":\s+\[?\{{(.*?)\}}\]?,\n "', PAGE, re.DOTALL)
     nested = re.sub(r"\{.*?\}", "", re.sub(r"\{[^{}]*\{[^{}]*\}[^{}]*\}", "", block))
     return sorted(

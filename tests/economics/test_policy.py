@@ -1,4 +1,4 @@
-"""Policies: fixed and threshold, and what the adaptive one promises: no losing bets, exploration, exactness, words."""
+"""Policies: fixed, threshold and adaptive; the latter's gains, exploration, exactness and explanations."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 WRONG, DEPTH = -1, 7
 BUDGET = 10_000
-"""Rows for draft tokens: more than any test asks for."""
+"""Rows for draft tokens: more than any test drafts."""
 
 ROWS = [1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256]
 SECONDS = [5.2e-3, 5.6e-3, 6.2e-3, 6.9e-3, 9.9e-3, 11.3e-3, 15e-3, 19e-3, 36e-3, 70e-3, 140e-3]
 
 
 class Machine(StaticLatency):
-    """A staircase of a processor, with drafters at set seconds per pass. Counts what drafting would cost."""
+    """Step seconds that rise in steps of rows, and drafters of fixed seconds per pass."""
 
     def __init__(self, passes: Mapping[str, float] | None = None) -> None:
         self._passes = dict(passes or {})
@@ -43,8 +43,8 @@ AcceptanceRate = Callable[[str, int], float]
 """(sequence, position) -> probability that the next draft token there is right."""
 
 
-class Table:
-    """Sequences around a policy: drafts at set acceptance rates, verifies by truth, counts. Tokens are positions."""
+class SimulatedSequences:
+    """Sequences served under a policy, drafted for at given acceptance rates; counts. Tokens are their positions."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Table:
         self.at = dict.fromkeys(sequences, 100)
         self.draw = np.random.default_rng(seed)
         self.seconds = self.tokens = 0.0
-        self.asked: dict[str, int] = dict.fromkeys(rates, 0)
+        self.drafted: dict[str, int] = dict.fromkeys(rates, 0)
         self.admitted = 0
         self.emitted = dict.fromkeys(sequences, 0)
         self.confident = False
@@ -79,7 +79,7 @@ class Table:
                 for name, d in ((name, each.depth) for name, each in plan.items())
                 if d and (plan[name].drafter or drafter) == drafter
             ]
-            self.asked[drafter] += len(depths)
+            self.drafted[drafter] += len(depths)
             if depths:
                 seconds["draft"] += self.surface.draft_seconds(drafter, len(depths), max(depths))
         verdicts = [self.verdict(name, kept.get(name)) for name in self.at]
@@ -95,7 +95,7 @@ class Table:
         self.admitted += rows - len(spans)
         return plan
 
-    def run(self, steps: int) -> Table:
+    def run(self, steps: int) -> SimulatedSequences:
         for _ in range(steps):
             self.step()
         return self
@@ -106,11 +106,11 @@ class Table:
 
     def draft(self, name: str, depth: int, plan: Plan) -> Draft:
         drafter = plan[name].drafter or next(iter(self.rates))
-        chance = self.rates[drafter](name, self.at[name])
-        right = self.draw.random(depth) < chance
+        rate = self.rates[drafter](name, self.at[name])
+        right = self.draw.random(depth) < rate
         run = depth if right.all() else int(right.argmin())
         tokens = (*range(self.at[name], self.at[name] + run), *((WRONG,) * (depth - run)))
-        scores = tuple((chance ** np.arange(1, depth + 1)).tolist()) if self.confident else ()
+        scores = tuple((rate ** np.arange(1, depth + 1)).tolist()) if self.confident else ()
         return Draft.chain(name, tokens, drafter=drafter, scores=scores)
 
     def verdict(self, name: str, draft: Draft | None) -> Verdict:
@@ -124,15 +124,15 @@ def names(count: int) -> list[str]:
     return [f"r{i}" for i in range(count)]
 
 
-def always(chance: float) -> AcceptanceRate:
-    return lambda _sequence, _position: chance
+def always(rate: float) -> AcceptanceRate:
+    return lambda _sequence, _position: rate
 
 
 def adaptive(
     surface: Machine, *drafters: str, weights: Mapping[str, float] | None = None, **options: object
 ) -> Adaptive:
-    offers = {name: DrafterCapabilities(DEPTH) for name in drafters or ("d",)}
-    policy = Adaptive(surface, drafters=offers, **options)  # type: ignore[arg-type]
+    capabilities = {name: DrafterCapabilities(DEPTH) for name in drafters or ("d",)}
+    policy = Adaptive(surface, drafters=capabilities, **options)  # type: ignore[arg-type]
     for sequence, weight in (weights or {}).items():
         policy.begin(sequence, weight=weight)
     return policy
@@ -159,12 +159,12 @@ def test_threshold_keeps_what_is_likely_enough() -> None:
 
 
 def test_threshold_adapts_to_acceptance() -> None:
-    def settled(chance: float) -> float:
+    def settled(rate: float) -> float:
         policy = Threshold(4, threshold=0.4)
         for _ in range(60):
-            scores = [chance**depth for depth in range(1, 5)]
+            scores = [rate**depth for depth in range(1, 5)]
             kept = policy.admit({"a": Draft.chain("a", range(4), drafter="d", scores=scores)}, BUDGET)
-            run = len(kept.get("a", ())) if chance > 0.9 else 0
+            run = len(kept.get("a", ())) if rate > 0.9 else 0
             policy.learn([Verdict("a", tuple(range(run)), tuple(range(run + 1)))])
         return policy.threshold
 
@@ -184,7 +184,7 @@ def test_threshold_without_scores_learns_survival() -> None:
     assert len(policy.admit({"a": draft}, BUDGET)["a"]) == 1
 
 
-def test_threshold_leaves_draws_whole_under_an_exact_rule() -> None:
+def test_threshold_does_not_truncate_draws_under_an_exact_rule() -> None:
     draw = Draft("a", (1, 2), (-1, 0), (0.1, 0.05), "d", np.eye(2))
     assert len(Threshold(4, rule="rejection").admit({"a": draw}, BUDGET)["a"]) == 2
     assert Threshold(4).admit({"a": draw}, BUDGET) == {}
@@ -196,44 +196,44 @@ def test_a_threshold_out_of_range_is_named(value: float) -> None:
         Threshold(4, threshold=value)
 
 
-# ---- never a losing bet ---------------------------------------------------------------------------------------------
+# ---- no loss against plain decoding or the best fixed depth ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("confident", [False, True])
 @pytest.mark.parametrize("live", [1, 2, 4, 8, 16, 32])
 def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(live: int, confident: bool) -> None:
     surface = Machine({"d": 4e-4})
-    plain = Table(FixedDepth(0), surface, {"d": always(0)}, names(live)).run(500)
-    table = Table(adaptive(surface), surface, {"d": always(0)}, names(live))
-    table.confident = confident
-    assert table.run(500).rate > 0.975 * plain.rate, "what it took to find out included"
-    settled = Table(table.policy, surface, {"d": always(0)}, names(live), seed=1)
+    plain = SimulatedSequences(FixedDepth(0), surface, {"d": always(0)}, names(live)).run(500)
+    simulation = SimulatedSequences(adaptive(surface), surface, {"d": always(0)}, names(live))
+    simulation.confident = confident
+    assert simulation.run(500).rate > 0.975 * plain.rate, "exploration included"
+    settled = SimulatedSequences(simulation.policy, surface, {"d": always(0)}, names(live), seed=1)
     settled.confident = confident
     assert settled.run(500).rate > 0.99 * plain.rate
-    assert settled.asked["d"] < 0.05 * 500 * live
+    assert settled.drafted["d"] < 0.05 * 500 * live
 
 
 @pytest.mark.parametrize("live", [1, 4, 16])
-@pytest.mark.parametrize("chance", [0.3, 0.6, 0.9])
-def test_it_keeps_up_with_the_best_fixed_depth(live: int, chance: float) -> None:
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
+def test_it_keeps_up_with_the_best_fixed_depth(live: int, rate: float) -> None:
     surface = Machine({"d": 1e-4})
 
     def expected(depth: int) -> float:
-        tokens = live * sum(chance**k for k in range(depth + 1))
+        tokens = live * sum(rate**k for k in range(depth + 1))
         drafting = surface.draft_seconds("d", live, depth)
         return tokens / (surface.seconds(live * (depth + 1), live, 500 * live) + drafting)
 
-    table = Table(adaptive(surface), surface, {"d": always(chance)}, names(live)).run(900)
-    assert table.rate > 0.97 * max(map(expected, range(DEPTH + 1)))
+    simulation = SimulatedSequences(adaptive(surface), surface, {"d": always(rate)}, names(live)).run(900)
+    assert simulation.rate > 0.97 * max(map(expected, range(DEPTH + 1)))
 
 
 def test_sequences_that_differ_are_drafted_for_differently() -> None:
     surface = Machine()
     rates: dict[str, AcceptanceRate] = {"d": lambda sequence, _: 0.95 if int(sequence[1:]) % 4 == 0 else 0.1}
-    table = Table(adaptive(surface), surface, rates, names(8)).run(500)
-    best = max(Table(FixedDepth(k), surface, rates, names(8)).run(500).rate for k in range(8))
-    assert table.rate > 1.1 * best
-    assert table.emitted["r0"] > 2 * table.emitted["r1"]
+    simulation = SimulatedSequences(adaptive(surface), surface, rates, names(8)).run(500)
+    best = max(SimulatedSequences(FixedDepth(k), surface, rates, names(8)).run(500).rate for k in range(8))
+    assert simulation.rate > 1.1 * best
+    assert simulation.emitted["r0"] > 2 * simulation.emitted["r1"]
 
 
 # ---- exploration ----------------------------------------------------------------------------------------------------
@@ -243,46 +243,48 @@ def test_sequences_that_differ_are_drafted_for_differently() -> None:
 def test_a_drafter_that_improves_is_used_again(seconds: float) -> None:
     surface = Machine({"d": seconds})
     rate = {"now": 0.0}
-    table = Table(adaptive(surface), surface, {"d": lambda *_: rate["now"]}, names(2)).run(400)
-    closed = table.admitted
-    table.run(200)
-    assert table.admitted - closed < 40, "closed"
+    simulation = SimulatedSequences(adaptive(surface), surface, {"d": lambda *_: rate["now"]}, names(2)).run(400)
+    before = simulation.admitted
+    simulation.run(200)
+    assert simulation.admitted - before < 40, "drafts stop"
     rate["now"] = 0.9
-    table.run(1500)
-    opened = table.admitted
-    table.run(100)
-    assert table.admitted - opened > 300, "open"
+    simulation.run(1500)
+    before = simulation.admitted
+    simulation.run(100)
+    assert simulation.admitted - before > 300, "drafts resume"
 
 
 def test_a_drafter_that_does_not_pay_is_not_used_and_exploration_keeps_to_its_budget() -> None:
     surface = Machine({"d": 2e-3})
-    table = Table(adaptive(surface), surface, {"d": always(0.2)}, names(8)).run(200)
-    asked, seconds = table.asked["d"], table.seconds
-    table.run(2000)
-    spent = (table.asked["d"] - asked) * surface.draft_seconds("d", 1, 2)
-    assert 0 < spent < 0.006 * (table.seconds - seconds)
+    simulation = SimulatedSequences(adaptive(surface), surface, {"d": always(0.2)}, names(8)).run(200)
+    drafted, seconds = simulation.drafted["d"], simulation.seconds
+    simulation.run(2000)
+    spent = (simulation.drafted["d"] - drafted) * surface.draft_seconds("d", 1, 2)
+    assert 0 < spent < 0.006 * (simulation.seconds - seconds)
 
 
 def test_without_a_budget_nothing_is_explored() -> None:
     surface = Machine({"d": 2e-3})
-    table = Table(adaptive(surface, exploration_share=0.0), surface, {"d": always(0.0)}, names(2)).run(300)
-    asked = table.asked["d"]
-    table.run(500)
-    assert table.asked["d"] == asked
+    simulation = SimulatedSequences(
+        adaptive(surface, exploration_share=0.0), surface, {"d": always(0.0)}, names(2)
+    ).run(300)
+    drafted = simulation.drafted["d"]
+    simulation.run(500)
+    assert simulation.drafted["d"] == drafted
 
 
 def test_drafts_that_were_not_verified_are_learned_from() -> None:
     """An exploration draft that is right goes on being compared while its sequence decodes plainly."""
     surface = Machine({"d": 3e-4})
     policy = adaptive(surface)
-    table = Table(policy, surface, {"d": always(0.0)}, names(8)).run(300)
+    simulation = SimulatedSequences(policy, surface, {"d": always(0.0)}, names(8)).run(300)
     depths = policy.acceptance["d"].depths
-    tried, admitted = depths.trials[1], table.admitted
-    table.rates["d"] = always(0.97)
+    tried, admitted = depths.trials[1], simulation.admitted
+    simulation.rates["d"] = always(0.97)
     learned = tried
     for _ in range(400):
-        table.step()
-        if table.admitted > admitted:
+        simulation.step()
+        if simulation.admitted > admitted:
             break
         learned = depths.trials[1]
     assert learned > tried, "depth 2 was seen before any of the new draft tokens was verified"
@@ -292,8 +294,8 @@ def test_plain_steps_are_taken_now_and_then_where_latency_is_learned() -> None:
     surface = LatencySurface(ROWS, SECONDS)
     policy = Adaptive(surface, drafters={"d": DrafterCapabilities(DEPTH)})
     machine = Machine()
-    table = Table(policy, machine, {"d": always(0.9)}, names(1)).run(200)
-    plain = sum(not table.step() for _ in range(2000))
+    simulation = SimulatedSequences(policy, machine, {"d": always(0.9)}, names(1)).run(200)
+    plain = sum(not simulation.step() for _ in range(2000))
     assert 2 <= plain <= 20
 
 
@@ -304,11 +306,11 @@ def test_the_better_drafter_is_used_and_its_seconds_count() -> None:
     for passes, better in (({"slow": 1e-4, "free": 0.0}, "slow"), ({"slow": 4e-3, "free": 0.0}, "free")):
         surface = Machine(passes)
         rates = {"slow": always(0.9), "free": always(0.7)}
-        table = Table(adaptive(surface, "slow", "free"), surface, rates, names(2)).run(300)
-        before = dict(table.asked)
-        table.run(300)
-        asked = {name: table.asked[name] - before[name] for name in rates}
-        assert asked[better] > 0.9 * sum(asked.values())
+        simulation = SimulatedSequences(adaptive(surface, "slow", "free"), surface, rates, names(2)).run(300)
+        before = dict(simulation.drafted)
+        simulation.run(300)
+        drafted = {name: simulation.drafted[name] - before[name] for name in rates}
+        assert drafted[better] > 0.9 * sum(drafted.values())
 
 
 def test_each_sequence_gets_the_drafter_that_suits_it() -> None:
@@ -317,10 +319,10 @@ def test_each_sequence_gets_the_drafter_that_suits_it() -> None:
         "one": lambda sequence, _: 0.95 if sequence < "r4" else 0.1,
         "two": lambda sequence, _: 0.1 if sequence < "r4" else 0.95,
     }
-    table = Table(adaptive(surface, "one", "two"), surface, rates, names(8)).run(400)
+    simulation = SimulatedSequences(adaptive(surface, "one", "two"), surface, rates, names(8)).run(400)
     drafters: dict[str, list[str]] = {name: [] for name in names(8)}
     for _ in range(100):
-        for name, decision in table.step().items():
+        for name, decision in simulation.step().items():
             drafters[name].append(decision.drafter)
     wins = [max(set(used), key=used.count) for used in drafters.values() if used]
     assert wins == ["one"] * 4 + ["two"] * 4
@@ -330,21 +332,21 @@ def test_the_seconds_of_catching_up_count_before_a_drafter_is_used_again() -> No
     surface = Machine({"d": 1e-4})
     rates = {"d": always(0.6)}
 
-    def asked(catch_up: float) -> int:
+    def drafted(catch_up: float) -> int:
         policy = Adaptive(surface, drafters={"d": DrafterCapabilities(DEPTH, catch_up_s=catch_up)})
         spans = [Span("r0", 4000, (0,), True, DEPTH)]
         return policy.plan(spans, BUDGET).get("r0", DraftDecision(0)).depth
 
-    assert rates and asked(0.0) > 0
-    assert asked(1e-3) == 0, "four seconds to read the prompt are not won back"
+    assert rates and drafted(0.0) > 0
+    assert drafted(1e-3) == 0, "four seconds of processing the prompt are not regained"
 
 
 # ---- objectives -----------------------------------------------------------------------------------------------------
 
 
-def mixed(policy: Adaptive, surface: Machine) -> Table:
+def mixed(policy: Adaptive, surface: Machine) -> SimulatedSequences:
     rates: dict[str, AcceptanceRate] = {"d": lambda sequence, _: 0.93 if int(sequence[1:]) < 6 else 0.62}
-    return Table(policy, surface, rates, names(12)).run(700)
+    return SimulatedSequences(policy, surface, rates, names(12)).run(700)
 
 
 def test_weights_move_rows_to_the_sequences_they_favour() -> None:
@@ -355,12 +357,12 @@ def test_weights_move_rows_to_the_sequences_they_favour() -> None:
     assert favoured.rate < even.rate
 
 
-def test_latency_favours_whoever_is_slow_and_an_slo_those_it_can_bring_there() -> None:
+def test_latency_favours_slow_sequences_and_an_slo_those_that_can_reach_it() -> None:
     surface = Machine()
     fast, fair = (mixed(adaptive(surface, objective=Objective(goal)), surface) for goal in ("throughput", "latency"))
 
-    def pace(table: Table, name: str) -> float:
-        return table.seconds / table.emitted[name]
+    def pace(simulation: SimulatedSequences, name: str) -> float:
+        return simulation.seconds / simulation.emitted[name]
 
     assert fair.rate <= 1.005 * fast.rate
     assert pace(fair, "r8") < 0.99 * pace(fast, "r8")
@@ -373,7 +375,7 @@ def test_latency_favours_whoever_is_slow_and_an_slo_those_it_can_bring_there() -
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [("speed", 0.0), ("slo", 0.0), ("slo", -1.0), ("latency", 1.0)])
-def test_an_objective_that_is_none_is_named(kind: str, seconds: float) -> None:
+def test_an_invalid_objective_is_named(kind: str, seconds: float) -> None:
     with pytest.raises(UsageError, match="objective"):
         Objective(kind, seconds)  # type: ignore[arg-type]
 
@@ -451,7 +453,7 @@ def drawn(name: str, tokens: Sequence[int], scores: Sequence[float]) -> Draft:
     return Draft(name, tuple(tokens), parents, tuple(scores), "d", np.full((len(tokens), 50), 0.02))
 
 
-def test_draws_are_verified_as_planned_whatever_they_turned_out_to_be() -> None:
+def test_draws_are_verified_as_planned_whatever_they_are() -> None:
     """Same history, other draws: what is admitted, and what is planned next before any verdict, does not depend on
     them, under either exact rule. Under `match` it does."""
 
@@ -467,7 +469,7 @@ def test_draws_are_verified_as_planned_whatever_they_turned_out_to_be() -> None:
                 for name, depth in ((name, each.depth) for name, each in plan.items())
             }
             seen.append({name: len(draft) for name, draft in policy.admit(drafts, BUDGET).items()})
-            # the same accepted counts and emitted tokens in every world
+            # the same accepted counts and emitted tokens in both runs
             policy.learn([Verdict(name, (0,) * (step % 2) if name in drafts else (), (7, 8)) for name in names(4)])
             policy.observe(StepRecord(8, 4, 4, 0, 8, {"forward": 6e-3}, (100,) * 4))
         return seen
@@ -489,7 +491,7 @@ def test_deterministic_drafts_may_be_cut_under_an_exact_rule() -> None:
 # ---- the step's edges -----------------------------------------------------------------------------------------------
 
 
-def test_prompt_chunks_full_rooms_and_silence_are_nothing_special() -> None:
+def test_prompt_chunks_spans_without_room_and_steps_without_spans() -> None:
     policy = adaptive(Machine())
     assert policy.plan([], BUDGET) == {}
     assert policy.admit({}, BUDGET) == {}
@@ -506,7 +508,7 @@ def test_prompt_chunks_full_rooms_and_silence_are_nothing_special() -> None:
     policy.end("never seen")
 
 
-def test_a_verdict_that_does_not_come_is_no_observation() -> None:
+def test_a_missing_verdict_is_no_observation() -> None:
     policy = adaptive(Machine())
     spans = [Span("a", 50, (1,), True, DEPTH), Span("b", 50, (1,), True, DEPTH)]
     plan = policy.plan(spans, BUDGET)
@@ -520,7 +522,7 @@ def test_a_verdict_that_does_not_come_is_no_observation() -> None:
     policy.learn([Verdict("a", (), (99,))])
     policy.end("a")  # its draft is learned from all the same
     policy.end("b")
-    policy.plan([Span("c", 50, (1,), True, DEPTH)], BUDGET)  # decides, and so looks at what it knows
+    policy.plan([Span("c", 50, (1,), True, DEPTH)], BUDGET)  # plans from what was learned
     assert policy.acceptance["d"].depths.trials[0] == 1
 
 
@@ -545,18 +547,18 @@ def test_trees_are_admitted_closed_under_parents_and_learned_from() -> None:
 # ---- words ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_says_why() -> None:
+def test_explanations() -> None:
     surface = Machine({"d": 2e-4, "slow": 5e-3})
     policy = adaptive(surface, "d", "slow")
     assert policy.explain() == "No sequence decodes in this step, so there is nothing to draft."
-    table = Table(policy, surface, {"d": always(0.8), "slow": always(0.8)}, names(3))
-    table.confident = True
-    table.run(60)
+    simulation = SimulatedSequences(policy, surface, {"d": always(0.8), "slow": always(0.8)}, names(3))
+    simulation.confident = True
+    simulation.run(60)
     words = policy.explain()
     assert "3 sequences decode; a step without drafts takes 5.9" in words
     assert "d: depth " in words
     assert "slow: not used" in words
     assert "admitted" in words
-    table.rates["d"] = always(0.0)
-    table.run(200)
+    simulation.rates["d"] = always(0.0)
+    simulation.run(200)
     assert "d: not used. Its first token would be accepted" in policy.explain()

@@ -61,8 +61,8 @@ def test_with_replacement_gives_a_token_fewer_experts_than_it_picks() -> None:
 
 def marginal_bytes(count: int, active: int, shared: int, tokens: float) -> float:
     """d log bytes / d log tokens of an expert layer: t A'(t) / (A(t) + s), by finite difference."""
-    here, there = (distinct_experts(count, active, each) + shared for each in (tokens, tokens * (1 + 1e-6)))
-    return math.log(there / here) / math.log1p(1e-6)
+    before, after = (distinct_experts(count, active, each) + shared for each in (tokens, tokens * (1 + 1e-6)))
+    return math.log(after / before) / math.log1p(1e-6)
 
 
 def test_the_marginal_bytes_of_a_token() -> None:
@@ -134,7 +134,7 @@ def test_locality_reproduces_the_measured_run_within_two_per_cent() -> None:
 
 
 def test_width_by_popularity() -> None:
-    """One expert that every third token wants leaves fewer distinct ones; by hand for two tokens."""
+    """One expert that every third token chooses means fewer distinct ones; by hand for two tokens."""
     skewed = ExpertRouting(popularity=(0.5, 0.25, 0.25))
     assert skewed.distinct_experts(3, 1, 2) == pytest.approx((1 - 0.25) + 2 * (1 - 0.75**2))
     assert skewed.distinct_experts(3, 1, 2) < ExpertRouting().distinct_experts(3, 1, 2)

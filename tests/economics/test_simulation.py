@@ -57,7 +57,7 @@ def test_the_published_rates_and_best_depths(drafter: str, row: int) -> None:
 
 
 def test_conditional_rates_rise_with_depth() -> None:
-    found = [round(chance, 3) for chance in conditional(MTP_SURVIVAL)]
+    found = [round(rate, 3) for rate in conditional(MTP_SURVIVAL)]
     assert found == [0.779, 0.748, 0.762, 0.786, 0.799, 0.810, 0.819, 0.838]
 
 
@@ -69,7 +69,7 @@ def synthetic(name: str, *, output: int = 256, drafter: SyntheticDrafter | None 
 
 
 @pytest.mark.parametrize("name", ["mtp", "dflash"])
-def test_drafts_survive_as_the_curve_says(name: str) -> None:
+def test_drafts_survive_by_the_curve(name: str) -> None:
     runs = np.concatenate(
         [synthetic(name, output=300).request(number).drafts[name].num_matching for number in range(80)]
     )
@@ -77,7 +77,7 @@ def test_drafts_survive_as_the_curve_says(name: str) -> None:
     assert survival == pytest.approx(CURVES[name], abs=0.035)
 
 
-def test_confidence_tells_right_from_wrong_about_as_well_as_published_heads() -> None:
+def test_confidence_separates_right_from_wrong_about_as_well_as_published_heads() -> None:
     said, right = [], []
     for number in range(30):
         guesses = synthetic("mtp").request(number).drafts["mtp"]
@@ -104,14 +104,14 @@ def test_a_request_is_always_the_same_and_drafters_may_have_no_confidence() -> N
 # ---- the server -----------------------------------------------------------------------------------------------------
 
 
-def test_plain_decoding_takes_what_the_surface_says() -> None:
+def test_plain_decoding_takes_the_seconds_of_the_surface() -> None:
     result = serve(synthetic("mtp"), FixedDepth(0), Workload(concurrency=4, requests=8))
     assert (result.tokens, result.rounds, result.tau) == (8 * 256, 8 * 256, 1.0)
     decode = sum(LATENCY.seconds(4, 4, 4 * (1 + at)) for at in range(255))
     assert result.seconds == pytest.approx(2 * (decode + LATENCY.seconds(4, 4, 0)), rel=0.01)
 
 
-def test_fixed_depth_gets_the_tokens_the_curve_promises() -> None:
+def test_fixed_depth_gets_the_expected_tokens_of_the_curve() -> None:
     alike = SyntheticDrafter(MTP_SURVIVAL, request_sd=0, round_sd=0, token_sd=0)
     result = serve(synthetic("mtp", drafter=alike), FixedDepth(4), Workload(concurrency=8, rounds=12_000))
     assert result.tau == pytest.approx(1 + sum(MTP_SURVIVAL[:4]), rel=0.02)
@@ -160,7 +160,7 @@ def test_a_workload_that_is_not_valid_is_refused(wrong: dict[str, float]) -> Non
 
 
 def gain(setting: ReplaySetting, users: int, fixed: list[str], *, rounds: int) -> float:
-    """What adaptive brings over the best fixed depth, as a share."""
+    """Gain of adaptive over the best fixed depth, as a share."""
     points = replay.compare(setting, [*fixed, "adaptive"], [Workload(concurrency=users, rounds=rounds)])
     return -next(point.regret for point in points if point.policy == "adaptive")
 
@@ -246,7 +246,7 @@ def test_a_damaged_trace_names_the_line(tmp_path: Path, row: dict[str, object], 
         RecordedTraces.read(trace(tmp_path / "t.jsonl", [answer(), row]))
 
 
-def test_a_trace_that_is_not_there_or_empty_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_empty_trace_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere"):
         RecordedTraces.read(tmp_path / "nowhere.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")

@@ -81,9 +81,9 @@ def test_requests_alike_may_be_counted_or_listed() -> None:
 
 def test_prompt_rows_need_no_logits() -> None:
     cost = CostModel(LLAMA, H100)
-    whole, last = cost.step([SequenceLoad(0, 2048)]), cost.step([SequenceLoad(0, 2048, logits_rows=1)])
-    assert last.parts["head"].flops * 2048 == whole.parts["head"].flops
-    assert last.parts["ffn"] == whole.parts["ffn"]
+    every_row, last_row = cost.step([SequenceLoad(0, 2048)]), cost.step([SequenceLoad(0, 2048, logits_rows=1)])
+    assert last_row.parts["head"].flops * 2048 == every_row.parts["head"].flops
+    assert last_row.parts["ffn"] == every_row.parts["ffn"]
 
 
 def test_a_measured_count_of_experts_replaces_the_expected_one() -> None:
@@ -112,7 +112,7 @@ def test_marginal_costs_are_zero_on_a_memory_branch_and_one_on_a_compute_branch(
 
 
 def test_the_first_draft_row_crosses_a_latent_attentions_ridge() -> None:
-    """64 heads, fp8 cache on a B200: T* = 1.16, so the second row is the first that is paid."""
+    """64 heads, fp8 cache on a B200: T* = 1.16, so the second row is the first that costs time."""
     kimi = replace(TABLE["Kimi-K2"], precision=Precision.of("bf16", "int4", shared="bf16", cache="fp8"))
     cost = CostModel(kimi, B200)
     assert cost.marginal_cost([SequenceLoad(10**6, 1)])["latent attention"] == pytest.approx(0, abs=1e-3)

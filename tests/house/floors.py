@@ -1,4 +1,4 @@
-"""Which room may import which, and how to find out what a file imports. The table is the plan of the house."""
+"""Which package may import which (the floors of the design), and how to find out what a file imports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "arch": {"errors"},
     # floor 1
     "config": _VALUES
-    | {"draft.registry", "economics", "economics.policy"},  # the grammar of drafters, policies and objectives
+    | {"draft.registry", "economics", "economics.policy"},  # to parse drafters, policies and objectives
     "trace": _VALUES,
     "kernels": _VALUES,
     "economics": _VALUES,
@@ -38,21 +38,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     # floor 3
     "draft": {"models", "kv", "kernels", "verify"} | _VALUES,
     "draft.registry": {"draft", "kernels"} | _VALUES,
-    # floor 4: profiling and the toys run a whole engine
+    # floor 4: profiling and testing run an engine
     "engine": _BELOW_ENGINE,
     "profiling": _BELOW_ENGINE | {"engine"},
     "testing": _BELOW_ENGINE | {"engine"},
     # floor 5
     "build": _BELOW_BUILD,
     "llm": _BELOW_BUILD | {"build"},
-    # above: the front door opens on everything but the command line, which sees everything but the toys
+    # above: wager/__init__.py imports all but the command line, which imports all but testing
     "": _BELOW_BUILD | {"build", "llm"},
     "cli": _BELOW_BUILD | {"", "build", "llm", "bench"},
 }
-"""Room -> rooms it may import besides itself; "" is the front door, wager/__init__.py."""
+"""Package -> packages it may import besides itself; "" is wager/__init__.py."""
 
 LATE = {"", "cli"}
-"""Rooms that import by names they look up, so that a short start stays short."""
+"""Packages that import modules by name at run time, so that start-up is short."""
 
 NO_TORCH = {"types", "sampling", "draft.registry", "errors", "arch", "config", "trace", "bench", *_ECONOMICS}
 
@@ -62,13 +62,13 @@ def files() -> list[Path]:
 
 
 def module(path: Path) -> str:
-    """The file's name below wager: `kernels.base`, `kernels` for its __init__, "" for the front door."""
+    """The file's name below wager: `kernels.base`, `kernels` for its __init__, "" for wager/__init__.py."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room(name: str) -> str:
-    """The room of a module, the most particular one the table knows."""
+def package(name: str) -> str:
+    """The package of a module: its longest prefix in MAY_IMPORT."""
     while "." in name and name not in MAY_IMPORT:
         name = name.rpartition(".")[0]
     return name
@@ -92,27 +92,27 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def violations(name: str, tree: ast.AST) -> list[str]:
-    """What module `name` imports and may not, one line each."""
-    found = []
-    own = room(name)
+    """The forbidden imports of module `name`, one line each."""
+    complaints = []
+    own = package(name)
     for line, imported in imports(tree):
         complaint = ""
         if imported.startswith("dynamic:"):
-            complaint = "" if own in LATE else "imports by a name made up at run time"
+            complaint = "" if own in LATE else "imports by a name computed at run time"
         elif imported.startswith("."):
             complaint = "imports relatively"
         elif imported.split(".")[0] == "torch":
             complaint = "imports torch" if own in NO_TORCH else ""
         elif imported.split(".")[0] == "wager":
-            other = room(_known(imported.partition(".")[2]))
-            complaint = "" if other == own or other in MAY_IMPORT[own] else f"imports {other or 'the front door'}"
+            other = package(_known(imported.partition(".")[2]))
+            complaint = "" if other == own or other in MAY_IMPORT[own] else f"imports {other or 'wager/__init__.py'}"
         if complaint:
-            found.append(f"wager.{name}, line {line}: {complaint} ({imported})")
-    return found
+            complaints.append(f"wager.{name}, line {line}: {complaint} ({imported})")
+    return complaints
 
 
 def _known(name: str) -> str:
-    """The longest beginning of `name` that is a module of ours; "" is the front door."""
+    """The longest beginning of `name` that is a module of ours; "" is wager/__init__.py."""
     while name and not ((SOURCE / Path(*name.split("."))).with_suffix(".py").exists() or _is_package(name)):
         name = name.rpartition(".")[0]
     return name
@@ -143,16 +143,16 @@ def _at_import(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Modules that can reach each other, one sorted list for each circle."""
     reach = {name: _reachable(graph, name) for name in graph}
-    rings = {tuple(sorted(other for other in reach[name] if name in reach.get(other, ()))) for name in graph}
-    return sorted(list(ring) for ring in rings if ring)
+    cycles = {tuple(sorted(other for other in reach[name] if name in reach.get(other, ()))) for name in graph}
+    return sorted(list(cycle) for cycle in cycles if cycle)
 
 
 def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
-    found: set[str] = set()
-    todo = list(graph.get(start, ()))
-    while todo:
-        name = todo.pop()
-        if name not in found:
-            found.add(name)
-            todo += graph.get(name, ())
-    return found
+    reached: set[str] = set()
+    pending = list(graph.get(start, ()))
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending += graph.get(name, ())
+    return reached

@@ -1,4 +1,4 @@
-"""The house rules: floors, names, sizes, and what a file must not contain."""
+"""Rules of the code base: imports by floor, names, sizes, and what a file must not contain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from floors import MAY_IMPORT, SOURCE, circles, files, import_graph, module, room, violations
+from floors import MAY_IMPORT, SOURCE, circles, files, import_graph, module, package, violations
 
 ROOT = SOURCE.parents[1]
 FORBIDDEN_WORDS = {"helper", "helpers", "util", "utils", "misc", "common", "manager", "handler"}
@@ -19,7 +19,7 @@ LONGEST, LONGEST_FUNCTION = 300, 50
 LONG = {"src/wager/types.py": 345}
 """Files allowed to be longer, each with the lines it may have."""
 
-FRONT_DOOR = {
+PUBLIC_NAMES = {
     "CacheIntegrityError",
     "CapacityConfig",
     "ClosedError",
@@ -44,7 +44,7 @@ FRONT_DOOR = {
     "WagerError",
 }
 
-EACH = pytest.mark.parametrize("path", files(), ids=lambda path: module(path) or "wager")
+EACH_FILE = pytest.mark.parametrize("path", files(), ids=lambda path: module(path) or "wager")
 
 
 def parse(path: Path) -> ast.Module:
@@ -58,20 +58,20 @@ def function_lengths(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def boolean_traps(tree: ast.Module) -> list[str]:
-    """Functions with a bool that can be given by its place, beside other arguments (a checked `condition` may be)."""
-    found = []
+    """Functions with a positional bool beside other arguments (a checked `condition` may be positional)."""
+    traps = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        given = [each for each in [*node.args.posonlyargs, *node.args.args] if each.arg not in ("self", "cls")]
-        defaults = dict(zip([each.arg for each in reversed(given)], reversed(node.args.defaults), strict=False))
-        for each in given if len(given) > 1 else []:
-            typed = each.annotation is not None and ast.unparse(each.annotation) == "bool"
-            default = defaults.get(each.arg)
+        positional = [arg for arg in [*node.args.posonlyargs, *node.args.args] if arg.arg not in ("self", "cls")]
+        defaults = dict(zip([arg.arg for arg in reversed(positional)], reversed(node.args.defaults), strict=False))
+        for arg in positional if len(positional) > 1 else []:
+            typed = arg.annotation is not None and ast.unparse(arg.annotation) == "bool"
+            default = defaults.get(arg.arg)
             switch = isinstance(default, ast.Constant) and isinstance(default.value, bool)
-            if (typed or switch) and each.arg != "condition":
-                found.append(f"{node.name}({each.arg})")
-    return found
+            if (typed or switch) and arg.arg != "condition":
+                traps.append(f"{node.name}({arg.arg})")
+    return traps
 
 
 def words(name: str) -> set[str]:
@@ -79,9 +79,9 @@ def words(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
-@EACH
-def test_the_file_lies_in_a_room_and_imports_what_it_may(path: Path) -> None:
-    assert room(module(path)) in MAY_IMPORT, f"{path} lies in no room of the plan"
+@EACH_FILE
+def test_the_file_is_in_a_known_package_and_imports_what_it_may(path: Path) -> None:
+    assert package(module(path)) in MAY_IMPORT, f"{path} is in no package of the table"
     assert violations(module(path), parse(path)) == []
 
 
@@ -104,22 +104,22 @@ def test_the_file_lies_in_a_room_and_imports_what_it_may(path: Path) -> None:
         ("economics.policy.base", "import torch.nn", "imports torch"),
         ("economics.policy.base", "from torch import nn", "imports torch"),
         ("engine.core", "from wager.bench import report", "imports bench"),
-        ("engine.core", "from wager import LLM", "imports the front door"),
+        ("engine.core", "from wager import LLM", "imports wager/__init__.py"),
         ("engine.core", "from wager.build.load import load", "imports build"),
         ("engine.core", "from wager.testing import ToyTarget", "imports testing"),
         ("build.drafters", "from wager.testing import ToyTarget", "imports testing"),
         ("cli.prove", "from wager.testing import ToyTarget", "imports testing"),
         ("draft.ngram", "from .base import Drafter", "imports relatively"),
         ("draft.ngram", "importlib.import_module('wager.engine.core')", "imports engine"),
-        ("draft.ngram", "importlib.import_module(name)", "imports by a name made up"),
+        ("draft.ngram", "importlib.import_module(name)", "imports by a name computed"),
         ("bench.measure", "from wager.cli.console import say", "imports cli"),
         ("llm", "import wager.cli", "imports cli"),
         ("", "import wager.cli", "imports cli"),
     ],
 )
 def test_the_floors_are_kept_by_a_check_that_can_fail(name: str, code: str, complaint: str) -> None:
-    [found] = violations(name, ast.parse(code))
-    assert complaint in found
+    [violation] = violations(name, ast.parse(code))
+    assert complaint in violation
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_the_floors_allow_passes(name: str, code: str) -> None:
 
 
 def test_nothing_imports_in_a_circle() -> None:
-    """Nor inside a room: a file is read after those that it imports."""
+    """Nor inside a package."""
     assert circles(import_graph()) == []
 
 
@@ -159,15 +159,15 @@ def test_no_class_name_stands_twice() -> None:
     assert {name: places for name, places in named.items() if len(places) > 1} == {}
 
 
-@EACH
+@EACH_FILE
 def test_functions_are_short(path: Path) -> None:
     long = [f"{name}: {length} lines" for name, length in function_lengths(parse(path)) if length > LONGEST_FUNCTION]
     assert long == []
 
 
-@EACH
+@EACH_FILE
 def test_booleans_are_given_by_name(path: Path) -> None:
-    """f(x, True) says nothing: a bool is keyword-only, unless it is all that a function takes."""
+    """f(x, True) does not show what is true: a bool is keyword-only, unless it is the only argument."""
     assert boolean_traps(parse(path)) == []
 
 
@@ -177,8 +177,8 @@ def test_boolean_traps_are_found_by_a_check_that_can_fail() -> None:
     assert boolean_traps(ast.parse("def f(x, *, deep: bool): ...\nclass A:\n    def g(self, on: bool): ...")) == []
 
 
-@EACH
-def test_names_say_what_things_are(path: Path) -> None:
+@EACH_FILE
+def test_no_name_has_a_forbidden_word(path: Path) -> None:
     named = [node.name for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     bad = [name for name in [path.stem, path.parent.name, *named] if words(name) & FORBIDDEN_WORDS]
     assert bad == []
@@ -190,18 +190,18 @@ def test_words_of_names() -> None:
     assert words("commons") == {"commons"}
 
 
-@EACH
-def test_modules_say_what_they_do(path: Path) -> None:
+@EACH_FILE
+def test_modules_have_docstrings(path: Path) -> None:
     assert ast.get_docstring(parse(path)), "a module opens with a few lines on what it does"
 
 
-@EACH
+@EACH_FILE
 def test_no_assert_and_no_print(path: Path) -> None:
     tree = parse(path)
     asserts = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
     prints = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "print"]
     assert asserts == [], "errors come from wager.errors"
-    assert prints == [] or room(module(path)) == "cli", "only the command line prints"
+    assert prints == [] or package(module(path)) == "cli", "only the command line prints"
 
 
 def sources() -> list[Path]:
@@ -221,11 +221,11 @@ def test_the_list_of_long_files_is_up_to_date() -> None:
     assert stale == []
 
 
-def test_the_front_door() -> None:
+def test_the_public_names() -> None:
     import wager
 
-    assert set(wager.__all__) == FRONT_DOOR
-    assert [name for name in FRONT_DOOR if not hasattr(wager, name)] == []
+    assert set(wager.__all__) == PUBLIC_NAMES
+    assert [name for name in PUBLIC_NAMES if not hasattr(wager, name)] == []
 
 
 @pytest.mark.parametrize(

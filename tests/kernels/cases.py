@@ -1,7 +1,6 @@
-"""Small worlds for kernel tests: rows with known queries, keys and values, packed by hand into any block table.
+"""Layers for kernel tests: rows with known queries, keys and values, packed by hand into any block table.
 
-A `Path` is what plain decoding would see: one q/k/v row per position. Uses neither the decoder nor pack.py, so that
-a mistake there cannot hide one here.
+Uses neither the decoder nor pack.py, so that a mistake there cannot hide one here.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Piece:
 
 
 def batch_of(pieces: Sequence[Piece], max_blocks: int, logits_indices: Sequence[int] = ()) -> PackedBatch:
-    """Pack pieces as types.PackedBatch says; row i of a span is cached at the slot of position base + i."""
+    """Pack pieces into a types.PackedBatch; row i of a span is cached at the slot of position base + i."""
     columns: dict[str, list[int]] = {name: [] for name in ("positions", "parents", "slot_mapping", "seq_ids")}
     starts, bases, tables = [], [], np.zeros((len(pieces), max_blocks), np.int32)
     for sequence, piece in enumerate(pieces):
@@ -129,7 +128,7 @@ class World:
 
 
 class LatentWorld(World):
-    """One layer of absorbed latent attention over a cache of its own; a row is queries and what goes to the cache."""
+    """One layer of absorbed latent attention over a cache of its own; a row is its queries and its latent."""
 
     def __init__(
         self,
@@ -172,6 +171,6 @@ class LatentWorld(World):
 
 
 def decode(world: World, rows: Tensor, blocks: Sequence[int], *, chunk: int = 1, start: int = 0) -> Tensor:
-    """Outputs of a path fed `chunk` rows at a time."""
+    """Outputs of the rows of a path, computed `chunk` rows at a time."""
     outs = [world.step(Piece(blocks, at, rows[at : at + chunk]))[0] for at in range(start, len(rows), chunk)]
     return torch.cat(outs)

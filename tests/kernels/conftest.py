@@ -6,7 +6,7 @@ import pytest
 import torch
 
 ISAS = ("avx512", "avx2", "portable")
-_made: dict[tuple[str, int], object] = {}
+_kernels: dict[tuple[str, int], object] = {}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -15,15 +15,15 @@ def _one_torch_thread() -> None:
 
 
 def native(isa: str, threads: int = 2) -> object:
-    """Kernels of one instruction set; made once, because each holds threads."""
+    """Kernels of one instruction set; built once, because each has threads of its own."""
     _native = pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
     if not _native.Isa.has(isa):
         pytest.skip(f"this machine or build has no {isa}")
     from wager.kernels.cpu import CpuKernels
 
-    if (isa, threads) not in _made:
-        _made[isa, threads] = CpuKernels(isa=isa, threads=threads)
-    return _made[isa, threads]
+    if (isa, threads) not in _kernels:
+        _kernels[isa, threads] = CpuKernels(isa=isa, threads=threads)
+    return _kernels[isa, threads]
 
 
 @pytest.fixture(params=ISAS)
@@ -32,7 +32,7 @@ def kernels(request: pytest.FixtureRequest) -> object:
 
 
 @pytest.fixture(params=[*ISAS, "reference"])
-def each(request: pytest.FixtureRequest) -> object:
+def backend(request: pytest.FixtureRequest) -> object:
     return reference() if request.param == "reference" else native(request.param)
 
 

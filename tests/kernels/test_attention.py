@@ -1,4 +1,4 @@
-"""Attention against the oracle, and its promise: a row's bits depend on its own path and nothing else."""
+"""Attention against the oracle, and row invariance: a row's bits depend on its own path alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_matches_the_oracle(kernels, oracle, heads, kv_heads, d, normed):
 
 
 def test_long_paths_match_the_oracle(kernels, oracle):
-    """Sharp scores over several segments of 256 keys: their maxima differ, so folding them wrongly would show."""
+    """Sharp scores over several segments of 256 keys: their maxima differ, so a wrong combination would show."""
     ours, theirs = World(kernels), World(oracle)
     rows, table = ours.rows(640, seed=21) * 2, blocks(40, seed=22)
     for world in (ours, theirs):
@@ -50,7 +50,7 @@ def test_long_paths_match_the_oracle(kernels, oracle):
         torch.testing.assert_close(got.float(), want.float(), rtol=2**-7, atol=0.04)
 
 
-def test_chunks_do_not_show(kernels):
+def test_chunks_do_not_change_a_row(kernels):
     table = blocks(40, seed=3)
     rows = World(kernels).rows(600, seed=4)  # more than two segments of 256 keys
     alone = decode(World(kernels), rows, table)
@@ -58,7 +58,7 @@ def test_chunks_do_not_show(kernels):
         assert torch.equal(decode(World(kernels), rows, table, chunk=chunk), alone), f"chunks of {chunk}"
 
 
-def test_neighbours_and_block_tables_do_not_show(kernels):
+def test_other_sequences_and_block_tables_do_not_change_a_row(kernels):
     lengths = [300, 33, 1, 64, 16, 97]
     world = World(kernels)
     paths = [world.rows(n, seed=n) for n in lengths]
@@ -112,7 +112,7 @@ def test_sliding_window(kernels, oracle, window):
     torch.testing.assert_close(alone.float(), want.float(), rtol=2**-7, atol=0.02)
 
 
-def test_threads_do_not_show(kernels, one_thread):
+def test_threads_do_not_change_a_row(kernels, one_thread):
     if kernels.isa.name != one_thread.isa.name:
         pytest.skip("another instruction set")
     rows, table = World(kernels).rows(560, seed=12), blocks(35, seed=13)

@@ -32,8 +32,8 @@ def run_with(world: World, pieces: Sequence[Piece], name: str, index: int, value
 
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", [World, LatentWorld])
-def test_right_slots_pass_and_wrong_ones_change_nothing(each, kind, parents):
-    world = kind(each)
+def test_right_slots_pass_and_wrong_ones_change_nothing(backend, kind, parents):
+    world = kind(backend)
     pieces = two(world, parents)
     slots = batch_of(pieces, world.max_blocks).slot_mapping.tolist()
     want = world.step(*pieces)
@@ -66,8 +66,8 @@ def test_the_sequence_that_would_have_been_overwritten_is_named(kernels):
 
 
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
-def test_a_wrong_block_table_is_a_wrong_slot(each, parents):
-    world = World(each)
+def test_a_wrong_block_table_is_a_wrong_slot(backend, parents):
+    world = World(backend)
     pieces = two(world, parents)
     for entry, block in ((0, 9), (1, 10), (1, 5)):
         tables = batch_of(pieces, world.max_blocks).block_tables
@@ -76,9 +76,9 @@ def test_a_wrong_block_table_is_a_wrong_slot(each, parents):
             run_with(world, pieces, "block_tables", (0, entry), block)
 
 
-def test_two_sequences_that_share_a_prefix_pass(each):
+def test_two_sequences_that_share_a_prefix_pass(backend):
     """Blocks 5 and 6 are read by both and written by none; each writes to a block of its own."""
-    world, alone = World(each), World(each)
+    world, alone = World(backend), World(backend)
     prefix, rows = world.rows(2 * BLOCK_SIZE, seed=4), world.rows(6, seed=5)
     for one in (world, alone):
         one.step(Piece([5, 6], 0, prefix))
@@ -119,8 +119,8 @@ def test_rows_past_the_block_table_are_refused(kernels):
 
 
 @pytest.mark.parametrize("value", [0, 39, 41])
-def test_the_last_entry_of_query_start_loc_is_the_number_of_rows(each, value):
-    world = World(each)
+def test_the_last_entry_of_query_start_loc_is_the_number_of_rows(backend, value):
+    world = World(backend)
     pieces = two(world, CHAIN)
     with pytest.raises(CacheIntegrityError, match=f"query_start_loc .* ?{value}"):
         run_with(world, pieces, "query_start_loc", 2, value)

@@ -88,14 +88,14 @@ def test_every_batch_gives_the_row_alone(kernels, shape):
 
 
 def test_rows_that_all_choose_the_same_experts_are_the_rows_alone(kernels):
-    """More rows for one expert than are walked in one block."""
+    """More rows for one expert than are processed in one block."""
     mixture, x = Mixture(kernels, SOFT), rows(1).expand(220, -1).contiguous()
     x[:, 0] += torch.arange(220) % 5 / 64
     alone = torch.cat([mixture(row[None]) for row in x[:5]])
     assert torch.equal(mixture(x), alone.repeat(44, 1))
 
 
-def test_threads_do_not_show(kernels, one_thread):
+def test_threads_do_not_change_a_row(kernels, one_thread):
     if kernels.isa.name != one_thread.isa.name:
         pytest.skip("another instruction set")
     from wager.kernels.cpu import CpuKernels
@@ -116,7 +116,7 @@ def test_ties_go_to_the_lowest(kernels, oracle, shape):
         assert mixture.routing.ids[:2].tolist() == [list(range(spec.active))] * 2
 
 
-def test_a_row_that_is_not_a_number_stays_alone(kernels):
+def test_a_row_that_is_not_finite_does_not_change_the_others(kernels):
     for spec in SHAPES.values():
         mixture, x = Mixture(kernels, spec), rows(9)
         alone = mixture(x)
@@ -127,25 +127,25 @@ def test_a_row_that_is_not_a_number_stays_alone(kernels):
         assert torch.equal(got[others], alone[others])
 
 
-class Spoilt(Mixture):
-    """A mixture in which the weights of some experts are not numbers."""
+class SpoiledMixture(Mixture):
+    """A mixture in which the weights of some experts are not finite."""
 
-    spoilt: frozenset[int] = frozenset()
+    spoiled: frozenset[int] = frozenset()
 
     def expert(self, index: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
         gate, up, down = super().expert(index, hidden)
-        return (gate * torch.nan, up, down) if index in self.spoilt else (gate, up, down)
+        return (gate * torch.nan, up, down) if index in self.spoiled else (gate, up, down)
 
 
-def test_experts_that_nobody_chose_are_not_read(kernels):
-    mixture, x = Spoilt(kernels, replace(SOFT, count=4, active=1)), rows(30)
+def test_experts_that_no_row_chose_are_not_read(kernels):
+    mixture, x = SpoiledMixture(kernels, replace(SOFT, count=4, active=1)), rows(30)
     mixture(x)
     used = mixture.routing.ids[:30].flatten().tolist()
-    Spoilt.spoilt = frozenset(range(4)) - {used[0]}
-    spoilt = Spoilt(kernels, mixture.spec)
-    Spoilt.spoilt = frozenset()
-    assert spoilt(x[:1]).isfinite().all()
-    assert spoilt(x).isnan().any(dim=1).tolist() == [expert != used[0] for expert in used]
+    SpoiledMixture.spoiled = frozenset(range(4)) - {used[0]}
+    spoiled = SpoiledMixture(kernels, mixture.spec)
+    SpoiledMixture.spoiled = frozenset()
+    assert spoiled(x[:1]).isfinite().all()
+    assert spoiled(x).isnan().any(dim=1).tolist() == [expert != used[0] for expert in used]
 
 
 def test_groups_are_limited_by_hand():

@@ -1,4 +1,4 @@
-"""Keys and values a row may not see do not show in it, whatever they hold; contradictory paths are refused."""
+"""Keys and values that a row does not attend to never change it, whatever they hold; inconsistent paths are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wager.kernels.base import Kernels
 SHAPES = [(6, 2, 32), (9, 3, 64), (4, 4, 16), (8, 1, 128), (14, 2, 80), (32, 1, 48)]
 LATENTS = [(5, 48, 16), (1, 16, 16), (32, 128, 32), (3, 512, 64)]
 PARTS = ["keys", "values", "both"]
-LATENT_PARTS = ["latent", "rotated", "whole"]
+LATENT_PARTS = ["latent", "rotated", "all"]
 ALL_PARTS = PARTS + LATENT_PARTS
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 NAMES = ("heads", "kv_heads", "d")
@@ -32,18 +32,18 @@ def world_of(kernels: Kernels, part: str, **shape: Any) -> World:
 
 
 def spans(world: World, part: str) -> list[tuple[int, int, int]]:
-    """Where a row's keys, values or latents lie: first, last, and the size of a head."""
+    """Where a row's keys, values or latents are: first, last, and the size of a head."""
     if isinstance(world, LatentWorld):
         latent = (world.queries, world.queries + world.rank, world.rank)
         rotated = (world.queries + world.rank, world.width, world.rope)
-        return {"latent": [latent], "rotated": [rotated], "whole": [latent, rotated]}[part]
+        return {"latent": [latent], "rotated": [rotated], "all": [latent, rotated]}[part]
     queries, kept = world.heads * world.d, world.kv_heads * world.d
     keys, values = (queries, queries + kept, world.d), (queries + kept, queries + 2 * kept, world.d)
     return {"keys": [keys], "values": [values], "both": [keys, values]}[part]
 
 
 def spoiled(world: World, rows: Tensor, part: str) -> Tensor:
-    """The rows with numbers that are none among what is kept of them: in one dimension of each kv head, or in all."""
+    """The rows with values that are not finite in what is cached: in one dimension of each kv head, or in all."""
     bad = rows.clone()
     for i, row in enumerate(bad):
         for first, last, d in spans(world, part):
@@ -52,8 +52,8 @@ def spoiled(world: World, rows: Tensor, part: str) -> Tensor:
 
 
 @pytest.mark.parametrize(("part", "shape"), CASES, ids=str)
-def test_rejected_guesses_leave_no_trace(each, part, shape):
-    clean, world, table = world_of(each, part, **shape), world_of(each, part, **shape), [9, 4, 7]
+def test_rejected_guesses_do_not_change_later_rows(backend, part, shape):
+    clean, world, table = world_of(backend, part, **shape), world_of(backend, part, **shape), [9, 4, 7]
     rows = clean.rows(40, seed=1)
     world.step(Piece(table, 0, rows[:5]))
     guesses = spoiled(world, clean.rows(35, seed=2), part)
@@ -68,15 +68,17 @@ def test_rejected_guesses_leave_no_trace(each, part, shape):
 
 @pytest.mark.parametrize("part", ALL_PARTS)
 @pytest.mark.parametrize("window", [None, 1, 20, 70])
-def test_spoiled_branches_of_a_tree_do_not_show_in_the_others(each, window, part):
+def test_spoiled_branches_of_a_tree_do_not_change_the_others(backend, window, part):
     rng = random.Random(3)
     for known, nodes in ((1, 20), (40, 40), (62, 30), (251, 30)):
-        clean, world = (world_of(each, part, window=window) for _ in range(2))
+        clean, world = (world_of(backend, part, window=window) for _ in range(2))
         table = rng.sample(range(64), 24)
         prefix, guesses = clean.rows(known, seed=4), clean.rows(nodes, seed=5)
         parents = [-1, *(rng.randrange(-1, i) for i in range(1, nodes))]
-        sick = {i for i in range(nodes) if rng.random() < 0.3}
-        bad = torch.stack([spoiled(world, row[None], part)[0] if i in sick else row for i, row in enumerate(guesses)])
+        spoiled_at = {i for i in range(nodes) if rng.random() < 0.3}
+        bad = torch.stack(
+            [spoiled(world, row[None], part)[0] if i in spoiled_at else row for i, row in enumerate(guesses)]
+        )
         outs = []
         for run, nodes_of in ((clean, guesses), (world, bad)):
             if known > 1:
@@ -84,33 +86,33 @@ def test_spoiled_branches_of_a_tree_do_not_show_in_the_others(each, window, part
             span = torch.cat([prefix[-1:], nodes_of])
             outs.append(run.step(Piece(table, known - 1, span, parents=[-1, *(p + 1 for p in parents)]))[0])
         for i in range(nodes):
-            if i in sick or parents[i] in sick:
-                sick.add(i)  # it sees a spoiled ancestor
-        healthy = [0, *(1 + i for i in range(nodes) if i not in sick)]
-        assert 3 < len(healthy) <= nodes
+            if i in spoiled_at or parents[i] in spoiled_at:
+                spoiled_at.add(i)  # it sees a spoiled ancestor
+        clean_rows = [0, *(1 + i for i in range(nodes) if i not in spoiled_at)]
+        assert 3 < len(clean_rows) <= nodes
         assert outs[0].isfinite().all()
-        assert torch.equal(outs[1][healthy], outs[0][healthy]), f"{known} known"
+        assert torch.equal(outs[1][clean_rows], outs[0][clean_rows]), f"{known} known"
 
 
 @pytest.mark.parametrize("part", ALL_PARTS)
 @pytest.mark.parametrize("window", [1, 5, 16, 33, 270])
-def test_what_a_window_has_passed_does_not_show(each, window, part):
-    clean, table = world_of(each, part, window=window), random.Random(6).sample(range(64), 23)
+def test_keys_before_the_window_do_not_change_a_row(backend, window, part):
+    clean, table = world_of(backend, part, window=window), random.Random(6).sample(range(64), 23)
     rows = clean.rows(360, seed=7)
     want = decode(clean, rows, table, chunk=60)
-    ill = 37
-    bad = torch.cat([spoiled(clean, rows[:ill], part), rows[ill:]])
+    num_spoiled = 37
+    bad = torch.cat([spoiled(clean, rows[:num_spoiled], part), rows[num_spoiled:]])
     for chunk in (50, 3):
-        world = world_of(each, part, window=window)
-        world.step(Piece(table, 0, bad[:ill]))
-        got = decode(world, bad, table, start=ill, chunk=chunk)
-        past = ill + window - 1  # the first row that sees none of the spoiled ones
-        assert torch.equal(got[past - ill :], want[past:]), f"chunks of {chunk}"
+        world = world_of(backend, part, window=window)
+        world.step(Piece(table, 0, bad[:num_spoiled]))
+        got = decode(world, bad, table, start=num_spoiled, chunk=chunk)
+        past = num_spoiled + window - 1  # the first row that sees none of the spoiled ones
+        assert torch.equal(got[past - num_spoiled :], want[past:]), f"chunks of {chunk}"
 
 
 @pytest.mark.parametrize("part", ALL_PARTS)
-def test_numbers_that_are_none_still_show_where_they_are_seen(each, part):
-    world = world_of(each, part)
+def test_values_that_are_not_finite_spread_to_rows_that_attend_to_them(backend, part):
+    world = world_of(backend, part)
     rows = world.rows(8, seed=8)
     rows[3] = spoiled(world, rows[3:4], part)[0]
     out = world.step(Piece([1], 0, rows))[0].view(8, world.heads, -1)
@@ -142,7 +144,7 @@ def tree(world: World) -> tuple[Piece, Piece]:
         ([("num_computed_tokens", 1, 4)], "positions is 5 at index 20, not the base"),
     ],
 )
-def test_paths_that_contradict_themselves_are_named_and_not_followed(kernels, changes, complaint):
+def test_inconsistent_paths_are_named_and_not_followed(kernels, changes, complaint):
     world = World(kernels)
     pieces = tree(world)
     want = world.step(*pieces)

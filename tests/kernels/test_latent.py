@@ -1,4 +1,4 @@
-"""Latent attention against the oracle, and its promise: a row's bits depend on its own path and nothing else."""
+"""Latent attention against the oracle, and row invariance: a row's bits depend on its own path alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_matches_the_oracle(kernels, oracle, shape):
     torch.testing.assert_close(ours.cache.read(slot).float(), theirs.cache.read(slot).float(), rtol=2**-7, atol=0.01)
 
 
-def test_chunks_do_not_show(kernels):
+def test_chunks_do_not_change_a_row(kernels):
     table, rows = blocks(40, seed=3), LatentWorld(kernels).rows(600, seed=4)  # more than two segments of 256 keys
     alone = decode(LatentWorld(kernels), rows, table)
     for chunk in (256, 100, 64, 17, 7, 2):
@@ -42,7 +42,7 @@ def test_chunks_do_not_show(kernels):
 
 
 @pytest.mark.parametrize("heads", [5, 30])
-def test_neighbours_and_block_tables_do_not_show(kernels, heads):
+def test_other_sequences_and_block_tables_do_not_change_a_row(kernels, heads):
     lengths = [70, 33, 1, 64, 16]
     world = LatentWorld(kernels, heads=heads)
     paths = [world.rows(n, seed=n) for n in lengths]
@@ -83,7 +83,7 @@ def test_a_scattered_tree_path_is_plain_decode(kernels):
             assert torch.equal(out[1 + node], alone[-1]), f"node {node} after {known} known tokens"
 
 
-def test_threads_do_not_show(kernels, one_thread):
+def test_threads_do_not_change_a_row(kernels, one_thread):
     if kernels.isa.name != one_thread.isa.name:
         pytest.skip("another instruction set")
     rows, table = LatentWorld(kernels).rows(560, seed=12), blocks(35, seed=13)

@@ -93,7 +93,7 @@ def test_the_real_shapes_are_invariant(kernels):
             assert torch.equal(op(x[:rows], part), full[:rows])
 
 
-def test_a_row_that_is_not_a_number_stays_alone(kernels):
+def test_a_row_that_is_not_finite_does_not_change_the_others(kernels):
     op = Product(kernels, 64, 64)
     x = activations(9, 64)
     alone = op(x)
@@ -103,7 +103,7 @@ def test_a_row_that_is_not_a_number_stays_alone(kernels):
     assert torch.equal(got[[0, 3, 5, 8]], alone[[0, 3, 5, 8]])
 
 
-def test_threads_do_not_show(kernels, one_thread):
+def test_threads_do_not_change_a_row(kernels, one_thread):
     if kernels.isa.name != one_thread.isa.name:
         pytest.skip("another instruction set")
     x = activations(50, 128)

@@ -1,4 +1,4 @@
-"""The native sampler against the float64 definition of the field, written out here once more in plain integers."""
+"""The native sampler against the float64 definition of the field, written out again in plain integers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_frequencies_follow_the_softmax(kernels):
     assert ((counts - expected) ** 2 / expected).sum() < 23.5  # chi-square, 4 degrees of freedom, p = 1e-4
 
 
-def test_greedy_ties_and_rows_that_are_not_numbers(kernels):
+def test_greedy_ties_and_rows_that_are_not_finite(kernels):
     logits = torch.zeros(4, 100)
     logits[0, [30, 70]] = 5.0
     logits[1, 99] = float("nan")
@@ -102,20 +102,20 @@ def test_no_requests_no_tokens(kernels):
     assert none.shape == (0,) and none.dtype == torch.int32
 
 
-def test_sample_rows_packs_the_arguments(each):
+def test_sample_rows_packs_the_arguments(backend):
     from wager.kernels.sampling import SampleRequest, sample_rows
 
     logits = torch.randn(3, 301, generator=torch.Generator().manual_seed(2)) * 3
     logits[1, 7] = float("nan")
     requests = [(2, 0.8, 2**64 - 3, 70, 1), (0, 0.0, 5, 4000, 0), (1, 1.0, 6, 2, 2), (2, 0.8, 2**63, 70, 63)]
-    got = sample_rows(each, logits, [SampleRequest(*request) for request in requests])
-    assert got == sample(each, logits, requests)
+    got = sample_rows(backend, logits, [SampleRequest(*request) for request in requests])
+    assert got == sample(backend, logits, requests)
     assert all(type(token) is int for token in got)
     assert got[2] == -1
-    assert sample_rows(each, logits, []) == []
+    assert sample_rows(backend, logits, []) == []
 
 
-def test_threads_do_not_show(kernels, one_thread):
+def test_threads_do_not_change_a_row(kernels, one_thread):
     if kernels.isa.name != one_thread.isa.name:
         pytest.skip("another instruction set")
     logits = torch.randn(3, 5003)

@@ -36,7 +36,7 @@ __all__ = ["DraftModel", "Vocabulary", "check_same_vocabulary"]
 
 @dataclass(slots=True)
 class _DraftSequence:
-    """One sequence as the drafter knows it. The first `num_computed_tokens` have final keys and values; of the current
+    """One sequence in the drafter's cache. The first `num_computed_tokens` have final keys and values; of the current
     `guesses` the first `num_confirmed` turned out right and the first `num_fed` have provisional keys and values."""
 
     tokens: list[int]

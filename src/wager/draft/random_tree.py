@@ -16,7 +16,7 @@ class RandomTreeDrafter(HistoryDrafter):
     """Trees of random shape, at most `request.depth` nodes, siblings distinct.
 
     Some guesses are plausible: what followed an earlier occurrence of the token before and, with an oracle, often the
-    right one, so that accepted paths lie scattered among rejected rows.
+    right one, so that accepted paths are scattered among rejected rows.
     """
 
     name = "random-tree"

@@ -33,7 +33,7 @@ def survival(acceptance: float | Sequence[float], depth: int) -> tuple[float, ..
     was accepted). Depths beyond the given rates survive with probability 0. UsageError for a rate outside 0 to 1."""
     rates = [acceptance] * depth if isinstance(acceptance, int | float) else list(acceptance)[:depth]
     if not all(0 <= rate <= 1 for rate in rates):
-        raise UsageError(f"An acceptance of {acceptance!r} is out of range.", "Acceptance lies between 0 and 1.")
+        raise UsageError(f"An acceptance of {acceptance!r} is out of range.", "Give a rate between 0 and 1.")
     curve, reached = [], 1.0
     for rate in rates:
         reached *= rate

@@ -1,6 +1,6 @@
 """Calls the engine's drafters, checks their drafts, and goes on without a drafter that fails.
 
-Drafts cannot change the text, so a drafter's mistake costs speed at most: nodes with unknown tokens, wrong parents or
+Drafts cannot change the text, so an invalid draft costs speed at most: nodes with unknown tokens, wrong parents or
 beyond the sequence's room are cut off, and a drafter that raises is switched off with a warning. Every drafter gets
 every token, so that one that did not draft for a while is up to date.
 """

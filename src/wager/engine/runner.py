@@ -184,7 +184,7 @@ def _coins(rows: TargetTokens) -> accept.NoiseCoins:
 
 
 def _first_logits_rows(spans: Sequence[Span], drafts: Mapping[str, Draft]) -> Iterator[tuple[Span, int]]:
-    """Spans that need logits, each with its first row of them (they lie in the order of spans, then nodes)."""
+    """Spans that need logits, each with its first row of them (in the order of spans, then nodes)."""
     first = 0
     for span in spans:
         if span.needs_logits:

@@ -77,7 +77,7 @@ class Routing:
     shares: Tensor  # float32 [max_rows, top_k]: the weight of each expert's output
     groups: Tensor  # int32 [max_rows * top_k + 2 * experts + 2]: the pairs in order of their experts
     gathered: Tensor  # act [max_rows * top_k, hidden]: the pairs' rows in that order
-    inner: Tensor  # act [max_rows * top_k, width]: what lies between the projections of their experts
+    inner: Tensor  # act [max_rows * top_k, width]: the values between the projections of their experts
 
     @classmethod
     def allocate(cls, spec: Experts, *, max_rows: int, hidden: int, act: torch.dtype) -> Routing:
@@ -143,7 +143,7 @@ class Tape(Protocol):
     def experts(self, x: Tensor, weight: Any, spec: Experts, routing: Routing, out: Tensor) -> None:
         """out f32 [R, hidden] += share * expert(x) for each expert selected by `route`, in order of their ids; x act
         [R, hidden]; weight from `Kernels.pack_experts`. Only the weights of experts that some row selected are read.
-        What lies between an expert's projections is rounded to act."""
+        The values between an expert's projections are rounded to act."""
 
     def per_head(self, x: Tensor, weight: Any, out: Tensor) -> None:
         """out act [R, heads * step]: of each head's `step` elements the first N are its own x [R, heads * K] times its

@@ -270,7 +270,7 @@ def _check_slots(inputs: Inputs, rows: int, sequences: int) -> None:
 
 
 def _row(x: Tensor, row: int) -> Tensor:
-    """A fresh float32 copy of one row: its alignment never depends on where the row lies in the batch."""
+    """A fresh float32 copy of one row: its alignment never depends on the row's place in the batch."""
     return x[row].to(torch.float32, copy=True)
 
 

@@ -32,7 +32,7 @@ class SequenceLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """One component of a step. `bound` says what it waits for: memory, compute, both (layers differ), link, fixed."""
+    """One component of a step. `bound` is what it waits for: memory, compute, both (layers differ), link, fixed."""
 
     seconds: float
     bytes: float = 0.0

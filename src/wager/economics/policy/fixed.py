@@ -30,4 +30,4 @@ class FixedDepth(Policy):
     def explain(self) -> str:
         if not self.depth:
             return "Speculation is off: every step decodes one token for each sequence."
-        return f"The depth is fixed: {self.depth} for every sequence with room, whatever it costs and brings."
+        return f"The depth is fixed: {self.depth} for every sequence with room, whatever it costs and gains."

@@ -125,7 +125,7 @@ class _Drafting:
 
 
 class SimulatedServer:
-    """Requests of `traces`, arriving as `workload` says, served under `policy`. `latency` gives the seconds of steps;
+    """Requests of `traces`, arriving by `workload`, served under `policy`. `latency` gives the seconds of steps;
     the policy may assume another latency model."""
 
     def __init__(self, traces: TraceSource, latency: LatencyModel, *, policy: Policy, workload: Workload) -> None:
