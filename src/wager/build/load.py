@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from wager.arch import Mla, ModelSpec
 from wager.build import drafters as drafting
 from wager.build import latency as latencies
@@ -27,6 +25,7 @@ from wager.engine.scheduler import Scheduler
 from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import Kernels
+from wager.kernels.threads import limit_torch_threads
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
@@ -112,7 +111,7 @@ def load(
     subclasses that name what is not possible.
     """
     config, report = config or EngineConfig(), report or (lambda _: None)
-    torch.set_num_threads(1)  # torch's idle workers would spin on the cores that the native kernels use
+    limit_torch_threads()
     if target is not None:
         _check_shared(config, target.config)
     if drafter is not None and drafter.makes_trees:
