@@ -104,7 +104,7 @@ def _touch(kernels: CpuKernels, buffer: _native.Buffer) -> None:
 
 
 def linears(kernels: CpuKernels, rounds: int, against_torch: bool) -> None:
-    """Ours, the row counts in turns; then torch's, apart: its idle threads spin for a while and would be in our way."""
+    """Ours, the row counts in turns; then torch's, apart: its idle threads spin for a while and would slow ours."""
     ours = Linears(kernels, max(ROWS))
     taken = times([lambda n=rows: ours.run(n) for rows in ROWS], rounds)  # type: ignore[misc]
     for rows, (low, mid) in zip(ROWS, taken, strict=True):
@@ -119,7 +119,7 @@ def linears(kernels: CpuKernels, rounds: int, against_torch: bool) -> None:
 
 
 def overhead(kernels: CpuKernels, rounds: int) -> None:
-    """240 ops on 16 numbers each: what a tape costs beside its arithmetic."""
+    """240 ops on 16 numbers each: the overhead of a tape."""
     tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
     x, weight, out = torch.ones(1, 16), torch.ones(16), torch.zeros(1, 16, dtype=torch.bfloat16)
     for _ in range(240):

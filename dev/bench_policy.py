@@ -3,7 +3,7 @@
     python dev/bench_policy.py [--steps N] [--no-scores] [--cold]
 
 A simulated server (no model) on a machine whose rows are so cheap that nearly everything is drafted, judged and
-verified: the most that a policy can have to do. Drafts are 7 deep, with scores unless --no-scores. Times are of this
+verified: the most work that a policy can have. Drafts are 7 deep, with scores unless --no-scores. Times are of this
 process alone, by stage; the share is of a 19 ms step, a plain one of 32 requests on the reference's two cores. With
 --cold 160 MB are read before plan and before learn, as by a pass over the weights.
 """
@@ -70,10 +70,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--no-scores", action="store_true")
     parser.add_argument("--cold", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     print(f"{'requests':>8}  " + "  ".join(f"{stage:>7}" for stage in STAGES) + "     mean   median  of 19 ms")
     for requests in REQUESTS:
-        taken = measure(requests, steps=given.steps, scores=not given.no_scores, cold=given.cold)
+        taken = measure(requests, steps=args.steps, scores=not args.no_scores, cold=args.cold)
         whole = taken.sum(0)
         stages = "  ".join(f"{mean:7.1f}" for mean in taken.mean(1))
         print(

@@ -1,4 +1,4 @@
-"""One pass of the real model against its floor: the time it takes to read the weights from memory.
+"""One pass of the real model against its lower bound: the time it takes to read the weights from memory.
 
 Passes of 1 to 64 rows and a plain read of as many bytes as the weights have take turns, so that each round gives the
 share of the measured bandwidth that decoding reaches, and what more rows cost. Medians over rounds. On a machine that
@@ -45,7 +45,7 @@ def pass_of(decoder: Decoder, rows: int, context: int) -> Callable[[], object]:
 
 
 def prefill(decoder: Decoder, tokens: int) -> Callable[[], object]:
-    """A whole prompt in chunks of the decoder's rows."""
+    """A prompt in chunks of the decoder's rows."""
     blocks = list(range(-(-tokens // BLOCK_SIZE)))
     ids = tuple(100 + i % 1000 for i in range(tokens))
     starts = range(0, tokens, decoder.max_rows)

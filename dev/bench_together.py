@@ -3,8 +3,8 @@
     python dev/bench_together.py MODEL PROMPTS [--concurrency 1,4,32] [--requests N] [--rotations 6] [--tokens 128]
 
 Engines: off, n-grams at depths 1, 3 and 7, the adaptive policy, and the adaptive policy with a drafter that is always
-wrong. A machine that changes its pace meets all alike, since their steps alternate; a part of the cache that lies
-better in memory serves each in turn, since parts rotate. Tokens over seconds, prompts included; ids asserted equal.
+wrong. A machine that changes its speed affects all alike, since their steps alternate; a part of the cache that is
+faster to read is used by each in turn, since parts rotate. Tokens over seconds, prompts included; ids asserted equal.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Run:
     def step(self) -> None:
         begun = time.perf_counter()
         while self.todo and self.running < self.concurrency:
-            Engine.add(self.engine, self.todo.popleft())  # not the loaded engine's own, which wants the cache to itself
+            Engine.add(self.engine, self.todo.popleft())  # not the loaded engine's own, which resets the prefix cache
             self.running += 1
         events = self.engine.step()
         self.seconds += time.perf_counter() - begun
@@ -69,20 +69,20 @@ class Run:
 
 
 def load(model: str) -> dict[str, LoadedEngine]:
-    """All engines on one target, each page of whose cache was written once."""
+    """All engines on one target, every part of whose cache was written once, so that its memory is mapped."""
     base = {"model": model, "prefix_cache": False, "max_context": 2048, "cache_tokens": _PART * len(ENGINES)}
     engines: dict[str, LoadedEngine] = {}
-    for name, given in ENGINES.items():
+    for name, options in ENGINES.items():
         first = engines["off"].target if engines else None
-        engines[name] = load_engine(wager.EngineConfig.from_options(**base, **given), target=first)
+        engines[name] = load_engine(wager.EngineConfig.from_options(**base, **options), target=first)
     cache = engines["off"].runner.target.cache
-    for page in range(cache.num_blocks):
-        cache.clear(page)
+    for block in range(cache.num_blocks):
+        cache.clear(block)
     return engines
 
 
 def divide(engines: Mapping[str, LoadedEngine], turn: int) -> None:
-    """A part of the cache for each, another one every turn."""
+    """A part of the cache for each engine, another one in every round."""
     for index, engine in enumerate(engines.values()):
         part = (index + turn) % len(engines)
         table = engine.scheduler.cache.pool = BlockPool(engine.runner.target.cache.num_blocks, prefix_cache=False)
@@ -131,23 +131,21 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="a rotation  [default: 4 and twice the concurrency]")
     parser.add_argument("--rotations", type=int, default=len(ENGINES))
     parser.add_argument("--tokens", type=int, default=128)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    prompts = spread([each for each in read_prompts(given.prompts) if len(each.text) < LONGEST], 240)
+    prompts = spread([each for each in read_prompts(args.prompts) if len(each.text) < LONGEST], 240)
     random.Random(1).shuffle(prompts)
     print("requests  " + "  ".join(f"{name:>8}" for name in ENGINES) + "  adaptive / best fixed  wrong / off")
-    for concurrency in map(int, given.concurrency.split(",")):
-        engines = load(given.model)
+    for concurrency in map(int, args.concurrency.split(",")):
+        engines = load(args.model)
         requests = to_requests(
             prompts,
             engines["off"].tokenizer,
             framing=Framing(raw=False, system=None),
-            params=SamplingParams(given.tokens, seed=0),
+            params=SamplingParams(args.tokens, seed=0),
         )
-        count = given.requests or 4 + 2 * concurrency
-        every = [
-            [requests[(turn * count + i) % len(requests)] for i in range(count)] for turn in range(given.rotations)
-        ]
+        count = args.requests or 4 + 2 * concurrency
+        every = [[requests[(turn * count + i) % len(requests)] for i in range(count)] for turn in range(args.rotations)]
         warm = requests[-max(2, concurrency // 4) :]
         report(concurrency, measure(engines, [warm, *every], concurrency))
 

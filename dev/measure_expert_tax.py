@@ -31,7 +31,7 @@ from wager.models.transformer import Decoder
 
 MODELS = ("random:qwen3-moe:300m", "random:deepseek:300m", "random:mixtral:300m", "random:llama:135m")
 STEPS, SEEDS = 3, 32
-"""Timed steps in a row, after one untimed step that finds caches as another model left them; and different steps."""
+"""Timed steps in a row, after one untimed step, since caches hold another model's data; and different steps."""
 SWEPT = 512 << 20
 SQUARE, TALL, TIMES = 512, 192, 10
 """Side of the matrix whose product is timed for the peak, rows that it meets, and products of a tape."""
@@ -55,7 +55,7 @@ class CountingDecoder(Decoder):
 
 
 def seconds(task: Callable[[], object]) -> float:
-    """Seconds of the second call: the first finds the caches as other work left them."""
+    """Seconds of the second call: the first starts with the processor's caches full of other data."""
     task()
     begun = time.perf_counter()
     task()
@@ -149,10 +149,10 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--context", type=int, default=64)
     options.add_argument("--seconds", type=float, default=30)
-    given = options.parse_args()
-    runs = json.loads(given.runs.read_text()) if given.runs.exists() else []
-    runs.append(measure(given.threads, given.context, limit=given.seconds))
-    given.runs.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
+    args = options.parse_args()
+    runs = json.loads(args.runs.read_text()) if args.runs.exists() else []
+    runs.append(measure(args.threads, args.context, limit=args.seconds))
+    args.runs.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def relative(values: Curve) -> list[float]:
 
 class Curves:
     """Step time of a model by rows, in steps of one row, while memory had one bandwidth: as measured in each run, their
-    mean, and what the formula says; and distinct experts of a layer, expected and counted."""
+    mean, and by the formula; and distinct experts of a layer, expected and counted."""
 
     def __init__(self, name: str, runs: Sequence[Run]) -> None:
         found = [run["models"][name] for run in runs]
@@ -152,7 +152,7 @@ def tables(drawn: Sequence[Sequence[Curves]]) -> str:
 
 
 def draw(drawn: Sequence[Sequence[Curves]]) -> Figure:
-    """A panel for each model. Colours tell bandwidths apart; line styles, what was measured and what calculated."""
+    """A panel for each model. A colour for each bandwidth, a line style each for measured and calculated values."""
     figure = Figure(figsize=(9.5, 7.6), layout="constrained", facecolor="white")
     axes = figure.subplots(2, 2, sharex=True, sharey=True).flatten()
     wide, blank = {"color": "0.55", "linewidth": 3, "alpha": 0.6}, Line2D([], [], linestyle="")
@@ -199,9 +199,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("runs", type=Path)
     options.add_argument("picture", type=Path)
-    given = options.parse_args()
-    drawn = [[Curves(name, runs) for name in MODELS] for runs in by_bandwidth(json.loads(given.runs.read_text()))]
-    write(draw(drawn), given.picture)
+    args = options.parse_args()
+    drawn = [[Curves(name, runs) for name in MODELS] for runs in by_bandwidth(json.loads(args.runs.read_text()))]
+    write(draw(drawn), args.picture)
     print(tables(drawn))
     print("\n".join(each.agreement for curves in drawn for each in curves))
 

@@ -49,19 +49,19 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    given = parser.parse_args()
-    plain = load(EngineConfig.from_options(model=given.model, drafter="none"))
-    prompts = spread(read_prompts(given.prompts), given.limit)
+    args = parser.parse_args()
+    plain = load(EngineConfig.from_options(model=args.model, drafter="none"))
+    prompts = spread(read_prompts(args.prompts), args.limit)
     framing = Framing(raw=False, system=None)
-    requests = to_requests(prompts, plain.tokenizer, framing=framing, params=SamplingParams(given.max_tokens))
+    requests = to_requests(prompts, plain.tokenizer, framing=framing, params=SamplingParams(args.max_tokens))
     answers: list[Completion] = plain.generate(requests, concurrency=8)
     drafters = {
         name: load(
-            EngineConfig.from_options(model=given.model, drafter=name, depth=1), target=plain.target
+            EngineConfig.from_options(model=args.model, drafter=name, depth=1), target=plain.target
         ).proposer.drafters.values()
-        for name in given.drafter or ["ngram"]
+        for name in args.drafter or ["ngram"]
     }
-    with given.out.open("w", encoding="utf-8") as file:
+    with args.out.open("w", encoding="utf-8") as file:
         for prompt, request, answer in zip(prompts, requests, answers, strict=True):
             row = {
                 "id": prompt.id,
@@ -75,7 +75,7 @@ def main() -> None:
                 },
             }
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
-    sys.stderr.write(f"{len(answers)} answers in {given.out}\n")
+    sys.stderr.write(f"{len(answers)} answers in {args.out}\n")
 
 
 if __name__ == "__main__":
