@@ -37,7 +37,7 @@ class ExpertRouting:
     def __post_init__(self) -> None:
         if not 0 < self.locality <= 1:
             raise UsageError(f"locality = {self.locality!r} is out of range.", "Give a number above 0 and at most 1.")
-        if self.popularity is not None and not all(0 <= each <= 1 for each in self.popularity):
+        if self.popularity is not None and not all(0 <= probability <= 1 for probability in self.popularity):
             raise UsageError("The popularity of an expert is a probability.", "Give values between 0 and 1.")
 
     def unrelated_tokens(self, rows: float) -> float:

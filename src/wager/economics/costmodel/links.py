@@ -45,9 +45,9 @@ class Cluster:
         if self.ep > 1 and self.device.node is not None and self.ep > self.device.node and self.device.inter is None:
             raise self._unknown("between nodes")
 
-    def _unknown(self, what: str) -> UsageError:
+    def _unknown(self, where: str) -> UsageError:
         return UsageError(
-            f"The link speed of {self.device.name} {what} is not known.",
+            f"The link speed of {self.device.name} {where} is not known.",
             "Describe the machine in a JSON file with its links.",
         )
 

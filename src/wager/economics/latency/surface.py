@@ -68,7 +68,7 @@ class LatencySurface:
         # The filter follows the log scale, the log curve at each knot, and the cost of a request.
         initial = [_SCALE_SD, *[_KNOT_SD] * len(self.rows), _REQUEST_SD]
         drift = [_SCALE_DRIFT, *[_KNOT_DRIFT] * len(self.rows), _REQUEST_DRIFT]
-        self._filter = KalmanFilter([uncertainty * each for each in initial], drift_sd=drift, noise_sd=_NOISE_SD)
+        self._filter = KalmanFilter([uncertainty * sd for sd in initial], drift_sd=drift, noise_sd=_NOISE_SD)
 
     @property
     def learns(self) -> bool:

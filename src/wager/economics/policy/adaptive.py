@@ -44,7 +44,7 @@ class Adaptive(Policy):
         rule: VerifyRule = "match",
         exploration_share: float = EXPLORATION_SHARE,
     ) -> None:
-        self.acceptance = {name: AcceptanceModel() for name, each in drafters.items() if each.max_depth}
+        self.acceptance = {name: AcceptanceModel() for name, capabilities in drafters.items() if capabilities.max_depth}
         self._drafters = [DrafterProfile(name, drafters[name], model) for name, model in self.acceptance.items()]
         self._model, self._latency, self._goodput = latency, LatencyCache(latency), GoodputEstimator()
         self._weights, self._exploration = ObjectiveWeights(objective), ExplorationBudget(exploration_share)
@@ -91,8 +91,8 @@ class Adaptive(Policy):
         if self._exact:
             self._fit(step, budget)
         return {
-            seq_id: DraftDecision(each.depth, self._drafters[each.drafter].name, each.min_survival)
-            for seq_id, each in step.drafts.items()
+            seq_id: DraftDecision(step_draft.depth, self._drafters[step_draft.drafter].name, step_draft.min_survival)
+            for seq_id, step_draft in step.drafts.items()
         }
 
     def _skips_planning(self, spans: Sequence[Span]) -> bool:
@@ -122,7 +122,7 @@ class Adaptive(Policy):
 
     def _start_sequence(self, seq_id: str) -> SequencePolicyState:
         weight, count = self._weights.start_sequence(self._request_weights.pop(seq_id, 1.0)), len(self._drafters)
-        acceptance = [each.acceptance.start_sequence() for each in self._drafters]
+        acceptance = [profile.acceptance.start_sequence() for profile in self._drafters]
         state = SequencePolicyState(seq_id, weight, acceptance, self._planner.default_plan, [0] * count, [-1] * count)
         self._sequences[seq_id] = state
         return state
@@ -154,11 +154,11 @@ class Adaptive(Policy):
         """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
         name, capabilities, _ = self._drafters[index]
         drafts, candidates = step.drafts, step.candidates
-        plain = [each for each in candidates if each.seq_id not in drafts]
-        others = [each for each in candidates if each.seq_id in drafts and drafts[each.seq_id].drafter != index]
+        plain = [state for state in candidates if state.seq_id not in drafts]
+        others = [state for state in candidates if state.seq_id in drafts and drafts[state.seq_id].drafter != index]
         if not plain and not others:
             return
-        state = min(plain or others, key=lambda each: each.last_step[index])
+        state = min(plain or others, key=lambda state: state.last_step[index])
         depth, depths = min(state.room, capabilities.max_depth, _EXPLORATION_DEPTH), step.passes().get(index, [])
         ragged = self._latency.ragged_draft_seconds
         cost = ragged(name, [*depths, depth]) - ragged(name, depths)
@@ -172,10 +172,10 @@ class Adaptive(Policy):
 
     def _fit(self, step: PolicyStep, budget: int) -> None:
         """Make the depths fit the row budget before drafting, for drafts that are verified as planned."""
-        longest = longest_that_fits([each.depth for each in step.drafts.values()], budget)
-        step.drafts = {seq_id: each for seq_id, each in step.drafts.items() if longest}
-        for each in step.drafts.values():
-            each.depth = min(each.depth, longest)
+        longest = longest_that_fits([step_draft.depth for step_draft in step.drafts.values()], budget)
+        step.drafts = {seq_id: step_draft for seq_id, step_draft in step.drafts.items() if longest}
+        for step_draft in step.drafts.values():
+            step_draft.depth = min(step_draft.depth, longest)
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         step = self._step
@@ -266,5 +266,5 @@ class Adaptive(Policy):
 
     def explain(self) -> str:
         step = self._last_planned
-        seconds = [self._latency.draft_seconds(each.name, len(step.candidates), 1) for each in self._drafters]
+        seconds = [self._latency.draft_seconds(profile.name, len(step.candidates), 1) for profile in self._drafters]
         return explain(step, self._drafters, draft_seconds=seconds, row_cost=self._goodput.row_cost(step.decoding))

@@ -55,7 +55,7 @@ class DrafterCapabilities:
 def longest_that_fits(lengths: Collection[int], budget: int) -> int:
     """The greatest length to which all longer drafts can be truncated so that they take `budget` rows together."""
     longest = max(lengths, default=0)
-    while sum([min(each, longest) for each in lengths]) > budget:
+    while sum([min(length, longest) for length in lengths]) > budget:
         longest -= 1
     return longest
 

@@ -25,11 +25,11 @@ def explain(
     if step.measures_plain:
         lines.append("This step is taken without drafts, to measure what such steps take.")
     else:
-        lines += [_drafter(step, index, each.name, draft_seconds[index]) for index, each in enumerate(drafters)]
-    explored = [seq_id for seq_id, each in step.drafts.items() if each.exploration]
+        lines += [_drafter(step, index, profile.name, draft_seconds[index]) for index, profile in enumerate(drafters)]
+    explored = [seq_id for seq_id, step_draft in step.drafts.items() if step_draft.exploration]
     if explored:
         lines.append(f"Drafted for exploration only: {', '.join(explored)}.")
-    drafts = [each.draft for each in step.drafts.values() if each.draft]
+    drafts = [step_draft.draft for step_draft in step.drafts.values() if step_draft.draft]
     if drafts:
         drafted, kept = sum(map(len, drafts)), sum(map(len, step.admitted.values()))
         tokens, number = _count(drafted, "draft token"), _count(len(drafts), "draft")
@@ -38,14 +38,16 @@ def explain(
 
 
 def _drafter(step: PolicyStep, index: int, name: str, seconds: float) -> str:
-    depths = {id(each.state): each.depth for each in step.drafts.values() if not each.exploration}
-    planned = [each for each in step.candidates if each.plan.forecast]
-    users = [each for each in planned if each.plan.drafter == index and id(each) in depths]
-    plain = [each for each in planned if id(each) not in depths]
+    depths = {
+        id(step_draft.state): step_draft.depth for step_draft in step.drafts.values() if not step_draft.exploration
+    }
+    planned = [state for state in step.candidates if state.plan.forecast]
+    users = [state for state in planned if state.plan.drafter == index and id(state) in depths]
+    plain = [state for state in planned if id(state) not in depths]
     if not users:
         text = f"{name}: not used. Its first token would be accepted {_rate(plain, index)} of the time, and drafting "
         return text + f"one for every sequence takes {1e3 * seconds:.2f} ms besides the rows."
-    deep = sorted({depths[id(each)] for each in users})
+    deep = sorted({depths[id(state)] for state in users})
     text = f"{name}: depth {deep[0]}{f' to {deep[-1]}' * (len(deep) > 1)} for {_count(len(users), 'sequence')}"
     text += f" (first token accepted {_rate(users, index)} of the time)"
     if plain:
@@ -54,7 +56,8 @@ def _drafter(step: PolicyStep, index: int, name: str, seconds: float) -> str:
 
 
 def _rate(states: Sequence[SequencePolicyState], index: int) -> str:
-    return f"{sum(each.plan.forecast[index][0] for each in states) / len(states):.0%}" if states else "an unknown share"
+    rates = [state.plan.forecast[index][0] for state in states]
+    return f"{sum(rates) / len(rates):.0%}" if rates else "an unknown share"
 
 
 def _count(number: int, noun: str) -> str:

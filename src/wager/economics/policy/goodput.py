@@ -46,7 +46,7 @@ class GoodputEstimator:
             first = max(0, rows - ADJACENT_ROWS)
             below = (extra[rows] - extra[first]) / (rows - first)
         else:
-            below = min([extra[each] / each for each in range(1, ADJACENT_ROWS + 1)])
+            below = min([extra[count] / count for count in range(1, ADJACENT_ROWS + 1)])
         cost = goodput * below
         if cut is not None:
             above = goodput * (extra[rows + ADJACENT_ROWS] - extra[rows]) / ADJACENT_ROWS

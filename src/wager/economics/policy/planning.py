@@ -50,7 +50,7 @@ class Planner:
             return True
         if self._uniform:
             return False
-        self._newcomers += sum([each.plan.is_default for each in step.candidates])
+        self._newcomers += sum([state.plan.is_default for state in step.candidates])
         return self._newcomers >= size
 
     def plan_soon(self) -> None:
@@ -63,16 +63,16 @@ class Planner:
         longest, growth = (_MAX_INTERVAL, _GROWTH) if self.speculates else (_MAX_INTERVAL_PLAIN, _GROWTH_PLAIN)
         self._interval = min(longest, self._interval + growth)
         self._due, self._planned, self._newcomers = self._now + self._interval, len(step.candidates), 0
-        rooms = np.array([each.room for each in step.candidates])
-        batch = PlannedBatch(step, rooms, np.array([weights.weight(each.weight) for each in step.candidates]))
+        rooms = np.array([state.room for state in step.candidates])
+        batch = PlannedBatch(step, rooms, np.array([weights.weight(state.weight) for state in step.candidates]))
         forecasts = [self._forecast(index, batch) for index in range(len(self._drafters))]
         choice = self._most_profitable(forecasts, batch)
-        survival = [each.survival.tolist() for each in forecasts]
+        survival = [forecast.survival.tolist() for forecast in forecasts]
         plans = []
         for row, state in enumerate(step.candidates):
             drafter, depth, stop = int(choice.drafters[row]), int(choice.depths[row]), float(choice.min_survival[row])
             score = self._drafters[drafter].acceptance.score_of(stop) if depth and stop > 0 else 0.0
-            state.plan = SequencePlan(drafter, depth, score, [each[row] for each in survival], is_default=False)
+            state.plan = SequencePlan(drafter, depth, score, [forecast[row] for forecast in survival], is_default=False)
             plans.append(state.plan)
         plans.sort(key=lambda plan: (plan.drafter, plan.depth))
         first, last = plans[0], plans[-1]
@@ -97,12 +97,12 @@ class Planner:
     def _forecast(self, index: int, batch: PlannedBatch) -> DrafterForecast:
         (name, capabilities, model), states = self._drafters[index], batch.step.candidates
         depth = min(capabilities.max_depth, int(batch.rooms.max()))
-        survival = model.forecast([each.acceptance[index] for each in states], depth)
+        survival = model.forecast([state.acceptance[index] for state in states], depth)
         survival = np.where(np.arange(depth) < batch.rooms[:, None], survival, 0.0)
         seconds = self._latency.marginal_draft_seconds(name, len(states), depth).copy()
         seconds[:, 0] += self.seconds_per_draft
-        catch_up = np.array([each.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for each in states])
-        unjudged = np.array([each.unjudged for each in states])
+        catch_up = np.array([state.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for state in states])
+        unjudged = np.array([state.unjudged for state in states])
         return DrafterForecast(model, survival, seconds, catch_up, unjudged, capabilities.stops_early)
 
     def _most_profitable(self, forecasts: Sequence[DrafterForecast], batch: PlannedBatch) -> PlanChoice:
@@ -114,7 +114,7 @@ class Planner:
         everyone, recent = step.goodput * extra[size] / size, self._goodput.row_cost(step.decoding)
         best = PlanChoice(np.full(size, -1), np.zeros(size, np.intp), np.full(size, -1.0))
         for row_cost in [everyone] if recent is None else [recent, everyone][: 1 + (recent > everyone)]:
-            values = [evaluate(each, batch, row_cost=row_cost) for each in forecasts]
+            values = [evaluate(forecast, batch, row_cost=row_cost) for forecast in forecasts]
             choice = choose_depths(values, choose_drafters(values), batch, self._latency)
             best = choice if choice.profit > best.profit else best
             if best.depths.all():
@@ -195,7 +195,7 @@ def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float)
     best = np.maximum.accumulate(profit, axis=1) - goodput * forecast.catch_up[:, None]
     total = best.clip(0.0).sum(0) - shared_cost
     depth = int(np.flatnonzero(total >= total.max() - batch.negligible)[-1]) + 1
-    gain, rows, drafted, net, seconds = (each[:, :depth] for each in (gain, rows, drafted, net, seconds))
+    gain, rows, drafted, net, seconds = (array[:, :depth] for array in (gain, rows, drafted, net, seconds))
     profit, shared = best[:, depth - 1].clip(0.0), float(shared_cost[depth - 1])
     return DrafterValue(gain, rows, drafted, net, seconds, profit, min_survival, shared)
 
@@ -206,7 +206,7 @@ def choose_drafters(values: Sequence[DrafterValue]) -> Ints:
         return np.where(values[0].profit > 0, 0, -1)
     best, choice = 0.0, np.full(len(values[0].profit), -1)
     numbers = range(1, len(values) + 1) if len(values) <= 3 else (1, len(values))
-    for drafters in (each for number in numbers for each in combinations(range(len(values)), number)):
+    for drafters in (subset for number in numbers for subset in combinations(range(len(values)), number)):
         profits = np.stack([values[index].profit for index in drafters])
         assigned = np.where(profits.max(0) > 0, np.array(drafters)[profits.argmax(0)], -1)
         used = [index for index in drafters if (assigned == index).any()]
@@ -221,19 +221,19 @@ def choose_depths(
     values: Sequence[DrafterValue], drafters: Ints, batch: PlannedBatch, latency: LatencyCache
 ) -> PlanChoice:
     """How deep each sequence drafts: the tokens of greatest net gain, as many as are most profitable."""
-    size, width, step = len(drafters), max([each.net.shape[1] for each in values]), batch.step
+    size, width, step = len(drafters), max([value.net.shape[1] for value in values]), batch.step
     net, gain, rows, seconds, possible = (np.zeros((size, width)) for _ in range(5))
-    for index, each in enumerate(values):
-        mine, depth = np.flatnonzero(drafters == index), each.net.shape[1]
-        net[mine, :depth], gain[mine, :depth], rows[mine, :depth] = each.net[mine], each.gain[mine], each.rows[mine]
-        rank = np.argsort(np.argsort(-each.net[mine], axis=0, kind="stable"), axis=0)
-        seconds[mine, :depth] = np.take_along_axis(each.seconds, rank, axis=0) * each.drafted[mine]
+    for index, value in enumerate(values):
+        mine, depth = np.flatnonzero(drafters == index), value.net.shape[1]
+        net[mine, :depth], gain[mine, :depth], rows[mine, :depth] = value.net[mine], value.gain[mine], value.rows[mine]
+        rank = np.argsort(np.argsort(-value.net[mine], axis=0, kind="stable"), axis=0)
+        seconds[mine, :depth] = np.take_along_axis(value.seconds, rank, axis=0) * value.drafted[mine]
         possible[mine, :depth] = np.arange(depth) < batch.rooms[mine, None]
     cells = np.flatnonzero(possible)
     cells = cells[np.argsort(-net.ravel()[cells], kind="stable")]
-    sums = [np.concatenate([[0.0], np.cumsum(each.ravel()[cells])]) for each in (gain, rows, seconds)]
+    sums = [np.concatenate([[0.0], np.cumsum(amount.ravel()[cells])]) for amount in (gain, rows, seconds)]
     extra = latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=int(sums[1][-1]) + 2)
     profit = sums[0] - step.goodput * (np.interp(sums[1], np.arange(len(extra)), extra) + sums[2])
     taken = cells[: int(np.flatnonzero(profit >= profit.max() - batch.negligible)[-1])]
-    min_survival = np.choose(drafters + 1, [np.full(size, -1.0), *[each.min_survival for each in values]])
+    min_survival = np.choose(drafters + 1, [np.full(size, -1.0), *[value.min_survival for value in values]])
     return PlanChoice(drafters, np.bincount(taken // width, minlength=size), min_survival, float(profit.max()))

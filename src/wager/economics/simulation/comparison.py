@@ -162,13 +162,12 @@ def _point(name: str, workload: Workload, result: SimulationResult, *, devices: 
 
 def _with_regret(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:
     """Points of one workload with what they lose against the best fixed depth among them (negative: what they gain)."""
-    fixed = [each for each in points if each.policy == "none" or each.policy.startswith("fixed")]
+    fixed = [point for point in points if point.policy == "none" or point.policy.startswith("fixed")]
     if not fixed:
         return list(points)
     best = max(fixed, key=_compared_rate)
-    return [
-        replace(each, best_fixed=best.policy, regret=1 - _compared_rate(each) / _compared_rate(best)) for each in points
-    ]
+    best_rate = _compared_rate(best)
+    return [replace(point, best_fixed=best.policy, regret=1 - _compared_rate(point) / best_rate) for point in points]
 
 
 def _compared_rate(point: ReplayPoint) -> float:
@@ -179,13 +178,13 @@ def _with_frontier(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:
     """Marks points for which no other is at least as good in both tokens a second per user and per device."""
     return [
         replace(
-            each,
+            point,
             frontier=not any(
-                other.per_user >= each.per_user
-                and other.per_device >= each.per_device
-                and (other.per_user, other.per_device) != (each.per_user, each.per_device)
+                other.per_user >= point.per_user
+                and other.per_device >= point.per_device
+                and (other.per_user, other.per_device) != (point.per_user, point.per_device)
                 for other in points
             ),
         )
-        for each in points
+        for point in points
     ]

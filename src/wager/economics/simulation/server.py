@@ -73,9 +73,9 @@ class SimulationResult:
     def seconds_per_token(self) -> list[float]:
         """Seconds per token after the first, of every request with at least sixteen."""
         return [
-            (each.last_token - each.first_token) / (each.tokens - 1)
-            for each in self.finished
-            if each.tokens >= _PACED_TOKENS
+            (request.last_token - request.first_token) / (request.tokens - 1)
+            for request in self.finished
+            if request.tokens >= _PACED_TOKENS
         ]
 
 
@@ -184,7 +184,7 @@ class SimulatedServer:
         budget = self._max_depth * len(spans)  # as many as there can be: the rows of a step are not bounded
         plan = self._policy.plan(spans, budget)
         drafted = self._draft(plan, requests)
-        drafts = {seq_id: each.draft for seq_id, each in drafted.items() if len(each.draft)}
+        drafts = {seq_id: drafting.draft for seq_id, drafting in drafted.items() if len(drafting.draft)}
         drafting = self._draft_seconds(drafted.values())
         admitted = self._policy.admit(drafts, budget)
         verdicts = [requests[span.seq_id].verify(admitted.get(span.seq_id)) for span in spans if span.needs_logits]
@@ -220,14 +220,14 @@ class SimulatedServer:
     def _draft_seconds(self, drafted: Collection[_Drafting]) -> float:
         """Seconds of drafting: for each drafter a pass per depth, for the requests drafted that deep."""
         passes: dict[str, list[int]] = {}
-        for each in drafted:
-            passes.setdefault(each.draft.drafter, []).append(each.passes)
+        for drafting in drafted:
+            passes.setdefault(drafting.draft.drafter, []).append(drafting.passes)
         return sum(self._seconds_of_passes(name, depths) for name, depths in passes.items())
 
     def _seconds_of_passes(self, drafter: str, depths: Sequence[int]) -> float:
         seconds_at, total = self._latency.draft_seconds, 0.0
         for depth in range(1, max(depths) + 1):
-            requests = sum([each >= depth for each in depths])
+            requests = sum([size >= depth for size in depths])
             before = seconds_at(drafter, requests, depth - 1) if depth > 1 else 0.0
             total += seconds_at(drafter, requests, depth) - before
         return total
