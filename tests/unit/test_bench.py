@@ -95,7 +95,7 @@ class Scripted:
     def __init__(self, name: str, seconds: list[float], journal: list[str]) -> None:
         self.name, self.seconds, self.journal = name, seconds, journal
 
-    def generate(self, requests, *, concurrency=None, on_event=None):  # type: ignore[no-untyped-def]
+    def generate(self, requests, *, concurrency=None, on_output=None):  # type: ignore[no-untyped-def]
         self.journal.append(f"{self.name}:{','.join(r.id for r in requests)}")
         answers = []
         for request in requests:
@@ -104,8 +104,8 @@ class Scripted:
                 prompt_tokens=3, completion_tokens=4, seed=0, prefill_s=0.5, decode_s=took, rounds=2, drafter=self.name
             )
             answers.append(Completion(request.id, 0, (1, 2, 3, 4), "text", "length", stats))
-            if on_event:
-                on_event(OutputDelta(request.id, 0, finish_reason="length", stats=stats))
+            if on_output:
+                on_output(OutputDelta(request.id, 0, finish_reason="length", stats=stats))
         return answers
 
 
@@ -129,14 +129,14 @@ def test_engines_take_turns_and_times_are_medians() -> None:
 def test_concurrent_requests_make_one_turn() -> None:
     journal: list[str] = []
     seen: list[OutputDelta] = []
-    measure.measure({"fast": Scripted("fast", [1.0] * 3, journal)}, REQUESTS, concurrency=2, on_event=seen.append)
+    measure.measure({"fast": Scripted("fast", [1.0] * 3, journal)}, REQUESTS, concurrency=2, on_output=seen.append)
     assert journal == ["fast:p", "fast:p,q"]
     assert len(seen) == 2
 
 
 def test_a_failed_request_ends_the_measurement() -> None:
     class Failing(Scripted):
-        def generate(self, requests, *, concurrency=None, on_event=None):  # type: ignore[no-untyped-def]
+        def generate(self, requests, *, concurrency=None, on_output=None):  # type: ignore[no-untyped-def]
             [answer] = super().generate(requests)
             return [replace(answer, finish_reason="error", error="numbers that are none")]
 

@@ -60,7 +60,7 @@ def test_a_disturbed_one_does_not_replace_a_good_one(
     before = stored.read_bytes()
     result = wager("calibrate", *flags, "--seconds", "0.5")
     assert result.code == 0
-    assert "not stored: the one made just now is kept" in " ".join(result.err.split())
+    assert "not stored: the calibration made just now is kept" in " ".join(result.err.split())
     assert stored.read_bytes() == before
     edit(stored, errors={**errors, "p90": 1.0})
     assert "stored in" in wager("calibrate", *flags, "--seconds", "0.5").err
@@ -105,8 +105,8 @@ def test_a_check_needs_a_calibration_of_this_setup(wager: Call, flags: list[str]
         (["--seconds", "soon"], "soon"),
         (["--model", "nobody"], "Model 'nobody' is not known"),
         (["--drafter", "oracel"], "oracel"),
-        (["--drafter", "ngram", "--drafter", "ngram:2", "--seconds", "0.1"], "Two drafters go by the name 'ngram'"),
-        (["--drafter", "ngram,ngram:2", "--seconds", "0.1"], "Two drafters go by the name 'ngram'"),
+        (["--drafter", "ngram", "--drafter", "ngram:2", "--seconds", "0.1"], "Two drafters have the name 'ngram'"),
+        (["--drafter", "ngram,ngram:2", "--seconds", "0.1"], "Two drafters have the name 'ngram'"),
         (["--json", "nowhere/x.json"], "cannot be written to nowhere/x.json"),
         (["--max-context", "16"], "contexts of 16 is too small to measure steps in"),
         (["--depth", "3"], "No such option"),

@@ -107,7 +107,7 @@ def test_a_conversation_that_goes_on_reuses_its_beginning(llm: wager.LLM) -> Non
 def test_a_stream_is_the_answer_in_pieces(llm: wager.LLM) -> None:
     whole = llm.generate("abc abc abc", PARAMS)
     stream = llm.stream("abc abc abc", PARAMS)
-    with pytest.raises(wager.RequestError, match="not come to its end"):
+    with pytest.raises(wager.RequestError, match="not ended yet"):
         stream.completions()
     deltas = list(stream)
     assert len(deltas) > 1
