@@ -10,7 +10,7 @@ from __future__ import annotations
 class WagerError(Exception):
     """Base of everything wager raises on purpose.
 
-    `message` is one sentence that names the offending thing; `hint` says what to do about it;
+    `message` is one sentence that names the cause; `hint` suggests what to do about it;
     `status` is the HTTP status a server answers with.
     """
 

@@ -215,7 +215,7 @@ class LLM:
 class OutputStream(Iterator[OutputDelta]):
     """The answer to one request as it grows: iterate over it; made by `LLM.stream`.
 
-    The last delta of each choice has finish_reason and stats; with finish_reason "error", `error` says why.
+    The last delta of each choice has finish_reason and stats; with finish_reason "error", `error` has the message.
     """
 
     def __init__(self, llm: LLM, request: Request) -> None:

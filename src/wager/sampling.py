@@ -85,7 +85,7 @@ class SamplingParams:
 
     @property
     def plain(self) -> bool:
-        """No processor touches the logits except the temperature: argmax(z / T + g) over the whole vocabulary."""
+        """Whether only the temperature changes the logits: the token is argmax(z / T + g) over all token ids."""
         return (
             self.repetition_penalty == 1
             and self.presence_penalty == 0

@@ -68,7 +68,7 @@ def sliding_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
 
 
 def alternating(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """gpt-oss: every other layer has a window, unless layer_types says otherwise."""
+    """gpt-oss: every other layer has a window, unless layer_types is given."""
     types = keys.per_layer("layer_types", layers) or [_SLIDING, _FULL] * layers
     narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window")), _gqa(keys)
     return [narrow if types[layer] == _SLIDING else everywhere for layer in range(layers)]

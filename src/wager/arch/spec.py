@@ -182,7 +182,7 @@ class ModelSpec:
 def not_runnable(name: str) -> ModelError:
     """The error for a model of which only the shape is known."""
     return ModelError(
-        f"The engine does not run {name}: wager knows the shape of this family only, for `wager plan`.",
+        f"The engine does not run {name}: only the shape of this family is known, for `wager plan`.",
         "Give a model of a family that the engine runs.",
     )
 

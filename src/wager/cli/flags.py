@@ -188,7 +188,7 @@ def _sampling_options(*, max_tokens: int, temperature: float | None, seed: int |
 
 def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, seed: int | None = None) -> Decorator:
     """Flags of one request; the command receives `params`. With `temperature` None it receives `sampled` too:
-    whether the user asked for a temperature."""
+    whether --temperature was given."""
     keys = (*SAMPLING_HELP, "seed", "stop", "max_tokens")
 
     def decorate(function: Function) -> Function:

@@ -64,7 +64,7 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--drafter-cost",
-    "given",
+    "drafter_cost",
     metavar="COST",
     help="The cost of a draft token instead: 0.1 is a tenth of a plain step; 300us or 2ms is time.",
 )

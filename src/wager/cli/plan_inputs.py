@@ -46,8 +46,8 @@ class PlanGrid:
 
 
 def plan_query(
-    model: str, hardware: str, *, shape: str | None, given: str | None, depth: int | None, max_depth: int, tp: int,
-    ep: int, locality: float, popularity: Path | None, precision: str | None, cache: str | None, overhead: str,
+    model: str, hardware: str, *, shape: str | None, drafter_cost: str | None, depth: int | None, max_depth: int,
+    tp: int, ep: int, locality: float, popularity: Path | None, precision: str | None, cache: str | None, overhead: str,
 ) -> PlanQuery:  # fmt: skip
     """Everything but the grid. UsageError or ModelError names what is not known or out of range."""
     seconds = parse_seconds("overhead", overhead)
@@ -68,7 +68,7 @@ def plan_query(
             "--tp, --ep, --locality, --popularity, --precision, --cache and --overhead do not change measurements.",
             f"Leave them out with --hardware {hardware}.",
         )
-    return PlanQuery(cost, draft_cost(cost, shape=shape, given=given), max_depth, depth)
+    return PlanQuery(cost, draft_cost(cost, shape=shape, drafter_cost=drafter_cost), max_depth, depth)
 
 
 def calibrated_cost(model: str, hardware: str) -> CalibratedCostModel | None:
@@ -125,12 +125,12 @@ def find_hardware(name: str) -> Device:
     return B200_ROUNDED if name.lower() == B200_ROUNDED.name.lower() else find_device(name)
 
 
-def draft_cost(cost: CostModel, *, shape: str | None, given: str | None) -> DraftCost:
-    """By shape or by a given cost; without either, one that was calibrated, or else one layer like the target's."""
-    if shape is not None and given is not None:
+def draft_cost(cost: CostModel, *, shape: str | None, drafter_cost: str | None) -> DraftCost:
+    """From a shape or from a fixed `drafter_cost`; without either, the first calibrated drafter, or else `mtp`."""
+    if shape is not None and drafter_cost is not None:
         raise UsageError("--drafter-shape and --drafter-cost both define the cost of drafting.", "Give one of the two.")
-    if given is not None:
-        return _given_draft_cost(cost, given)
+    if drafter_cost is not None:
+        return _fixed_draft_cost(cost, drafter_cost)
     curves = cost.measured.drafters if isinstance(cost, CalibratedCostModel) else {}
     shape = shape or next(iter(curves), "mtp")
     if shape in curves:
@@ -147,16 +147,16 @@ def draft_cost(cost: CostModel, *, shape: str | None, given: str | None) -> Draf
     raise UsageError(f"The drafter shape {shape!r} is not known.", f"Known are {_SHAPES}.")
 
 
-def _given_draft_cost(cost: CostModel, given: str) -> DraftCost:
-    if _TIME.fullmatch(given.strip().lower()):
-        return ConstantDraftCost(parse_seconds("drafter-cost", given))
+def _fixed_draft_cost(cost: CostModel, text: str) -> DraftCost:
+    if _TIME.fullmatch(text.strip().lower()):
+        return ConstantDraftCost(parse_seconds("drafter-cost", text))
     try:
-        share = float(given)
+        share = float(text)
     except ValueError:
         share = -1.0
     if not 0 <= share < math.inf:
         raise UsageError(
-            f"drafter-cost = {given!r} is neither a fraction nor a time.", "Write 0.1 (of a plain step) or 300us, 2ms."
+            f"drafter-cost = {text!r} is neither a fraction nor a time.", "Write 0.1 (of a plain step) or 300us, 2ms."
         )
     return FractionalDraftCost(cost, share)
 

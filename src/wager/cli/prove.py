@@ -61,7 +61,7 @@ def command(
 
     Each drafter is tried with one request at a time, with several together, with forced preemption and with cached
     prefixes, greedy and sampled; with --temperature only at that temperature. Guesses are made at a fixed depth,
-    whatever they cost, unless --policy says otherwise. Exits with 1 if any token differs, naming the first.
+    whatever they cost, unless --policy is given. Exits with 1 if any token differs, naming the first.
     """
     if config.speculation.policy is None:
         config = config.with_options(policy="fixed")
@@ -176,17 +176,17 @@ def _informed_drafter(name: str, vocab: int, texts: Mapping[str, Sequence[int]])
 
 
 def _report(comparisons: Sequence[TokenComparison], card: dict[str, Any], json_path: Path | None) -> None:
-    differing = sum(each.differing for each in comparisons)
-    tokens = sum(each.tokens for each in comparisons)
+    differing = sum(trial.differing for trial in comparisons)
+    tokens = sum(trial.tokens for trial in comparisons)
     if json_path:
         summary = {"tokens": tokens, "differing": differing}
-        value = {"card": card, "outcomes": [each.as_dict() for each in comparisons], "summary": summary}
+        value = {"card": card, "outcomes": [trial.as_dict() for trial in comparisons], "summary": summary}
         console.write_json(value, json_path)
     columns = ["trial", "tokens", "differ", "τ", "guesses", "accepted", "preempted", "cached"]
-    lines = [_line(each) for each in comparisons]
+    lines = [_line(trial) for trial in comparisons]
     title = f"{card['model']}, {card['kernels']['name']} kernels"
     console.table(title, columns, lines, to_stdout=str(json_path) != "-")
-    for trial in (each for each in comparisons if each.drafter != "none" and not each.drafted):
+    for trial in (trial for trial in comparisons if trial.drafter != "none" and not trial.drafted):
         console.say(f"{trial.drafter}, {trial.mode}, {trial.condition}: made no guess, so this trial shows nothing.")
     if not differing:
         console.say(f"{tokens} token ids compared, none differs.")
@@ -196,7 +196,7 @@ def _report(comparisons: Sequence[TokenComparison], card: dict[str, Any], json_p
 
 def _difference_error(comparisons: Sequence[TokenComparison], count: str) -> WagerError:
     """The error that names the first difference."""
-    trial, first = next((each, each.first) for each in comparisons if each.first)
+    trial, first = next((trial, trial.first) for trial in comparisons if trial.first)
     cause = f" ({first.error})" if first.error else ""
     return WagerError(
         f"{count}; first with {trial.drafter}, {trial.mode}, {trial.condition}: prompt {first.prompt}, "
@@ -205,8 +205,8 @@ def _difference_error(comparisons: Sequence[TokenComparison], count: str) -> Wag
     )
 
 
-def _line(each: TokenComparison) -> list[str]:
-    tau = each.tokens / each.rounds if each.rounds else 0.0
-    counts = (each.drafted, each.accepted, each.preemptions, each.prefix_hit_tokens)
-    trial = f"{each.drafter}, {each.mode}, {each.condition}"
-    return [trial, str(each.tokens), str(each.differing), f"{tau:.2f}", *map(str, counts)]
+def _line(trial: TokenComparison) -> list[str]:
+    tau = trial.tokens / trial.rounds if trial.rounds else 0.0
+    counts = (trial.drafted, trial.accepted, trial.preemptions, trial.prefix_hit_tokens)
+    name = f"{trial.drafter}, {trial.mode}, {trial.condition}"
+    return [name, str(trial.tokens), str(trial.differing), f"{tau:.2f}", *map(str, counts)]

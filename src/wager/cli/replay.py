@@ -161,7 +161,7 @@ def _latency(traces: TraceSource, options: _Options) -> LatencyModel:
 
     cost = CostModel(plan_inputs.find_plan_model(options.model), plan_inputs.find_hardware(options.hardware),
                      routing=ExpertRouting(locality=options.locality), tp=options.tp, ep=options.ep)  # fmt: skip
-    drafter = plan_inputs.draft_cost(cost, shape=options.shape, given=None)
+    drafter = plan_inputs.draft_cost(cost, shape=options.shape, drafter_cost=None)
     first = traces.request(0)
     context = first.prompt_tokens + first.output_tokens / 2
     return RooflineLatency(cost, drafters=dict.fromkeys(traces.max_depths(), drafter), context=context)
