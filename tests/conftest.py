@@ -1,4 +1,4 @@
-"""Where tests find the one real model they use."""
+"""The real model that some tests use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an engine is built from: groups of frozen values, each parsed and checked as soon as it is made.
+"""The configuration of an engine: groups of frozen values, parsed and checked when they are constructed.
 
 Options have flat names wherever people write them (keywords of `LLM`, flags, a TOML file); `EngineConfig.from_options`
-sorts them into their groups. Opens no model and knows no tensors; `build.load` turns a configuration into an engine.
+sorts them into their groups. `build.load` turns a configuration into an engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The model and what computes it.
+    """The model, its number format and its kernels.
 
     model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: bfloat16, or float32
     (reference kernels only). kernels: auto, native or reference. threads: of the native kernels, None for one per
@@ -43,20 +43,20 @@ class ModelConfig:
         _check_text("model", self.model)
         _check_choice("dtype", self.dtype, ("bfloat16", "float32"))
         _check_choice("kernels", self.kernels, ("auto", "native", "reference"))
-        _check_integer("threads", self.threads, least=1)
+        _check_integer("threads", self.threads, minimum=1)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """How tokens are guessed and which guesses are kept.
+    """How tokens are drafted and which draft tokens are accepted.
 
     drafter: `none`, `auto` or NAME[:ARG],... of the registry. policy: `adaptive`, `threshold[:P]` or `fixed` (None:
-    adaptive, or fixed if a depth is given). depth: guesses per step and sequence, of the adaptive policy the most
-    (None: the drafter's own; 0: no guesses). objective: what the adaptive policy maximises, `throughput`, `latency` or
-    `slo:TIME` per token, such as slo:20ms. verify: the acceptance rule.
+    adaptive, or fixed if a depth is given). depth: draft tokens per step and sequence; under the adaptive policy the
+    maximum (None: the drafter's default; 0: none). objective: the goal of the adaptive policy, `throughput`, `latency`
+    or `slo:TIME` per token, such as slo:20ms. verify: the acceptance rule.
 
-    `drafters`, `parsed_policy` and `parsed_objective` are what those texts mean. Raises UsageError for a text that
-    means nothing and for options that contradict each other.
+    `drafters`, `parsed_policy` and `parsed_objective` are the parsed values of those texts. Raises UsageError for a
+    text that cannot be parsed and for options that contradict each other.
     """
 
     drafter: str = "auto"
@@ -73,7 +73,7 @@ class SpeculationConfig:
         _check_text("policy", self.policy, optional=True)
         _check_text("objective", self.objective)
         _check_choice("verify", self.verify, get_args(VerifyRule))
-        _check_integer("depth", self.depth, least=0)
+        _check_integer("depth", self.depth, minimum=0)
         default = "adaptive" if self.depth is None else "fixed"
         object.__setattr__(self, "drafters", parse_drafters(self.drafter))
         object.__setattr__(self, "parsed_policy", parse_policy(default if self.policy is None else self.policy))
@@ -83,18 +83,18 @@ class SpeculationConfig:
             self.check_policy(len(self.drafters))
 
     def check_policy(self, drafter_count: int) -> None:
-        """Refuse what the policy would ignore: an objective that it does not weigh, drafters that it never asks."""
+        """Refuse options that the policy would ignore: an objective or drafters that it does not use."""
         kind = self.parsed_policy.kind
         if kind == "adaptive":
             return
         if self.parsed_objective.kind != "throughput":
             raise UsageError(
-                f"objective = {self.objective!r} has no effect under policy {kind!r}: only the adaptive one weighs it.",
+                f"objective = {self.objective!r} has no effect under policy {kind!r}: only the adaptive one uses it.",
                 "Leave it out, or use --policy adaptive.",
             )
         if drafter_count > 1:
             raise UsageError(
-                f"Policy {kind!r} asks one drafter, but there are {drafter_count}: {self.drafter}.",
+                f"Policy {kind!r} uses one drafter, but there are {drafter_count}: {self.drafter}.",
                 "Name one drafter, or use --policy adaptive.",
             )
 
@@ -106,11 +106,11 @@ class SpeculationConfig:
 
 @dataclass(frozen=True, slots=True)
 class CapacityConfig:
-    """Memory, and how much is computed at once.
+    """Memory, and the size of a pass.
 
-    memory: bytes that weights, cache, workspace and drafters may take (None: most of what is free). cache_tokens:
-    positions the cache holds (None: planned from memory). prefix_cache: reuse what was computed for an equal beginning.
-    max_rows: rows of one pass. max_sequences: sequences that run together. max_context: positions per sequence (None:
+    memory: bytes that weights, cache, workspace and drafters may take (None: most of the free memory). cache_tokens:
+    positions the cache holds (None: planned from memory). prefix_cache: reuse the cache of equal prefixes.
+    max_rows: rows of one pass. max_sequences: sequences that run at once. max_context: positions per sequence (None:
     the model's own limit).
     """
 
@@ -122,18 +122,18 @@ class CapacityConfig:
     max_context: int | None = None
 
     def __post_init__(self) -> None:
-        _check_integer("memory", self.memory, least=1)
-        _check_integer("cache_tokens", self.cache_tokens, least=1)
-        _check_integer("max_rows", self.max_rows, least=1, optional=False)
-        _check_integer("max_sequences", self.max_sequences, least=1, optional=False)
-        _check_integer("max_context", self.max_context, least=2)
+        _check_integer("memory", self.memory, minimum=1)
+        _check_integer("cache_tokens", self.cache_tokens, minimum=1)
+        _check_integer("max_rows", self.max_rows, minimum=1, optional=False)
+        _check_integer("max_sequences", self.max_sequences, minimum=1, optional=False)
+        _check_integer("max_context", self.max_context, minimum=2)
         if not isinstance(self.prefix_cache, bool):
             raise _impossible("prefix_cache", self.prefix_cache, "True or False")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything that decides what an engine is, and the sampling parameters of requests that bring none."""
+    """All options of an engine, and the sampling parameters of requests that have none of their own."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
@@ -145,7 +145,7 @@ class EngineConfig:
         """From options by their flat names: `from_options(model=..., drafter="ngram", depth=3, temperature=0.7)`.
 
         Raises UsageError that names an option which is unknown (and the nearest known one), of the wrong type, out of
-        range or contrary to another.
+        range or in conflict with another.
         """
         return cls.from_mapping(options)
 
@@ -156,11 +156,11 @@ class EngineConfig:
             for name in values:
                 if name not in OPTIONS:
                     raise _unknown("Option", name, list(OPTIONS))
-            given = dict(values)
-            if isinstance(given.get("memory"), str):
-                given["memory"] = parse_size(given["memory"])
+            options = dict(values)
+            if isinstance(options.get("memory"), str):
+                options["memory"] = parse_size(options["memory"])
             groups = {
-                group: kind(**{name: value for name, value in given.items() if OPTIONS[name] == group})
+                group: kind(**{name: value for name, value in options.items() if OPTIONS[name] == group})
                 for group, kind in _GROUPS.items()
             }
         except UsageError as error:
@@ -185,7 +185,9 @@ _GROUPS: Mapping[str, type] = {
     "sampling": SamplingParams,
 }
 
-OPTIONS: Mapping[str, str] = {each.name: group for group, kind in _GROUPS.items() for each in fields(kind) if each.init}
+OPTIONS: Mapping[str, str] = {
+    field.name: group for group, kind in _GROUPS.items() for field in fields(kind) if field.init
+}
 """Every option by its flat name -> the group it belongs to."""
 
 
@@ -209,18 +211,18 @@ def read_options(path: Path) -> dict[str, Any]:
 
 def parse_size(text: str) -> int:
     """Bytes of 4GiB, 512MiB, 4G or plain bytes; all units are powers of 1024. UsageError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if not found or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not match or not float(match[1]):
         raise UsageError(f"memory = {text!r} is not an amount of memory.", "Write 4GiB or 512MiB.")
-    return int(float(found[1]) * _SIZE_UNITS[found[2]])
+    return int(float(match[1]) * _SIZE_UNITS[match[2]])
 
 
 def check_rule_for_trees(drafter: str, rule: VerifyRule) -> None:
     """Refuse a drafter that makes trees under a rule that verifies chains only."""
     if not RULES[rule].verifies_trees:
-        able = " or ".join(name for name, properties in RULES.items() if properties.verifies_trees)
+        alternatives = " or ".join(name for name, properties in RULES.items() if properties.verifies_trees)
         raise UsageError(
-            f"The {rule} rule verifies chains, and drafter {drafter!r} makes trees.", f"Use --verify {able}."
+            f"The {rule} rule verifies chains, and drafter {drafter!r} makes trees.", f"Use --verify {alternatives}."
         )
 
 
@@ -229,11 +231,11 @@ def _check_text(name: str, value: object, *, optional: bool = False) -> None:
         raise _impossible(name, value, "a text that is not empty")
 
 
-def _check_integer(name: str, value: object, *, least: int, optional: bool = True) -> None:
+def _check_integer(name: str, value: object, *, minimum: int, optional: bool = True) -> None:
     if value is None and optional:
         return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise _impossible(name, value, f"an integer, at least {least}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise _impossible(name, value, f"an integer, at least {minimum}")
 
 
 def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -245,7 +247,7 @@ def _impossible(name: str, value: object, rule: str) -> UsageError:
     return UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
 
 
-def _unknown(what: str, value: object, known: Sequence[str]) -> UsageError:
+def _unknown(subject: str, value: object, known: Sequence[str]) -> UsageError:
     near = difflib.get_close_matches(str(value), known, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-    return UsageError(f"{what} {value!r} is not known.", hint)
+    return UsageError(f"{subject} {value!r} is not known.", hint)

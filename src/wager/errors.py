@@ -10,7 +10,7 @@ from __future__ import annotations
 class WagerError(Exception):
     """Base of everything wager raises on purpose.
 
-    `message` is one sentence that names the offending thing; `hint` says what to do about it;
+    `message` is one sentence that names the cause; `hint` suggests what to do about it;
     `status` is the HTTP status a server answers with.
     """
 
@@ -32,7 +32,7 @@ class UsageError(WagerError):
 
 
 class RequestError(WagerError):
-    """A request that cannot be served as asked (too long, empty, unknown token id)."""
+    """A request that cannot be served (too long, empty, unknown token id)."""
 
     status = 400
 
@@ -70,4 +70,4 @@ class NumericsError(WagerError):
 
 
 class CacheIntegrityError(WagerError):
-    """The block accounting of the cache contradicts itself: a defect in wager, never the user's mistake."""
+    """The block accounting of the cache contradicts itself: a defect in wager, not in its use."""

@@ -1,9 +1,9 @@
-"""The front door: a language model that answers prompts and conversations.
+"""The public interface: a language model that answers prompts and conversations.
 
     llm = wager.LLM(model="SmolLM2-135M-Instruct", drafter="ngram")
     answer = llm.chat([{"role": "user", "content": "Why is the sky blue?"}], wager.SamplingParams(max_tokens=100))
 
-Prompts become token ids here; `engine` does the rest. One thread at a time may use an LLM.
+Prompts become token ids here; the engine computes the answers. One thread at a time may use an LLM.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Prompt = str | Sequence[int]
 
 
 class ChatTokenizer(Protocol):
-    """What `encode_chat` needs of a tokenizer."""
+    """The methods of a tokenizer that `encode_chat` calls."""
 
     def encode(self, text: str, *, special: bool = True) -> list[int]: ...
 
@@ -37,7 +37,7 @@ class ChatTokenizer(Protocol):
 
 
 def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Token ids of a conversation in the model's chat template, up to where the answer begins."""
+    """Token ids of a conversation in the model's chat template, up to the position where the answer begins."""
     text = tokenizer.chat(messages, add_generation_prompt=True)
     return tuple(tokenizer.encode(text, special=False))  # the template has written the special tokens
 
@@ -57,21 +57,21 @@ class LLM:
         report: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
-        """Load a model; `options` and `model` change `config` (default: EngineConfig()), `report` is called with what
-        is being done. Raises UsageError for an option that is unknown or impossible, before anything is loaded, and
-        ModelError, DownloadError or MemoryPlanError where the model cannot be had."""
+        """Load a model; `options` and `model` change `config` (default: EngineConfig()), `report` is called with
+        lines of progress. Raises UsageError for an option that is unknown or impossible, before anything is loaded, and
+        ModelError, DownloadError or MemoryPlanError where the model cannot be loaded."""
         if model is not None:
             options["model"] = model
         self.config = (config or EngineConfig()).with_options(**options)
         self._engine: LoadedEngine | None = load(self.config, report=report)
-        self._sinks: dict[str, Callable[[OutputDelta], None]] = {}  # request id -> who takes its deltas
+        self._sinks: dict[str, Callable[[OutputDelta], None]] = {}  # request id -> function that receives its deltas
         self._numbers = itertools.count()
 
     @property
     def engine(self) -> LoadedEngine:
-        """The engine beneath (add, step, abort), for servers. ClosedError after `close`."""
+        """The underlying engine (add, step, abort), for servers. ClosedError after `close`."""
         if self._engine is None:
-            raise ClosedError("This LLM is closed.", "Make a new one to go on.")
+            raise ClosedError("This LLM is closed.", "Create a new one.")
         return self._engine
 
     @property
@@ -93,10 +93,10 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Continue one prompt, or several together: texts as they are, or lists of token ids.
 
-        A prompt gives its Completion; a list of prompts gives a list in the same order. With params.n above 1 the
+        One prompt returns its Completion; a list of prompts returns a list in the same order. With params.n above 1 the
         answer is always a list: the choices of the first prompt in order of `index`, then those of the next. `params`
         defaults to the configuration's sampling options. A request that fails while it runs ends with finish_reason
-        "error"; one that cannot be served as asked raises RequestError, and then none of the list runs.
+        "error"; one that cannot be served raises RequestError, and then none of the list runs.
         """
         if _is_prompt(prompts):
             return self._answer_one(self._encode(prompts), params)
@@ -117,10 +117,10 @@ class LLM:
         `generate`. TokenizerError if the model has no template or it refuses the messages."""
         if _is_conversation(messages):
             return self._answer_one(encode_chat(self.tokenizer, messages), params)
-        return self._run([encode_chat(self.tokenizer, each) for each in messages], params)  # type: ignore[arg-type]
+        return self._run([encode_chat(self.tokenizer, turns) for turns in messages], params)  # type: ignore[arg-type]
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> OutputStream:
-        """Begin to answer a prompt or a conversation: an iterator of what each step adds.
+        """Begin to answer a prompt or a conversation: an iterator over the output deltas of each step.
 
         Closing it, or dropping it as a `for` loop does that is left early, aborts the request and frees its blocks.
         Several streams may be open at once; each step serves them all. Errors as for `generate`, raised here.
@@ -129,7 +129,7 @@ class LLM:
         return OutputStream(self, self._request(tokens, params))
 
     def close(self) -> None:
-        """End every request (open streams end with finish_reason "abort") and let the model go. May be repeated."""
+        """End every request (open streams end with finish_reason "abort") and release the model. May be repeated."""
         if self._engine is None:
             return
         try:
@@ -215,7 +215,7 @@ class LLM:
 class OutputStream(Iterator[OutputDelta]):
     """The answer to one request as it grows: iterate over it; made by `LLM.stream`.
 
-    The last delta of each choice has finish_reason and stats; with finish_reason "error", `error` says why.
+    The last delta of each choice has finish_reason and stats; with finish_reason "error", `error` has the message.
     """
 
     def __init__(self, llm: LLM, request: Request) -> None:
@@ -247,9 +247,9 @@ class OutputStream(Iterator[OutputDelta]):
         return self._deltas.popleft()
 
     def completions(self) -> list[Completion]:
-        """Every choice as a whole, in order of `index`, once the stream has ended. RequestError before that."""
+        """Every completed choice, in order of `index`, once the stream has ended. RequestError before that."""
         if self._closed or self._deltas or self._id in self._llm._sinks:
-            raise RequestError("The stream has not come to its end.", "Iterate over it until it stops.")
+            raise RequestError("The stream has not ended yet.", "Iterate over it until it stops.")
         return self._collector.completions()
 
     def abort(self) -> None:
@@ -269,7 +269,7 @@ class OutputStream(Iterator[OutputDelta]):
         self.close()
 
     def __del__(self) -> None:
-        with suppress(AttributeError, WagerError):  # half made, or the engine is gone
+        with suppress(AttributeError, WagerError):  # not fully constructed, or the engine is closed
             self.close()
 
 
@@ -287,5 +287,5 @@ def _is_prompt(value: object) -> TypeGuard[Prompt]:
 
 def _is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
     """Whether it is one conversation rather than a list of them, or a prompt."""
-    whole = isinstance(value, Sequence) and not isinstance(value, str)
-    return whole and bool(value) and isinstance(value[0], Mapping)  # type: ignore[index]
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+    return is_sequence and bool(value) and isinstance(value[0], Mapping)  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""How one request is sampled: the parameters, their ranges, and what is refused."""
+"""The sampling parameters of a request, with their ranges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RANGES: Mapping[str, tuple[type, float, float]] = {
     "logprobs": (int, 0, 20),
     "n": (int, 1, 64),
 }
-"""Kind, least and largest value of each number: whatever the logits, no processor overflows within them."""
+"""Type, minimum and maximum of each number: within these ranges no logits processor overflows, for any logits."""
 
 
 def _require(name: str, value: object, rule: str, *, ok: bool) -> None:
@@ -33,18 +33,18 @@ def _require(name: str, value: object, rule: str, *, ok: bool) -> None:
 
 def _require_number(name: str, value: object, kind: type, low: float, high: float) -> None:
     # a bool is not a number here, an int is a float, and NaN is in no range
-    right = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    is_kind = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     noun = "an integer" if kind is int else "a number"
-    _require(name, value, f"{noun} between {low} and {high}", ok=right and low <= value <= high)  # type: ignore[operator]
+    _require(name, value, f"{noun} between {low} and {high}", ok=is_kind and low <= value <= high)  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is sampled. Defaults are greedy decoding of 256 tokens.
 
-    `top_k` 0 and `top_p` 1.0 are off. `logit_bias` maps token id to an addend of its logit, at most 100 either way.
+    `top_k` 0 and `top_p` 1.0 are off. `logit_bias` maps a token id to a value in [-100, 100] added to its logit.
     `logprobs` is the number of most likely alternatives reported per token (None: none), `n` the number of choices;
-    `repetition_penalty` sees prompt and output, `presence_penalty` and `frequency_penalty` the output alone.
+    `repetition_penalty` counts tokens of prompt and output, `presence_penalty` and `frequency_penalty` of the output.
     """
 
     max_tokens: int = 256
@@ -71,8 +71,8 @@ class SamplingParams:
         _require("ignore_eos", self.ignore_eos, "True or False", ok=isinstance(self.ignore_eos, bool))
         for name, kind, noun in (("stop", str, "strings that are not empty"), ("stop_token_ids", int, "integers")):
             values = getattr(self, name)
-            sound = isinstance(values, tuple | list) and all(type(v) is kind and v != "" for v in values)
-            _require(name, values, f"a tuple of {noun}", ok=sound)
+            valid = isinstance(values, tuple | list) and all(type(v) is kind and v != "" for v in values)
+            _require(name, values, f"a tuple of {noun}", ok=valid)
             object.__setattr__(self, name, tuple(values))
         _require("logit_bias", self.logit_bias, "a mapping of ids to addends", ok=isinstance(self.logit_bias, Mapping))
         for token, bias in self.logit_bias.items():
@@ -85,7 +85,7 @@ class SamplingParams:
 
     @property
     def plain(self) -> bool:
-        """No processor touches the logits except the temperature: argmax(z / T + g) over the whole vocabulary."""
+        """Whether only the temperature changes the logits: the token is argmax(z / T + g) over all token ids."""
         return (
             self.repetition_penalty == 1
             and self.presence_penalty == 0

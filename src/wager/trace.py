@@ -1,6 +1,6 @@
-"""The only clock: wraps the stages of a step from outside and turns them into a StepRecord.
+"""Times the stages of a step: wraps their functions and adds up the wall seconds of each.
 
-The step itself holds no timing line; the engine hands its stages to `Trace.timed` once, when it is built.
+The step itself has no timing code; the engine wraps its stages with `Trace.timed` once, when it is constructed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Clock = Callable[[], float]
 
 
 class Trace:
-    """Seconds by stage of the step under way. `clock` gives seconds and may be a fake one in tests."""
+    """Seconds by stage of the current step. `clock` gives seconds and may be a fake one in tests."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""The documents say what the program does: commands parse and run, the help is the page's, links lead somewhere."""
+"""The documents match the program: commands parse and run, the help is that of docs/cli.md, links exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def commands(text: str) -> list[str]:
-    """Every call of wager in code: in blocks, a line's last step; inline, what stands between backticks."""
+    """Every call of wager in code: in blocks, every step of a line; inline, the text between backticks."""
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     steps = [step.strip() for block in blocks for line in block.splitlines() for step in line.split("&&")]
     called = [step.removeprefix(".venv/bin/") for step in steps]
@@ -38,11 +38,11 @@ def check(call: str) -> None:
     """Parse a command line as the program would; raises click.UsageError."""
     _, verb, *arguments = shlex.split(call)
     top = click.Context(cli, **cli.context_settings)
-    found = cli.get_command(top, verb)
-    if found is None:
+    command = cli.get_command(top, verb)
+    if command is None:
         raise click.UsageError(f"no verb {verb}")
     if arguments and "--help" not in arguments and verb != "VERB":  # a verb alone may be a name, not a call
-        found.make_context(verb, arguments, parent=top)
+        command.make_context(verb, arguments, parent=top)
 
 
 CALLS = [(page.name, call) for page in PAGES if page.name != "cli.md" for call in commands(page.read_text("utf-8"))]
@@ -66,17 +66,17 @@ def test_there_are_commands_to_check_and_bad_ones_are_found() -> None:
             check(bad)
 
 
-def test_the_command_page_is_what_the_program_says() -> None:
+def test_the_command_page_is_the_programs_help() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert page == reference.render(), "run: python -m wager.cli.reference > docs/cli.md"
 
 
 def test_every_drafter_is_in_the_readme_or_only_for_proofs() -> None:
-    for name, does in descriptions().items():
-        assert f"`{name.partition('[')[0]}`" in README or "proofs" in does, name
+    for name, description in descriptions().items():
+        assert f"`{name.partition('[')[0]}`" in README or "proofs" in description, name
 
 
-def test_the_readme_says_how_large_the_default_model_is() -> None:
+def test_the_readme_states_the_size_of_the_default_model() -> None:
     source = hub.KNOWN[DEFAULT_MODEL]
     assert f"{DEFAULT_MODEL} ({source.wheel_bytes / 1e6:.0f} MB)" in README
 
@@ -104,7 +104,7 @@ def test_constraints_pin_everything_exactly() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere_in_the_repository(page: Path) -> None:
+def test_links_exist_in_the_repository(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
@@ -137,7 +137,7 @@ def test_the_bench_page_lists_the_fields_of_a_row() -> None:
     assert set(card["machine"]) == set(Machine.__dataclass_fields__)
 
 
-# ---- the README is carried out --------------------------------------------------------------------------------------
+# ---- the README's commands run --------------------------------------------------------------------------------------
 
 PLACEHOLDERS = {"PROMPT": "Why is the sky blue?", "M": "Qwen3-8B", "H": "H100", "MODEL": DEFAULT_MODEL}
 SHORT = {
@@ -148,7 +148,7 @@ SHORT = {
     "calibrate": ["--seconds", "1"],
     "replay": ["--concurrency", "4", "--rounds", "300", "--output", "64"],
 }
-"""What makes a command of the README short enough for a test."""
+"""Options that make a command of the README short enough for a test."""
 
 README_CALLS = sorted({call for page, call in CALLS if page == "README.md"})
 
@@ -165,8 +165,8 @@ def test_the_readmes_commands_run(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"id": 1, "category": "qa", "prompt": "Why is the sky blue?"}), encoding="utf-8")
     values = {**PLACEHOLDERS, "FILE": str(prompts)}
-    _, verb, *given = shlex.split(call)
-    arguments = [verb, *(values.get(word, word) for word in given), *SHORT.get(verb, [])]
+    _, verb, *words = shlex.split(call)
+    arguments = [verb, *(values.get(word, word) for word in words), *SHORT.get(verb, [])]
     if verb == "pull" and hub.find(DEFAULT_MODEL) is None:
         pytest.skip("the model comes from WAGER_TEST_MODEL; nothing is fetched here")
     if verb != "pull":  # nothing is stored among the user's own calibrations

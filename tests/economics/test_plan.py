@@ -263,11 +263,11 @@ def test_costs_and_shapes_of_drafters() -> None:
     cost = CostModel(FLAT_ATTENTION, B200_ROUNDED)
     shapes = {None: DraftHeadCost, "block:8": DraftHeadCost, "model:SmolLM2-135M": DraftModelCost}
     for shape, kind in shapes.items():
-        assert isinstance(plan_inputs.draft_cost(cost, shape=shape, given=None), kind)
-    share = plan_inputs.draft_cost(cost, shape=None, given="0.25")
+        assert isinstance(plan_inputs.draft_cost(cost, shape=shape, drafter_cost=None), kind)
+    share = plan_inputs.draft_cost(cost, shape=None, drafter_cost="0.25")
     assert isinstance(share, FractionalDraftCost)
     assert share.seconds(4, 2, context=10) == pytest.approx(0.5 * cost.seconds([SequenceLoad(10, 1, 4)]))
-    timed = plan_inputs.draft_cost(cost, shape=None, given="300us")
+    timed = plan_inputs.draft_cost(cost, shape=None, drafter_cost="300us")
     assert isinstance(timed, ConstantDraftCost)
     assert timed.seconds(4, 2, context=10) == pytest.approx(6e-4)
 
@@ -277,7 +277,7 @@ def test_costs_and_shapes_of_drafters() -> None:
 
 def planned(model: str, *, batches: tuple[int, ...] = (1, 16, 256)) -> PlanReport:
     cost = CostModel(plan_inputs.find_plan_model(model), plan_inputs.find_hardware("B200"))
-    query = PlanQuery(cost, plan_inputs.draft_cost(cost, shape="mtp", given=None), max_depth=4)
+    query = PlanQuery(cost, plan_inputs.draft_cost(cost, shape="mtp", drafter_cost=None), max_depth=4)
     return PlanReport.build(query, plan_inputs.PlanGrid(batches, (1024,), (AcceptanceRates("0.7", 0.7),)))
 
 

@@ -160,7 +160,7 @@ def sample(drafter, params: SamplingParams, *, rule: str, base: int, rooms=ROOMY
         Request(f"r{i}", (*prefix, i % V), replace(params, seed=base * 1_000_003 + i))
         for i in range(max(1, tokens // LENGTH))
     ]
-    done = engine.generate(requests, on_event=lambda event: events.setdefault(event.request_id, []).append(event))
+    done = engine.generate(requests, on_output=lambda event: events.setdefault(event.request_id, []).append(event))
     got = Sample()
     for request, completion in zip(requests, done, strict=True):
         got.texts.append([request.prompt[-1], *completion.token_ids])

@@ -91,7 +91,7 @@ def test_speculation_changes_no_token(name: str, plain: LoadedEngine, requests: 
             engine.preempt_all()
 
     alone = engine.generate(requests, concurrency=1)
-    company = engine.generate(requests, concurrency=8, on_event=shake)
+    company = engine.generate(requests, concurrency=8, on_output=shake)
     for done in (alone, company):
         assert {c.request_id: c.token_ids for c in done} == texts
     assert sum(c.stats.preemptions for c in company) > 0

@@ -1,4 +1,4 @@
-"""Packs batches by hand, so that the tests of kernels and models do not lean on the packer they would test."""
+"""Packs batches by hand, so that the tests of kernels and models do not depend on the engine's packer."""
 
 from __future__ import annotations
 

@@ -90,12 +90,12 @@ def test_a_limit_is_spread_over_families_and_within_them() -> None:
 
 
 class Scripted:
-    """Answers every request in the given seconds, and notes who was asked when."""
+    """Answers every request in the given seconds, and records the calls in order."""
 
     def __init__(self, name: str, seconds: list[float], journal: list[str]) -> None:
         self.name, self.seconds, self.journal = name, seconds, journal
 
-    def generate(self, requests, *, concurrency=None, on_event=None):  # type: ignore[no-untyped-def]
+    def generate(self, requests, *, concurrency=None, on_output=None):  # type: ignore[no-untyped-def]
         self.journal.append(f"{self.name}:{','.join(r.id for r in requests)}")
         answers = []
         for request in requests:
@@ -104,8 +104,8 @@ class Scripted:
                 prompt_tokens=3, completion_tokens=4, seed=0, prefill_s=0.5, decode_s=took, rounds=2, drafter=self.name
             )
             answers.append(Completion(request.id, 0, (1, 2, 3, 4), "text", "length", stats))
-            if on_event:
-                on_event(OutputDelta(request.id, 0, finish_reason="length", stats=stats))
+            if on_output:
+                on_output(OutputDelta(request.id, 0, finish_reason="length", stats=stats))
         return answers
 
 
@@ -129,14 +129,14 @@ def test_engines_take_turns_and_times_are_medians() -> None:
 def test_concurrent_requests_make_one_turn() -> None:
     journal: list[str] = []
     seen: list[OutputDelta] = []
-    measure.measure({"fast": Scripted("fast", [1.0] * 3, journal)}, REQUESTS, concurrency=2, on_event=seen.append)
+    measure.measure({"fast": Scripted("fast", [1.0] * 3, journal)}, REQUESTS, concurrency=2, on_output=seen.append)
     assert journal == ["fast:p", "fast:p,q"]
     assert len(seen) == 2
 
 
 def test_a_failed_request_ends_the_measurement() -> None:
     class Failing(Scripted):
-        def generate(self, requests, *, concurrency=None, on_event=None):  # type: ignore[no-untyped-def]
+        def generate(self, requests, *, concurrency=None, on_output=None):  # type: ignore[no-untyped-def]
             [answer] = super().generate(requests)
             return [replace(answer, finish_reason="error", error="numbers that are none")]
 
@@ -172,7 +172,7 @@ def test_an_answer_of_one_token_has_no_decoding_speed() -> None:
     assert ratios["median_decode_speedup"] is None
 
 
-def test_the_card_says_under_what_conditions() -> None:
+def test_the_card_names_the_conditions() -> None:
     card = report.card(model="m", kernels={"name": "k", "reason": "r"}, settings={"depth": 3})
     assert list(card) == ["model", "kernels", "machine", "settings", "versions", "date"]
     assert card["machine"]["hardware_threads"] >= 1
@@ -180,7 +180,7 @@ def test_the_card_says_under_what_conditions() -> None:
     json.dumps(card)
 
 
-def test_the_machine_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_facts_of_the_machine_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wager.bench.machine._read", lambda _path: "")
     machine = describe()
     assert (machine.cpu, machine.memory, machine.available, machine.features) == (None, None, None, ())
@@ -207,7 +207,7 @@ def engines() -> dict[str, Engine]:
 
 
 @pytest.mark.parametrize("drafter", ["none", "adversary", "random-tree"])
-def test_conditions_really_happen_and_change_nothing(drafter: str) -> None:
+def test_conditions_occur_and_change_no_token(drafter: str) -> None:
     plain, engine = plain_answers(), engines()[drafter]
     outcomes = [
         comparison.compare_answers(
@@ -224,7 +224,7 @@ def test_conditions_really_happen_and_change_nothing(drafter: str) -> None:
     assert all((outcome.drafted > 0) == (drafter != "none") for outcome in outcomes)
 
 
-def test_no_more_run_together_than_the_condition_says() -> None:
+def test_concurrency_stays_within_the_condition() -> None:
     engine, most = toy_engine(LAW), 0
 
     def watch(_event: OutputDelta) -> None:
@@ -261,7 +261,7 @@ def test_differences_are_counted_and_placed(tried: Completion, count: int, place
     assert outcome.as_dict()["tokens"] == 3
 
 
-def test_another_distribution_is_found_out() -> None:
+def test_another_distribution_is_detected() -> None:
     other = toy_engine(ToyDistribution(vocab=17, order=3))
     tried = comparison.answers(other, PROMPTS, comparison.ALONE)
     outcome = comparison.compare_answers(plain_answers(), tried, mode="m", drafter="d", condition=comparison.ALONE)

@@ -1,4 +1,4 @@
-"""From a configuration to an engine: what is refused, what falls back, what is shared. Small random models."""
+"""Building engines: refused configurations, fallbacks and shared targets, with small random models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
 
 
 def model(path: Path, *, pre: str = "gpt-2", head_dim: int = 16) -> str:
-    """A whole random model directory with a real tokenizer."""
+    """A model directory with random weights and a trained tokenizer."""
     tokenizer = train(pre)
     save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=head_dim), path)
     tokenizer.save(str(path / "tokenizer.json"))
@@ -55,11 +55,11 @@ def test_a_model_and_its_draft_model_share_a_plan_and_a_text(config: wager.Engin
 def test_stop_strings_and_text(config: wager.EngineConfig) -> None:
     engine = load(config.with_options(drafter="ngram"))
     request = Request("r", tuple(engine.tokenizer.encode("one two three")), replace(PARAMS, max_tokens=30))
-    (whole,) = engine.generate([request])
-    stop = whole.text[5:8]
+    (answer,) = engine.generate([request])
+    stop = answer.text[5:8]
     (cut,) = engine.generate([replace(request, params=replace(request.params, stop=(stop,)))])
     assert cut.finish_reason == "stop"
-    assert cut.text == whole.text[: whole.text.find(stop)]
+    assert cut.text == answer.text[: answer.text.find(stop)]
 
 
 def test_a_vocabulary_that_differs_is_refused_by_its_first_token(config: wager.EngineConfig, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_vocabulary_that_differs_is_refused_by_its_first_token(config: wager.E
         load(config.with_options(drafter=f"model:{other}"))
 
 
-def test_what_does_not_fit_is_refused_with_figures(config: wager.EngineConfig) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_figures(config: wager.EngineConfig) -> None:
     with pytest.raises(MemoryPlanError, match=r"weights .* \+ workspace .* \+ drafter .* \+ cache of 96 tokens"):
         load(config.with_options(memory=10_000))
     with pytest.raises(UsageError, match="97 is more than the model's 96"):
@@ -79,8 +79,8 @@ def test_more_memory_makes_a_larger_cache(config: wager.EngineConfig) -> None:
     small, large = (load(config.with_options(memory=size << 20)).memory_plan for size in (8, 16))
     assert small.cache_tokens < large.cache_tokens
     assert small.total <= 8 << 20
-    given = load(config.with_options(cache_tokens=100)).memory_plan
-    assert given.cache_tokens == 112  # whole pages
+    fixed_plan = load(config.with_options(cache_tokens=100)).memory_plan
+    assert fixed_plan.cache_tokens == 112  # rounded up to blocks
 
 
 def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:
@@ -88,7 +88,7 @@ def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig)
         load(config.with_options(drafter="random-tree", verify="block"))
 
 
-def test_a_head_the_native_kernels_do_not_serve_falls_back_and_says_why(tmp_path: Path) -> None:
+def test_an_unsupported_head_size_falls_back_with_a_reason(tmp_path: Path) -> None:
     odd = wager.EngineConfig.from_options(model=model(tmp_path, head_dim=8), drafter="none")
     engine = load(odd)
     assert "reference" in engine.kernels.name
@@ -117,15 +117,15 @@ def test_plans_are_plain_arithmetic() -> None:
     assert memory.available() > 2**20
 
 
-def test_a_calibration_is_used_where_it_was_made_and_named_where_not(
+def test_a_calibration_is_used_in_its_own_setup_only(
     config: wager.EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
     speculating = config.with_options(drafter="ngram")
     first = load(speculating)
-    here = setup(first.kernels, first.spec, model="tiny")
-    points = [StepPoint(rows, 1, 100, 1.0 * rows) for rows in (1, 2, 4)]  # seconds no machine would measure
-    calibration = Calibration.fit(here, points, points[:1], seconds=1)
+    current = setup(first.kernels, first.spec, model="tiny")
+    points = [StepPoint(rows, 1, 100, 1.0 * rows) for rows in (1, 2, 4)]  # unrealistically long
+    calibration = Calibration.fit(current, points, points[:1], seconds=1)
     folder = hub.cache_dir(FOLDER)
     path = calibration.write(folder)
     loaded = load(speculating)
@@ -133,14 +133,14 @@ def test_a_calibration_is_used_where_it_was_made_and_named_where_not(
     assert loaded.target.latency.seconds(4, 1, 100) == pytest.approx(4.0, rel=0.01)
     assert not caplog.records
     path.unlink()
-    replace(calibration, setup=replace(here, machine="a toaster")).write(folder)
+    replace(calibration, setup=replace(current, machine="a different processor")).write(folder)
     measured = load(speculating)
     assert measured.target.latency is not None
     assert measured.target.latency.seconds(4, 1, 100) < 1.0
-    assert "a toaster" in caplog.text
+    assert "a different processor" in caplog.text
 
 
-def test_engines_on_one_target_learn_apart(config: wager.EngineConfig) -> None:
+def test_engines_on_one_target_correct_their_latency_separately(config: wager.EngineConfig) -> None:
     one = load(config.with_options(drafter="ngram"))
     two = load(config.with_options(drafter="ngram,ngram:5"), target=one.target)
     assert two.drafter_name == "ngram,ngram:5"

@@ -1,4 +1,4 @@
-"""The command line end to end, on a tiny model of random weights: what goes where, and how it fails."""
+"""The command line end to end, on a tiny model with random weights: output, files and errors."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def wager(capfd: pytest.CaptureFixture[str]) -> Call:
     return call
 
 
-# ---- the whole ----------------------------------------------------------------------------------------------------
+# ---- the group ----------------------------------------------------------------------------------------------------
 
 
 def test_the_version_is_the_packages(wager: Call) -> None:
@@ -123,7 +123,7 @@ def test_the_version_is_the_packages(wager: Call) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(wager: Call, verb: str) -> None:
+def test_every_verb_has_help(wager: Call, verb: str) -> None:
     result = wager(verb, "--help")
     assert result.code == 0
     assert result.out.startswith(f"Usage: wager {verb}")
@@ -168,7 +168,7 @@ def test_an_unknown_model_exits_with_1_and_a_hint(wager: Call) -> None:
 # ---- run ----------------------------------------------------------------------------------------------------------
 
 
-def test_run_streams_to_stdout_and_bills_on_stderr(wager: Call, flags: list[str]) -> None:
+def test_run_streams_to_stdout_and_prints_stats_on_stderr(wager: Call, flags: list[str]) -> None:
     result = wager("run", "hello hello hello", *flags, "--max-tokens", "24", "--drafter", "ngram")
     assert result.code == 0
     last = result.err.strip().splitlines()[-1]
@@ -251,7 +251,7 @@ def test_chat_remembers_resets_and_exits(wager: Call, flags: list[str], monkeypa
     prompts = [(int(a), int(b)) for a, b in re.findall(r"prompt (\d+) tokens, (\d+) cached", result.err)]
     assert len(prompts) == 3
     assert prompts[1][0] > prompts[0][0] == prompts[2][0]
-    assert prompts[1][1] >= 16, "the second turn reuses what the first computed"
+    assert prompts[1][1] >= 16, "the second turn reuses the cache of the first"
     assert "/what is not known" in result.err
 
 
@@ -299,7 +299,7 @@ def test_bench_without_a_file_uses_its_own_prompts(wager: Call, flags: list[str]
     assert [row["category"] for row in json.loads(result.out)["rows"]] == ["translation"]
 
 
-def test_prove_finds_nothing_and_shows_what_it_tried(wager: Call, flags: list[str], prompts: str) -> None:
+def test_prove_finds_no_difference_and_lists_its_trials(wager: Call, flags: list[str], prompts: str) -> None:
     result = wager("prove", "--prompts", prompts, *flags, "--max-tokens", "20", "--json", "-", "--drafter", "none",
                    "--drafter", "ngram", "--drafter", "random-tree")  # fmt: skip
     assert result.code == 0, result.err
@@ -419,7 +419,7 @@ def test_pull_prints_the_path_and_shows_progress(wager: Call, monkeypatch: pytes
     assert [line.split(": ")[1] for line in result.err.splitlines()] == ["0 of 100 MB", "100 of 100 MB"]
 
 
-def test_run_fetches_the_default_model_and_says_why_it_cannot(
+def test_run_fetches_the_default_model_or_names_the_cause(
     wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fetch(source, target, *, progress):
@@ -433,7 +433,9 @@ def test_run_fetches_the_default_model_and_says_why_it_cannot(
     assert "hint: Check the network." in result.err
 
 
-def test_doctor_says_what_is_used_and_why(wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_shows_the_kernels_and_their_reason(
+    wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
     result = wager("doctor", "--json", "-")
     value = json.loads(result.out)

@@ -1,4 +1,4 @@
-"""`wager calibrate` end to end on a tiny model, and what `doctor` and `plan` make of what it stored."""
+"""`wager calibrate` end to end on a tiny model, and the use of its result by `doctor` and `plan`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stored(wager: Call, flags: list[str], folder: Path) -> Path:
-    """A calibration of the tiny model, from too little time to be worth much."""
+    """A calibration of the tiny model, measured too briefly to be accurate."""
     result = wager("calibrate", *flags, "--seconds", "1")
     assert result.code == 0, result.err
     [path] = folder.iterdir()
@@ -51,7 +51,7 @@ def test_it_measures_prints_and_stores(wager: Call, flags: list[str], folder: Pa
     assert "ngram" in value["surface"]["drafters"]
 
 
-def test_a_disturbed_one_does_not_replace_a_good_one(
+def test_a_disturbed_calibration_does_not_replace_a_good_one(
     wager: Call, flags: list[str], stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wager.cli.calibrate.DISTURBED", 1e-6)  # whatever is measured now counts as disturbed
@@ -60,14 +60,14 @@ def test_a_disturbed_one_does_not_replace_a_good_one(
     before = stored.read_bytes()
     result = wager("calibrate", *flags, "--seconds", "0.5")
     assert result.code == 0
-    assert "not stored: the one made just now is kept" in " ".join(result.err.split())
+    assert "not stored: the calibration made just now is kept" in " ".join(result.err.split())
     assert stored.read_bytes() == before
     edit(stored, errors={**errors, "p90": 1.0})
     assert "stored in" in wager("calibrate", *flags, "--seconds", "0.5").err
     assert stored.read_bytes() != before
 
 
-def test_json_holds_the_whole_and_stdout_nothing_else(wager: Call, flags: list[str], folder: Path) -> None:
+def test_json_is_complete_and_alone_on_stdout(wager: Call, flags: list[str], folder: Path) -> None:
     result = wager("calibrate", *flags, "--seconds", "0.5", "--drafter", "none", "--json", "-")
     value = json.loads(result.out)
     assert Path(value["path"]).is_file()
@@ -75,7 +75,7 @@ def test_json_holds_the_whole_and_stdout_nothing_else(wager: Call, flags: list[s
     assert {"setup", "when", "errors", "points", "held_out"} <= set(value)
 
 
-def test_a_check_says_how_far_off_both_are_and_stores_nothing(wager: Call, flags: list[str], stored: Path) -> None:
+def test_a_check_reports_both_errors_and_stores_nothing(wager: Call, flags: list[str], stored: Path) -> None:
     before = stored.read_bytes()
     result = wager("calibrate", *flags, "--seconds", "0.5", "--check")
     assert result.code == 0
@@ -105,8 +105,8 @@ def test_a_check_needs_a_calibration_of_this_setup(wager: Call, flags: list[str]
         (["--seconds", "soon"], "soon"),
         (["--model", "nobody"], "Model 'nobody' is not known"),
         (["--drafter", "oracel"], "oracel"),
-        (["--drafter", "ngram", "--drafter", "ngram:2", "--seconds", "0.1"], "Two drafters go by the name 'ngram'"),
-        (["--drafter", "ngram,ngram:2", "--seconds", "0.1"], "Two drafters go by the name 'ngram'"),
+        (["--drafter", "ngram", "--drafter", "ngram:2", "--seconds", "0.1"], "Two drafters have the name 'ngram'"),
+        (["--drafter", "ngram,ngram:2", "--seconds", "0.1"], "Two drafters have the name 'ngram'"),
         (["--json", "nowhere/x.json"], "cannot be written to nowhere/x.json"),
         (["--max-context", "16"], "contexts of 16 is too small to measure steps in"),
         (["--depth", "3"], "No such option"),
@@ -136,13 +136,13 @@ def test_doctor_shows_what_is_calibrated(wager: Call, stored: Path) -> None:
     assert "none: `wager calibrate` measures" in wager("doctor").out
 
 
-def test_plan_for_this_machine_takes_what_was_measured(wager: Call, model: str, stored: Path) -> None:
-    ask = ["plan", "--model", model, "--batch", "1,4", "--context", "100"]
-    result = wager(*ask, "--hardware", "this")
+def test_plan_for_this_machine_uses_the_calibration(wager: Call, model: str, stored: Path) -> None:
+    plan_call = ["plan", "--model", model, "--batch", "1,4", "--context", "100"]
+    result = wager(*plan_call, "--hardware", "this")
     assert result.code == 0, result.err
     assert "measured just now" in result.out
     assert "Steps of up to 128 rows were measured" in " ".join(result.out.split())
-    value = json.loads(wager(*ask, "--hardware", "THIS", "--json", "-").out)
+    value = json.loads(wager(*plan_call, "--hardware", "THIS", "--json", "-").out)
     surface = LatencySurface.from_dict(json.loads(stored.read_text())["surface"])
     assert [point["plain_s"] for point in value["points"]] == pytest.approx(
         [surface.seconds(batch, batch, 100 * batch) for batch in (1, 4)]
@@ -151,7 +151,7 @@ def test_plan_for_this_machine_takes_what_was_measured(wager: Call, model: str, 
     deep = value["points"][0]["depths"][4]
     assert deep["step_s"] == pytest.approx(surface.seconds(5, 1, 100))
     assert deep["draft_s"] == pytest.approx(surface.draft_seconds("ngram", 1, 4))
-    roofline = json.loads(wager(*ask, "--hardware", "this", "--drafter-shape", "mtp", "--json", "-").out)
+    roofline = json.loads(wager(*plan_call, "--hardware", "this", "--drafter-shape", "mtp", "--json", "-").out)
     assert roofline["drafter"]["name"] == "mtp"
 
 
@@ -179,7 +179,9 @@ def test_plan_takes_another_machines_file_with_a_warning(wager: Call, model: str
         (["--model", "SmolLM2-135M-Instruct"], "wager calibrate --model SmolLM2-135M-Instruct"),
     ],
 )
-def test_plan_says_what_to_calibrate(wager: Call, model: str, folder: Path, arguments: list[str], message: str) -> None:
+def test_plan_without_a_calibration_names_the_command(
+    wager: Call, model: str, folder: Path, arguments: list[str], message: str
+) -> None:
     result = wager("plan", "--model", model, "--hardware", "this", *arguments)
     assert result.code == 2
     assert message in result.err

@@ -90,8 +90,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"objective": "slo:20"}, "slo:20"),
     ({"objective": "latency", "policy": "fixed"}, "objective = 'latency' has no effect under policy 'fixed'"),
     ({"objective": "slo:20ms", "depth": 3}, "no effect under policy 'fixed'"),
-    ({"drafter": "ngram,adversary", "depth": 3}, "asks one drafter, but there are 2"),
-    ({"drafter": "ngram,adversary", "policy": "threshold"}, "asks one drafter"),
+    ({"drafter": "ngram,adversary", "depth": 3}, "uses one drafter, but there are 2"),
+    ({"drafter": "ngram,adversary", "policy": "threshold"}, "uses one drafter"),
     ({"drafter": "ngram,random-tree", "verify": "block"}, "'random-tree' makes trees"),
     ({"verify": "mach"}, "'match'"),
     ({"top_p": 2}, "top_p = 2"),
@@ -100,7 +100,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "named"), REFUSED)
-def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], named: str) -> None:
+def test_impossible_options_are_refused_by_name(options: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=f"(?s){named}"):
         EngineConfig.from_options(**options)
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], named: str) 
         {"drafter": "ngram,model:x", "policy": "adaptive", "depth": 3, "objective": "slo:20ms"},
     ],
 )
-def test_what_can_be_is_not(options: dict[str, Any]) -> None:
+def test_possible_options_are_accepted(options: dict[str, Any]) -> None:
     assert EngineConfig.from_options(**options)
 
 

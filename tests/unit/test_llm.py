@@ -1,4 +1,4 @@
-"""The front door on a small random model: what goes in, what comes out, streams that end early, closing."""
+"""LLM on a small random model: prompts, completions, streams that end early, closing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def free_blocks(llm: wager.LLM) -> int:
 # ---- answers --------------------------------------------------------------------------------------------------------
 
 
-def test_one_in_one_out_and_a_list_in_a_list_out(llm: wager.LLM) -> None:
+def test_one_prompt_gives_one_completion_and_a_list_a_list(llm: wager.LLM) -> None:
     one = llm.generate("abc abc abc", PARAMS)
     assert isinstance(one, wager.Completion)
     assert (len(one.token_ids), one.finish_reason, one.index) == (12, "length", 0)
@@ -53,7 +53,7 @@ def test_all_choices_come_in_order(llm: wager.LLM) -> None:
     assert len({each.token_ids for each in alone}) == 3
 
 
-def test_the_text_is_that_of_the_engine_beneath(llm: wager.LLM) -> None:
+def test_the_text_is_that_of_the_engine(llm: wager.LLM) -> None:
     request = Request("r", tuple(llm.tokenizer.encode("abc abc abc")), PARAMS)
     (answer,) = llm.engine.generate([request])
     assert answer.token_ids == llm.generate("abc abc abc", PARAMS).token_ids
@@ -70,7 +70,7 @@ def test_sampling_options_of_the_configuration_are_the_default(llm: wager.LLM) -
         changed.close()
 
 
-def test_stats_and_logprobs_go_by_the_usual_names(llm: wager.LLM) -> None:
+def test_stats_and_logprobs_have_the_usual_names(llm: wager.LLM) -> None:
     answer = llm.generate("abc abc abc", replace(PARAMS, logprobs=2))
     stats = answer.stats
     assert stats.total_tokens == stats.prompt_tokens + stats.completion_tokens == 11 + 12
@@ -91,7 +91,7 @@ def test_chat_answers_one_conversation_or_several(llm: wager.LLM) -> None:
     assert both[1].stats.prompt_tokens == len(llm.tokenizer.encode(llm.tokenizer.chat(other), special=False))
 
 
-def test_a_conversation_that_goes_on_reuses_its_beginning(llm: wager.LLM) -> None:
+def test_a_continued_conversation_reuses_its_prefix(llm: wager.LLM) -> None:
     messages = [{"role": "user", "content": "a prompt of its own, long enough for several blocks of the cache"}]
     first = llm.chat(messages, PARAMS)
     messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "go on"}]
@@ -104,18 +104,18 @@ def test_a_conversation_that_goes_on_reuses_its_beginning(llm: wager.LLM) -> Non
 # ---- streams --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_the_answer_in_pieces(llm: wager.LLM) -> None:
-    whole = llm.generate("abc abc abc", PARAMS)
+def test_a_streams_deltas_join_to_the_answer(llm: wager.LLM) -> None:
+    complete = llm.generate("abc abc abc", PARAMS)
     stream = llm.stream("abc abc abc", PARAMS)
-    with pytest.raises(wager.RequestError, match="not come to its end"):
+    with pytest.raises(wager.RequestError, match="not ended yet"):
         stream.completions()
     deltas = list(stream)
     assert len(deltas) > 1
-    assert "".join(delta.text for delta in deltas) == whole.text
-    assert sum((delta.token_ids for delta in deltas), ()) == whole.token_ids
+    assert "".join(delta.text for delta in deltas) == complete.text
+    assert sum((delta.token_ids for delta in deltas), ()) == complete.token_ids
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert (deltas[-1].finish_reason, deltas[-1].stats.completion_tokens) == ("length", 12)  # type: ignore[union-attr]
-    assert stream.completions()[0].token_ids == whole.token_ids
+    assert stream.completions()[0].token_ids == complete.token_ids
     assert list(stream) == []
     assert [each.text for each in llm.stream(CONVERSATION, PARAMS)][-1] is not None
 
@@ -157,7 +157,7 @@ def test_streams_and_lists_run_side_by_side(llm: wager.LLM) -> None:
     assert [each.completions()[0].token_ids for each in (first, second)] == alone[:2]
 
 
-def test_an_aborted_stream_says_so_with_what_it_cost(llm: wager.LLM) -> None:
+def test_an_aborted_stream_ends_with_its_reason_and_stats(llm: wager.LLM) -> None:
     stream = llm.stream("abc", replace(PARAMS, max_tokens=200, n=2))
     next(stream)
     stream.abort()
@@ -170,7 +170,7 @@ def test_an_aborted_stream_says_so_with_what_it_cost(llm: wager.LLM) -> None:
 # ---- refusals and closing -------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_answered_is_refused_at_once_and_none_of_a_list_runs(llm: wager.LLM) -> None:
+def test_an_invalid_prompt_is_refused_and_none_of_its_list_runs(llm: wager.LLM) -> None:
     before = free_blocks(llm)
     for call in (llm.generate, llm.stream):
         with pytest.raises(wager.RequestError, match="empty"):
@@ -205,7 +205,7 @@ def test_options_are_refused_before_anything_is_loaded(options: dict[str, Any], 
         wager.LLM("no-such-model-anywhere", **options)
 
 
-def test_a_closed_llm_says_so_and_its_streams_end_as_aborted() -> None:
+def test_a_closed_llm_is_an_error_and_its_streams_end_as_aborted() -> None:
     made = wager.LLM("random:llama:tiny", **OPTIONS)
     assert isinstance(made.engine, LoadedEngine)
     stream = made.stream("abc", replace(PARAMS, max_tokens=200))

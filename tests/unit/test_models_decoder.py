@@ -1,4 +1,4 @@
-"""The decoder as a target: rows that do not know their neighbours, buffers that are what was promised."""
+"""The decoder as a target: rows do not depend on each other, and buffers have the planned size."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_any_chunking_in_any_blocks_is_bit_equal(
 
 @settings(max_examples=10, deadline=None)
 @given(ends=st.lists(st.integers(1, 39), min_size=1, max_size=6))
-def test_any_company_is_bit_equal(decoder: Decoder, expected: torch.Tensor, ends: list[int]) -> None:
+def test_any_other_rows_of_the_batch_are_bit_equal(decoder: Decoder, expected: torch.Tensor, ends: list[int]) -> None:
     """Sequences of several lengths in one pass, each prefilled to its end and then decoding beside the others."""
     spans: list[Rows] = []
     for i, end in enumerate(ends):
@@ -118,7 +118,7 @@ def test_any_tree_is_bit_equal_to_its_chains(decoder: Decoder, data: st.DataObje
     assert torch.equal(tree[[0, *path]], alone(decoder, tokens, [1, 7, 3])[base:])
 
 
-def test_logits_rows_are_a_choice_of_rows(decoder: Decoder, expected: torch.Tensor) -> None:
+def test_logits_rows_are_a_subset_of_rows(decoder: Decoder, expected: torch.Tensor) -> None:
     output = decoder.forward(batch([chain(0, TOKENS[:40], [4, 5, 6])], [39, 0, 7]))
     assert torch.equal(output.logits, expected[[39, 0, 7]])
 
@@ -135,7 +135,7 @@ def test_the_decoder_is_a_target(decoder: Decoder, shape: ModelSpec) -> None:
     )
 
 
-def test_numbers_that_are_none_are_reported_in_their_row_alone(shape: ModelSpec) -> None:
+def test_nan_logits_are_reported_in_their_row_alone(shape: ModelSpec) -> None:
     decoder = build(shape)
     decoder.cache.keys[:, 2 * BLOCK_SIZE] = float("nan")
     spans = [chain(1, [3], [2]), chain(0, [3], [1])]
@@ -160,7 +160,7 @@ def test_a_pass_too_large_is_refused(spans: list[Rows], logits_rows: int, named:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_what_is_allocated_is_what_was_planned(shape: ModelSpec, dtype: str) -> None:
+def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str) -> None:
     kernels = ReferenceKernels(dtype)
     sizes = {"max_rows": 48, "max_sequences": 6, "max_blocks": 6, "max_logits_rows": 20}
     before = tensor_bytes()

@@ -154,7 +154,7 @@ def test_windows_without_layer_types(first: int, tmp_path: Path) -> None:
 
 
 def test_every_switch_changes_the_logits() -> None:
-    """Guards the oracle: a case whose switch transformers ignored would prove nothing."""
+    """Checks the oracle: a case whose switch transformers ignored would test nothing."""
     plain = {"LlamaForCausalLM": {}, "MistralForCausalLM": {"sliding_window": None}, "Qwen2ForCausalLM": {},
              "Qwen3ForCausalLM": {"head_dim": 8}}  # fmt: skip
     base = {name: oracle_logits(oracle(name, **config), TOKENS) for name, config in plain.items()}
@@ -222,7 +222,7 @@ def test_absent_keys_take_the_family_defaults() -> None:
         ({"hidden_size": float("inf")}, "hidden_size"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+def test_unsupported_values_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     read_config(CONFIG, runnable=True)
     with pytest.raises(ModelError, match=named) as caught:
         read_config({**CONFIG, **change}, runnable=True)

@@ -63,7 +63,7 @@ def test_biases_of_a_permuted_model(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(open_weights(path), TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
 
 
-def test_a_window_of_a_llama_file_holds_in_every_layer(tmp_path: Path) -> None:
+def test_a_window_of_a_llama_file_applies_to_every_layer(tmp_path: Path) -> None:
     model = oracle("MistralForCausalLM", sliding_window=7)
     spec = open_weights(save(model, tmp_path / "hf")).spec
     metadata = {**gguf_metadata(spec, "llama"), "attention.sliding_window": 7}
@@ -112,7 +112,7 @@ def test_quantised_files_compute_with_the_dequantised_weights(name: str, kind: s
 
 
 def rounded_to(model: Any, spec: ModelSpec, kinds: dict[str, Kind], *, permuted: bool) -> None:
-    """Replace the model's weights by what their quantised form stands for, undoing the permutation by hand."""
+    """Replace the model's weights by the values of their quantised form, undoing the permutation by hand."""
     state = model.state_dict()
     for name, (values, kind) in as_gguf(model, spec, kinds, permuted=permuted).items():
         rounded = gguf.quants.dequantize(gguf.quants.quantize(values.astype(np.float32), kind), kind)
@@ -174,7 +174,7 @@ def test_tensor_names_are_those_of_the_gguf_library(arch: gguf.MODEL_ARCH) -> No
         assert library.get_name(NAMES[part].format(1)) == GGUF_NAMES[part].format(1)
 
 
-def test_tensors_larger_than_a_chunk_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_larger_than_a_chunk_are_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(size=(37, 96)).astype(np.float32)
     writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
     for kind in (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_1):
@@ -211,10 +211,10 @@ def test_metadata_of_every_type_is_read(tmp_path: Path) -> None:
 
 def test_a_file_cut_anywhere_is_named(tmp_path: Path) -> None:
     _, _, path = make(tmp_path, "llama")
-    whole = path.read_bytes()
-    for size in (4, 20, 60, 300, len(whole) // 3, len(whole) - 64):
+    original = path.read_bytes()
+    for size in (4, 20, 60, 300, len(original) // 3, len(original) - 64):
         cut = tmp_path / f"cut{size}.gguf"
-        cut.write_bytes(whole[:size])
+        cut.write_bytes(original[:size])
         with pytest.raises(ModelError, match=f"cut{size}.gguf is truncated") as caught:
             open_weights(cut)
         assert caught.value.hint
@@ -224,7 +224,7 @@ def test_a_file_cut_anywhere_is_named(tmp_path: Path) -> None:
     ("content", "named"),
     [(b"", "cannot be read"), (b"PK\3\4 something else", "not a GGUF"), (b"GGUF\1\0\0\0" + bytes(16), "version 1")],
 )
-def test_what_is_no_gguf_is_named(content: bytes, named: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf_is_named(content: bytes, named: str, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=named):
@@ -234,10 +234,10 @@ def test_what_is_no_gguf_is_named(content: bytes, named: str, tmp_path: Path) ->
 def test_garbage_never_ends_in_a_traceback(tmp_path: Path) -> None:
     """Random damage to a good file either leaves it readable or is a ModelError."""
     _, _, path = make(tmp_path, "llama")
-    whole, rng = path.read_bytes(), np.random.default_rng(4)
+    original, rng = path.read_bytes(), np.random.default_rng(4)
     refused = 0
     for i in range(150):
-        damaged = bytearray(whole)
+        damaged = bytearray(original)
         at = int(rng.integers(0, 2500))
         damaged[at : at + 8] = struct.pack("<Q", int(rng.integers(0, 2**63))) if i % 2 else bytes([255] * 8)
         (tmp_path / "d.gguf").write_bytes(damaged)
@@ -268,7 +268,7 @@ def test_garbage_never_ends_in_a_traceback(tmp_path: Path) -> None:
         ({"block_count": 2**32 - 1}, "number of layers"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_unsupported_values_are_refused_by_name(change: dict[str, Any], named: str, tmp_path: Path) -> None:
     model = oracle("LlamaForCausalLM")
     spec = open_weights(save(model, tmp_path / "hf")).spec
     changed = {**gguf_metadata(spec, "llama"), **change}
@@ -279,7 +279,7 @@ def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], named:
 
 
 def test_attention_factors_of_a_file_multiply() -> None:
-    """llama.cpp scales by attn_factor whatever the scaling, and by YaRN's own magnitude besides."""
+    """llama.cpp scales by attn_factor with any scaling type, and by YaRN's own magnitude besides."""
     model_spec = spec()
     metadata = {f"llama.{key}": value for key, value in gguf_metadata(model_spec, "llama").items()}
     metadata |= {"general.architecture": "llama", "llama.rope.scaling.attn_factor": 1.5}

@@ -1,4 +1,4 @@
-"""Mixtures as published and as generated: their figures, their names, and an engine on every family."""
+"""Mixtures, published and generated: their sizes, their names, and an engine on every family."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_the_figures_of_published_mixtures() -> None:
         ({"architectures": ["DeepseekV2ForCausalLM"], "scoring_func": None, "topk_method": "greedy"}, "norm_topk_prob"),
     ],
 )
-def test_what_would_be_computed_otherwise_is_refused(changes: dict[str, Any], named: str) -> None:
+def test_router_options_that_are_not_supported_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         read_config({**V3, **changes}, runnable=True)
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_an_engine_on_every_family_writes_the_same_with_any_drafter(family: str) -> None:
+def test_the_text_of_every_family_is_the_same_with_any_drafter(family: str) -> None:
     config = wager.EngineConfig.from_options(model=f"random:{family}:tiny", drafter="none", max_context=256, threads=1)
     plain = load(config)
     requests = [
@@ -88,7 +88,7 @@ def test_an_engine_on_every_family_writes_the_same_with_any_drafter(family: str)
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_sizes_are_about_what_they_are_called(family: str) -> None:
+def test_sizes_are_near_their_names(family: str) -> None:
     for size, keys in MODELS[family][1].items():
         spec = read_config({"architectures": [MODELS[family][0]], **keys}, runnable=True)
         if size != "tiny":
@@ -96,7 +96,7 @@ def test_sizes_are_about_what_they_are_called(family: str) -> None:
             assert spec.parameters / (float(size[:-1]) * scale) == pytest.approx(1.0, abs=0.25)
 
 
-def test_the_tokenizer_knows_bytes_and_spells_every_id() -> None:
+def test_the_tokenizer_encodes_bytes_and_decodes_every_id() -> None:
     bytewise = byte_tokenizer(600, where="test")
     text = "Grüße, 世界\n"
     assert bytewise.encode(text) == list(text.encode())

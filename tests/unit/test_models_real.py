@@ -131,7 +131,7 @@ def test_greedy_text_in_float32(path: Path, oracle: Any, prompt: list[int]) -> N
     assert tokens == answer[0].tolist()
 
 
-def test_the_plan_of_what_it_takes_is_true(path: Path) -> None:
+def test_the_planned_bytes_are_the_allocated_ones(path: Path) -> None:
     ours = decoder(path, ReferenceKernels())
     assert ours.spec.parameters == 134_515_008
     assert ours.weight_bytes == 4 * 134_479_872 + 2 * 28_311_552 + 4 * 35_136

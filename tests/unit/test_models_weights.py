@@ -1,4 +1,4 @@
-"""Directories that are incomplete, damaged or not what they say: an error that names it, never a traceback."""
+"""Incomplete, damaged or mismatched model directories: an error that names the cause, never a traceback."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_file_and_shards_are_the_same_model(saved: Path, tmp_path: Path) -> 
         assert one.read(name, torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_an_absent_directory(tmp_path: Path) -> None:
     assert "nowhere" in refusal(tmp_path / "nowhere").message
     assert "config.json" in refusal(tmp_path).message
 
@@ -104,12 +104,12 @@ def test_a_misshapen_tensor(folder: Path) -> None:
     assert "[16, 48]" in message
 
 
-def test_a_tensor_nobody_asked_for(folder: Path) -> None:
+def test_an_unexpected_tensor(folder: Path) -> None:
     change(folder, "model.layers.0.self_attn.q_proj.bias", torch.zeros(48))
     assert "model.layers.0.self_attn.q_proj.bias" in refusal(folder).message
 
 
-def test_stored_frequencies_and_a_tied_head_are_no_news(folder: Path) -> None:
+def test_stored_frequencies_and_a_tied_head_are_ignored(folder: Path) -> None:
     change(folder, "model.layers.0.self_attn.rotary_emb.inv_freq", torch.zeros(4))
     edit(folder / "config.json", tie_word_embeddings=True)
     assert open_weights(folder).spec.tied
@@ -125,7 +125,7 @@ def test_weights_of_another_model(folder: Path) -> None:
     assert "model.embed_tokens.weight" in refusal(folder).message
 
 
-def test_a_type_that_is_no_float(folder: Path) -> None:
+def test_a_type_that_is_not_a_float(folder: Path) -> None:
     change(folder, "model.norm.weight", torch.ones(48, dtype=torch.int8))
     weights = open_weights(folder)
     with pytest.raises(ModelError, match=r"model.norm.weight .* I8"):

@@ -229,5 +229,5 @@ def test_what_is_not_known_is_named(options: dict[str, str], named: str) -> None
 
 
 def test_one_drafter_for_a_policy_that_asks_one() -> None:
-    with pytest.raises(UsageError, match="asks one drafter"):
+    with pytest.raises(UsageError, match="uses one drafter"):
         made(NgramDrafter(), OracleDrafter(ORACLE), depth=4)

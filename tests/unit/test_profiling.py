@@ -1,4 +1,4 @@
-"""Measuring with the real engine on a toy target and a clock under control: the steps timed are those asked for."""
+"""Timing steps and drafts with the real engine, a toy target and a simulated clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from wager.trace import Trace
 from wager.types import Draft, DraftRequest, PackedBatch, Request, SamplingParams
 
 LAW = ToyDistribution(vocab=97, memory=0.5)
-HERE = Setup("toy", "toy", "toy-0", "none", None, "int64")
+SETUP = Setup("toy", "toy", "toy-0", "none", None, "int64")
 
 
 def true_seconds(rows: int, requests: int, cached: int) -> float:
@@ -63,7 +63,7 @@ def step_timer(target: TimedTarget, *, max_context: int = 2048) -> StepTimer:
 # ---- the step timer -------------------------------------------------------------------------------------------------
 
 
-def test_every_shape_becomes_that_very_step() -> None:
+def test_every_shape_is_the_shape_of_its_step() -> None:
     target = TimedTarget(FakeClock())
     timer = step_timer(target)
     for shape in [*grid_shapes(timer.limits), *random_shapes(timer.limits, 30, seed=5)]:
@@ -93,7 +93,7 @@ def test_steps_are_in_the_order_they_were_taken_and_shuffled() -> None:
     assert [timed.shape for timed in in_order] == sorted(timed.shape for timed in in_order)
 
 
-def test_time_is_kept_but_what_a_fit_needs_is_timed_whatever_it_takes() -> None:
+def test_the_time_limit_holds_except_for_the_steps_a_fit_needs() -> None:
     clock = FakeClock()
     timer = step_timer(TimedTarget(clock))
     reported: list[float] = []
@@ -130,25 +130,25 @@ def test_a_small_cache_is_enough_for_a_quick_surface(blocks: int, max_context: i
     assert surface.seconds(4, 1, 16) == pytest.approx(true_seconds(4, 1, 16), rel=0.1)
 
 
-# ---- what is made of it ---------------------------------------------------------------------------------------------
+# ---- the fit -------------------------------------------------------------------------------------------------------
 
 
 def test_a_calibration_predicts_steps_it_never_took() -> None:
     target = TimedTarget(FakeClock())
     reported: list[float] = []
-    made = calibrate(step_timer(target), HERE, seconds=4.0, report=reported.append)
-    assert len(made.held_out) >= 30
-    ragged = made.errors.worst  # the mean context stands for each request's own
+    fitted = calibrate(step_timer(target), SETUP, seconds=4.0, report=reported.append)
+    assert len(fitted.held_out) >= 30
+    ragged = fitted.errors.worst  # the mean context stands for each request's own
     assert ragged < 0.1
-    assert made.errors.median < 0.005
-    surface = made.surface()
+    assert fitted.errors.median < 0.005
+    surface = fitted.surface()
     for rows, requests, cached in ((1, 1, 600), (5, 5, 320), (10, 2, 900), (40, 8, 800), (100, 4, 64)):
         assert surface.seconds(rows, requests, cached) == pytest.approx(true_seconds(rows, requests, cached), rel=0.01)
 
 
-def test_a_slowdown_of_all_shapes_does_not_spoil_the_fit() -> None:
+def test_a_slowdown_of_all_shapes_does_not_distort_the_fit() -> None:
     wandering = TimedTarget(FakeClock(), slowdown=lambda now: 1.6 if math.sin(now / 0.4) > 0.3 else 1.0)
-    errors = calibrate(step_timer(wandering), HERE, seconds=8.0).errors
+    errors = calibrate(step_timer(wandering), SETUP, seconds=8.0).errors
     assert errors.median < 0.01
     assert errors.p90 < 0.03
 
@@ -162,19 +162,19 @@ def test_a_step_carries_its_context_and_its_own_seconds() -> None:
     assert all(point.seconds == pytest.approx(true_seconds(6, 2, point.context_sum)) for point in points)
 
 
-def test_a_check_tells_what_is_stored_from_what_steps_corrected() -> None:
-    made = calibrate(step_timer(TimedTarget(FakeClock())), HERE, seconds=4.0)
+def test_a_check_separates_stored_and_corrected_errors() -> None:
+    fitted = calibrate(step_timer(TimedTarget(FakeClock())), SETUP, seconds=4.0)
     slower = step_timer(TimedTarget(FakeClock(), slowdown=lambda _: 1.5))
-    found = check_calibration(slower, made, seconds=2.0, seed=7)
-    assert found.stored.count == found.corrected.count > 100
-    assert found.stored.median == pytest.approx(1 / 3, abs=0.03)
-    assert found.corrected.median < 0.05
+    check = check_calibration(slower, fitted, seconds=2.0, seed=7)
+    assert check.stored.count == check.corrected.count > 100
+    assert check.stored.median == pytest.approx(1 / 3, abs=0.03)
+    assert check.corrected.median < 0.05
 
 
-# ---- the quick one --------------------------------------------------------------------------------------------------
+# ---- the quick surface ----------------------------------------------------------------------------------------------
 
 
-def test_a_quick_surface_comes_near_in_little_time() -> None:
+def test_a_quick_surface_is_close_in_little_time() -> None:
     clock = FakeClock()
     surface = quick_surface(Runner(TimedTarget(clock), rule="match"), max_context=2048, seconds=0.4, trace=Trace(clock))
     assert clock.seconds < 0.45
@@ -196,8 +196,8 @@ def answers(engine: Engine) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in engine.generate(requests, concurrency=2)]
 
 
-def test_measuring_leaves_no_trace_in_the_engine() -> None:
-    """The toy's text depends on every cell of its cache, so a block with wrong contents would show."""
+def test_measuring_does_not_change_the_engines_text() -> None:
+    """The toy's text depends on every cell of its cache, so a block with wrong contents would change the text."""
     plain, measured = (toy_engine(LAW, drafter=NgramDrafter(), num_blocks=96) for _ in range(2))
     quick_surface(measured.runner, max_context=512, seconds=0.01)
     assert measured.scheduler.block_pool.num_free_blocks == measured.scheduler.block_pool.num_blocks
@@ -211,7 +211,7 @@ def test_measuring_leaves_no_trace_in_the_engine() -> None:
 
 
 class TimedDrafter(NgramDrafter):
-    """Takes 200 µs a call and 30 µs for every token asked of it."""
+    """Takes 200 µs a call and 30 µs for every requested token."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
@@ -226,12 +226,12 @@ class TimedDrafter(NgramDrafter):
         self.known.discard(sequence)
         super().end(sequence)
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        self.clock.advance(2e-4 + sum(3e-5 * ask.depth for ask in asks))
-        return super().propose(asks)
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.clock.advance(2e-4 + sum(3e-5 * request.depth for request in requests))
+        return super().propose(requests)
 
 
-def test_drafting_is_timed_by_requests_and_depth_and_forgotten() -> None:
+def test_drafting_is_timed_by_requests_and_depth_and_its_sequences_end() -> None:
     clock = FakeClock()
     drafter = TimedDrafter(clock)
     curve = time_drafting(Proposer(drafter, vocab=500), vocab=500, seconds=9.0, clock=clock)
@@ -245,7 +245,7 @@ def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
         time_drafting(Proposer(DecliningDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
 
 
-# ---- what it holds for ----------------------------------------------------------------------------------------------
+# ---- the setup -----------------------------------------------------------------------------------------------------
 
 
 def test_a_setup_names_machine_kernels_and_shape() -> None:

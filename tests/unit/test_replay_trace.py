@@ -1,4 +1,4 @@
-"""The script that records traces records what `wager replay` reads."""
+"""The script that records traces writes the format that `wager replay` reads."""
 
 from __future__ import annotations
 

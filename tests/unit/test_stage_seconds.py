@@ -19,7 +19,7 @@ LAW = ToyDistribution(vocab=48)
 
 
 class SlowPolicy(FixedDepth):
-    """Every method takes a second of its own kind."""
+    """A policy whose methods each take a different number of seconds."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(3)
@@ -46,13 +46,13 @@ class SlowPolicy(FixedDepth):
 
 
 class SlowDrafter(OracleDrafter):
-    """So does every method of the drafter."""
+    """A drafter whose methods each take a different number of seconds."""
 
     clock: FakeClock
 
-    def propose(self, asks: Any) -> list[Draft]:
+    def propose(self, requests: Any) -> list[Draft]:
         self.clock.advance(32.0)
-        return super().propose(asks)
+        return super().propose(requests)
 
     def observe(self, output: TargetOutput) -> None:
         self.clock.advance(64.0)
@@ -93,14 +93,14 @@ def test_the_seconds_of_all_stages_are_the_seconds_of_the_run(timed: tuple[Engin
     begin = clock.seconds
     while engine.busy:
         engine.step()
-    told = sum(sum(record.seconds.values()) for record in policy.records)
-    assert told == clock.seconds - begin - 8.0, (
+    recorded = sum(sum(record.seconds.values()) for record in policy.records)
+    assert recorded == clock.seconds - begin - 8.0, (
         "all but the report of the last step, which would count for the next one"
     )
     assert len(policy.records) == 3
 
 
-def test_each_second_is_in_the_stage_that_took_it(timed: tuple[Engine, SlowPolicy, FakeClock]) -> None:
+def test_every_second_is_counted_in_its_stage(timed: tuple[Engine, SlowPolicy, FakeClock]) -> None:
     engine, policy, _ = timed
     engine.add(Request("r", (1, 2, 3), SamplingParams(max_tokens=30)))
     engine.step()

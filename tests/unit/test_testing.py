@@ -1,4 +1,4 @@
-"""The toys: the target reads its own cache back, the drafters are as skilled as they claim."""
+"""The toy target reads its cache back, and the test drafters have their stated acceptance."""
 
 from __future__ import annotations
 
@@ -30,64 +30,64 @@ from wager.testing import (
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.pack import pack
 
-LAW = ToyDistribution(vocab=32)
+TOY = ToyDistribution(vocab=32)
 PROMPT = tuple(np.random.default_rng(3).integers(0, 32, 40).tolist())
-PAGES = {"a": [5, 2, 9, 4], "b": [7, 0, 3, 1]}
+BLOCKS = {"a": [5, 2, 9, 4], "b": [7, 0, 3, 1]}
 
 
 def _span(name: str, tokens: tuple[int, ...], start: int, *, live: bool = True) -> Span:
     return Span(name, start, tokens[start:], live, 8)
 
 
-def _prefilled(law: ToyDistribution = LAW) -> ToyTarget:
-    target = ToyTarget(law, num_blocks=10)
-    target.forward(pack([_span("a", PROMPT[:-1], 0, live=False)], {}, PAGES))
+def _prefilled(toy: ToyDistribution = TOY) -> ToyTarget:
+    target = ToyTarget(toy, num_blocks=10)
+    target.forward(pack([_span("a", PROMPT[:-1], 0, live=False)], {}, BLOCKS))
     return target
 
 
 def _same(logits: torch.Tensor, context: tuple[int, ...]) -> bool:
-    return bool(np.array_equal(logits.numpy(), LAW(context)))
+    return bool(np.array_equal(logits.numpy(), TOY(context)))
 
 
 def test_logits_follow_the_closed_form_whatever_the_chunks() -> None:
-    whole = ToyTarget(LAW, num_blocks=10).forward(pack([_span("a", PROMPT, 0)], {}, PAGES))
-    assert _same(whole.logits[0], PROMPT)
-    assert int(whole.greedy_tokens[0]) == int(LAW(PROMPT).argmax())
-    target = ToyTarget(LAW, num_blocks=10)
+    single_pass = ToyTarget(TOY, num_blocks=10).forward(pack([_span("a", PROMPT, 0)], {}, BLOCKS))
+    assert _same(single_pass.logits[0], PROMPT)
+    assert int(single_pass.greedy_tokens[0]) == int(TOY(PROMPT).argmax())
+    target = ToyTarget(TOY, num_blocks=10)
     for start, end in ((0, 7), (7, 16), (16, 39)):
-        target.forward(pack([_span("a", PROMPT[:end], start, live=False)], {}, PAGES))
+        target.forward(pack([_span("a", PROMPT[:end], start, live=False)], {}, BLOCKS))
     both = [_span("b", PROMPT[:9], 0), _span("a", PROMPT, 39)]
-    output = target.forward(pack(both, {}, PAGES))
+    output = target.forward(pack(both, {}, BLOCKS))
     assert _same(output.logits[0], PROMPT[:9]) and _same(output.logits[1], PROMPT)
 
 
 @pytest.mark.parametrize("context", [(), (4,), (4, 1)])
-def test_a_context_shorter_than_the_order_has_a_law(context: tuple[int, ...]) -> None:
-    law = ToyDistribution(vocab=8, order=3)
-    assert law(context).shape == (8,)
+def test_a_context_shorter_than_the_order_has_a_distribution(context: tuple[int, ...]) -> None:
+    toy = ToyDistribution(vocab=8, order=3)
+    assert toy(context).shape == (8,)
     if context:
-        output = ToyTarget(law, num_blocks=10).forward(pack([_span("a", context, 0)], {}, PAGES))
-        assert np.array_equal(output.logits[0].numpy(), law(context))
+        output = ToyTarget(toy, num_blocks=10).forward(pack([_span("a", context, 0)], {}, BLOCKS))
+        assert np.array_equal(output.logits[0].numpy(), toy(context))
 
 
 def test_tree_rows_see_their_own_path_and_an_accepted_path_must_be_moved() -> None:
     target = _prefilled()
     draft = Draft("a", (3, 8, 5, 6), (-1, -1, 1, 2))
-    output = target.forward(pack([_span("a", PROMPT, 39)], {"a": draft}, PAGES))
-    for head, path in enumerate([(), (3,), (8,), (8, 5), (8, 5, 6)]):
-        assert _same(output.logits[head], PROMPT + path)
+    output = target.forward(pack([_span("a", PROMPT, 39)], {"a": draft}, BLOCKS))
+    for index, path in enumerate([(), (3,), (8,), (8, 5), (8, 5, 6)]):
+        assert _same(output.logits[index], PROMPT + path)
     known = (*PROMPT, 8, 5, 6, 1)
-    follow = pack([_span("a", known, 43)], {}, PAGES)
+    follow = pack([_span("a", known, 43)], {}, BLOCKS)
     assert not _same(target.forward(follow).logits[0], known)
-    slots = [PAGES["a"][at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(40, 44)]
-    target.forward(pack([_span("a", PROMPT, 39)], {"a": draft}, PAGES))  # undo what the wrong step wrote
+    slots = [BLOCKS["a"][at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(40, 44)]
+    target.forward(pack([_span("a", PROMPT, 39)], {"a": draft}, BLOCKS))  # undo what the wrong step wrote
     target.cache.move(torch.tensor(slots[1:], dtype=torch.int32), torch.tensor(slots[:3], dtype=torch.int32))
     assert _same(target.forward(follow).logits[0], known)
     assert target.cache.read(slots[0]).flatten().tolist() == [8.0, 40.0]
 
 
 def _mistakes() -> dict[str, PackedBatch]:
-    good = pack([_span("a", (*PROMPT, 4, 9), 39)], {}, PAGES)
+    good = pack([_span("a", (*PROMPT, 4, 9), 39)], {}, BLOCKS)
     tables = good.block_tables.copy()
     tables[0, 0], tables[0, 1] = tables[0, 1], tables[0, 0]
     stale = good.block_tables.copy()
@@ -95,8 +95,8 @@ def _mistakes() -> dict[str, PackedBatch]:
     shifted = good.slot_mapping.copy()
     shifted[0] += 5
     return {
-        "swapped pages": replace(good, block_tables=tables),
-        "stale page": replace(good, block_tables=stale),
+        "swapped blocks": replace(good, block_tables=tables),
+        "stale block": replace(good, block_tables=stale),
         "wrong slot": replace(good, slot_mapping=shifted),
         "wrong position": replace(good, positions=good.positions + np.int32(1)),
         "wrong parent": replace(good, parents=np.array([-1, 0, 0], np.int32)),
@@ -105,42 +105,42 @@ def _mistakes() -> dict[str, PackedBatch]:
 
 
 @pytest.mark.parametrize("mistake", list(_mistakes()))
-def test_every_paging_mistake_moves_the_logits(mistake: str) -> None:
+def test_every_paging_mistake_changes_the_logits(mistake: str) -> None:
     known = (*PROMPT, 4, 9)
-    assert _same(_prefilled().forward(pack([_span("a", known, 39)], {}, PAGES)).logits[0], known)
+    assert _same(_prefilled().forward(pack([_span("a", known, 39)], {}, BLOCKS)).logits[0], known)
     batch = _mistakes()[mistake]
     target = _prefilled()
     now = _same(target.forward(batch).logits[0], known)
-    later = _same(target.forward(pack([_span("a", (*known, 7), 42)], {}, PAGES)).logits[0], (*known, 7))
+    later = _same(target.forward(pack([_span("a", (*known, 7), 42)], {}, BLOCKS)).logits[0], (*known, 7))
     assert not (now and later)  # a wrong slot shows in the step after
 
 
-def test_a_cleared_page_and_a_reused_buffer_show() -> None:
+def test_a_cleared_block_and_a_reused_buffer_change_the_logits() -> None:
     target = _prefilled()
-    batch = pack([_span("a", PROMPT, 39)], {}, PAGES)
+    batch = pack([_span("a", PROMPT, 39)], {}, BLOCKS)
     kept = target.forward(batch).logits
     assert _same(kept[0], PROMPT)
-    target.cache.clear(PAGES["a"][0])
+    target.cache.clear(BLOCKS["a"][0])
     target.forward(batch)
     assert not _same(kept[0], PROMPT)
 
 
-def test_a_batch_no_target_could_run_is_refused() -> None:
-    target = ToyTarget(LAW, num_blocks=10, max_rows=4)
+def test_an_invalid_batch_is_refused() -> None:
+    target = ToyTarget(TOY, num_blocks=10, max_rows=4)
     with pytest.raises(CacheIntegrityError, match="40 rows"):
-        target.forward(pack([_span("a", PROMPT, 0)], {}, PAGES))
-    batch = pack([_span("a", PROMPT[:3], 0)], {}, PAGES)
+        target.forward(pack([_span("a", PROMPT, 0)], {}, BLOCKS))
+    batch = pack([_span("a", PROMPT[:3], 0)], {}, BLOCKS)
     with pytest.raises(CacheIntegrityError):
         target.forward(replace(batch, slot_mapping=np.array([3, 3, 4], np.int32)))
     with pytest.raises(CacheIntegrityError):
         target.forward(replace(batch, parents=np.array([1, -1, 0], np.int32)))
 
 
-def test_options_of_the_law() -> None:
+def test_options_of_the_distribution() -> None:
     context = (1, 2, 3)
     short = ToyDistribution(vocab=16, order=2, memory=0.0)
     assert np.array_equal(short(context), short((9, 9, 2, 3)))
-    assert not np.array_equal(LAW(context), LAW((9, 2, 3)))
+    assert not np.array_equal(TOY(context), TOY((9, 2, 3)))
     eos = ToyDistribution(vocab=16, eos=5, eos_bias=50.0)
     assert int(eos(context).argmax()) == 5
     sharp, flat = ToyDistribution(vocab=16, sharpness=20.0), ToyDistribution(vocab=16, sharpness=2.0)
@@ -160,53 +160,53 @@ PARAMS = [
 ]
 
 
-def _said(params: SamplingParams, count: int, *, seed: int = 11) -> list[int]:
-    """The target's text by the shortest route: law, shape, choose."""
+def _text(params: SamplingParams, count: int, *, seed: int = 11) -> list[int]:
+    """Token ids of the target, computed directly from its distribution."""
     from wager.verify.distribution import History, process
 
     output: list[int] = []
     for _ in range(count):
-        shaped = process(LAW((*PROMPT, *output)), params, History(PROMPT, output))
-        output.append(shaped.choose(seed, len(PROMPT) + len(output), 0))
+        distribution = process(TOY((*PROMPT, *output)), params, History(PROMPT, output))
+        output.append(distribution.choose(seed, len(PROMPT) + len(output), 0))
     return output
 
 
-def _ask(params: SamplingParams, *, known: int = 0, depth: int = 5) -> DraftRequest:
+def _request(params: SamplingParams, *, known: int = 0, depth: int = 5) -> DraftRequest:
     return DraftRequest("a", len(PROMPT) + known, depth, params, 11)
 
 
 @pytest.mark.parametrize("params", PARAMS)
 def test_the_oracle_is_always_right_and_the_adversary_never(params: SamplingParams) -> None:
-    said = _said(params, 12)
-    oracle, adversary = OracleDrafter(ToyOracle(LAW)), AdversaryDrafter(32, oracle=ToyOracle(LAW))
+    text = _text(params, 12)
+    oracle, adversary = OracleDrafter(ToyOracle(TOY)), AdversaryDrafter(32, oracle=ToyOracle(TOY))
     for drafter in (oracle, adversary):
         drafter.begin("a", PROMPT, params)
-        drafter.accept("a", said[:4])
-    (right,) = oracle.propose([_ask(params, known=4)])
-    assert list(right.tokens) == said[4:9] and right.is_chain and right.scores == (1.0,) * 5
-    (wrong,) = adversary.propose([_ask(params, known=4)])
-    assert len(wrong) == 5 and all(guess != truth for guess, truth in zip(wrong.tokens, said[4:9], strict=True))
+        drafter.accept("a", text[:4])
+    (right,) = oracle.propose([_request(params, known=4)])
+    assert list(right.tokens) == text[4:9] and right.is_chain and right.scores == (1.0,) * 5
+    (wrong,) = adversary.propose([_request(params, known=4)])
+    assert len(wrong) == 5 and all(guess != truth for guess, truth in zip(wrong.tokens, text[4:9], strict=True))
 
 
-def test_the_adversary_is_wrong_even_where_there_is_little_choice() -> None:
-    law = ToyDistribution(vocab=3)
-    adversary, oracle = AdversaryDrafter(3, oracle=ToyOracle(law)), ToyOracle(law)
+def test_the_adversary_is_wrong_even_with_few_tokens() -> None:
+    toy = ToyDistribution(vocab=3)
+    adversary, oracle = AdversaryDrafter(3, oracle=ToyOracle(toy)), ToyOracle(toy)
     for seed in range(30):
         prompt = [seed % 3, 1, 2]
         adversary.begin("a", prompt, PARAMS[1])
-        ask = DraftRequest("a", 3, 6, PARAMS[1], seed)
-        right = oracle.next_tokens(ask, prompt, 3)
-        assert all(a != b for a, b in zip(adversary.propose([ask])[0].tokens, right, strict=True))
+        request = DraftRequest("a", 3, 6, PARAMS[1], seed)
+        right = oracle.next_tokens(request, prompt, 3)
+        assert all(a != b for a, b in zip(adversary.propose([request])[0].tokens, right, strict=True))
 
 
-def test_drafters_forget_a_sequence_that_ended() -> None:
-    oracle = OracleDrafter(ToyOracle(LAW))
+def test_drafters_drop_a_sequence_that_ended() -> None:
+    oracle = OracleDrafter(ToyOracle(TOY))
     oracle.begin("a", PROMPT, PARAMS[0])
     oracle.end("a")
     oracle.end("a")
     assert not oracle.known and not oracle.prompt_tokens
     with pytest.raises(KeyError):
-        oracle.propose([_ask(PARAMS[0])])
+        oracle.propose([_request(PARAMS[0])])
 
 
 def test_a_reference_text_makes_an_oracle_of_any_model() -> None:
@@ -214,19 +214,19 @@ def test_a_reference_text_makes_an_oracle_of_any_model() -> None:
     oracle = OracleDrafter(ReferenceOracle({"a": text}))
     oracle.begin("a", PROMPT, PARAMS[0])
     oracle.accept("a", [9])
-    assert oracle.propose([_ask(PARAMS[0], known=1)])[0].tokens == (8, 7, 6)
+    assert oracle.propose([_request(PARAMS[0], known=1)])[0].tokens == (8, 7, 6)
 
 
 def test_the_set_rates_are_met() -> None:
-    drafter = SetAcceptanceDrafter(32, (0.8, 0.5), oracle=ToyOracle(LAW))
+    drafter = SetAcceptanceDrafter(32, (0.8, 0.5), oracle=ToyOracle(TOY))
     survived = Counter[int]()
     rounds = 400
     for index in range(rounds):
         name = f"r{index}"
         drafter.begin(name, PROMPT, PARAMS[1])
-        ask = DraftRequest(name, len(PROMPT), 3, PARAMS[1], 11)
-        (draft,) = drafter.propose([ask])
-        for depth, (guess, truth) in enumerate(zip(draft.tokens, _SAID, strict=True)):
+        request = DraftRequest(name, len(PROMPT), 3, PARAMS[1], 11)
+        (draft,) = drafter.propose([request])
+        for depth, (guess, truth) in enumerate(zip(draft.tokens, _TEXT, strict=True)):
             if guess != truth:
                 break
             survived[depth] += 1
@@ -236,11 +236,11 @@ def test_the_set_rates_are_met() -> None:
         assert survived[depth] / rounds == pytest.approx(rate, abs=4 * (rate * (1 - rate) / rounds) ** 0.5)
 
 
-_SAID = _said(PARAMS[1], 3)
+_TEXT = _text(PARAMS[1], 3)
 
 
-def test_random_trees_are_sound_varied_and_partly_right() -> None:
-    with_oracle, without = RandomTreeDrafter(32, oracle=ToyOracle(LAW)), RandomTreeDrafter(32)
+def test_random_trees_are_valid_varied_and_partly_right() -> None:
+    with_oracle, without = RandomTreeDrafter(32, oracle=ToyOracle(TOY)), RandomTreeDrafter(32)
     shapes, reached = set(), Counter[int]()
     for drafter in (with_oracle, without):
         for index in range(150):
@@ -256,14 +256,14 @@ def test_random_trees_are_sound_varied_and_partly_right() -> None:
             if drafter is with_oracle:
                 for node in range(len(draft)):
                     path = [draft.tokens[step] for step in draft.path(node)]
-                    if len(path) <= 3 and path == _SAID[: len(path)]:
+                    if len(path) <= 3 and path == _TEXT[: len(path)]:
                         reached[len(path)] += 1
     assert len(shapes) > 60
     assert any(parents != tuple(range(-1, len(parents) - 1)) for parents in shapes)
     assert reached[1] > 60 and reached[3] > 5
 
 
-def test_misbehaviour_is_as_advertised() -> None:
+def test_faulty_drafters_fail_as_documented() -> None:
     params = PARAMS[0]
     drafters = [
         OutsideVocabularyDrafter(32),
@@ -275,19 +275,19 @@ def test_misbehaviour_is_as_advertised() -> None:
     drafts = []
     for drafter in drafters:
         drafter.begin("a", PROMPT, params)
-        drafts += drafter.propose([_ask(params)])
-    outside, overlong, silent, twins, _ = drafts
+        drafts += drafter.propose([_request(params)])
+    outside, overlong, empty, duplicates, _ = drafts
     assert all(not 0 <= token < 32 for token in outside.tokens) and len(outside) == 5
-    assert len(overlong) > 5 and len(silent) == 0
-    assert twins.parents == (-1,) * 5 and len(set(twins.tokens)) == 1
+    assert len(overlong) > 5 and len(empty) == 0
+    assert duplicates.parents == (-1,) * 5 and len(set(duplicates.tokens)) == 1
     with pytest.raises(RuntimeError, match="failed"):
-        drafters[-1].propose([_ask(params)])
+        drafters[-1].propose([_request(params)])
     short = OverlongDrafter()
     short.begin("a", (1,), params)
-    assert len(short.propose([_ask(params)])[0]) > 5
+    assert len(short.propose([_request(params)])[0]) > 5
 
 
-def test_the_clock_moves_when_told() -> None:
+def test_the_clock_moves_only_when_advanced() -> None:
     clock = FakeClock(2.0)
     clock.advance(0.5)
     assert clock() == 2.5

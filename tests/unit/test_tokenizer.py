@@ -94,7 +94,7 @@ def test_sentencepiece_merges_come_in_transformers_order() -> None:
 
 
 def test_sentencepiece_reads_merges_from_where_they_are(spm: Path, tmp_path: Path) -> None:
-    """Without a prefix space, and with add_eos: what the file says is what happens."""
+    """Without a prefix space, and with add_eos: the flags of the file are applied."""
     metadata = {**sentencepiece_metadata(), "tokenizer.ggml.add_space_prefix": False,
                 "tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.add_bos_token": False}  # fmt: skip
     ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
@@ -103,7 +103,7 @@ def test_sentencepiece_reads_merges_from_where_they_are(spm: Path, tmp_path: Pat
     assert ours.decode(ours.encode("  the fox")) == "  the fox"
 
 
-def test_llama3_files_add_bos_where_they_are_silent(tmp_path: Path) -> None:
+def test_llama3_files_add_bos_by_default(tmp_path: Path) -> None:
     metadata = gguf_metadata(train("llama-bpe"), "llama-bpe")
     del metadata["tokenizer.ggml.add_bos_token"]
     ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
@@ -125,7 +125,7 @@ def test_end_of_turn_ends_a_text_too(tmp_path: Path) -> None:
     assert Tokenizer.load(write(tmp_path / "t.gguf", metadata)).eos_ids == (1, 5)
 
 
-def test_user_defined_tokens_stay_whole_and_are_text(tmp_path: Path) -> None:
+def test_user_defined_tokens_are_not_split_and_are_text(tmp_path: Path) -> None:
     metadata = gguf_metadata(train("smollm"), "smollm")
     tokens = [*metadata["tokenizer.ggml.tokens"], "<think ü>", "<|ctl ü|>"]
     types = [*metadata["tokenizer.ggml.token_type"], 4, 3]
@@ -157,7 +157,7 @@ def test_streamed_sentencepiece_text_is_the_decoded_text(spm: Path, ids: list[in
     assert "".join([stream.push(i) for i in ids]) + stream.flush() == tokenizer.decode(ids)
 
 
-def test_half_a_character_is_held_back(from_gguf: Tokenizer) -> None:
+def test_an_incomplete_character_is_held_back(from_gguf: Tokenizer) -> None:
     stream = IncrementalDecoder(from_gguf)
     shown = [stream.push(i) for i in from_gguf.encode("\U0001f9ff")]
     assert len(shown) > 1
@@ -168,12 +168,12 @@ def test_half_a_character_is_held_back(from_gguf: Tokenizer) -> None:
     assert broken.flush() == "\ufffd"
 
 
-def test_half_a_character_in_a_prompt_is_refused(from_gguf: Tokenizer) -> None:
-    with pytest.raises(RequestError, match="half a character"):
+def test_an_unpaired_surrogate_in_a_prompt_is_refused(from_gguf: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="unpaired surrogate"):
         from_gguf.encode("a\ud800b")
 
 
-def test_eos_comes_from_the_most_particular_file(folder: Path, tmp_path: Path) -> None:
+def test_eos_comes_from_the_most_specific_file(folder: Path, tmp_path: Path) -> None:
     copy(folder, tmp_path)
     assert Tokenizer.load(tmp_path).eos_ids == (1,)
     (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
@@ -183,7 +183,7 @@ def test_eos_comes_from_the_most_particular_file(folder: Path, tmp_path: Path) -
 
 
 def test_bos_in_a_directory_follows_tokenizer_json_alone(folder: Path, tmp_path: Path) -> None:
-    """As in transformers: flags in tokenizer_config.json have no say, nor have stored truncation and padding."""
+    """As in transformers: flags in tokenizer_config.json have no effect, nor have stored truncation and padding."""
     copy(folder, tmp_path, add_bos_token=True)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert Tokenizer.load(tmp_path).encode("Hello") == theirs("Hello").input_ids
@@ -233,7 +233,7 @@ def test_a_directory_without_a_usable_tokenizer_is_named(folder: Path, tmp_path:
         Tokenizer.load(tmp_path)
 
 
-def test_tokens_are_spelled_as_the_vocabulary_does(from_gguf: Tokenizer) -> None:
+def test_tokens_are_written_as_in_the_vocabulary(from_gguf: Tokenizer) -> None:
     assert from_gguf.token(0) == "<|start|>"
     assert from_gguf.token(10**6) == ""
     assert from_gguf.token_bytes(10**6) == b""

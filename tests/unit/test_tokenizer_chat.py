@@ -1,4 +1,4 @@
-"""Chat templates: what transformers renders, we render; what they refuse is an error that says so."""
+"""Chat templates: the text equals that of transformers; a template that refuses is an error with its message."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_what_templates_rely_on_is_there(name: str, folder: Path, tmp_path: Path) -> None:
+def test_functions_that_templates_use_exist(name: str, folder: Path, tmp_path: Path) -> None:
     copy(folder, tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATES[name], encoding="utf-8")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -74,7 +74,7 @@ def test_what_templates_rely_on_is_there(name: str, folder: Path, tmp_path: Path
         ("{{ messages[0]['content'] + 1 }}", "refuses"),
     ],
 )
-def test_a_template_that_refuses_is_an_error_that_says_so(template: str, named: str, tmp_path: Path) -> None:
+def test_a_template_that_refuses_is_an_error_with_its_message(template: str, named: str, tmp_path: Path) -> None:
     metadata = {**gguf_metadata(train("smollm"), "smollm"), "tokenizer.chat_template": template}
     tokenizer = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
     with pytest.raises(TokenizerError, match=named):

@@ -13,7 +13,7 @@ from wager.arch.formats import Precision, Stream
 
 
 class Attention(Protocol):
-    """What the cost model reads of a layer's attention."""
+    """The properties of a layer's attention that the cost model needs."""
 
     def weights(self, hidden: int) -> int:
         """Elements of the projections; every step reads them all."""
@@ -65,17 +65,17 @@ class Gqa:
         return hidden * self.head_dim * ((3 if self.gated else 2) * self.heads + 2 * self.kv_heads)
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
-        return self.cache_width * precision.cache * self._seen(context)
+        return self.cache_width * precision.cache * self._attended(context)
 
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
         part = "attention" if self.window is None else "window attention"
-        flops = 4 * self.query_width * self._seen(context) * rows
+        flops = 4 * self.query_width * self._attended(context) * rows
         cached = self.kv_bytes(context, precision)
         return (
             Stream(part, flops, self.query_width * precision.query * rows, precision.attention, cached, self.kv_heads),
         )
 
-    def _seen(self, context: float) -> float:
+    def _attended(self, context: float) -> float:
         return context if self.window is None else min(context, self.window)
 
 
@@ -84,9 +84,9 @@ class Mla:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) in its absorbed form.
 
     Per position, one latent of `kv_rank` elements and one rotated key of `rope` elements are cached, shared by all
-    heads. A head's query has `nope` elements, which the key projection takes to the latent's `kv_rank`, and `rope`
-    rotated ones; its output is taken from `kv_rank` to `value` elements. `q_rank` is the size of the compressed query,
-    None where queries are projected by one matrix. The configuration calls them kv_lora_rank, qk_rope_head_dim,
+    heads. A head's query has `nope` elements, which the key projection maps to the latent's `kv_rank`, and `rope`
+    rotated ones; its output is mapped from `kv_rank` to `value` elements. `q_rank` is the size of the compressed query,
+    None where queries are projected by one matrix. Their keys in config.json: kv_lora_rank, qk_rope_head_dim,
     qk_nope_head_dim, v_head_dim and q_lora_rank.
 
     FLOPs 2 n_h (2 d_c + d_r) per pair; elements d_c + d_r per cached position, n_h (d_c + d_r) per query.
@@ -192,18 +192,18 @@ class Compressed:
         return strides * width * (2 * hidden + self.ratio)
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
-        kept = min(context, self.window) + (context / self.ratio if self.ratio else 0.0)
+        entries = min(context, self.window) + (context / self.ratio if self.ratio else 0.0)
         keys = context / self.ratio * self._key(precision) if self.indexer else 0.0
-        return kept * self._entry(precision) + keys
+        return entries * self._entry(precision) + keys
 
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
         near, far = min(context, self.window), context // self.ratio if self.ratio else 0.0
-        seen = read = far
+        attended = read = far
         if self.indexer:
-            seen, read = min(self.indexer.picks, far), min(self.indexer.picks * rows, far)
+            attended, read = min(self.indexer.picks, far), min(self.indexer.picks * rows, far)
         query = self.heads * self.width
         name = "sparse attention" if self.indexer else "compressed attention" if self.ratio else "window attention"
-        flops, cached = 4 * query * (near + seen) * rows, (near + read) * self._entry(precision)
+        flops, cached = 4 * query * (near + attended) * rows, (near + read) * self._entry(precision)
         streams = (Stream(name, flops, 2 * query * precision.query * rows, precision.attention, cached),)
         if not self.indexer:
             return streams
@@ -211,7 +211,7 @@ class Compressed:
         return (*streams, Stream("indexer", flops, 0.0, precision.index, far * self._key(precision)))
 
     def _entry(self, precision: Precision) -> float:
-        """Bytes of an entry: at 8 bits the rotary part stays 16 bits wide and 8 bytes of scales come along."""
+        """Bytes of an entry: at 8 bits the rotary part stays 16 bits wide, and 8 bytes of scales are added."""
         if precision.cache >= 2:
             return self.width * precision.cache
         return (self.width - self.rope) * precision.cache + 2 * self.rope + 8
@@ -224,7 +224,7 @@ class Compressed:
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
     """Gated linear attention: a state of value_heads x key_dim x value_dim and a convolution's last inputs, both read
-    in every step whatever the context; about 8 FLOPs per state element and row.
+    in every step for any context; about 8 FLOPs per state element and row.
 
     The decay and step-size projections (two scalars a value head) are left out of the weights, as in the catalog.
     """

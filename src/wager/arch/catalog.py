@@ -1,4 +1,4 @@
-"""Published models by name, each with its sizes, its number formats and where they are from."""
+"""Published models by name, each with its sizes, its number formats and their source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _dense(
 
 
 def _gpt_oss(name: str, layers: int, experts: int) -> ModelSpec:
-    """Half of the layers see a window of 128 positions."""
+    """Half of the layers attend to a window of 128 positions."""
     ffn = Experts(experts, 4, 0, 2880)
     stack = (Layer(Gqa(64, 8, 64, 128), ffn, layers // 2), Layer(Gqa(64, 8, 64), ffn, layers // 2))
     return ModelSpec(name, 2880, 201088, False, stack, _MXFP4, 131072, source="catalog")
@@ -75,7 +75,7 @@ _ALL = (
 )  # fmt: skip
 
 TABLE: Mapping[str, ModelSpec] = {model.name: model for model in _ALL}
-"""Models by their own names, each in the precision it is served in."""
+"""Models by name, each in the number formats it is usually served in."""
 
 ALIASES: Mapping[str, str] = {
     "SmolLM2-135M-Instruct": "SmolLM2-135M",
@@ -91,18 +91,18 @@ ALIASES: Mapping[str, str] = {
 
 
 def _known(name: str) -> ModelSpec | None:
-    """The model of that name, whatever its case and the organisation before it; None if there is none."""
-    names = {each.lower(): each for each in (*TABLE, *ALIASES)}
-    found = names.get(name.rpartition("/")[2].lower())
-    return TABLE[ALIASES.get(found, found)] if found else None
+    """The model of that name, ignoring case and a leading organisation; None if there is none."""
+    names = {known.lower(): known for known in (*TABLE, *ALIASES)}
+    exact = names.get(name.rpartition("/")[2].lower())
+    return TABLE[ALIASES.get(exact, exact)] if exact else None
 
 
 def find_model(name: str) -> ModelSpec:
     """The model of that name, or UsageError with the nearest names."""
     model = _known(name)
     if model is None:
-        near = difflib.get_close_matches(name.rpartition("/")[2].lower(), [each.lower() for each in TABLE], n=2)
-        close = [each for each in TABLE if each.lower() in near]
+        near = difflib.get_close_matches(name.rpartition("/")[2].lower(), [known.lower() for known in TABLE], n=2)
+        close = [known for known in TABLE if known.lower() in near]
         hint = f"Did you mean {' or '.join(close)}?" if close else f"Known by name: {', '.join(TABLE)}."
         raise UsageError(f"Model {name!r} is not known.", f"{hint} Otherwise give a directory or a GGUF file.")
     return model

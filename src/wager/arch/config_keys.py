@@ -1,6 +1,6 @@
 """A model's configuration whose values are checked as they are read; null counts as absent.
 
-Used for config.json of Hugging Face and for the metadata of GGUF files. Says what a number may be, not what it means.
+Used for config.json of Hugging Face and for the metadata of GGUF files.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from wager.errors import ModelError
 
 _MOST = 1 << 40
-"""No size of a model is larger; beyond it a configuration is damaged."""
+"""No size of a model is larger; a configuration with larger values is damaged."""
 
 
 class ConfigKeys:
-    """The values of a configuration. Errors call it `where`, and its keys by `prefix` and their name."""
+    """The values of a configuration. Error messages name it `where` and put `prefix` before the names of its keys."""
 
     def __init__(self, values: Mapping[str, Any], *, where: str = "config.json", prefix: str = "") -> None:
         self.values, self.where, self.prefix = values, where, prefix
@@ -25,11 +25,11 @@ class ConfigKeys:
         return self.values.get(name)
 
     def integer(self, *names: str, default: int | None = None) -> int:
-        """A whole number above 0, from the first of `names` that is there.
+        """A whole number above 0, from the first of `names` that is present.
 
-        ModelError if none is there and there is no default, or if the value is something else.
+        ModelError if none is present and there is no default, or if the value is something else.
         """
-        name = next((each for each in names if self.get(each) is not None), names[0])
+        name = next((key for key in names if self.get(key) is not None), names[0])
         value = self.number(name, default=default)
         if value != int(value):
             raise ModelError(f"{self._named(name, value)} is not a whole number.")
@@ -72,12 +72,12 @@ class ConfigKeys:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) < layers:
-            found = f"has {len(value)} entries" if isinstance(value, list) else "is no list"
-            raise ModelError(f"{self.prefix}{name} in {self.where} {found}; it must list each of the {layers} layers.")
-        return [str(each) for each in value[:layers]]
+            cause = f"has {len(value)} entries" if isinstance(value, list) else "is no list"
+            raise ModelError(f"{self.prefix}{name} in {self.where} {cause}; it must list each of the {layers} layers.")
+        return [str(entry) for entry in value[:layers]]
 
     def refuse(self, name: str, *, unless: tuple[Any, ...]) -> None:
-        """ModelError if the key is there with a value that is not one of `unless`."""
+        """ModelError if the key is present with a value that is not one of `unless`."""
         value = self.get(name)
         if value is not None and value not in unless:
             allowed = ", ".join(map(str, unless))

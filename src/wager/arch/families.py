@@ -1,6 +1,6 @@
-"""The families of models: how each one's configuration is read, and what the engine must know to run it.
+"""The families of models: how the configuration of each is read, and the details that the engine needs to run it.
 
-One row for each model_type of Hugging Face. A family without `engine` is known by its shape only, for `wager plan`.
+One row for each model_type of Hugging Face. Of a family without `engine` only the shape is known, for `wager plan`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wager.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class GatingKeys:
-    """Where a configuration describes the router: see feed_forward.Gating.
+    """The keys of a configuration that describe the router: see feed_forward.Gating.
 
     `normalised` as the biases of EngineSupport. `single_group` are the values of topk_method that mean one group of all
     experts, `grouped` those that mean n_group groups. `scoring` and `normalised` False are checked against the
@@ -47,9 +47,9 @@ class GgufLayout:
 
 @dataclass(frozen=True, slots=True)
 class EngineSupport:
-    """What the configuration of a family that the engine runs leaves unsaid.
+    """Details of a family that the engine runs which its configuration does not state.
 
-    A bias is always there (True), never (False), or there if the key of that name says so; likewise
+    A bias is always present (True), never (False), or present if the configuration's key of that name is set; likewise
     `interleaved_rope`. `gguf` is None for a family that is not read from GGUF files.
     """
 
@@ -65,7 +65,7 @@ class EngineSupport:
 @dataclass(frozen=True, slots=True)
 class Family:
     """How a family's config.json is read. `defaults` are the values of keys that it may leave out; `precision` are the
-    number formats that its checkpoints have whatever the configuration says."""
+    number formats of its checkpoints, which take precedence over the configuration."""
 
     architecture: str
     attention: AttentionReader
@@ -145,14 +145,14 @@ FAMILIES: Mapping[str, Family] = {
         precision=Precision.of("fp8", "fp4", cache="fp8"),
     ),
 }  # fmt: skip
-"""By model_type. Of two rows with one architecture the first is found by that architecture."""
+"""By model_type. If two rows have the same architecture, a lookup by architecture returns the first."""
 
 
 def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:
-    """The family of a config.json: by `architectures` (which are more exact), else by model_type.
+    """The family of a config.json: by `architectures`, which is more exact, else by model_type.
 
     ModelError if neither is known; with `runnable` also if `architectures` names none that is known, since wrappers
-    with other heads or inputs (classifiers, vision models) have the model_type of the model inside.
+    with other heads or inputs (classifiers, vision models) have the model_type of the model that they wrap.
     """
     named = config.get("architectures") or []
     if not isinstance(named, list | tuple):
@@ -165,8 +165,8 @@ def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:
     known = f"Known are: {', '.join(FAMILIES)}."
     if named and (runnable or not model_type):
         raise ModelError(f"Architecture {named[0]!r} is not supported.", known)
-    found = FAMILIES.get(model_type.removesuffix("_text"))
-    if found is None:
-        what = "which is not known" if model_type else "and it names no architecture"
-        raise ModelError(f"The model_type of config.json is {model_type or 'none'}, {what}.", known)
-    return found
+    known_family = FAMILIES.get(model_type.removesuffix("_text"))
+    if known_family is None:
+        cause = "which is not known" if model_type else "and it names no architecture"
+        raise ModelError(f"The model_type of config.json is {model_type or 'none'}, {cause}.", known)
+    return known_family

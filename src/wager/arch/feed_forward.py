@@ -43,7 +43,7 @@ class Experts:
     """A mixture of experts: `count` routed SwiGLU experts of inner size `width`, `active` of them per token, and
     `shared` ones of inner size `shared_width` (None: `width`) that every token uses.
 
-    What a mixture costs does not depend on `gating`; it is read where the engine runs the model.
+    The cost of a mixture does not depend on `gating`, which only the engine reads.
     """
 
     count: int

@@ -9,7 +9,7 @@ from wager.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`bytes` one stored element takes, scales included; `compute` is the arithmetic its products run in."""
+    """`bytes` of one stored element, scales included; `compute` is the arithmetic of its products."""
 
     name: str
     bytes: float
@@ -17,8 +17,8 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
-    each.name: each
-    for each in (
+    known.name: known
+    for known in (
         Format("fp32", 4.0, "fp32"),
         Format("bf16", 2.0, "bf16"),
         Format("fp8", 1.0, "fp8"),
@@ -42,7 +42,7 @@ class Precision:
     """The formats of a model: of its dense weights, routed `experts` and `shared` experts.
 
     `cache` and `query` are bytes per element of cached keys and values (or latents) and of query vectors, `activations`
-    and `dispatch` of activations that travel between devices and to experts on other devices; `attention` is the
+    and `dispatch` of activations sent between devices and to experts on other devices; `attention` is the
     arithmetic of attention, `index` that of an indexer's scores.
     """
 

@@ -1,4 +1,4 @@
-"""From the metadata of a GGUF file, under llama.cpp's names of keys, to a ModelSpec."""
+"""Reads a ModelSpec from the metadata of a GGUF file, whose keys have llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REFUSED = (
     "use_parallel_residual",
     "rope.scaling.yarn_log_multiplier",
 )
-"""Keys that would change the computation in ways the decoder does not have; absent or zero is fine."""
+"""Keys that would change the computation in ways the decoder does not support; they must be absent or zero."""
 
 _RENAMED = {
     "factor": "factor",
@@ -76,7 +76,7 @@ def read_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]
 
 
 def gguf_layout(architecture: str) -> GgufLayout:
-    """How tensors of that architecture lie in a GGUF file; ModelError if it is not supported."""
+    """The layout of that architecture's tensors in a GGUF file; ModelError if it is not supported."""
     return _support(architecture)[1]
 
 
@@ -94,11 +94,11 @@ def _support(architecture: str) -> tuple[EngineSupport, GgufLayout]:
 
 
 def _keys(metadata: Mapping[str, Any], architecture: str) -> ConfigKeys:
-    """The metadata of the architecture. Lists with one value for every layer are that value."""
+    """The metadata of the architecture. A list with the same value for every layer is replaced by that value."""
     prefix = f"{architecture}."
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    alike = {key: value[0] for key, value in values.items() if isinstance(value, list) and len(set(value)) == 1}
-    return ConfigKeys({**values, **alike}, where="the GGUF file", prefix=prefix)
+    constant = {key: value[0] for key, value in values.items() if isinstance(value, list) and len(set(value)) == 1}
+    return ConfigKeys({**values, **constant}, where="the GGUF file", prefix=prefix)
 
 
 def _attention(keys: ConfigKeys, layout: GgufLayout) -> Gqa:
@@ -121,7 +121,7 @@ def _window(keys: ConfigKeys, layout: GgufLayout) -> int | None:
         return None
     if not layout.windowed:
         raise ModelError(
-            f"The GGUF file has a sliding window of {window} but does not say in which layers it holds.",
+            f"The GGUF file has a sliding window of {window} but does not state which layers it applies to.",
             "Use the model's Hugging Face directory.",
         )
     return keys.integer("attention.sliding_window")
@@ -132,14 +132,14 @@ def _refuse_unsupported(keys: ConfigKeys) -> None:
         if keys.get(name):
             raise ModelError(
                 f"The GGUF key {name} = {keys.get(name)} is not supported.",
-                "The model computes something that the engine's decoder does not have.",
+                "The engine's decoder does not support this computation.",
             )
 
 
 def _rope(keys: ConfigKeys, *, head_dim: int, context: int) -> Rope:
     kind = keys.get("rope.scaling.type") or "none"
     values: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
-    values |= {ours: keys.get(f"rope.scaling.{theirs}") for theirs, ours in _RENAMED.items()}
+    values |= {name: keys.get(f"rope.scaling.{gguf_name}") for gguf_name, name in _RENAMED.items()}
     if kind == "none" and keys.get("rope.scale_linear"):
         values |= {"rope_type": "linear", "factor": keys.get("rope.scale_linear")}
     if keys.get("rope.scaling.yarn_ext_factor") not in (None, 1):

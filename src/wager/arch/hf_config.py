@@ -1,7 +1,7 @@
-"""From config.json of Hugging Face to a ModelSpec.
+"""Reads a ModelSpec from config.json of Hugging Face.
 
-A key that is missing and has no published default is named, never guessed. Where the engine is to run the model, every
-key that changes the computation is read, and a value that the decoder cannot compute is refused by name.
+A missing key without a published default is an error that names it. For models that the engine is to run, every key
+that changes the computation is read, and a value that the decoder does not support is refused by name.
 """
 
 from __future__ import annotations
@@ -75,24 +75,24 @@ def _precision(config: Mapping[str, Any]) -> Precision:
     if known is None:
         raise ModelError(
             f"The quantisation {method!r} of config.json is not known.",
-            "Say how its weights are stored with --precision.",
+            "State the format of its weights with --precision.",
         )
-    excluded = [str(each) for key in ("ignore", "modules_to_not_convert") for each in stored.get(key) or ()]
-    if any("self_attn" in each for each in excluded):  # only the routed experts are quantised
+    excluded = [str(name) for key in ("ignore", "modules_to_not_convert") for name in stored.get(key) or ()]
+    if any("self_attn" in name for name in excluded):  # only the routed experts are quantised
         return Precision.of("bf16", known, shared="bf16")
     return Precision.of(known)
 
 
 def _bits(stored: Mapping[str, Any]) -> str:
-    """Bits of a quantised weight, where the usual methods say them."""
-    found: Any = stored
+    """Bits of a quantised weight, from the keys of the usual methods; "None" without them."""
+    section: Any = stored
     for name in ("config_groups", "group_0", "weights"):
-        found = found.get(name, found) if isinstance(found, Mapping) else found
-    values = found if isinstance(found, Mapping) else {}
+        section = section.get(name, section) if isinstance(section, Mapping) else section
+    values = section if isinstance(section, Mapping) else {}
     return str(values.get("num_bits", stored.get("bits")))
 
 
-# ---- what the engine needs beyond the shape ------------------------------------------------------------------------
+# ---- details for the engine beyond the shape -----------------------------------------------------------------------
 
 
 def _refuse_unsupported(keys: ConfigKeys) -> None:
@@ -142,8 +142,8 @@ def _rope(keys: ConfigKeys, rope_dim: int, context: int) -> Rope:
 
 
 def _latent_scale(keys: ConfigKeys, attention: Mla) -> float:
-    """The factor of latent attention's scores. Where YaRN extends the context, it grows by the square of the magnitude
-    for mscale_all_dim (DeepSeek-V2, section 3.1.4)."""
+    """The factor of latent attention's scores. With YaRN it is multiplied by the square of the magnitude for
+    mscale_all_dim (DeepSeek-V2, section 3.1.4)."""
     keys.refuse("num_key_value_heads", unless=(attention.heads,))
     keys.refuse("attention_bias", unless=(False,))
     plain: float = (attention.nope + attention.rope) ** -0.5
@@ -157,7 +157,7 @@ def _latent_scale(keys: ConfigKeys, attention: Mla) -> float:
 
 
 def _with_gating(keys: ConfigKeys, known: GatingKeys, ffn: Sequence[FeedForward]) -> list[FeedForward]:
-    """The feed-forwards with the router's gating; ModelError names what the engine's router does not compute."""
+    """The feed-forwards with the router's gating; ModelError names a value that the engine does not support."""
     keys.refuse("scoring_func", unless=(known.score,))
     keys.refuse("moe_layer_freq", unless=(1,))
     if known.normalised is False:
@@ -171,7 +171,7 @@ def _with_gating(keys: ConfigKeys, known: GatingKeys, ffn: Sequence[FeedForward]
         groups=groups,
         top_groups=top_groups,
     )
-    return [_gated(each, gating, known) if isinstance(each, Experts) else each for each in ffn]
+    return [_gated(layer, gating, known) if isinstance(layer, Experts) else layer for layer in ffn]
 
 
 def _gated(experts: Experts, gating: Gating, known: GatingKeys) -> Experts:

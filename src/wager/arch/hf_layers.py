@@ -1,4 +1,4 @@
-"""How config.json of Hugging Face describes attention and feed-forward, layer by layer: one reader for each kind.
+"""Reads attention and feed-forward of every layer from config.json of Hugging Face: one reader for each kind.
 
 A reader takes the checked keys and the number of layers and returns one value per layer, first to last. ModelError
 names a key that is missing, contradictory or not known.
@@ -33,14 +33,14 @@ def _gqa(keys: ConfigKeys, *, window: int | None = None, gated: bool = False) ->
 
 
 def full(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """Llama: every layer sees all positions."""
+    """Llama: every layer attends to all positions."""
     if any(_sliding_types(keys, layers) or ()):
         raise _mixed()
     return [_gqa(keys)] * layers
 
 
 def sliding(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """Mistral, Mixtral: the window, if there is one, holds in every layer."""
+    """Mistral, Mixtral: the window, if there is one, applies to every layer."""
     types = _sliding_types(keys, layers)
     if types and not all(types):
         raise _mixed()
@@ -48,14 +48,14 @@ def sliding(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
 
 
 def sliding_if_enabled(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """Qwen3-MoE: with use_sliding_window, the window holds in every layer."""
+    """Qwen3-MoE: with use_sliding_window, the window applies to every layer."""
     _sliding_types(keys, layers)
     return [_gqa(keys, window=_window(keys) if keys.flag("use_sliding_window") else None)] * layers
 
 
 def sliding_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """Qwen2, Qwen3: with use_sliding_window, the window holds in the layers that layer_types says; in configurations
-    without it, from layer max_window_layers on."""
+    """Qwen2, Qwen3: with use_sliding_window, the window applies to the layers marked in layer_types; in
+    configurations without it, from layer max_window_layers on."""
     types = _sliding_types(keys, layers)
     everywhere = _gqa(keys)
     if not keys.flag("use_sliding_window"):
@@ -64,11 +64,11 @@ def sliding_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
         first = keys.count("max_window_layers")
         types = [layer >= first for layer in range(layers)]
     narrow = _gqa(keys, window=_window(keys))
-    return [narrow if each else everywhere for each in types]
+    return [narrow if sliding else everywhere for sliding in types]
 
 
 def alternating(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """gpt-oss: every other layer has a window, unless layer_types says otherwise."""
+    """gpt-oss: every other layer has a window, unless layer_types is given."""
     types = keys.per_layer("layer_types", layers) or [_SLIDING, _FULL] * layers
     narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window")), _gqa(keys)
     return [narrow if types[layer] == _SLIDING else everywhere for layer in range(layers)]
@@ -83,9 +83,9 @@ def _sliding_types(keys: ConfigKeys, layers: int) -> list[bool] | None:
     types = keys.per_layer("layer_types", layers)
     if not types:
         return None
-    given = len(keys.get("layer_types"))
-    if given != layers:
-        raise ModelError(f"layer_types has {given} entries for {layers} layers.")
+    count = len(keys.get("layer_types"))
+    if count != layers:
+        raise ModelError(f"layer_types has {count} entries for {layers} layers.")
     unknown = sorted(set(types) - {_FULL, _SLIDING})
     if unknown:
         raise ModelError(
@@ -168,7 +168,7 @@ def dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
 
 
 def experts_everywhere(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
-    """Mixtral and gpt-oss: experts in every layer, as wide as intermediate_size says."""
+    """Mixtral and gpt-oss: experts in every layer, of width intermediate_size."""
     count = keys.integer("num_local_experts", "num_experts")
     active = keys.integer("num_experts_per_tok", "experts_per_token")
     return [_experts(count, active, shared=0, width=keys.integer("intermediate_size"))] * layers
@@ -196,11 +196,11 @@ def experts_after_dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
 
 
 def _mixture(keys: ConfigKeys, experts: Experts, sparse: Sequence[bool]) -> Sequence[FeedForward]:
-    """Experts in the layers that `sparse` says, a dense feed-forward in the others."""
+    """Experts in the layers for which `sparse` is True, a dense feed-forward in the others."""
     if all(sparse):
         return [experts] * len(sparse)
     wide = Dense(keys.integer("intermediate_size"))
-    return [experts if each else wide for each in sparse]
+    return [experts if is_sparse else wide for is_sparse in sparse]
 
 
 def _experts(count: int, active: int, *, shared: int, width: int, shared_width: int | None = None) -> Experts:

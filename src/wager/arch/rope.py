@@ -1,6 +1,6 @@
 """Rotary position embedding (RoPE) and its published scalings, each reduced to the factors and magnitude of a Rope.
 
-Scaling parameters have the names of Hugging Face configurations; GGUF metadata is renamed to them before it comes here.
+Scaling parameters have the names of Hugging Face configurations; those of GGUF metadata are renamed to them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from wager.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding, any scaling reduced to numbers.
+    """Rotary position embedding; any scaling is reduced to `factors` and `magnitude`.
 
-    Pair i of a head turns by position * theta^(-2i/d) / factors[i]; no factors means all ones. `magnitude` multiplies
-    both cosine and sine (YaRN's attention factor, which thereby scales queries and keys alike).
+    Pair i of a head is rotated by position * theta^(-2i/d) / factors[i]; no factors means all ones. `magnitude`
+    multiplies both cosine and sine (YaRN's attention factor, which thereby scales queries and keys alike).
     """
 
     theta: float
@@ -54,7 +54,7 @@ class _Scaling:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
             kind = self.values.get("rope_type", self.values.get("type"))
             raise ModelError(
-                f"RoPE scaling {kind!r} needs {name} to be a number above 0; the model says {value!r}.",
+                f"RoPE scaling {kind!r} needs {name} to be a number above 0; it is {value!r}.",
                 "The model's configuration is damaged or incomplete.",
             )
         return float(value)
@@ -66,7 +66,7 @@ class _Scaling:
 
     @property
     def wavelengths(self) -> NDArray[np.float64]:
-        """Positions per full turn of each pair, [head_dim / 2]."""
+        """Positions per full rotation of each pair, [head_dim / 2]."""
         pairs = np.arange(0, self.head_dim, 2, dtype=np.float64)
         return np.asarray(2 * math.pi * self.theta ** (pairs / self.head_dim), dtype=np.float64)
 
@@ -87,7 +87,7 @@ def read_rope(values: Mapping[str, Any], *, theta: float, head_dim: int, context
     if partial not in (None, 1):
         raise ModelError(
             f"partial_rotary_factor = {partial} is not supported: the model rotates only a part of each head.",
-            "Supported are models that rotate whole heads (partial_rotary_factor 1).",
+            "Supported are models that rotate all dimensions of a head (partial_rotary_factor 1).",
         )
     return scaling(_Scaling(values, theta, head_dim, context))
 
@@ -114,13 +114,13 @@ def _llama3(scaling: _Scaling) -> Rope:
 
 
 def _yarn(scaling: _Scaling) -> Rope:
-    """YaRN (arXiv 2309.00071, section 3.2): interpolate the pairs that turn less than beta_slow times over the
-    original context, keep those that turn more than beta_fast times, ramp between; scale attention by the magnitude."""
+    """YaRN (arXiv 2309.00071, section 3.2): interpolate the pairs with less than beta_slow rotations over the
+    original context, keep those with more than beta_fast, ramp between; scale attention by the magnitude."""
     factor = scaling.number("factor", scaling.context / scaling.original)
     pairs = scaling.head_dim // 2
 
-    def pair_of(turns: float) -> float:
-        return pairs * math.log(scaling.original / (turns * 2 * math.pi)) / math.log(scaling.theta)
+    def pair_of(rotations: float) -> float:
+        return pairs * math.log(scaling.original / (rotations * 2 * math.pi)) / math.log(scaling.theta)
 
     first, last = pair_of(scaling.number("beta_fast", 32)), pair_of(scaling.number("beta_slow", 1))
     if scaling.values.get("truncate", True):
@@ -132,17 +132,17 @@ def _yarn(scaling: _Scaling) -> Rope:
 
 
 def _yarn_magnitude(scaling: _Scaling, factor: float) -> float:
-    """The attention factor: as given, or by mscale and mscale_all_dim (DeepSeek), or 0.1 ln(factor) + 1."""
+    """The attention factor: as configured, or by mscale and mscale_all_dim (DeepSeek), or 0.1 ln(factor) + 1."""
 
-    def grown(weight: float) -> float:
+    def magnitude(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 
     if scaling.values.get("attention_factor") is not None:
         return scaling.number("attention_factor")
     mscale, all_dim = scaling.values.get("mscale"), scaling.values.get("mscale_all_dim")
     if mscale and all_dim:
-        return grown(scaling.number("mscale")) / grown(scaling.number("mscale_all_dim"))
-    return grown(1)
+        return magnitude(scaling.number("mscale")) / magnitude(scaling.number("mscale_all_dim"))
+    return magnitude(1)
 
 
 _SCALINGS: Mapping[str, Callable[[_Scaling], Rope]] = {

@@ -1,4 +1,4 @@
-"""Sizes that every configuration format states, checked for what a model can have."""
+"""Sizes that every configuration format contains, checked against plausible limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from wager.arch.config_keys import ConfigKeys
 from wager.errors import ModelError
 
 _MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 8192
-"""Beyond these a description is damaged, and believing it would exhaust the memory."""
+"""A configuration with larger values is damaged; accepting it would exhaust the memory."""
 
 
 def read_num_layers(keys: ConfigKeys, name: str) -> int:

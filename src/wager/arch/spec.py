@@ -1,6 +1,6 @@
-"""What a model is, as plain values: ModelSpec, read by the engine, the kernels' memory plan and the cost model.
+"""The shape of a model as plain values: ModelSpec, read by the engine, the kernels' memory plan and the cost model.
 
-Shapes are known of every family; what the engine needs beyond them to compute a model is in DecoderDetails.
+Shapes are known for every family; the further details that the engine needs to run a model are in DecoderDetails.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderDetails:
-    """What the engine needs beyond the shapes to compute a pre-norm decoder with SwiGLU feed-forwards.
+    """The details beyond the shapes of a pre-norm decoder with SwiGLU feed-forwards, for the engine.
 
-    `architecture` is the name that its configuration gives; layer i has the shape `ModelSpec.layers[layer_order[i]]`.
+    `architecture` is the name in its configuration; layer i has the shape `ModelSpec.layers[layer_order[i]]`.
     `attention_scale` multiplies the scores (None: head_dim ** -0.5). `interleaved_rope`: in the checkpoint, rotated
     dimensions pair up as (2i, 2i + 1), not as halves. `latent_norm_eps` is of the norms inside latent attention.
     """
@@ -52,8 +52,8 @@ class ModelSpec:
     """A model: sizes, shapes of its layers, number formats, and, if the engine runs it, `decoder`.
 
     `layers` holds each shape of layer once, with its count. `tied`: the LM head is the embedding matrix. `context` is
-    the most positions that the model was made for. `head` and `router` False leave these matrices out of all figures,
-    as some published charts do. `source` says where the sizes are from.
+    the maximum number of positions. `head` and `router` False leave these matrices out of all figures,
+    as some published charts do. `source` is the source of the sizes.
     """
 
     name: str
@@ -74,10 +74,10 @@ class ModelSpec:
 
     @property
     def sparse(self) -> bool:
-        """Some layer has routed experts."""
+        """Whether some layer has routed experts."""
         return self.experts is not None
 
-    # ---- what the engine reads -------------------------------------------------------------------------------------
+    # ---- for the engine ----------------------------------------------------------------------------------------------
 
     @property
     def details(self) -> DecoderDetails:
@@ -88,10 +88,10 @@ class ModelSpec:
 
     @property
     def attention(self) -> Gqa | Mla:
-        """The attention of a model that the engine runs: its layers differ in nothing but the window."""
+        """The attention of a model that the engine runs: its layers differ only in the window."""
         kind = self.layers[0].attention
         if not isinstance(kind, Gqa | Mla):
-            raise ModelError(f"The engine does not have the attention of {self.name} ({type(kind).__name__}).")
+            raise ModelError(f"The engine does not support the attention of {self.name} ({type(kind).__name__}).")
         return kind
 
     @property
@@ -133,7 +133,7 @@ class ModelSpec:
 
     @property
     def vector_elements(self) -> int:
-        """Elements of norm weights and biases; where the details are not known, of two norms a layer and the last."""
+        """Elements of norm weights and biases; without `decoder`, of two norms per layer and the last norm."""
         norms = (2 * self.num_layers + 1) * self.hidden
         return norms if self.decoder is None else norms + sum(
             layer.count * _layer_vectors(layer, self.decoder, self.hidden) for layer in self.layers
@@ -182,7 +182,7 @@ class ModelSpec:
 def not_runnable(name: str) -> ModelError:
     """The error for a model of which only the shape is known."""
     return ModelError(
-        f"The engine does not run {name}: wager knows the shape of this family only, for `wager plan`.",
+        f"The engine does not run {name}: only the shape of this family is known, for `wager plan`.",
         "Give a model of a family that the engine runs.",
     )
 
@@ -212,6 +212,6 @@ class LayerStack:
         """From the attention and the feed-forward of every layer, first to last."""
         pairs = list(zip(attention, ffn, strict=True))
         counts = Counter(pairs)
-        index = {pair: at for at, pair in enumerate(counts)}
+        index = {pair: position for position, pair in enumerate(counts)}
         layers = tuple(Layer(kind, feed, count) for (kind, feed), count in counts.items())
         return cls(layers, tuple(index[pair] for pair in pairs))

@@ -1,1 +1,1 @@
-"""Workloads, measurements and their reports. An engine is whatever turns requests into completions."""
+"""Workloads, measurements and their reports, for any engine that turns requests into completions."""

@@ -1,7 +1,7 @@
-"""Compares answers token id by token id with those of plain decoding.
+"""Compares the token ids of answers with those of plain decoding.
 
 The plain answers come from an engine that serves one request at a time with nothing cached; the others from engines
-under what must not change a text: drafters, other requests in the batch, preemption, cached prefixes.
+under conditions that must not change a text: drafters, other requests in the batch, preemption, cached prefixes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OnDelta = Callable[[OutputDelta], None]
 
 
 class SteppingEngine(Protocol):
-    """What is needed of an engine."""
+    """The methods of an engine that `answers` calls."""
 
     def add(self, request: Request) -> None: ...
 
@@ -31,7 +31,7 @@ class SteppingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """How requests are served. `concurrency`: how many run together; `preempt_every`: tokens emitted between forced
+    """How requests are served. `concurrency`: how many run at once; `preempt_every`: tokens emitted between forced
     preemptions (None: none are forced)."""
 
     name: str
@@ -44,7 +44,7 @@ ALONE = Condition("alone", concurrency=1)
 
 
 def cached_conditions(concurrency: int) -> tuple[Condition, ...]:
-    """Conditions for one engine with a prefix cache, in this order: from the second on, it holds every prefix."""
+    """Conditions for one engine with a prefix cache, in this order: from the second on, every prefix is cached."""
     return (
         Condition("together, preempted", concurrency, preempt_every=16),
         Condition("alone, warm prefix", 1),

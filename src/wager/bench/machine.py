@@ -1,4 +1,4 @@
-"""What this machine is, as the card of a measurement and `doctor` print it. Unknown facts are None, never guessed."""
+"""Describes this machine, for the card of a measurement and `doctor`. Unknown values are None."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
-"""Instruction sets that matter to the kernels, as Linux names them."""
+"""Instruction sets that affect the kernels' speed, by their names in Linux."""
 
 PACKAGES = ("wager", "torch", "numpy", "tokenizers", "safetensors", "gguf", "huggingface-hub")
 
@@ -34,7 +34,7 @@ class Machine:
 
 
 def describe() -> Machine:
-    """Read the facts from Linux's own files; elsewhere most stay unknown."""
+    """Read /proc on Linux; on other systems most values are unknown."""
     from wager.kernels import physical_cores
 
     info, memory = _read("/proc/cpuinfo"), _read("/proc/meminfo")
@@ -71,10 +71,10 @@ def _read(path: str) -> str:
 
 
 def _first(pattern: str, text: str, default: Any) -> Any:
-    found = re.search(pattern, text, re.MULTILINE)
-    return found[1].strip() if found else default
+    match = re.search(pattern, text, re.MULTILINE)
+    return match[1].strip() if match else default
 
 
 def _kib(name: str, text: str) -> int | None:
-    found = _first(rf"^{name}:\s*(\d+) kB$", text, None)
-    return None if found is None else int(found) * 1024
+    kib = _first(rf"^{name}:\s*(\d+) kB$", text, None)
+    return None if kib is None else int(kib) * 1024

@@ -1,4 +1,4 @@
-"""Runs the same requests through one or several engines, in turns, and records what each answer took.
+"""Runs the same requests through one or several engines, in turns, and records the time of each answer.
 
 Engines that are compared take turns prompt by prompt (or pass by pass when requests run together), and the one that
 begins alternates, so that changes of the machine's speed affect all of them alike.
@@ -19,16 +19,16 @@ OnDelta = Callable[[OutputDelta], None]
 
 
 class GeneratingEngine(Protocol):
-    """What is needed of an engine to be measured."""
+    """The method of an engine that `measure` calls."""
 
     def generate(
-        self, requests: Sequence[Request], *, concurrency: int | None = None, on_event: OnDelta | None = None
+        self, requests: Sequence[Request], *, concurrency: int | None = None, on_output: OnDelta | None = None
     ) -> list[Completion]: ...
 
 
 @dataclass(slots=True)
 class Measurement:
-    """One engine's answers to each request, one a pass, and its wall seconds of each pass."""
+    """One engine's answers to each request, one per pass, and the wall seconds of each pass."""
 
     answers: list[list[Completion]]
     walls: list[float] = field(default_factory=list)
@@ -54,18 +54,18 @@ def measure(
     *,
     concurrency: int = 1,
     repeats: int = 1,
-    on_event: OnDelta | None = None,
+    on_output: OnDelta | None = None,
     clock: Callable[[], float] | None = None,
 ) -> dict[str, Measurement]:
-    """Answer all requests with every engine, `repeats` times, in turns; one measurement an engine.
+    """Answer all requests with every engine, `repeats` times, in turns; one measurement per engine.
 
-    One untimed short answer an engine comes first. Raises RequestError as soon as a request fails: no row is left out.
+    One untimed short answer per engine comes first. Raises RequestError as soon as a request fails: no row is left out.
     """
     clock = clock or Trace().clock
     turns = [[index] for index in range(len(requests))] if concurrency == 1 else [list(range(len(requests)))]
     records = {name: Measurement([[] for _ in requests]) for name in engines}
     for engine in engines.values():
-        _answer(engine, [_short(requests[0])], concurrency=1, on_event=None)
+        _answer(engine, [_short(requests[0])], concurrency=1, on_output=None)
     for repeat in range(repeats):
         for record in records.values():
             record.walls.append(0.0)
@@ -73,8 +73,8 @@ def measure(
             order = list(engines)[:: 1 if (repeat + number) % 2 == 0 else -1]
             for name in order:
                 begin = clock()
-                asked = [requests[index] for index in turn]
-                answers = _answer(engines[name], asked, concurrency=concurrency, on_event=on_event)
+                batch = [requests[index] for index in turn]
+                answers = _answer(engines[name], batch, concurrency=concurrency, on_output=on_output)
                 records[name].walls[-1] += clock() - begin
                 for index, answer in zip(turn, answers, strict=True):
                     records[name].answers[index].append(answer)
@@ -86,9 +86,9 @@ def _short(request: Request) -> Request:
 
 
 def _answer(
-    engine: GeneratingEngine, requests: Sequence[Request], *, concurrency: int, on_event: OnDelta | None
+    engine: GeneratingEngine, requests: Sequence[Request], *, concurrency: int, on_output: OnDelta | None
 ) -> list[Completion]:
-    answers = engine.generate(requests, concurrency=concurrency, on_event=on_event)
+    answers = engine.generate(requests, concurrency=concurrency, on_output=on_output)
     for answer in answers:
         if answer.finish_reason in ("error", "abort"):
             cause = answer.error or answer.finish_reason

@@ -1,7 +1,7 @@
-"""Turns measured answers into rows, a summary, a comparison and the card that says under what conditions.
+"""Turns measured answers into rows, a summary, a comparison and the card, which records the conditions.
 
 Rates: `decode_tok_s` is tokens over the seconds between each answer's first and last token, `e2e_tok_s` tokens over
-wall seconds, the prompt's included. Requests that run together overlap: then the first is the speed of one answer and
+wall seconds, prefill included. Requests that run at once overlap: then the first is the speed of one answer and
 the second that of the machine.
 """
 
@@ -23,7 +23,7 @@ SLOWER = 0.95
 
 
 def card(*, model: str, kernels: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Under what conditions a measurement was made."""
+    """The conditions of a measurement: model, kernels, machine, settings, versions, date."""
     return {
         "model": model,
         "kernels": dict(kernels),
@@ -35,7 +35,7 @@ def card(*, model: str, kernels: Mapping[str, str], settings: Mapping[str, Any])
 
 
 def rows(prompts: Sequence[Prompt], record: Measurement) -> list[Row]:
-    """One row a prompt; times are medians over the passes, the rest is the first pass's."""
+    """One row per prompt; times are medians over the passes, the other values are those of the first pass."""
     return [_row(prompt, record, index) for index, prompt in enumerate(prompts)]
 
 
@@ -107,13 +107,13 @@ def _rates(rows: Sequence[Row], *, wall_s: float | None = None) -> dict[str, Any
 
 def _ratios(pairs: Sequence[tuple[Row, Row]]) -> dict[str, Any]:
     decode = [r for a, b in pairs if (r := _ratio(a["decode_s"], b["decode_s"])) is not None]
-    whole = [r for a, b in pairs if (r := _ratio(_seconds(a), _seconds(b))) is not None]
+    end_to_end = [r for a, b in pairs if (r := _ratio(_seconds(a), _seconds(b))) is not None]
     return {
         "prompts": len(pairs),
         "decode_speedup": _ratio(sum(a["decode_s"] for a, _ in pairs), sum(b["decode_s"] for _, b in pairs)),
         "e2e_speedup": _ratio(sum(_seconds(a) for a, _ in pairs), sum(_seconds(b) for _, b in pairs)),
         "median_decode_speedup": median(decode) if decode else None,
-        "median_e2e_speedup": median(whole) if whole else None,
+        "median_e2e_speedup": median(end_to_end) if end_to_end else None,
         "slower": sum(ratio < SLOWER for ratio in decode),
         "differing": sum(a["token_ids"] != b["token_ids"] for a, b in pairs),
     }
@@ -123,6 +123,6 @@ def _seconds(row: Row) -> float:
     return float(row["prefill_s"] + row["decode_s"])
 
 
-def _ratio(above: float, below: float) -> float | None:
-    """None where there is nothing to divide by: an answer of one token has no decoding time."""
-    return above / below if below > 0 else None
+def _ratio(numerator: float, denominator: float) -> float | None:
+    """None if the denominator is 0: an answer of one token has no decoding time."""
+    return numerator / denominator if denominator > 0 else None

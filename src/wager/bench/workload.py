@@ -1,4 +1,4 @@
-"""Prompts to measure with: read from a file or built in, sorted into task families.
+"""Prompts for measurements: read from a file or built in, grouped by task family.
 
 Two row formats are read: {"id", "category", "prompt"} and Spec-Bench's {"question_id", "category", "turns"}, of which
 only the first turn is used.
@@ -23,7 +23,7 @@ OTHER = "mt_bench"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One user turn. `id` is kept as the file has it; `family` is one of FAMILIES or OTHER."""
+    """One user turn. `id` is that of the file; `family` is one of FAMILIES or OTHER."""
 
     id: str | int
     family: str
@@ -41,7 +41,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def builtin() -> list[Prompt]:
-    """The small set that comes with wager: three prompts of every family."""
+    """The built-in prompts: three of every family."""
     text = files("wager.bench").joinpath("prompts.jsonl").read_text(encoding="utf-8")
     return _parse(text.splitlines(), name="prompts.jsonl")
 

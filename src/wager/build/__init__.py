@@ -1,1 +1,1 @@
-"""From a configuration to a running engine: the one place where packages are put together."""
+"""Builds an engine from a configuration; the only package that imports all the others' implementations."""

@@ -1,4 +1,4 @@
-"""The drafters of a configuration: their models are opened and checked first, and loaded once everything fits."""
+"""The drafters of a configuration: models are opened and checked first, and loaded once the memory plan fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wager.kernels.base import Kernels
 
 @dataclass(frozen=True, slots=True)
 class OpenedDrafter:
-    """A drafter that was asked for and checked, but not built. `label` names its guesses; `model` is its model, opened
+    """A configured drafter that was checked but not built. `label` is its name in results; `model` is its model, opened
     but not loaded, if it runs one."""
 
     label: str
@@ -24,7 +24,7 @@ class OpenedDrafter:
 
 
 def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
-    """The drafters of a configuration. The label is the name, with the argument where a name is there twice."""
+    """The drafters of a configuration. The label is the name, with the argument if a name occurs twice."""
     specs = config.speculation.drafters
     counts = Counter(spec.name for spec in specs)
     return [
@@ -46,8 +46,8 @@ class DrafterBytes:
 
 
 def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterBytes:
-    """The memory that drafters take; only those that run a model take any worth counting."""
-    models = [each.model for each in drafters if each.model is not None]
+    """The memory of all drafters; that of drafters without a model is small and not counted."""
+    models = [drafter.model for drafter in drafters if drafter.model is not None]
     return DrafterBytes(
         sum(model.weight_bytes(kernels) + model.workspace_bytes(kernels) for model in models),
         sum(model.token_bytes(kernels) for model in models),
@@ -55,7 +55,7 @@ def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterByt
 
 
 def build(opened: OpenedDrafter, config: EngineConfig, *, kernels: Kernels, num_blocks: int, vocab: int) -> Drafter:
-    """Build one; a model's weights are loaded here, its cache has `num_blocks` blocks."""
+    """Build one drafter; if it runs a model, load the weights, with a cache of `num_blocks` blocks."""
     model = opened.model
     parts = DrafterParts(
         vocab,

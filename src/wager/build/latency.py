@@ -1,4 +1,4 @@
-"""What steps of a loaded model take: as calibrated on this machine, or else measured for a moment."""
+"""The latency model of a loaded model: its calibration on this machine, or else a short measurement."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ log = logging.getLogger("wager")
 
 
 def stored(model: OpenedModel, kernels: Kernels, *, report: Callable[[str], None]) -> LatencySurface | None:
-    """The calibration of this model on this machine; None, with a warning, where it is damaged or of another one."""
+    """The calibration of this model on this machine; None without one; damaged or outdated ones are warned of."""
     folder = hub.cache_dir(FOLDER)
-    here = setup(kernels, model.spec, model=model.path.name)
-    found = find_calibration(folder, here)
-    if found.calibration:
-        report(f"step latencies as calibrated {found.calibration.age}")
-        return found.calibration.surface()
-    if any(folder.glob(f"{here.shape}-*.json")):
-        log.warning("%s Steps are measured anew; `wager calibrate` stores them.", found.reason)
+    current = setup(kernels, model.spec, model=model.path.name)
+    search = find_calibration(folder, current)
+    if search.calibration:
+        report(f"step latencies as calibrated {search.calibration.age}")
+        return search.calibration.surface()
+    if any(folder.glob(f"{current.shape}-*.json")):
+        log.warning("%s Steps are measured again; `wager calibrate` stores them.", search.reason)
     return None
 
 
 def measured(runner: Runner, *, max_context: int, report: Callable[[str], None]) -> LatencySurface:
-    """A latency model from a few steps of `runner`, which overwrite its cache; assumed where that is too small."""
+    """A latency model from a few steps of `runner`, which overwrite its cache; default values if that is too small."""
     report("measuring a few steps")
     try:
         return quick_surface(runner, max_context=max_context)
     except UsageError as error:
-        log.warning("%s Step latencies are assumed until steps were timed.", error.message)
+        log.warning("%s Default step latencies are used until steps were timed.", error.message)
         return LatencySurface([1, 256], [5e-3, 5e-2])

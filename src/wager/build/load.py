@@ -1,6 +1,6 @@
-"""From a configuration to a running engine.
+"""Builds an engine from a configuration.
 
-Everything that may be refused (model, tokenizer, drafters, memory) is looked at before the first big allocation.
+Model, tokenizer, drafters and memory are checked before the first large allocation.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Report = Callable[[str], None]
 TARGET_OPTIONS = (
     "model", "kernels", "dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens",
 )  # fmt: skip
-"""Options that are decided when a target is loaded; engines that share it cannot have others."""
+"""Options that are fixed when a target is loaded; engines that share it must have the same values."""
 
 
 @dataclass
 class LoadedTarget:
     """A loaded model that several engines may use one after the other.
 
-    `cache_user` is the engine whose blocks the cache holds now; `latency` what its steps take, once that is known.
+    `cache_user` is the engine whose blocks the cache holds now; `latency` the latency model, once it is known.
     """
 
     config: EngineConfig
@@ -57,17 +57,18 @@ class LoadedTarget:
     latency: LatencySurface | None = None
 
     def claim_cache(self, engine: LoadedEngine | None) -> None:
-        """Make `engine` (None: nobody) the cache's user. UsageError while another one has requests running."""
+        """Make `engine` (None: no engine) the cache's user. UsageError while another one has requests running."""
         user = self.cache_user
         if user is not None and user is not engine and user.busy:
             raise UsageError(
-                "Another engine is using this model's cache.", "Let it finish: engines that share a model take turns."
+                "Another engine is using this model's cache.",
+                "Wait until its requests have finished: engines that share a model run one at a time.",
             )
         self.cache_user = engine
 
 
 class LoadedEngine(Engine):
-    """An engine over a loaded model, with what was decided when it was built."""
+    """An engine on a loaded model, with its target and memory plan."""
 
     target: LoadedTarget
     memory_plan: MemoryPlan
@@ -86,11 +87,11 @@ class LoadedEngine(Engine):
 
     @property
     def drafter_name(self) -> str:
-        """The drafters in use, with commas between; `none` once a failing drafter was switched off."""
+        """The drafters in use, separated by commas; `none` once a failing drafter was switched off."""
         return self.proposer.name
 
     def add(self, request: Request) -> None:
-        """As Engine.add. Cached prefixes are forgotten if another engine has used the target's cache since."""
+        """As Engine.add. Resets the prefix cache if another engine has used the target's cache since."""
         if self.target.cache_user is not self:
             self.target.claim_cache(self)
             self.scheduler.block_pool.reset_prefix_cache()
@@ -104,11 +105,11 @@ def load(
     target: LoadedTarget | None = None,
     drafter: Drafter | None = None,
 ) -> LoadedEngine:
-    """Build an engine. `report` is called with what is being done, for a progress display.
+    """Build an engine. `report` is called with lines of progress.
 
-    `target` is a loaded model to share instead of loading it again; `drafter` is one of the caller's own, used in place
-    of those that the configuration names. Sets torch to one thread: the kernels have their own. Raises WagerError
-    subclasses that name what is not possible.
+    `target` is a loaded model to share instead of loading it again; `drafter` is used in place of those that the
+    configuration names. Sets torch to one thread: the kernels have their own. Raises subclasses of WagerError that
+    name the cause.
     """
     config, report = config or EngineConfig(), report or (lambda _: None)
     limit_torch_threads()
@@ -123,22 +124,22 @@ def load(
     if target is None:
         report(f"loading {model.path.name} ({memory.gib(plan.weights)})")
         target = LoadedTarget(config, model, model.load(kernels, plan.num_blocks), kernels, plan)
-    for each in opened:
-        if each.model is not None:
-            report(f"loading the draft model {each.model.path.name}")
+    for item in opened:
+        if item.model is not None:
+            report(f"loading the draft model {item.model.path.name}")
     blocks, vocab = target.memory_plan.num_blocks, target.decoder.vocab
-    built = [drafting.build(each, config, kernels=kernels, num_blocks=blocks, vocab=vocab) for each in opened]
+    built = [drafting.build(item, config, kernels=kernels, num_blocks=blocks, vocab=vocab) for item in opened]
     return _assemble(config, target, [drafter] if drafter else built, plan, report=report)
 
 
 def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:
     """Options that a shared target cannot honour are refused, not ignored."""
-    wanted, loaded = config.as_options(), shared.as_options()
+    options, loaded = config.as_options(), shared.as_options()
     for name in TARGET_OPTIONS:
-        if wanted[name] != loaded[name]:
+        if options[name] != loaded[name]:
             raise UsageError(
-                f"{name} = {wanted[name]!r} differs from the shared target's {loaded[name]!r}.",
-                "Load the model anew, or leave the option as it was.",
+                f"{name} = {options[name]!r} differs from the shared target's {loaded[name]!r}.",
+                "Load the model again, or leave the option unchanged.",
             )
 
 
@@ -158,7 +159,7 @@ def _plan_memory(
     *,
     shared: LoadedTarget | None,
 ) -> MemoryPlan:
-    """Divide the memory; a shared target's cache is as large as it is and only the drafters come on top."""
+    """Plan the memory; a shared target keeps its cache, so only the drafters are added."""
     limit = config.capacity.memory
     budget = limit if limit is not None else int(memory.available() * memory.SHARE)
     if shared is not None and limit is None:
@@ -177,7 +178,7 @@ def _plan_memory(
 
 
 def _latency(target: LoadedTarget, runner: Runner, report: Report) -> LatencySurface:
-    """What steps of a loaded target take: one copy for each engine, which corrects it by its own steps."""
+    """The latency model of a loaded target: a copy for each engine, which corrects it by its own steps."""
     if target.latency is None:
         target.latency = latencies.stored(target.opened, target.kernels, report=report)
     if target.latency is None:
@@ -191,20 +192,20 @@ def _assemble(
 ) -> LoadedEngine:
     decoder, model, rule = target.decoder, target.opened, config.speculation.verify
     runner, trace = Runner(decoder, rule=rule, kernels=target.kernels), Trace()
-    decided = policies.build(config.speculation, drafters, lambda: _latency(target, runner, report))
+    built = policies.build(config.speculation, drafters, lambda: _latency(target, runner, report))
     scheduler = Scheduler(
         PagedKVCache(BlockPool(decoder.cache.num_blocks, prefix_cache=config.capacity.prefix_cache), decoder.cache),
         max_rows=decoder.max_rows,
         max_sequences=decoder.max_sequences,
         max_context=model.limits.context,
-        max_draft_tokens=decided.max_depth,
+        max_draft_tokens=built.max_depth,
         clock=trace.clock,
     )
     engine = LoadedEngine(
         runner,
         scheduler,
-        policy=decided.policy,
-        proposer=Proposer(*(drafters if decided.max_depth else ()), vocab=decoder.vocab, rule=rule),
+        policy=built.policy,
+        proposer=Proposer(*(drafters if built.max_depth else ()), vocab=decoder.vocab, rule=rule),
         decoder=lambda: IncrementalDecoder(model.tokenizer),
         eos=model.tokenizer.eos_ids,
         trace=trace,

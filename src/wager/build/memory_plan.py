@@ -1,6 +1,6 @@
-"""The memory plan: what weights, workspace, drafters and cache take, decided before anything is allocated.
+"""The memory plan: bytes of weights, workspace, drafters and cache, computed before anything is allocated.
 
-Bytes and positions only, no tensors. What does not fit is refused with the figures.
+A model that does not fit is refused with the figures.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from wager.errors import MemoryPlanError
 from wager.kernels.base import BLOCK_SIZE
 
 SHARE = 0.8
-"""Share of the memory that is free at start which is planned with, where no limit was given."""
+"""Share of the free memory that a plan may use if no limit was given."""
 
 FULL_CONTEXTS = 4
-"""Sequences of full length that the cache has room for by default; with a memory limit it takes all that is left."""
+"""Sequences of full length that fit in the cache by default; with a memory limit it takes all the remaining bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,54 +49,54 @@ def plan(
     cache_tokens: int | None = None,
     use_all: bool = False,
 ) -> MemoryPlan:
-    """Divide `budget` bytes. `token_bytes` is what the cache takes per position (target and drafters together).
+    """Divide `budget` bytes. `token_bytes` are the cache's bytes per position (target and drafters together).
 
-    Without `cache_tokens` the cache takes what is left, up to FULL_CONTEXTS contexts unless `use_all`; at least one
-    whole context must fit. Raises MemoryPlanError with the figures.
+    Without `cache_tokens` the cache takes the rest, up to FULL_CONTEXTS contexts unless `use_all`; at least one
+    context of full length must fit. Raises MemoryPlanError with the figures.
     """
     fixed = weights + workspace + drafter
-    wanted = cache_tokens if cache_tokens is not None else max_context * FULL_CONTEXTS
+    requested = cache_tokens if cache_tokens is not None else max_context * FULL_CONTEXTS
     if cache_tokens is None:
-        left = max(0, budget - fixed) // token_bytes
-        wanted = left if use_all else min(wanted, left)
-    tokens = wanted // BLOCK_SIZE * BLOCK_SIZE if cache_tokens is None else -(-wanted // BLOCK_SIZE) * BLOCK_SIZE
-    least = max_context if cache_tokens is None else tokens
-    if fixed + max(tokens, least) * token_bytes > budget:
+        free = max(0, budget - fixed) // token_bytes
+        requested = free if use_all else min(requested, free)
+    tokens = requested // BLOCK_SIZE * BLOCK_SIZE if cache_tokens is None else -(-requested // BLOCK_SIZE) * BLOCK_SIZE
+    required = max(tokens, max_context if cache_tokens is None else tokens)
+    total = fixed + required * token_bytes
+    if total > budget:
         raise MemoryPlanError(
             f"The model does not fit: weights {gib(weights)} + workspace {gib(workspace)} + drafter {gib(drafter)} + "
-            f"cache of {max(tokens, least)} tokens {gib(max(tokens, least) * token_bytes)} = "
-            f"{gib(fixed + max(tokens, least) * token_bytes)}, of {gib(budget)} that may be used.",
+            f"cache of {required} tokens {gib(required * token_bytes)} = "
+            f"{gib(total)}, of {gib(budget)} that may be used.",
             "Lower --max-context, use a smaller model, or raise --memory.",
         )
     return MemoryPlan(budget, weights, workspace, drafter, tokens * token_bytes, tokens)
 
 
 def available() -> int:
-    """Bytes free for new allocations: the lesser of what the system and what the control group leaves."""
-    found = [_meminfo(), *_cgroup()]
-    return min(value for value in found if value is not None)
+    """Bytes free for new allocations: the smaller of the system's and the control group's."""
+    return min(_meminfo(), *_cgroup())
 
 
 def _meminfo() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise MemoryPlanError("This system does not say how much memory is free.", "Give --memory, for example 4GiB.")
+    raise MemoryPlanError("This system does not report how much memory is free.", "Give --memory, for example 4GiB.")
 
 
 def _cgroup() -> list[int]:
-    """What the control group (a container's limit) leaves; empty without one."""
+    """Bytes free within the control group's limit (a container's), in a list that is empty without a limit."""
     root = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         try:
-            most, now = (root / limit).read_text().strip(), int((root / used).read_text())
+            limit_text, usage = (root / limit).read_text().strip(), int((root / used).read_text())
         except (OSError, ValueError):
             continue
-        if most.isdigit():
-            return [max(0, int(most) - now)]
+        if limit_text.isdigit():
+            return [max(0, int(limit_text) - usage)]
     return []
 
 

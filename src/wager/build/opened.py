@@ -1,4 +1,4 @@
-"""Models whose files were opened and checked, but not loaded: what they are and what memory they would take."""
+"""Models whose files were opened and checked, but not loaded: their shape, tokenizer, limits and memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class OpenedModel:
 
 
 def open_target(config: EngineConfig) -> OpenedModel:
-    """The model of a configuration. WagerError says what is unknown, missing, damaged or too long."""
+    """The model of a configuration. WagerError if it is unknown, missing, damaged or too short for max_context."""
     capacity = config.capacity
     path, weights, tokenizer = open_model(config.model.model)
     context = weights.spec.context if capacity.max_context is None else capacity.max_context
@@ -92,10 +92,10 @@ def open_target(config: EngineConfig) -> OpenedModel:
 
 
 def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedModel:
-    """A smaller model that drafts for `target`; refused if its vocabulary is another one."""
+    """A smaller model that drafts for `target`; refused if its vocabulary differs."""
     path, weights, tokenizer = open_model(model)
     check_same_vocabulary(target.tokenizer, tokenizer)
     context = min(target.limits.context, weights.spec.context)
-    sequences = target.limits.sequences  # of each sequence one row has logits: the next guess is drawn from them
+    sequences = target.limits.sequences  # one logits row per sequence: the next guess is drawn from it
     limits = PassLimits(config.capacity.max_rows, sequences, context, logits_rows=sequences)
     return OpenedModel(path, weights, tokenizer, limits)

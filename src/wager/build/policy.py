@@ -1,4 +1,4 @@
-"""The policy of a configuration: what decides how many tokens are guessed, and by which latency model."""
+"""Builds the policy of a configuration, which decides how many tokens are guessed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _CATCH_UP_TOKENS = 8
 """Missed tokens that a drafter with a cache of its own computes in about the time of one guess."""
 
 _DRAFT_SHARE = 0.25
-"""Share of the target's one-row step that a guess is taken to cost until it was timed."""
+"""Assumed cost of a guess until it was timed, as a share of the target's one-row step."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltPolicy:
-    """A policy, and the most guesses that it may ask for of one sequence in a step."""
+    """A policy, and its maximum number of guesses per sequence and step."""
 
     policy: Policy
     max_depth: int
@@ -31,7 +31,7 @@ class BuiltPolicy:
 def build(
     speculation: SpeculationConfig, drafters: Sequence[Drafter], measure: Callable[[], LatencySurface]
 ) -> BuiltPolicy:
-    """The policy over `drafters`. `measure` gives the latency model; it is called only for a policy that needs one.
+    """The policy over `drafters`. `measure` returns the latency model; it is called only for a policy that needs one.
 
     Raises UsageError for options that the policy would ignore.
     """
@@ -40,10 +40,12 @@ def build(
         return BuiltPolicy(FixedDepth(0), 0)
     speculation.check_policy(len(drafters))
     if spec.kind == "adaptive":
-        depths = {each.name: each.max_depth if depth is None else depth for each in drafters}
+        depths = {drafter.name: drafter.max_depth if depth is None else depth for drafter in drafters}
         latency = measure()
-        able = {each.name: _capabilities(each, depths[each.name], latency) for each in drafters}
-        policy = Adaptive(latency, drafters=able, objective=speculation.parsed_objective, rule=speculation.verify)
+        capabilities = {drafter.name: _capabilities(drafter, depths[drafter.name], latency) for drafter in drafters}
+        policy = Adaptive(
+            latency, drafters=capabilities, objective=speculation.parsed_objective, rule=speculation.verify
+        )
         return BuiltPolicy(policy, max(depths.values()))
     depth = drafters[0].default_depth if depth is None else depth
     if spec.kind == "threshold":

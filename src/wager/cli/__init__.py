@@ -25,7 +25,7 @@ VERBS = {
     "plan": "Compute from published figures which draft depth pays, where, and why.",
     "calibrate": "Measure what steps take on this machine, and store it.",
     "replay": "Compare policies on a simulated server; no model.",
-    "doctor": "Say what this machine offers, what is used and what is missing.",
+    "doctor": "Show the machine's kernels, models and calibrations, and what is missing.",
 }
 """Every verb and what it does; `wager.cli.NAME` holds its `command`."""
 
@@ -64,9 +64,9 @@ class Verbs(click.Group):
 )
 @click.version_option(__version__, message="wager %(version)s")
 def cli() -> None:
-    """Answers in fewer slow steps, and the text is the same, byte for byte.
+    """Run language models with speculative decoding: fewer passes per answer, the same text byte for byte.
 
-    Each verb explains itself: wager VERB --help.
+    For the options of a verb: wager VERB --help.
     """
 
 

@@ -1,4 +1,4 @@
-"""`wager bench`: how fast is it on a set of prompts, and with --compare how much faster than plain decoding."""
+"""`wager bench`: speed on a set of prompts, and with --compare the speed-up over plain decoding."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Answer the prompts of FILE and report speed by task family.
 
-    FILE holds a JSON row a line, {"id", "category", "prompt"} or Spec-Bench's {"question_id", "category", "turns"}
-    (first turn). Without FILE a small set that comes with wager is used. The prefix cache is off unless asked for.
+    FILE holds one JSON object per line, {"id", "category", "prompt"} or Spec-Bench's {"question_id", "category",
+    "turns"} (first turn). Without FILE a small set that comes with wager is used. The prefix cache is off by default.
     """
     from wager.bench import measure
 
@@ -57,7 +57,7 @@ def command(
     with console.meter("answers") as update:
         records = measure.measure(
             engines, requests, concurrency=concurrency, repeats=repeat,
-            on_event=count_answers(update, "Measuring", len(requests) * len(engines) * repeat),
+            on_output=count_answers(update, "Measuring", len(requests) * len(engines) * repeat),
         )  # fmt: skip
     settings = {**settings_of(config, params, framing), "concurrency": concurrency, "repeats": repeat}
     result = _result(prompts, records, card_of(config, engines[FAST], settings))
@@ -89,7 +89,7 @@ def settings_of(config: EngineConfig, params: SamplingParams, framing: flags.Fra
 
 
 def card_of(config: EngineConfig, engine: LoadedEngine, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Under what conditions a measurement was made."""
+    """The conditions of a measurement: model, kernels, machine, settings, versions."""
     from wager.bench import report
 
     kernels = {"name": engine.kernels.name, "reason": engine.kernels.reason}
@@ -97,7 +97,7 @@ def card_of(config: EngineConfig, engine: LoadedEngine, settings: Mapping[str, A
 
 
 def _result(prompts: Sequence[Prompt], records: Mapping[str, Measurement], card: dict[str, Any]) -> dict[str, Any]:
-    """What --json writes; see docs/bench.md."""
+    """The JSON of --json; see docs/bench.md."""
     from wager.bench import report
 
     rows = {name: report.rows(prompts, record) for name, record in records.items()}
@@ -116,13 +116,13 @@ def _result(prompts: Sequence[Prompt], records: Mapping[str, Measurement], card:
 def to_requests(
     prompts: Sequence[Prompt], tokenizer: ChatTokenizer, *, framing: flags.Framing, params: SamplingParams
 ) -> list[Request]:
-    """One request a prompt, by the prompt's id; '#' in it is replaced, since the engine numbers choices with it."""
+    """One request per prompt, by the prompt's id; '#' in an id is replaced: the engine numbers choices with it."""
     return [
         Request(str(prompt.id).replace("#", "-"), framing.encode(tokenizer, prompt.text), params) for prompt in prompts
     ]
 
 
-def count_answers(update: console.Update, what: str, total: int) -> Callable[[OutputDelta], None]:
+def count_answers(update: console.Update, activity: str, total: int) -> Callable[[OutputDelta], None]:
     """A function to call with every delta, which shows how many answers have finished."""
     done = 0
 
@@ -130,13 +130,13 @@ def count_answers(update: console.Update, what: str, total: int) -> Callable[[Ou
         nonlocal done
         if delta.finish_reason:
             done += 1
-            update(what, min(done, total), total)
+            update(activity, min(done, total), total)
 
     return count
 
 
 def _show(result: Mapping[str, Any], *, to_stdout: bool) -> None:
-    """The summary as a table: a line a family, then all."""
+    """The summary as a table: one line per family, then all."""
     summary, compare = result["summary"], result.get("compare")
     columns = ["tok/s", "prompts", "tokens", "decode", "e2e", "τ"]
     if compare:

@@ -1,4 +1,4 @@
-"""`wager calibrate`: measures what a step of a model takes on this machine, fits it, tests the fit, stores it."""
+"""`wager calibrate`: measures a model's step times on this machine, fits a latency model, tests and stores it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from wager.profiling.timed_steps import StepTimer
 
 DISTURBED = 0.25
-"""An error (90th percentile) above this says that other programs ran meanwhile."""
+"""An error (90th percentile) above this means that other programs ran meanwhile."""
 
 _DRAFT_SHARE = 0.1
 _SAME = 0.015
-"""Costs of a row that differ by less, in steps of one row, count as the same."""
+"""Costs of a row that differ by less, as shares of a step of one row, count as the same."""
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
@@ -51,7 +51,7 @@ _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
 def command(
     *, config: EngineConfig, drafters: tuple[str, ...], seconds: float, checking: bool, json_path: Path | None
 ) -> None:
-    """Time real steps of the model on this machine and fit what a step takes.
+    """Time real steps of the model on this machine and fit a latency model to them.
 
     Steps with 1 to 128 rows, 1 to 32 requests and short to long contexts are timed in shuffled order, and drafting with
     each --drafter. The fit is tested on steps that it was not fitted to, and stored in the user's cache folder, where
@@ -62,39 +62,39 @@ def command(
     from wager.profiling.calibrate import setup
 
     if not 0 < seconds < math.inf:
-        raise UsageError(f"seconds = {seconds:g} is out of range.", "Measure for more than no time: --seconds 60.")
+        raise UsageError(f"seconds = {seconds:g} is out of range.", "Give a time above 0, such as --seconds 60.")
     console.check_writable(json_path)
     engine = open_engine(config.with_options(drafter="none"))
     folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
-    here = setup(engine.kernels, engine.spec, model=name)
+    current = setup(engine.kernels, engine.spec, model=name)
     if checking:
-        stored = find_calibration(folder, here)
+        stored = find_calibration(folder, current)
         if stored.calibration is None:
             raise UsageError(stored.reason, f"Calibrate first: wager calibrate --model {config.model.model}.")
         _check(engine, stored.calibration, seconds=seconds, json_path=json_path)
         return
-    calibration = _measure(engine, here, config, ",".join(drafters).split(","), seconds=seconds)
+    calibration = _measure(engine, current, config, ",".join(drafters).split(","), seconds=seconds)
     _store(calibration, folder, json_path=json_path)
 
 
 def _measure(
-    engine: LoadedEngine, here: Setup, config: EngineConfig, drafters: Sequence[str], *, seconds: float
+    engine: LoadedEngine, setup: Setup, config: EngineConfig, drafters: Sequence[str], *, seconds: float
 ) -> Calibration:
     """Time drafting with each drafter, and then steps."""
     from wager.profiling.calibrate import calibrate
 
     timer = _step_timer(engine)
     curves: dict[str, DraftCurve] = {}
-    for each in drafters:
-        asked = config.with_options(drafter=each, policy="fixed")
-        curve = _time_drafters(engine, timer, asked, seconds=seconds * _DRAFT_SHARE)
+    for drafter in drafters:
+        drafter_config = config.with_options(drafter=drafter, policy="fixed")
+        curve = _time_drafters(engine, timer, drafter_config, seconds=seconds * _DRAFT_SHARE)
         if curve.keys() & curves.keys():
-            raise UsageError(f"Two drafters go by the name {next(iter(curve))!r}.", "Calibrate with one of them.")
+            raise UsageError(f"Two drafters have the name {next(iter(curve))!r}.", "Calibrate with one of them.")
         curves |= curve
     with console.meter("seconds") as update:
         return calibrate(
             timer,
-            here,
+            setup,
             seconds=seconds,
             drafters=curves,
             report=lambda passed: update("Timing steps", int(passed), math.ceil(seconds)),
@@ -103,16 +103,16 @@ def _measure(
 
 def _store(calibration: Calibration, folder: Path, *, json_path: Path | None) -> None:
     """Write and show a calibration; one disturbed by other programs does not replace an undisturbed one."""
-    before = find_calibration(folder, calibration.setup).calibration
+    previous = find_calibration(folder, calibration.setup).calibration
     disturbed = calibration.errors.p90 > DISTURBED
-    kept = before if disturbed and before and before.errors.p90 <= DISTURBED else None
+    kept = previous if disturbed and previous and previous.errors.p90 <= DISTURBED else None
     path = None if kept else calibration.write(folder)
     if json_path:
         console.write_json({**calibration.as_dict(), "path": path and str(path)}, json_path)
     if str(json_path) != "-":
         _show(calibration)
     if kept:
-        console.say(f"not stored: the one made {kept.age} is kept, which was off by {kept.errors}")
+        console.say(f"not stored: the calibration made {kept.age} is kept, whose error was {kept.errors}")
     else:
         console.say(f"stored in {path}")
 
@@ -131,7 +131,7 @@ def _step_timer(engine: LoadedEngine) -> StepTimer:
 def _time_drafters(
     engine: LoadedEngine, timer: StepTimer, config: EngineConfig, *, seconds: float
 ) -> dict[str, DraftCurve]:
-    """The curves of a configuration's drafters, by the names that they go by in the engine; nothing for `none`."""
+    """The curves of a configuration's drafters, by their names in the engine; empty for `none`."""
     from wager.cli.loading import open_engine
     from wager.engine.proposer import Proposer
     from wager.profiling.timed_drafts import time_drafting
@@ -157,7 +157,7 @@ def _check(engine: LoadedEngine, calibration: Calibration, *, seconds: float, js
     from wager.profiling.calibrate import check_calibration
 
     with console.meter("seconds") as update:
-        found = check_calibration(
+        check = check_calibration(
             _step_timer(engine),
             calibration,
             seconds=seconds,
@@ -165,14 +165,14 @@ def _check(engine: LoadedEngine, calibration: Calibration, *, seconds: float, js
             report=lambda passed: update("Timing steps", int(passed), math.ceil(seconds)),
         )
     if json_path:
-        console.write_json({"setup": asdict(calibration.setup), **asdict(found)}, json_path)
+        console.write_json({"setup": asdict(calibration.setup), **asdict(check)}, json_path)
     if str(json_path) != "-":
-        click.echo(f"{found.stored.count} steps of random shapes, calibrated {calibration.age}:")
-        click.echo(f"  as stored: off by {found.stored}")
-        click.echo(f"  corrected by the steps before, as in the engine: off by {found.corrected}")
+        click.echo(f"{check.stored.count} steps of random shapes, calibrated {calibration.age}:")
+        click.echo(f"  as stored: off by {check.stored}")
+        click.echo(f"  corrected by the steps before, as in the engine: off by {check.corrected}")
 
 
-# ---- in words and figures -----------------------------------------------------------------------------------------
+# ---- output -------------------------------------------------------------------------------------------------------
 
 
 def _show(calibration: Calibration) -> None:
@@ -198,10 +198,10 @@ def _table(calibration: Calibration) -> list[list[str]]:
 
 
 def _cost_lines(surface: LatencySurface) -> list[str]:
-    """What one more row costs, by ranges of rows, and what requests and contexts cost."""
+    """The costs of one more row, by ranges of rows, and of requests and contexts."""
     one = surface.seconds(1, 1, 0)
-    words = [f"{cost:.1%}{' of a one-row step' if not at else ''} up to {rows} rows"
-             for at, (rows, cost) in enumerate(row_costs(surface))]  # fmt: skip
+    words = [f"{cost:.1%}{' of a one-row step' if not index else ''} up to {rows} rows"
+             for index, (rows, cost) in enumerate(row_costs(surface))]  # fmt: skip
     return [
         f"Another row costs {', then '.join(words)}.",
         f"A step of one row takes {1e3 * one:.2f} ms; another request adds {1e6 * surface.per_request:.0f} µs; 1000 "
@@ -211,7 +211,7 @@ def _cost_lines(surface: LatencySurface) -> list[str]:
 
 
 class RowCost(NamedTuple):
-    """What another row costs up to `rows` rows, in steps of one row."""
+    """The cost of another row, up to `rows` rows, as a share of a step of one row."""
 
     rows: int
     cost: float
@@ -242,7 +242,7 @@ def _drafting_lines(surface: LatencySurface) -> list[str]:
 
 def _error_lines(calibration: Calibration) -> Sequence[str]:
     errors = calibration.errors
-    said = f"On {errors.count} step shapes that were not fitted the prediction is off by {errors}."
+    line = f"On {errors.count} step shapes that were not fitted the prediction is off by {errors}."
     if errors.p90 > DISTURBED:
-        return [said, "That is much: other programs ran meanwhile, or too little was timed. Calibrate again."]
-    return [said]
+        return [line, "The error is large: other programs ran meanwhile, or too little was timed. Calibrate again."]
+    return [line]

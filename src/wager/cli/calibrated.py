@@ -1,4 +1,4 @@
-"""Stored calibrations for other commands: what `doctor` lists, and what `plan --hardware this` asks.
+"""Stored calibrations for other commands: `doctor` lists them, `plan --hardware this` predicts with them.
 
 Opens a model's files for its shape; loads no weights.
 """
@@ -17,7 +17,7 @@ from wager.economics.latency.calibration import FOLDER, Calibration, fingerprint
 from wager.errors import ModelError, UsageError
 
 THIS = "this"
-"""What `plan --hardware` calls the machine that it runs on."""
+"""The name of this machine in `plan --hardware`."""
 
 
 def stored() -> list[dict[str, Any]]:
@@ -26,53 +26,56 @@ def stored() -> list[dict[str, Any]]:
     from wager.kernels import machine
     from wager.models import hub
 
-    found: list[dict[str, Any]] = []
-    here = machine()
+    listed: list[dict[str, Any]] = []
+    this_machine = machine()
     for path in sorted(hub.cache_dir(FOLDER).glob("*.json")):
         try:
-            each = Calibration.read(path)
+            calibration = Calibration.read(path)
         except UsageError as error:
-            found.append({"path": str(path), "error": error.message})
+            listed.append({"path": str(path), "error": error.message})
             continue
-        other = None if each.setup.machine == here else each.setup.machine
-        found.append({"path": str(path), "model": each.setup.model, "kernels": each.setup.kernels,
-                      "threads": each.setup.threads, "age": each.age, "when": each.when.isoformat(),
-                      "errors": asdict(each.errors), "other_machine": other})  # fmt: skip
-    return found
+        setup = calibration.setup
+        other = None if setup.machine == this_machine else setup.machine
+        listed.append({"path": str(path), "model": setup.model, "kernels": setup.kernels, "threads": setup.threads,
+                       "age": calibration.age, "when": calibration.when.isoformat(),
+                       "errors": asdict(calibration.errors), "other_machine": other})  # fmt: skip
+    return listed
 
 
 def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> CalibratedCostModel:
-    """Steps of `model` as they were measured: by what is stored for this machine, or by the `values` of a calibration
-    from the file `where`, which may be another machine's. UsageError if it is of another model or damaged."""
+    """Measured step times of `model`: from the calibration stored for this machine, or from the `values` of a
+    calibration in the file `where`, which may be another machine's. UsageError if it is of another model or damaged."""
     from wager.bench.machine import describe
     from wager.kernels import machine
     from wager.models import hub
 
-    spec, here = _spec(model), machine()
+    spec, this_machine = _spec(model), machine()
     name, shape = Path(model).name, fingerprint(spec)
     if values is None:
-        found = latest_calibration(hub.cache_dir(FOLDER), shape=shape, machine=here)
+        calibration = latest_calibration(hub.cache_dir(FOLDER), shape=shape, machine=this_machine)
     else:
-        found = Calibration.from_dict(values, where=where)
-    setup, errors = found.setup, found.errors
+        calibration = Calibration.from_dict(values, where=where)
+    setup, errors = calibration.setup, calibration.errors
     if setup.shape != shape:
         raise UsageError(
             f"{where} calibrates {setup.model}, and --model is {name}.",
             "Name that model.",
         )
-    local = setup.machine == here
+    local = setup.machine == this_machine
     if not local:
-        console.say(f"warning: {where} was made on another machine: {setup.machine}; this one is {here}.")
+        console.say(f"warning: {where} was made on another machine: {setup.machine}; this one is {this_machine}.")
     label = (
-        f"{setup.machine}; {setup.kernels}, measured {found.age}, off by {errors.median:.1%} (median) and "
+        f"{setup.machine}; {setup.kernels}, measured {calibration.age}, off by {errors.median:.1%} (median) and "
         f"{errors.p90:.1%} (90th percentile) on steps it was not fitted to"
     )
-    served = replace(spec, name=name, precision=Precision.of("bf16"), source="the model's own files")
-    return CalibratedCostModel(served, found.surface(), memory=describe().memory if local else None, label=label)
+    described = replace(spec, name=name, precision=Precision.of("bf16"), source="the model's own files")
+    return CalibratedCostModel(
+        described, calibration.surface(), memory=describe().memory if local else None, label=label
+    )
 
 
 def _spec(model: str) -> ModelSpec:
-    """The shape of a model on this machine; UsageError if it is not here, and so was not calibrated here."""
+    """The shape of a model on this machine; UsageError if its files are not stored here."""
     from wager.models import hub, random_models
     from wager.models.weights import open_weights
 

@@ -1,4 +1,4 @@
-"""`wager chat`: a conversation. Each turn sends the whole of it; the prefix cache holds what was computed before."""
+"""`wager chat`: a conversation. Each turn sends all its messages; the prefix cache reuses those of earlier turns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def command(*, system: str | None, config: EngineConfig, params: SamplingParams)
             except WagerError as error:
                 if not terminal:
                     raise
-                console.say(f"error: {error}\nhint: /reset forgets the conversation so far.")
+                console.say(f"error: {error}\nhint: /reset starts a new conversation.")
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": text})
@@ -72,7 +72,7 @@ def _lines(*, terminal: bool) -> Iterator[str]:
 
 
 def _answer(stream: OutputStream) -> str:
-    """Print one answer as it comes; Ctrl-C ends it where it is."""
+    """Print one answer as it is generated; Ctrl-C aborts it."""
     with _deferred_interrupts() as pressed:
         for delta in stream:
             click.echo(delta.text, nl=False)
@@ -82,7 +82,7 @@ def _answer(stream: OutputStream) -> str:
     click.echo()
     [answer] = stream.completions()
     if answer.finish_reason == "error":
-        raise WagerError(f"The answer broke off: {answer.error}")
+        raise WagerError(f"The answer ended with an error: {answer.error}")
     console.say(footer(answer.stats))
     return answer.text
 

@@ -1,6 +1,6 @@
 """Colours text by the drafter that guessed it: one colour a drafter, none for the target's own tokens.
 
-Where colour is unwanted (NO_COLOR) guessed text stands in brackets.
+If NO_COLOR is set, guessed text is put in brackets instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TokenText(Protocol):
 
 
 class DraftColorer:
-    """Colours streamed text. `token_text` says how much text each token adds, so that text is assigned to its drafter.
+    """Colours streamed text. `token_text` gives the text that each token adds, so that text is assigned to its drafter.
 
     Text may lag behind its tokens (stop strings, unfinished characters); it is assigned in order of arrival.
     """
@@ -51,7 +51,7 @@ class DraftColorer:
         return "".join(painted)
 
     def legend(self) -> str:
-        """How many tokens the target and each drafter gave, in their colours."""
+        """How many tokens came from the target and from each drafter, in their colours."""
         drafters = [self._style(name)(f"{name} {count}") for name, count in sorted(self._counts.items()) if name]
         return ", ".join([f"target {self._counts.get('', 0)}", *drafters])
 

@@ -18,7 +18,7 @@ import click
 from wager.errors import UsageError
 
 Update = Callable[[str, int, int], None]
-"""(what is being done, how much is done, how much there is): may be called as often as one likes."""
+"""(activity, amount done, total amount): progress of an activity; cheap enough to call for every token."""
 
 
 _EVERY_S = 10.0
@@ -38,7 +38,7 @@ def write_json(value: Mapping[str, Any], path: Path) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise _unwritable(path, error.strerror or "it failed") from error
+        raise _unwritable(path, error.strerror or "unknown error") from error
 
 
 def check_writable(path: Path | None) -> None:
@@ -85,34 +85,34 @@ def meter(unit: str) -> Iterator[Update]:
     with progress.Progress(*columns, console=Console(stderr=True), transient=unit != "bytes") as bars:
         tasks: dict[str, progress.TaskID] = {}
 
-        def update(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+        def update(activity: str, done: int, total: int) -> None:
+            if activity not in tasks:
+                tasks[activity] = bars.add_task(activity, total=total)
+            bars.update(tasks[activity], completed=done, total=total)
 
         yield update
 
 
 class _ProgressLines:
-    """Progress for logs: a line where each piece of work begins and ends, and one every _EVERY_S seconds between."""
+    """Progress for logs: a line where each activity begins and ends, and one every _EVERY_S seconds between."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
         self._shown: dict[str, float] = {}
         self._ended: set[str] = set()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        now, last = time.monotonic(), self._shown.get(what, -_EVERY_S)
-        if what in self._ended or (done < total and now - last < _EVERY_S):
+    def __call__(self, activity: str, done: int, total: int) -> None:
+        now, last = time.monotonic(), self._shown.get(activity, -_EVERY_S)
+        if activity in self._ended or (done < total and now - last < _EVERY_S):
             return
-        self._shown[what] = now
+        self._shown[activity] = now
         if done >= total:
-            self._ended.add(what)
+            self._ended.add(activity)
         in_bytes = self._unit == "bytes"
         say(
-            f"{what}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+            f"{activity}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"
             if in_bytes
-            else f"{what}: {done} of {total} {self._unit}"
+            else f"{activity}: {done} of {total} {self._unit}"
         )
 
 
@@ -125,4 +125,4 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
 
     with Console(stderr=True).status(text) as status:
-        yield lambda news: status.update(news)
+        yield status.update

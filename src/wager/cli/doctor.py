@@ -1,4 +1,4 @@
-"""`wager doctor`: what this machine offers, what is used of it, and what is missing."""
+"""`wager doctor`: the machine's hardware, kernels, models and calibrations, and what is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wager.config import DEFAULT_MODEL
 @click.command("doctor")
 @flags.json_flag
 def command(json_path: Path | None) -> None:
-    """Say which kernels are in use and why, what the machine offers, which models are here and calibrated, and what is
+    """Show which kernels are in use and why, the machine's hardware, the stored models and calibrations, and what is
     missing."""
     console.check_writable(json_path)
     findings = examine()
@@ -56,8 +56,8 @@ def _kernels() -> dict[str, Any]:
 def _models() -> dict[str, Any]:
     from wager.models import hub
 
-    here = [{"name": name, "path": str(path), "bytes": path.stat().st_size} for name, path in hub.installed()]
-    return {"folder": str(hub.cache_dir()), "here": here, "known": list(hub.KNOWN)}
+    stored = [{"name": name, "path": str(path), "bytes": path.stat().st_size} for name, path in hub.installed()]
+    return {"folder": str(hub.cache_dir()), "here": stored, "known": list(hub.KNOWN)}
 
 
 def _missing(kernels: dict[str, Any], models: dict[str, Any]) -> list[str]:
@@ -78,10 +78,10 @@ def _lines(findings: dict[str, Any]) -> list[str]:
     unknown = "unknown"
     rows = [
         ("kernels", f"{kernels['name']}: {kernels['reason']}"),
-        ("threads", str(kernels["threads"] or "torch's own")),
+        ("threads", str(kernels["threads"] or "torch's default")),
         ("processor", f"{machine['cpu'] or unknown} ({machine['architecture']}, {machine['system']})"),
         ("cores", f"{machine['cores']} with {machine['hardware_threads']} hardware threads"),
-        ("features", " ".join(machine["features"]) or "none that the kernels know"),
+        ("features", " ".join(machine["features"]) or "none that the kernels use"),
         ("memory", f"{_gib(machine['available'])} free of {_gib(machine['memory'])}"),
         ("versions", ", ".join(f"{name} {number or 'missing'}" for name, number in findings["versions"].items())),
         ("models", f"in {models['folder']}"),
@@ -94,19 +94,19 @@ def _lines(findings: dict[str, Any]) -> list[str]:
 
 
 def _calibrations(stored: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    said = []
-    for each in stored:
-        if "error" in each:
-            said.append(each["error"])
+    lines = []
+    for item in stored:
+        if "error" in item:
+            lines.append(item["error"])
             continue
-        errors, threads = each["errors"], each["threads"] or "its own"
-        other = f"; on another machine: {each['other_machine']}" if each["other_machine"] else ""
-        said.append(
-            f"{each['model']}: {each['age']}, {each['kernels']}, {threads} threads, off by {errors['median']:.1%} "
+        errors, threads = item["errors"], item["threads"] or "default"
+        other = f"; on another machine: {item['other_machine']}" if item["other_machine"] else ""
+        lines.append(
+            f"{item['model']}: {item['age']}, {item['kernels']}, {threads} threads, off by {errors['median']:.1%} "
             f"(median) and {errors['p90']:.1%} (90th percentile){other}"
         )
-    said = said or ["none: `wager calibrate` measures what steps cost here"]
-    return [("" if at else "calibrated", line) for at, line in enumerate(said)]
+    lines = lines or ["none: `wager calibrate` measures step times on this machine"]
+    return [("" if index else "calibrated", line) for index, line in enumerate(lines)]
 
 
 def _gib(size: int | None) -> str:

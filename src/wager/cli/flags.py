@@ -1,4 +1,4 @@
-"""The flags that mean the same for every verb, defined once.
+"""Flags that several verbs share.
 
 Each decorator adds a group of flags to a command and gives it one value: an EngineConfig, SamplingParams or Framing.
 """
@@ -27,7 +27,7 @@ Decorator = Callable[[Function], Function]
 T = TypeVar("T")
 
 _CONFIG_KEY = "wager.cli.config"
-"""Where click keeps what --config read, for the rest of the command."""
+"""Key under which click's context holds the options of the --config file."""
 
 
 def _parse_memory(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
@@ -35,14 +35,14 @@ def _parse_memory(_ctx: click.Context, _param: click.Parameter, value: str | Non
 
 
 def _check_drafters(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
-    """Refuse names and arguments that no drafter has."""
+    """Refuse drafter names and arguments that do not exist."""
     for text in value if isinstance(value, tuple) else (value,):
         _as_bad_parameter(functools.partial(parse_drafters, text))
     return value
 
 
 def _as_bad_parameter(parse: Callable[[], T]) -> T:
-    """What `parse` returns; its UsageError as click's own, which names the flag."""
+    """The value of `parse`; a UsageError becomes click's BadParameter, which names the flag."""
     try:
         return parse()
     except UsageError as error:
@@ -50,7 +50,7 @@ def _as_bad_parameter(parse: Callable[[], T]) -> T:
 
 
 def _read_config(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
-    """Make the options of a file the defaults of the command's flags; keep all of them for those that are no flags."""
+    """Make the options of a file the defaults of the command's flags; keep all of them for options without a flag."""
     if path is None:
         return
     options = read_options(path)
@@ -65,7 +65,7 @@ def _read_config(ctx: click.Context, _param: click.Parameter, path: Path | None)
 
 
 def _options_of_file(groups: Collection[str]) -> dict[str, Any]:
-    """What --config says, of these groups."""
+    """The options of these groups in the --config file."""
     options = click.get_current_context().meta.get(_CONFIG_KEY, {})
     return {name: value for name, value in options.items() if OPTIONS[name] in groups}
 
@@ -82,11 +82,11 @@ def add(options: list[Function]) -> Decorator:
 
 
 def drafter_flag(*, several: bool = False, default: Any = "auto") -> Function:
-    listed = "; ".join(f"{name}: {does}" for name, does in descriptions().items())
+    listed = "; ".join(f"{name}: {description}" for name, description in descriptions().items())
     again = " Repeat it to try several." if several else ""
     return click.option(
         "--drafter", callback=_check_drafters, metavar="NAME[:ARG],...", multiple=several, default=default,
-        show_default=True, help=f"What guesses tokens, one or several with commas between. {listed}.{again}",
+        show_default=True, help=f"One or several drafters, separated by commas. {listed}.{again}",
     )  # fmt: skip
 
 
@@ -98,12 +98,12 @@ config_flag = click.option(
 
 ENGINE_FLAGS: Mapping[str, Function] = {
     "model": click.option("--model", default=DEFAULT_MODEL, show_default=True, metavar="MODEL",
-                 help="Directory, GGUF file, or name (fetched if it is not here)."),
+                 help="Directory, GGUF file, or name (fetched if it is not stored yet)."),
     "drafter": drafter_flag(),
     "depth": click.option("--depth", type=click.IntRange(min=0), metavar="N",
                  help="Guesses per step; 0 makes none. Without it the policy decides at every step."),
-    "policy": click.option("--policy", metavar="NAME", help="How many tokens are guessed: adaptive (by what guesses "
-                 "cost and bring), threshold[:P] (by likelihood alone) or fixed.  [default: adaptive, or fixed with "
+    "policy": click.option("--policy", metavar="NAME", help="How many tokens are guessed: adaptive (by expected gain "
+                 "and cost), threshold[:P] (by likelihood alone) or fixed.  [default: adaptive, or fixed with "
                  "--depth]"),
     "objective": click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
                  help="Of the adaptive policy: throughput, latency, or slo:TIME (per token, such as slo:20ms)."),
@@ -115,7 +115,7 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "threads": click.option("--threads", type=click.IntRange(min=1), metavar="N",
                  help="Without it one per physical core."),
     "memory": click.option("--memory", callback=_parse_memory, metavar="SIZE",
-                 help="What weights, cache and drafters may take, such as 4GiB. Without it most of what is free."),
+                 help="Limit for weights, cache and drafters, such as 4GiB. Without it most of the free memory."),
     "max_context": click.option("--max-context", type=click.IntRange(min=2), metavar="N",
                  help="Tokens of prompt and answer together. Without it the model's own limit."),
 }  # fmt: skip
@@ -125,14 +125,14 @@ ENGINE_FLAGS: Mapping[str, Function] = {
 def _prefix_cache_flag(*, default: bool) -> Function:
     return click.option(
         "--prefix-cache/--no-prefix-cache", default=default, show_default=True,
-        help="Reuse what was computed for an equal beginning.",
+        help="Reuse cached keys and values of equal prefixes.",
     )  # fmt: skip
 
 
 def engine_flags(
     *, drafter: Function | None = None, prefix_cache: bool = True, only: Collection[str] | None = None
 ) -> Decorator:
-    """Flags that decide what the engine is, or `only` those named; the command receives `config`.
+    """Flags of the engine, or `only` those named; the command receives `config`.
 
     `drafter` replaces the flag of that name; if it may be repeated, the command receives `drafters` beside a config
     that has none of them. `prefix_cache` is the default of the flag of that name.
@@ -160,9 +160,9 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = {
     "top_p": ("P", "Keep the likeliest tokens that hold this much probability."),
     "top_k": ("K", "Keep the K likeliest tokens; 0 keeps all."),
     "min_p": ("P", "Keep tokens at least P times as likely as the likeliest."),
-    "repetition_penalty": ("X", "Above 1 makes every token seen before less likely."),
-    "presence_penalty": ("X", "Subtracted from the logit of every token answered before."),
-    "frequency_penalty": ("X", "Subtracted once for every time a token was answered before."),
+    "repetition_penalty": ("X", "Above 1 makes tokens of the prompt and the answer less likely."),
+    "presence_penalty": ("X", "Subtracted from the logit of every token already in the answer."),
+    "frequency_penalty": ("X", "Subtracted once for every time a token is already in the answer."),
 }
 """Option -> its placeholder and help; types and defaults are those of SamplingParams."""
 
@@ -188,14 +188,14 @@ def _sampling_options(*, max_tokens: int, temperature: float | None, seed: int |
 
 def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, seed: int | None = None) -> Decorator:
     """Flags of one request; the command receives `params`. With `temperature` None it receives `sampled` too:
-    whether the user asked for a temperature."""
+    whether --temperature was given."""
     keys = (*SAMPLING_HELP, "seed", "stop", "max_tokens")
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def command(*, temperature: float | None, **values: Any) -> Any:
-            given = {**_options_of_file(("sampling",)), **{key: values.pop(key) for key in keys}}
-            params = SamplingParams(**{**given, "temperature": temperature or 0.0})
+            sampling = {**_options_of_file(("sampling",)), **{key: values.pop(key) for key in keys}}
+            params = SamplingParams(**{**sampling, "temperature": temperature or 0.0})
             if defaulted:
                 values["sampled"] = temperature is not None
             return function(params=params, **values)
@@ -219,7 +219,7 @@ class Framing:
         return [*first, {"role": "user", "content": prompt}]
 
     def prepare(self, prompt: str) -> str | list[dict[str, str]]:
-        """What `LLM.stream` takes: the prompt as it is, or a conversation."""
+        """The argument of `LLM.stream`: the prompt as it is, or a conversation."""
         return prompt if self.raw else self.messages(prompt)
 
     def encode(self, tokenizer: ChatTokenizer, prompt: str) -> tuple[int, ...]:
@@ -245,7 +245,7 @@ def framing_flags(function: Function) -> Function:
 
 
 def prompts_flags(*, limit: int | None = None) -> Decorator:
-    """[FILE] or --prompts FILE, and --limit; the command receives `prompts`, already chosen."""
+    """[FILE] or --prompts FILE, and --limit; the command receives the chosen `prompts`."""
     options = [
         click.argument("file", required=False, metavar="[FILE]", type=click.Path(path_type=Path, dir_okay=False)),
         click.option("--prompts", "path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -259,8 +259,8 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
         def command(*, file: Path | None, path: Path | None, limit: int | None, **values: Any) -> Any:
             if file and path:
                 raise click.UsageError("The prompt file is given twice: once alone and once with --prompts.")
-            found = file or path
-            return function(prompts=spread(read_prompts(found) if found else builtin(), limit), **values)
+            source = file or path
+            return function(prompts=spread(read_prompts(source) if source else builtin(), limit), **values)
 
         return add(options)(command)
 

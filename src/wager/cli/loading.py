@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open_llm(config: EngineConfig) -> LLM:
-    """Load a model, fetching what is not here first."""
+    """Load a model, and fetch it first if it is not stored."""
     from wager.llm import LLM
 
     _fetch([config.model.model, *_draft_models(config)])
@@ -26,7 +26,7 @@ def open_llm(config: EngineConfig) -> LLM:
 def open_engine(
     config: EngineConfig, *, like: LoadedEngine | None = None, drafter: Drafter | None = None
 ) -> LoadedEngine:
-    """Load an engine, fetching what is not here first, for commands that compare engines on one model.
+    """Load an engine, and fetch its models first if they are not stored; for commands that compare engines.
 
     `like` shares its target, so that weights load once; `drafter` is used in place of the configuration's.
     """

@@ -28,8 +28,8 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     "--hardware",
     required=True,
     metavar="NAME",
-    help="A GPU by name (H100, B200, RTX-4090, ...), cpu, a JSON file with peaks and bandwidth, or this: what "
-    "`wager calibrate` measured here (or a file that it wrote elsewhere).",
+    help="A GPU by name (H100, B200, RTX-4090, ...), cpu, a JSON file with peaks and bandwidth, or this: the "
+    "calibration that `wager calibrate` stored on this machine (or a file that it wrote on another).",
 )
 @click.option(
     "--batch",
@@ -43,7 +43,7 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     "--context",
     "contexts",
     metavar="N,...",
-    help="Positions each request has cached.  [default: 4096, or all that the model takes if fewer]",
+    help="Positions each request has cached.  [default: 4096, or the model's maximum if it is smaller]",
 )
 @click.option(
     "--acceptance",
@@ -58,15 +58,15 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     "--drafter-shape",
     "shape",
     metavar="SHAPE",
-    help="What drafting costs, by the drafter's own roofline. free: lookup; mtp: one layer like the target's "
+    help="The cost of drafting, by the drafter's own roofline. free: lookup; mtp: one layer like the target's "
     "and its head, a pass per token; block[:N]: one pass over N positions; model:NAME: a smaller model; with "
     "--hardware this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
 )
 @click.option(
     "--drafter-cost",
-    "given",
+    "drafter_cost",
     metavar="COST",
-    help="What a draft token costs instead: 0.1 is a tenth of a plain step; 300us or 2ms is time.",
+    help="The cost of a draft token instead: 0.1 is a tenth of a plain step; 300us or 2ms is time.",
 )
 @click.option("--depth", type=int, metavar="N", help="Plan this depth. Without it the one with the largest speed-up.")
 @click.option("--max-depth", type=int, default=16, show_default=True, metavar="N", help="Deepest draft to try.")
@@ -94,17 +94,17 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--cache", metavar="FORMAT", help="How keys and values are stored. Without it as published.")
 @click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step.")
-@click.option("--html", "html_path", type=_PATH, metavar="PATH", help="Write a page with the table and the plots.")
+@click.option("--html", "html_path", type=_PATH, metavar="PATH", help="Write an HTML page with table and plots.")
 @click.option("--plot", "plot_path", type=_PATH, metavar="PATH", help="Write the plots alone: .png, .svg or .pdf.")
 @flags.json_flag
 def command(
     *, model: str, hardware: str, batches: str, contexts: str | None, acceptances: str, json_path: Path | None,
     html_path: Path | None, plot_path: Path | None, **settings: Any,
 ) -> None:  # fmt: skip
-    """Estimate what speculative decoding brings before you run it.
+    """Estimate the speed-up of speculative decoding before you run it.
 
-    From a model's published shape and a device's datasheet: what a step takes, which draft depth pays off at each batch
-    and context, what the step waits for, and where no depth is faster than plain decoding. Nothing is loaded and
+    From a model's published shape and a device's datasheet: the time of a step, which draft depth pays off at each
+    batch and context, what bounds the step, and where no depth is faster than plain decoding. Nothing is loaded and
     nothing is measured; docs/economics.md has the formulas. With --hardware this the step times are those that `wager
     calibrate` measured.
     """

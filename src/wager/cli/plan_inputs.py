@@ -1,6 +1,6 @@
 """The options of `wager plan` as values: a model's shape, a device, a drafter, acceptance, numbers.
 
-A wrong value is an error that names it. Opens configuration files; no weights.
+A wrong value is an error that names it. Reads configuration files, but no weights.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PlanGrid:
 
 
 def plan_query(
-    model: str, hardware: str, *, shape: str | None, given: str | None, depth: int | None, max_depth: int, tp: int,
-    ep: int, locality: float, popularity: Path | None, precision: str | None, cache: str | None, overhead: str,
+    model: str, hardware: str, *, shape: str | None, drafter_cost: str | None, depth: int | None, max_depth: int,
+    tp: int, ep: int, locality: float, popularity: Path | None, precision: str | None, cache: str | None, overhead: str,
 ) -> PlanQuery:  # fmt: skip
     """Everything but the grid. UsageError or ModelError names what is not known or out of range."""
     seconds = parse_seconds("overhead", overhead)
@@ -62,13 +62,13 @@ def plan_query(
             overhead=seconds,
         )
     elif (tp, ep, locality, seconds) != (1, 1, 1.0, 0.0) or any(
-        each is not None for each in (popularity, precision, cache)
+        option is not None for option in (popularity, precision, cache)
     ):
         raise UsageError(
             "--tp, --ep, --locality, --popularity, --precision, --cache and --overhead do not change measurements.",
             f"Leave them out with --hardware {hardware}.",
         )
-    return PlanQuery(cost, draft_cost(cost, shape=shape, given=given), max_depth, depth)
+    return PlanQuery(cost, draft_cost(cost, shape=shape, drafter_cost=drafter_cost), max_depth, depth)
 
 
 def calibrated_cost(model: str, hardware: str) -> CalibratedCostModel | None:
@@ -86,20 +86,20 @@ def calibrated_cost(model: str, hardware: str) -> CalibratedCostModel | None:
 def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec:
     """A published model by name, or the shape of a directory or GGUF file on this machine. With a `precision` the
     number formats of a directory's configuration need not be known."""
-    named = {name.lower(): each for name, each in PUBLISHED_MODELS.items()}.get(model.lower())
-    if named is not None:
-        return named
+    published = {name.lower(): spec for name, spec in PUBLISHED_MODELS.items()}.get(model.lower())
+    if published is not None:
+        return published
     path = Path(model).expanduser()
     if not path.exists() and not model.startswith(("/", ".", "~")) and not model.endswith(".gguf"):
         return find_model(model)
     from wager.models import hub
 
-    found = hub.find(model)
-    if found is not None and found.is_dir():
-        return read_config(_json(found / "config.json"), name=found.resolve().name, precision=precision)
+    local = hub.find(model)
+    if local is not None and local.is_dir():
+        return read_config(_json(local / "config.json"), name=local.resolve().name, precision=precision)
     from wager.models.gguf_file import open_gguf
 
-    file = open_gguf(path if found is None else found)
+    file = open_gguf(path if local is None else local)
     return read_gguf(file.metadata, file.shapes, name=path.name)
 
 
@@ -113,8 +113,8 @@ def parse_precision(text: str | None) -> Precision | None:
 
 def with_formats(model: ModelSpec, precision: str | None, cache: str | None) -> ModelSpec:
     """The model in other number formats than it was published in."""
-    published, given = model.precision, parse_precision(precision)
-    chosen = published if given is None else replace(given, cache=published.cache)
+    published, override = model.precision, parse_precision(precision)
+    chosen = published if override is None else replace(override, cache=published.cache)
     return replace(model, precision=chosen if cache is None else replace(chosen, cache=find_format(cache).bytes))
 
 
@@ -125,12 +125,12 @@ def find_hardware(name: str) -> Device:
     return B200_ROUNDED if name.lower() == B200_ROUNDED.name.lower() else find_device(name)
 
 
-def draft_cost(cost: CostModel, *, shape: str | None, given: str | None) -> DraftCost:
-    """By shape or by a given cost; without either, one that was calibrated, or else one layer like the target's."""
-    if shape is not None and given is not None:
-        raise UsageError("--drafter-shape and --drafter-cost both say what drafting costs.", "Give one of the two.")
-    if given is not None:
-        return _given_draft_cost(cost, given)
+def draft_cost(cost: CostModel, *, shape: str | None, drafter_cost: str | None) -> DraftCost:
+    """From a shape or from a fixed `drafter_cost`; without either, the first calibrated drafter, or else `mtp`."""
+    if shape is not None and drafter_cost is not None:
+        raise UsageError("--drafter-shape and --drafter-cost both define the cost of drafting.", "Give one of the two.")
+    if drafter_cost is not None:
+        return _fixed_draft_cost(cost, drafter_cost)
     curves = cost.measured.drafters if isinstance(cost, CalibratedCostModel) else {}
     shape = shape or next(iter(curves), "mtp")
     if shape in curves:
@@ -147,45 +147,45 @@ def draft_cost(cost: CostModel, *, shape: str | None, given: str | None) -> Draf
     raise UsageError(f"The drafter shape {shape!r} is not known.", f"Known are {_SHAPES}.")
 
 
-def _given_draft_cost(cost: CostModel, given: str) -> DraftCost:
-    if _TIME.fullmatch(given.strip().lower()):
-        return ConstantDraftCost(parse_seconds("drafter-cost", given))
+def _fixed_draft_cost(cost: CostModel, text: str) -> DraftCost:
+    if _TIME.fullmatch(text.strip().lower()):
+        return ConstantDraftCost(parse_seconds("drafter-cost", text))
     try:
-        share = float(given)
+        share = float(text)
     except ValueError:
         share = -1.0
     if not 0 <= share < math.inf:
         raise UsageError(
-            f"drafter-cost = {given!r} is neither a fraction nor a time.", "Write 0.1 (of a plain step) or 300us, 2ms."
+            f"drafter-cost = {text!r} is neither a fraction nor a time.", "Write 0.1 (of a plain step) or 300us, 2ms."
         )
     return FractionalDraftCost(cost, share)
 
 
 def parse_acceptances(text: str) -> list[AcceptanceRates]:
     """Rates between 0 and 1, or a JSON file with rates or survival by depth."""
-    found = []
-    for word in (each.strip() for each in text.split(",")):
+    rates = []
+    for word in (part.strip() for part in text.split(",")):
         try:
             rate = float(word)
         except ValueError:
-            found.append(_acceptance_file(Path(word).expanduser()))
+            rates.append(_acceptance_file(Path(word).expanduser()))
             continue
         if not 0 <= rate <= 1:
             raise UsageError(f"acceptance = {word} is out of range.", "Acceptance lies between 0 and 1.")
-        found.append(AcceptanceRates(word, rate))
-    return found
+        rates.append(AcceptanceRates(word, rate))
+    return rates
 
 
 def _acceptance_file(path: Path) -> AcceptanceRates:
     values = _json(path)
-    given = [name for name in ("acceptance", "survival") if isinstance(values.get(name), list) and values[name]]
-    if len(given) != 1:
+    keys = [name for name in ("acceptance", "survival") if isinstance(values.get(name), list) and values[name]]
+    if len(keys) != 1:
         forms = '{"acceptance": [...]} or {"survival": [...]}'
         raise UsageError(f"{path} gives no acceptance.", f"It holds {forms} by depth.")
-    rates = values[given[0]]
+    rates = values[keys[0]]
     if not all(isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate <= 1 for rate in rates):
-        raise UsageError(f"{given[0]} in {path} has a value outside 0 to 1.", "Give one probability for each depth.")
-    if given[0] == "acceptance":
+        raise UsageError(f"{keys[0]} in {path} has a value outside 0 to 1.", "Give one probability for each depth.")
+    if keys[0] == "acceptance":
         return AcceptanceRates(path.stem, tuple(float(rate) for rate in rates))
     if any(later > earlier for earlier, later in zip(rates, rates[1:], strict=False)):
         raise UsageError(f"survival in {path} rises with depth.", "Survival cannot be higher at a deeper token.")
@@ -207,20 +207,20 @@ def read_popularity(path: Path) -> tuple[float, ...]:
 
 def parse_integers(name: str, text: str) -> tuple[int, ...]:
     """Whole numbers of zero or more, separated by commas; each once, in order."""
-    found = []
+    numbers = []
     for word in text.split(","):
         if not word.strip().isdigit():
             raise UsageError(f"{name} = {word.strip()!r} is out of range.", f"Write --{name} 1,2,4 with whole numbers.")
-        found.append(int(word))
-    return tuple(dict.fromkeys(found))
+        numbers.append(int(word))
+    return tuple(dict.fromkeys(numbers))
 
 
 def parse_seconds(name: str, text: str) -> float:
     """A time such as 50us, 2ms or 0.1s."""
-    found = _TIME.fullmatch(text.strip().lower())
-    if not found:
+    match = _TIME.fullmatch(text.strip().lower())
+    if not match:
         raise UsageError(f"{name} = {text!r} is not a time.", "Write it with its unit: 50us, 2ms, 0.1s.")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _json(path: Path) -> Mapping[str, Any]:

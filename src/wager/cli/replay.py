@@ -26,7 +26,7 @@ _CONSTANT_RATE_DEPTH = 8
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What the user asked for, as written: the flags of the command."""
+    """The flags of the command, unparsed."""
 
     trace: Path | None
     concurrency: str | None
@@ -60,7 +60,7 @@ class _Options:
 @click.option("--model", metavar="MODEL", help="Take step times of this model on --hardware, as `wager plan` computes "
               "them. Without both: Qwen3.6-35B-A3B on a B200, as published.")  # fmt: skip
 @click.option("--hardware", metavar="NAME", help="A GPU by name, cpu, or a JSON file; see `wager plan`.")
-@click.option("--drafter-shape", "shape", metavar="SHAPE", help="What drafting costs there: free, mtp, block[:N] or "
+@click.option("--drafter-shape", "shape", metavar="SHAPE", help="The cost of drafting there: free, mtp, block[:N] or "
               "model:NAME; see `wager plan`.  [default: mtp]")  # fmt: skip
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")
 @click.option("--ep", type=int, default=1, show_default=True, metavar="N",
@@ -68,7 +68,7 @@ class _Options:
 @click.option("--locality", type=float, default=1.0, show_default=True, metavar="X",
               help="T tokens of one request hit as many experts as T^X unrelated ones.")  # fmt: skip
 @click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
-              help="What adaptive optimises: throughput, latency, or slo:TIME (per token: slo:20ms).")  # fmt: skip
+              help="Goal of the adaptive policy: throughput, latency, or slo:TIME (per token: slo:20ms).")  # fmt: skip
 @click.option("--prompt", type=click.IntRange(min=1, max=10_000_000), metavar="N",
               help=f"Prompt tokens of synthetic requests.  [default: {_PROMPT}]")  # fmt: skip
 @click.option("--output", type=click.IntRange(min=1, max=100_000), metavar="N",
@@ -81,9 +81,9 @@ class _Options:
 def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any) -> None:
     """Compare policies on a simulated server.
 
-    TRACE holds what drafters would have drafted along recorded answers (docs/policy.md has the format). Without it
-    requests are synthetic, and their drafts survive as published curves say. Every policy serves the same requests; the
-    clock moves by what each step would take.
+    TRACE holds the drafts of each drafter along recorded answers (docs/policy.md has the format). Without it requests
+    are synthetic, and their drafts are accepted by published survival curves. Every policy serves the same requests;
+    the simulated clock advances by the predicted time of each step.
     """
     from wager.economics.simulation.comparison import compare, fixed_policies
 
@@ -110,7 +110,7 @@ def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any)
         _show(points, chosen)
 
 
-# ---- what the flags mean --------------------------------------------------------------------------------------------
+# ---- from flags to inputs of the simulation -------------------------------------------------------------------------
 
 
 def _setting(options: _Options) -> ReplaySetting:
@@ -161,20 +161,20 @@ def _latency(traces: TraceSource, options: _Options) -> LatencyModel:
 
     cost = CostModel(plan_inputs.find_plan_model(options.model), plan_inputs.find_hardware(options.hardware),
                      routing=ExpertRouting(locality=options.locality), tp=options.tp, ep=options.ep)  # fmt: skip
-    drafter = plan_inputs.draft_cost(cost, shape=options.shape, given=None)
+    drafter = plan_inputs.draft_cost(cost, shape=options.shape, drafter_cost=None)
     first = traces.request(0)
     context = first.prompt_tokens + first.output_tokens / 2
     return RooflineLatency(cost, drafters=dict.fromkeys(traces.max_depths(), drafter), context=context)
 
 
 def _refuse_without_model(options: _Options) -> None:
-    for flag, given in (
+    for flag, is_set in (
         ("drafter-shape", options.shape is not None),
         ("tp", options.tp != 1),
         ("ep", options.ep != 1),
         ("locality", options.locality != 1.0),
     ):
-        if given:
+        if is_set:
             raise UsageError(f"--{flag} has no effect on the published step times.", "Give --model and --hardware.")
 
 
@@ -191,16 +191,16 @@ def _workloads(setting: ReplaySetting, options: _Options) -> list[Workload]:
         rates = _parse_numbers("rate", options.rate)
         requests = answers or max(100, 3 * rounds // (options.output or _OUTPUT))
         return [Workload(rate=rate, requests=requests, seed=seed) for rate in rates]
-    users = [int(each) for each in _parse_numbers("concurrency", options.concurrency or _DEFAULT_CONCURRENCY)]
+    users = [int(number) for number in _parse_numbers("concurrency", options.concurrency or _DEFAULT_CONCURRENCY)]
     return [
-        Workload(concurrency=each, requests=max(answers, 4 * each) if answers else None, rounds=max(rounds, 60 * each),
-             seed=seed)
-        for each in users
+        Workload(concurrency=count, requests=max(answers, 4 * count) if answers else None,
+             rounds=max(rounds, 60 * count), seed=seed)
+        for count in users
     ]  # fmt: skip
 
 
 def _parse_numbers(name: str, text: str) -> list[float]:
-    found = []
+    numbers = []
     for word in text.split(","):
         try:
             number = float(word)
@@ -211,18 +211,18 @@ def _parse_numbers(name: str, text: str) -> list[float]:
             raise UsageError(
                 f"{name} = {word.strip()!r} is out of range.", f"Write --{name} 1,4,16 with {kind} above 0."
             )
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
 def _show(points: Sequence[ReplayPoint], chosen: Sequence[str]) -> None:
-    """For each workload the best fixed depth, then the policies asked for."""
+    """For each workload the best fixed depth, then the chosen policies."""
     columns = ["workload", "policy", "tok/s", "per user", "per device", "τ", "drafted", "admitted", "vs fixed",
                "frontier"]  # fmt: skip
-    rows = [_row(each) for each in points if each.policy == each.best_fixed or each.policy in chosen]
+    rows = [_row(point) for point in points if point.policy == point.best_fixed or point.policy in chosen]
     console.table("", columns, rows, to_stdout=True)
 
 

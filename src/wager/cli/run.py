@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command("run")
 @click.argument("prompt", required=False)
 @click.option("--show", is_flag=True, help="Colour each token by the drafter that guessed it.")
-@click.option("--explain", is_flag=True, help="Say at the end why the last step drafted as it did.")
+@click.option("--explain", is_flag=True, help="Print the draft decision of the last step, and its reason.")
 @flags.framing_flags
 @flags.engine_flags()
 @flags.sampling_flags()
@@ -37,7 +37,7 @@ def command(
     params: SamplingParams,
     json_path: Path | None,
 ) -> None:
-    """Answer PROMPT and stream the text; the last line says tokens, speed and τ, the mean acceptance length.
+    """Answer PROMPT and stream the text; the last line shows tokens, speed and τ, the mean acceptance length.
 
     Without PROMPT, or with -, it is read from standard input.
     """
@@ -65,7 +65,7 @@ def command(
 
 
 def _print(deltas: Iterable[OutputDelta], colorer: DraftColorer | None) -> None:
-    """The text as it comes, in colour if asked for, and the end of its last line whatever happens."""
+    """Print the text as it is generated, in colour with a `colorer`; the last line always ends with a newline."""
     written = 0
     try:
         for delta in deltas:
@@ -78,7 +78,7 @@ def _print(deltas: Iterable[OutputDelta], colorer: DraftColorer | None) -> None:
 
 
 def footer(stats: Stats) -> str:
-    """The last line: tokens, tokens per second of decoding, mean acceptance length, and what they rest on."""
+    """The last line: tokens, tokens per second of decoding, mean acceptance length, and the counts behind them."""
     speed = f"{stats.completion_tokens / stats.decode_s:.1f}" if stats.decode_s > 0 else "–"
     return (
         f"{stats.completion_tokens} tokens, {speed} tok/s, τ {stats.mean_acceptance_length:.2f} "

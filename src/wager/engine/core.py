@@ -207,7 +207,7 @@ class Engine:
         requests: Iterable[Request],
         *,
         concurrency: int | None = None,
-        on_event: Callable[[OutputDelta], None] | None = None,
+        on_output: Callable[[OutputDelta], None] | None = None,
     ) -> list[Completion]:
         """Run requests, at most `concurrency` at a time, and return their completions in the order given.
 
@@ -221,8 +221,8 @@ class Engine:
                     self.add(waiting.popleft())
                 for delta in self.step():
                     collector.add(delta)
-                    if on_event:
-                        on_event(delta)
+                    if on_output:
+                        on_output(delta)
         except BaseException:
             for request_id in collector.expected:
                 self.abort(request_id)

@@ -18,7 +18,7 @@ from wager.errors import TokenizerError
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's text for training; here only its body is rendered."""
+    """`{% generation %}` marks the assistant's text for training; only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's own spelling)
 

@@ -1,6 +1,6 @@
-"""The memory a decoder will take, in bytes, computed from its spec before anything is allocated.
+"""The memory of a decoder in bytes, computed from its spec before anything is allocated.
 
-Counts the buffers of transformer.py and what each set of kernels stores per element.
+Counts the buffers of transformer.py, with the element sizes of each set of kernels.
 """
 
 from __future__ import annotations

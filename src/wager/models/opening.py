@@ -1,4 +1,4 @@
-"""Opens a model by path or name: its place on disk, its weights and its tokenizer."""
+"""Opens a model by path or name: its path, its weights and its tokenizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wager.models.weights import Weights, open_weights
 
 
 def open_model(model: str) -> tuple[Path, Weights, Tokenizer]:
-    """A model by path or name (fetched if need be), its tensors checked and not yet read; `random:` models are
+    """A model by path or name (fetched if necessary), its tensors checked and not yet read; `random:` models are
     generated. WagerError names what is not known, missing or damaged."""
     if random_models.is_random(model):
         return Path(model), *random_models.make(model)

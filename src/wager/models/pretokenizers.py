@@ -30,7 +30,7 @@ class PreTokenizer:
 
     `cuts` are regular expressions, applied one after the other; every match becomes a piece of its own. `whole_words`:
     a piece that is itself a token is taken without merging. `nfc`: text is normalised to NFC first. `add_bos` is the
-    default where the file does not say.
+    default if the file does not state it.
     """
 
     cuts: tuple[str, ...]
@@ -67,6 +67,6 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     if name not in PRE_TOKENIZERS:
         raise TokenizerError(
             f"The pre-tokenizer {name!r} is not supported.",
-            f"Supported are: {', '.join(PRE_TOKENIZERS)}. The model's Hugging Face directory has its own.",
+            f"Supported are: {', '.join(PRE_TOKENIZERS)}. The model's Hugging Face directory defines its own.",
         )
     return PRE_TOKENIZERS[name]

@@ -1,7 +1,7 @@
 """Models of realistic proportions with random weights, for measuring: `random:FAMILY:SIZE`.
 
 Nothing is fetched: the shape is a row of a table, the weights come from a seed, the tokenizer has one token per byte.
-The text of such a model means nothing; a pass costs what it costs with a trained model of the same shape whose experts
+The text of such a model has no meaning; a pass takes as long as with a trained model of the same shape whose experts
 are chosen almost uniformly.
 """
 
@@ -100,12 +100,12 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
 
 135m, 1b (llama), 0.6b and 1.7b (qwen3) are the shapes of SmolLM2-135M, Llama-3.2-1B, Qwen3-0.6B and 1.7B. The mixtures
 keep the proportions of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 (experts to choose from, their width to the hidden
-size, groups, latent to hidden size) at a size that a small machine holds; vocabularies are 32,000.
+size, groups, latent to hidden size) at a size that fits on a small machine; vocabularies are 32,000.
 """
 
 
 def is_random(model: str) -> bool:
-    """Whether this is the name of a random model, of a known family and size or not."""
+    """Whether the name begins with `random:`; family and size need not be known."""
     return model.startswith(PREFIX)
 
 
@@ -127,10 +127,10 @@ def spec_of(model: str) -> ModelSpec:
 
 
 def byte_tokenizer(vocab: int, *, where: str) -> Tokenizer:
-    """A tokenizer that encodes one token per byte; of the other ids, the last is EOS and each spells its own number."""
-    spelled = byte_alphabet()
-    spelled |= {f"\u0120{i}": i for i in range(256, vocab - 1)}  # U+0120 stands for a space
-    backend = Backend(BPE({**spelled, _END: vocab - 1}, []))
+    """A tokenizer that encodes one token per byte; the last id is EOS, the text of the others is their number."""
+    alphabet = byte_alphabet()
+    alphabet |= {f"\u0120{i}": i for i in range(256, vocab - 1)}  # U+0120 stands for a space
+    backend = Backend(BPE({**alphabet, _END: vocab - 1}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.add_special_tokens([AddedToken(_END, normalized=False, special=True)])
     eos = vocab - 1

@@ -1,4 +1,4 @@
-"""The tensors of a decoder: their canonical names and shapes, and what checkpoints call them."""
+"""The tensors of a decoder: their canonical names and shapes, and their names in checkpoints."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NAMES: Mapping[str, str] = {
 """Canonical name (as in tensor_shapes, without places and suffix) -> name in a Hugging Face checkpoint. A name after =
 is complete; the others get the suffix."""
 
-_OWN_NAMES: Mapping[str, Mapping[str, str]] = {
+_ARCHITECTURE_NAMES: Mapping[str, Mapping[str, str]] = {
     "MixtralForCausalLM": {
         "router": "model.layers.{}.block_sparse_moe.gate",
         "expert_gate": "model.layers.{}.block_sparse_moe.experts.{}.w1",
@@ -52,7 +52,7 @@ _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
         "expert_down": "model.layers.{}.block_sparse_moe.experts.{}.w2",
     },
 }
-"""Names that an architecture has of its own."""
+"""Names that differ from NAMES, by architecture."""
 
 _IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors that a checkpoint may repeat: stored RoPE frequencies, and the head of a tied model."""
@@ -75,7 +75,7 @@ GGUF_NAMES: Mapping[str, str] = {
 }
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor that carries llama3 scaling: what each pair's frequency is divided by."""
+"""The tensor of llama3 scaling: the divisor of each pair's frequency."""
 
 
 def source_name(names: Mapping[str, str], canonical: str) -> str:
@@ -86,12 +86,12 @@ def source_name(names: Mapping[str, str], canonical: str) -> str:
 
 
 def checkpoint_names(architecture: str) -> Mapping[str, str]:
-    """NAMES with those that the architecture has of its own."""
-    return {**NAMES, **_OWN_NAMES.get(architecture, {})}
+    """NAMES, with the architecture's differences."""
+    return {**NAMES, **_ARCHITECTURE_NAMES.get(architecture, {})}
 
 
 def ignored_tensors(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
-    """Patterns of tensors that a checkpoint may have besides: repeated ones, and layers that predict further tokens."""
+    """Patterns of further tensors that a checkpoint may have: repeated ones, and layers that predict further tokens."""
     further = int(config.get("num_nextn_predict_layers") or 0)
     layers = tuple(rf"model\.layers\.{spec.num_layers + i}\..*" for i in range(further))
     return (*(_IGNORED if spec.tied else _IGNORED[:1]), *layers)

@@ -54,24 +54,24 @@ class Tokenizer:
         """Token ids of a text.
 
         `special` adds the tokens that the model's tokenizer puts around every text (BOS for Llama, none for SmolLM2 or
-        Qwen); text from `chat` already holds what it needs, so encode it with special=False. Special tokens spelled
-        out in the text are recognised either way. RequestError if the text cannot be written in UTF-8.
+        Qwen); text from `chat` already has them, so encode it with special=False. Special tokens written out in the
+        text are recognised in both cases. RequestError if the text cannot be written in UTF-8.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"The text has half a character ({text[error.start]!r}) at {error.start}.", "Give valid Unicode."
+                f"The text has an unpaired surrogate ({text[error.start]!r}) at {error.start}.", "Give valid Unicode."
             ) from error
         return list(self._parts.backend.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of token ids; special tokens are shown only if `special`. Bytes that are no UTF-8 become U+FFFD."""
+        """The text of token ids; special tokens are shown only if `special`. Bytes that are not UTF-8 become U+FFFD."""
         stream = IncrementalDecoder(self, special=special)
         return "".join([stream.push(token) for token in ids]) + stream.flush()
 
     def token(self, token_id: int) -> str:
-        """The token as the vocabulary spells it; empty for an id outside the vocabulary."""
+        """The token's entry in the vocabulary; empty for an id outside the vocabulary."""
         return self._parts.backend.id_to_token(token_id) or ""
 
     def is_special(self, token_id: int) -> bool:
@@ -79,10 +79,10 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token; none for an id outside the vocabulary."""
-        found = self._bytes.get(token_id)
-        if found is None:
-            found = self._bytes[token_id] = self._spell(token_id)
-        return found
+        value = self._bytes.get(token_id)
+        if value is None:
+            value = self._bytes[token_id] = self._spell(token_id)
+        return value
 
     def chat(
         self,
@@ -101,8 +101,8 @@ class Tokenizer:
                 f"{self._parts.where} has no chat template.",
                 "Give the prompt as plain text (--raw on the command line).",
             )
-        given = {"tools": None, "documents": None, **self._parts.named, **(variables or {})}
-        return render(self.chat_template, messages, {**given, "add_generation_prompt": add_generation_prompt})
+        context = {"tools": None, "documents": None, **self._parts.named, **(variables or {})}
+        return render(self.chat_template, messages, {**context, "add_generation_prompt": add_generation_prompt})
 
     def _spell(self, token_id: int) -> bytes:
         text = self.token(token_id)
@@ -127,7 +127,7 @@ class IncrementalDecoder:
         self._drop_space = tokenizer.spaced
 
     def push(self, token_id: int, /) -> str:
-        """The text that this token completes."""
+        """The text that becomes complete with this token."""
         if not self._special and self._tokenizer.is_special(token_id):
             return ""
         return self._first(self._utf8.decode(self._tokenizer.token_bytes(token_id)))

@@ -1,6 +1,6 @@
-"""Reads tokenizers: tokenizer.json and its companions from a directory, or the metadata of a GGUF file.
+"""Reads tokenizers: tokenizer.json and related files from a directory, or the metadata of a GGUF file.
 
-Of a GGUF file it reads what llama.cpp's converter keeps of a tokenizer.
+The keys of a GGUF file are those that llama.cpp's converter writes.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ def _sentencepiece(tokens: list[str], metadata: Mapping[str, Any], where: str, *
 def scored_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every merge of two tokens into a third, best score first; among equal scores the longer left part first."""
     ids = _ids(tokens)
-    found: list[tuple[float, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, str, str]] = []
     for token, score in zip(tokens, scores, strict=True):
-        parts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        parts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
         known = [(left, right) for left, right in parts if left in ids and right in ids]
         for left, right in sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]])):
-            found.append((-score, -len(left), -len(right), left, right))
-    found.sort(key=lambda entry: entry[:3])
-    return [(left, right) for *_, left, right in found]
+            merges.append((-score, -len(left), -len(right), left, right))
+    merges.sort(key=lambda entry: entry[:3])
+    return [(left, right) for *_, left, right in merges]
 
 
 def _merges(metadata: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
@@ -163,7 +163,7 @@ def _add_tokens(backend: Backend, tokens: list[str], kinds: Sequence[int], named
 
 
 def _surround(backend: Backend, bos: str | None, eos: str | None) -> None:
-    """Have encoding put these tokens before and after every text."""
+    """Configure `backend` to add these tokens before and after every text."""
     around = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
     pattern = " ".join(part for part in (bos, "$A", eos) if part is not None)
     pair = pattern + " " + pattern.replace("$A", "$B")
@@ -201,22 +201,22 @@ def _content(token: Any) -> str | None:
 def _directory_eos(path: Path, backend: Backend, eos_token: str | None) -> tuple[int, ...]:
     """From generation_config.json, else config.json, else the tokenizer's own."""
     for name in ("generation_config.json", "config.json"):
-        found = read_json(path / name).get("eos_token_id") if (path / name).exists() else None
-        if found is not None:
-            return tuple(found) if isinstance(found, list) else (int(found),)
-    own = backend.token_to_id(eos_token) if eos_token else None
-    return () if own is None else (own,)
+        ids = read_json(path / name).get("eos_token_id") if (path / name).exists() else None
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    default = backend.token_to_id(eos_token) if eos_token else None
+    return () if default is None else (default,)
 
 
 def _directory_template(path: Path, config: Mapping[str, Any]) -> str | None:
-    """From chat_template.jinja, chat_template.json or tokenizer_config.json; of several the one called default."""
+    """From chat_template.jinja, chat_template.json or tokenizer_config.json; of several the default one."""
     if (path / "chat_template.jinja").exists():
         return (path / "chat_template.jinja").read_text(encoding="utf-8")
     separate = path / "chat_template.json"
-    found = read_json(separate).get("chat_template") if separate.exists() else config.get("chat_template")
-    if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        found = named.get("default")
-    if found is not None and not isinstance(found, str):
-        raise TokenizerError(f"The chat template of {path} is {json.dumps(found)[:60]}, not a text.")
-    return found
+    template = (read_json(separate) if separate.exists() else config).get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(f"The chat template of {path} is {json.dumps(template)[:60]}, not a text.")
+    return template

@@ -1,4 +1,4 @@
-"""What a tokenizer is made of: the value between the files it is read from and the Tokenizer that uses it."""
+"""The parts of a tokenizer, as read from its files for the Tokenizer class."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Literal
 from tokenizers import Tokenizer as Backend
 
 Spelling = Literal["byte-level", "sentencepiece"]
-"""How the vocabulary writes bytes: one character for each byte (GPT-2), or as text with ▁ for a space and <0xNN> for
-other bytes."""
+"""How bytes are written in the vocabulary: one character for each byte (GPT-2), or as text with ▁ for a space and
+<0xNN> for other bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
-    """What a tokenizer is made of, whatever file it was read from (`where`).
+    """The parts of a tokenizer; `where` names the file or directory it was read from.
 
     `special` ids are left out of decoded text; `literal` ids are spelled as text, not as bytes; `spaced`: encoding puts
     a space before the text, and decoding removes it. `named` are the special tokens that a chat template may use.

@@ -25,9 +25,9 @@ from wager.types import PackedBatch
 class Decoder:
     """A target: packs the weights, allocates cache and buffers, records the tape once. Implements kernels.base.Target.
 
-    `num_blocks` is the size of the cache, `max_rows` the most rows of one pass, `max_logits_rows` the most of them that
-    may want logits (None: all), `max_sequences` the most sequences of one pass, `max_blocks` the most cache blocks of
-    one sequence. ModelError if a tensor cannot be read.
+    `num_blocks` is the size of the cache, `max_rows` the maximum rows of one pass, `max_logits_rows` the maximum
+    of them with logits (None: all), `max_sequences` the maximum sequences of one pass, `max_blocks` the maximum cache
+    blocks of one sequence. ModelError if a tensor cannot be read.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class Decoder:
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
         logits_rows, sequences = len(batch.logits_indices), batch.num_sequences
-        for name, size, most in (
+        for name, size, limit in (
             ("rows", batch.rows, self.max_rows),
             ("logits rows", logits_rows, self.max_logits_rows),
             ("sequences", sequences, self.max_sequences),
             ("blocks of a sequence", batch.block_tables.shape[1], self.max_blocks),
         ):
-            if size > most:
-                raise UsageError(f"A pass of {size} {name} exceeds the {most} this decoder was built for.")
+            if size > limit:
+                raise UsageError(f"A pass of {size} {name} exceeds this decoder's limit of {limit}.")
         self._tape.inputs.fill(batch)
         self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=logits_rows)
         return TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
 
     def _record(self, weights: Weights) -> None:
-        """Record a pass, packing each matrix when it is read, so that at most one layer is held twice."""
+        """Record a pass, packing each matrix when it is read, so that at most one layer is in memory twice."""
         spec, tape, kernels = self.spec, self._tape, self.kernels
         x = torch.empty(self.max_rows, spec.hidden)
         normed = torch.empty(self.max_rows, spec.hidden, dtype=kernels.act)
@@ -121,8 +121,8 @@ class Decoder:
         tape.attention(to.q, self.cache, index, window=attention.window, out=to.attention_out)
 
     def _record_latent_attention(self, tensors: _LayerWeights, attention: Mla, index: int, to: _Buffers) -> None:
-        """The absorbed form: each head's key half of kv_b is applied to its query, so that queries meet latents, and
-        its value half to the attention output."""
+        """The absorbed form: each head's key half of kv_b is applied to its query, so that queries are compared with
+        latents, and its value half to the attention output."""
         details, tape, kernels = self.spec.details, self._tape, self.kernels
         act, eps, normed = kernels.act, details.latent_norm_eps, to.normed
         if attention.q_rank:

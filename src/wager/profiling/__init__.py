@@ -1,1 +1,1 @@
-"""Calibration runs on the engine."""
+"""Times real steps and drafts of an engine, to fit latency models."""

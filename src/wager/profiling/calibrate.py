@@ -1,4 +1,4 @@
-"""Calibrates a model on this machine: times the real step over many shapes and fits what was measured."""
+"""Calibrates a model on this machine: times real steps of many shapes and fits a latency model to them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from wager.profiling.timed_steps import ProgressReport, StepTimer, TimedStep, ti
 from wager.trace import Trace
 
 HELD_OUT = 32
-"""Random shapes that the fit is tested with."""
+"""Number of random shapes that the fit is tested with."""
 
 CHECKED_SHAPES = 40
 
 _QUICK_CONTEXT, _QUICK_TOKENS = 512, 3072
 _QUICK_UNCERTAINTY = 3.0
-"""How many times less certain a quick surface is than a careful fit."""
+"""Uncertainty of a quick surface relative to that of a full calibration."""
 
 
 def setup(kernels: Kernels, spec: ModelSpec, *, model: str) -> Setup:
-    """What a calibration made here and now is valid for; `model` is the name that people know it by."""
+    """The setup that a calibration made now is valid for; `model` is the model's name."""
     dtype = str(kernels.act).removeprefix("torch.")
-    threads = getattr(kernels, "threads", None)  # the reference kernels compute in one thread and have no such number
+    threads = getattr(kernels, "threads", None)  # the reference kernels run in one thread and have no such attribute
     return Setup(machine(), model, fingerprint(spec), kernels.name, threads, dtype)
 
 
@@ -62,8 +62,8 @@ def quick_surface(
 ) -> LatencySurface:
     """A surface from about `seconds` of measuring, for an engine that was never calibrated.
 
-    Call it before the target is used: its cache is overwritten, and no block pool knows. UsageError if the cache is too
-    small to measure in.
+    Call it before the target is used: its cache is overwritten, whatever a block pool has recorded about it. UsageError
+    if the cache is too small to measure in.
     """
     timer = StepTimer(runner, max_context=max_context, longest=_QUICK_CONTEXT, tokens=_QUICK_TOKENS, trace=trace)
     taken = time_steps(timer, quick_shapes(timer.limits), seconds=seconds, seed=None, repeats=1)
@@ -74,7 +74,7 @@ def quick_surface(
 
 
 def _fastest_steps(taken: Sequence[TimedStep]) -> list[StepPoint]:
-    """The fastest step of every shape: of so few, a pause of the machine would spoil any other statistic."""
+    """The fastest step of every shape: of so few steps, a pause of the machine would distort any other statistic."""
     fastest: dict[int, StepPoint] = {}
     for step in sorted(taken, key=lambda step: step.point.seconds):
         fastest.setdefault(step.shape, step.point)
@@ -83,8 +83,8 @@ def _fastest_steps(taken: Sequence[TimedStep]) -> list[StepPoint]:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationCheck:
-    """How far predictions were off on single steps of shapes not seen before: as stored, and corrected by every step
-    before, as in an engine."""
+    """Errors of predictions for single steps of shapes not fitted: by the stored surface, and by one that was corrected
+    with every earlier step, as in an engine."""
 
     stored: PredictionErrors
     corrected: PredictionErrors
@@ -94,15 +94,15 @@ def check_calibration(
     timer: StepTimer, calibration: Calibration, *, seconds: float, seed: int, report: ProgressReport | None = None
 ) -> CalibrationCheck:
     """Take steps of random shapes for about `seconds`, and predict each before it is taken into account."""
-    stored, learning = calibration.surface(), calibration.surface()
-    before: list[float] = []
-    after: list[float] = []
+    stored, corrected = calibration.surface(), calibration.surface()
+    stored_s: list[float] = []
+    corrected_s: list[float] = []
     shapes = random_shapes(timer.limits, CHECKED_SHAPES, seed=seed)
     taken = time_steps(timer, shapes, seconds=seconds, report=report)
     for step in taken:
         point = step.point
-        before.append(stored.seconds(point.rows, point.requests, point.context_sum))
-        after.append(learning.seconds(point.rows, point.requests, point.context_sum))
-        learning.observe(step.record)
+        stored_s.append(stored.seconds(point.rows, point.requests, point.context_sum))
+        corrected_s.append(corrected.seconds(point.rows, point.requests, point.context_sum))
+        corrected.observe(step.record)
     measured = [step.point.seconds for step in taken]
-    return CalibrationCheck(PredictionErrors.of(before, measured), PredictionErrors.of(after, measured))
+    return CalibrationCheck(PredictionErrors.of(stored_s, measured), PredictionErrors.of(corrected_s, measured))

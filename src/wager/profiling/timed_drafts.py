@@ -1,4 +1,4 @@
-"""Times drafting: what a drafter takes by number of requests and depth."""
+"""Times drafting: seconds of a drafter's call by number of requests and depth."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _GREEDY = SamplingParams(ignore_eos=True)
 def time_drafting(
     proposer: Proposer, *, vocab: int, seconds: float, clock: Clock, between: Callable[[], object] = lambda: None
 ) -> DraftCurve:
-    """What drafting costs by requests and depth, for about `seconds` or a dozen rounds, whichever ends first.
+    """Seconds of drafting by requests and depth, timed for about `seconds` or a dozen rounds, whichever ends first.
 
-    The texts repeat themselves, so that lookups find something to copy. `between` is called before each call, as a pass
+    The texts are periodic, so that lookup drafters find continuations. `between` is called before each call, as a pass
     of the target would be: it leaves the processor's caches cold. Calls in which a request got no draft are not
     counted; UsageError if there is no other.
     """
@@ -52,24 +52,24 @@ def time_drafting(
         proposer.end(seq_id)
     if not taken:
         raise UsageError(f"Drafter {name!r} made no draft that could be timed.", "Leave it out of --drafter.")
-    return fit_draft_curve([DraftPoint(*call, median(each)) for call, each in taken.items()])
+    return fit_draft_curve([DraftPoint(*call, median(times)) for call, times in taken.items()])
 
 
 class _PeriodicText:
-    """A text that repeats a few tokens for ever."""
+    """A text that repeats a few tokens without end."""
 
     def __init__(self, rng: random.Random, vocab: int) -> None:
         self._period = [rng.randrange(vocab) for _ in range(_PERIOD)]
-        self.known = [self.token(at) for at in range(_PROMPT)]
+        self.known = [self.token(index) for index in range(_PROMPT)]
 
-    def token(self, at: int) -> int:
-        return self._period[at % _PERIOD]
+    def token(self, index: int) -> int:
+        return self._period[index % _PERIOD]
 
 
 def _seconds_of_call(
     proposer: Proposer, texts: Mapping[str, _PeriodicText], depth: int, *, clock: Clock
 ) -> float | None:
-    """Seconds of one call, after which every text goes on by a token; None if a request got no draft."""
+    """Seconds of one call, after which every text grows by a token; None if a request got no draft."""
     begun = clock()
     requests = [
         DraftRequest(seq_id, len(text.known), depth, _GREEDY, seed=0, choice=0) for seq_id, text in texts.items()

@@ -1,8 +1,8 @@
-"""Takes and times real steps of chosen shapes: the whole engine on a target, with a scripted policy and drafter.
+"""Times real steps of chosen shapes: an engine on the target, with a scripted policy and drafter.
 
-What sequences have cached is never computed: their blocks are zeroed and declared to be computed, since no kernel's
-time depends on the numbers it reads. So long contexts take no time to prepare. Block pool and scheduler are the timer's
-own; an engine on the same target loses only the contents of its cache.
+Cached contexts are not computed: their blocks are zeroed and marked as computed, since no kernel's time depends on the
+values it reads. So long contexts take no time to prepare. The timer has its own block pool and scheduler; an engine on
+the same target loses only the contents of its cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wager.trace import Trace
 from wager.types import DRAFT_STAGE, Draft, DraftDecision, DraftRequest, Plan, Request, SamplingParams, Span, StepRecord
 
 ProgressReport = Callable[[float], None]
-"""Called with the seconds that have passed."""
+"""Called with the elapsed seconds."""
 
 LONGEST = 4096
 """Positions of the longest text."""
@@ -39,7 +39,7 @@ _GROUP, _REPEATS = 4, 2
 
 
 class _ScriptedPolicy(FixedDepth):
-    """A policy that asks for as many draft tokens as the shape says, and keeps the records."""
+    """A policy that plans the draft depths of the shape, and keeps the step records."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -48,15 +48,15 @@ class _ScriptedPolicy(FixedDepth):
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         del budget  # shapes are chosen to fit
-        wanted = {span.seq_id: min(self.depths.get(span.seq_id, 0), span.max_draft_tokens) for span in spans}
-        return {seq_id: DraftDecision(depth) for seq_id, depth in wanted.items() if depth}
+        depths = {span.seq_id: min(self.depths.get(span.seq_id, 0), span.max_draft_tokens) for span in spans}
+        return {seq_id: DraftDecision(depth) for seq_id, depth in depths.items() if depth}
 
     def observe(self, record: StepRecord) -> None:
         self.records.append(record)
 
 
 class _RandomDrafter:
-    """A drafter of random tokens, so that next to none is accepted."""
+    """A drafter of random tokens, of which almost none are accepted."""
 
     name = "random"
     default_depth = max_depth = MAX_DEPTH
@@ -67,8 +67,8 @@ class _RandomDrafter:
         self._vocab = vocab
         self._rng = random.Random(0)
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        return [Draft.chain(ask.seq_id, self.random_tokens(ask.depth), drafter=self.name) for ask in asks]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft.chain(r.seq_id, self.random_tokens(r.depth), drafter=self.name) for r in requests]
 
     def random_tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(self._vocab) for _ in range(count)]
@@ -83,11 +83,11 @@ class _RandomDrafter:
 
 
 class StepTimer:
-    """An engine of its own on `runner`'s target, whose cache already holds texts of all lengths that the limits allow.
+    """A separate engine on `runner`'s target, whose cache already holds texts of all lengths within the limits.
 
-    The target must not be used otherwise meanwhile, and what its cache held before is lost: an engine that shares it
-    must drop its prefix cache. `tokens` bounds all texts together. `decoder` makes the detokenizers whose time is part
-    of a real step. UsageError if the cache is too small.
+    The target must not be used otherwise meanwhile, and the earlier contents of its cache are lost: an engine that
+    shares it must reset its prefix cache. `tokens` limits the sum of all texts. `decoder` creates the detokenizers
+    whose time is part of a real step. UsageError if the cache is too small.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class StepTimer:
         tokens = self._drafter.random_tokens(length + 1)
         pool.reserve(name, length)
         for block in pool.block_table(name):
-            self._engine.runner.target.cache.clear(block)  # writes it: memory that was never written is not mapped yet
+            self._engine.runner.target.cache.clear(block)  # writes it: the system maps memory on the first write
         pool.commit(name, tokens, length=length)
         return tokens
 
@@ -145,16 +145,16 @@ class StepTimer:
         self.step((0,) * len(contexts))
 
     def step(self, depths: Sequence[int]) -> StepRecord | None:
-        """One step with that many draft tokens for each; None if its shape was another (a sequence had ended)."""
+        """One step with a draft depth for each sequence; None if its shape differs because a sequence had ended."""
         self._policy.depths = dict(zip(self._running, depths, strict=True))
         self._policy.records.clear()
         self._scheduler.max_draft_tokens = max(depths)
         self._engine.step()
         shape = (len(depths) + sum(depths), len(depths))
-        return next((each for each in self._policy.records if (each.rows, each.sequences) == shape), None)
+        return next((record for record in self._policy.records if (record.rows, record.sequences) == shape), None)
 
     def end_sequences(self) -> None:
-        """End all sequences; the texts stay."""
+        """End all sequences; the texts stay cached."""
         for name in self._running:
             self._engine.abort(name)
         self._engine.step()
@@ -162,33 +162,33 @@ class StepTimer:
 
 
 def _limits(runner: Runner, *, max_context: int, longest: int, sequences: int, tokens: int | None) -> ShapeLimits:
-    """What the cache has room for. The scheduler needs free blocks for a whole prompt before it looks up which of them
-    are cached, and every sequence needs some to grow; where a shape still finds too few, its steps are not counted."""
+    """The shapes that fit in the cache. The scheduler needs free blocks for an entire prompt before it looks up which
+    are cached, and every sequence needs some to grow; steps of a shape that still gets too few are discarded."""
     target = runner.target
     cached = target.cache.num_blocks * BLOCK_SIZE
     growth = min(BLOCK_SIZE * (MAX_DEPTH + 2), max_context // 2)  # steps of one group, with draft tokens
     context = min(longest, max_context - growth, cached // 4)
     sequences = min(sequences, target.max_sequences, target.max_rows)
-    left = cached - context - BLOCK_SIZE - min(target.max_rows + 3 * BLOCK_SIZE * sequences, cached // 4)
-    left = left if tokens is None else min(left, tokens)
-    if min(context, left) < BLOCK_SIZE:
+    remaining = cached - context - BLOCK_SIZE - min(target.max_rows + 3 * BLOCK_SIZE * sequences, cached // 4)
+    remaining = remaining if tokens is None else min(remaining, tokens)
+    if min(context, remaining) < BLOCK_SIZE:
         raise UsageError(
             f"A cache of {cached} tokens for contexts of {max_context} is too small to measure steps in.",
             "Raise --memory or --max-context.",
         )
-    return ShapeLimits(target.max_rows, sequences, context // BLOCK_SIZE * BLOCK_SIZE, left)
+    return ShapeLimits(target.max_rows, sequences, context // BLOCK_SIZE * BLOCK_SIZE, remaining)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One step that was taken, of the shape with that index."""
+    """One timed step; `shape` is the index of its shape."""
 
     shape: int
     record: StepRecord
 
     @property
     def point(self) -> StepPoint:
-        """Its shape, and its seconds without drafting."""
+        """Rows, sequences and contexts of the step, and its seconds without drafting."""
         record = self.record
         seconds = sum(taken for stage, taken in record.seconds.items() if stage != DRAFT_STAGE)
         return StepPoint(record.rows, record.sequences, sum(record.context_lens), seconds)
@@ -198,12 +198,12 @@ def time_steps(
     timer: StepTimer, shapes: Sequence[StepShape], *, seconds: float, seed: int | None = 0, held_out: int = 0,
     repeats: int = _REPEATS, report: ProgressReport | None = None,
 ) -> list[TimedStep]:  # fmt: skip
-    """Steps of every shape again and again for `seconds`, in the order they were taken.
+    """Time steps of every shape repeatedly for `seconds`; returns them in the order they were run.
 
     Passes over the shapes are shuffled, so that a machine that is slow for a while is slow for all shapes alike; with
     `seed` None they go in order, and where time is short the last shapes are never reached. A shape is timed `repeats`
-    times in a row. The last `held_out` shapes are not for fitting. However long it takes, two of the others are timed,
-    and one of these.
+    times in a row. The last `held_out` shapes are not for fitting. At least two different row counts of the others
+    and one held-out shape are timed, even if that takes longer.
     """
     rng = None if seed is None else random.Random(seed)
     fitted = len(shapes) - held_out
@@ -238,9 +238,9 @@ def _groups(shapes: Sequence[StepShape], rng: random.Random | None) -> Iterator[
         rng.shuffle(order)
         order.sort(key=lambda index: shapes[index].contexts)  # stable: still shuffled among equals
     groups = []
-    for _, same in groupby(order, key=lambda index: shapes[index].contexts):
-        alike = list(same)
-        groups += [alike[at : at + _GROUP] for at in range(0, len(alike), _GROUP)]
+    for _, equal in groupby(order, key=lambda index: shapes[index].contexts):
+        indices = list(equal)
+        groups += [indices[start : start + _GROUP] for start in range(0, len(indices), _GROUP)]
     if rng:
         rng.shuffle(groups)
     return iter(groups)

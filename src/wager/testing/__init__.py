@@ -1,7 +1,6 @@
-"""For tests: a target with a closed-form distribution, drafters of known skill, faulty drafters, a clock set by hand.
+"""For tests: a target with a closed-form distribution, drafters of known acceptance, faulty drafters, a manual clock.
 
-Nothing here serves a request; it ships so that anyone can test an engine, a drafter or a policy against a target whose
-every answer is known.
+It is part of the package so that users can test their own drafter or policy against a target whose output is known.
 """
 
 from wager.draft.adversary import AdversaryDrafter

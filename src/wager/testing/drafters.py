@@ -1,4 +1,4 @@
-"""Drafters of known skill and the oracle of the toy target, which computes what that target will emit.
+"""Drafters of known acceptance and the oracle of the toy target, which computes the tokens that the target will emit.
 
 `draft.history.ReferenceOracle` does the same for any model, from texts produced before.
 """
@@ -24,8 +24,8 @@ class ToyOracle:
         path: list[int] = []
         for depth in range(request.depth):
             logits = self._distribution([*known, *path])
-            shaped = process(logits, request.params, None if request.params.plain else history.extended(path))
-            path.append(shaped.choose(request.seed, request.position + depth, request.choice))
+            distribution = process(logits, request.params, None if request.params.plain else history.extended(path))
+            path.append(distribution.choose(request.seed, request.position + depth, request.choice))
         return path
 
 
@@ -43,7 +43,7 @@ class OracleDrafter(HistoryDrafter):
 
 
 class SetAcceptanceDrafter(HistoryDrafter):
-    """Right with probability `rates[d - 1]` at depth d, given that it was right above (the last rate goes on)."""
+    """Right with probability `rates[d - 1]` at depth d, if all guesses above were right; the last rate holds below."""
 
     name = "set"
 
@@ -55,10 +55,10 @@ class SetAcceptanceDrafter(HistoryDrafter):
     def _draft(self, request: DraftRequest) -> Draft:
         rng = self._random(request)
         guesses, scores, survival = self._next_tokens(request), [], 1.0
-        for depth, right in enumerate(guesses):
+        for depth, token in enumerate(guesses):
             rate = self._rates[min(depth, len(self._rates) - 1)]
             survival *= rate
             scores.append(survival)
             if rng.random() >= rate:
-                guesses[depth] = (right + 1 + rng.randrange(self._vocab - 1)) % self._vocab
+                guesses[depth] = (token + 1 + rng.randrange(self._vocab - 1)) % self._vocab
         return Draft.chain(request.seq_id, guesses, drafter=self.name, scores=scores)

@@ -1,4 +1,4 @@
-"""A whole engine around a toy target: the production path without a model's weights."""
+"""An engine with a toy target: the production code path without a model's weights."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def toy_engine(
     prefix_cache: bool = True,
     trace: Trace | None = None,
 ) -> Engine:
-    """An engine over a ToyTarget. Few `num_blocks` make preemption common, few `max_rows` cut prompts into chunks.
+    """An engine on a ToyTarget. Few `num_blocks` make preemption common, few `max_rows` split prompts into chunks.
 
-    `others` are drafters besides the first. Without a `policy` the first makes `depth` guesses; with one that is the
-    most the policy may ask for.
+    `others` are drafters besides the first. Without a `policy` the first makes `depth` guesses; with one, `depth` is
+    the maximum that the policy may plan.
     """
     trace = trace or Trace()
     target = ToyTarget(distribution, num_blocks=num_blocks, max_rows=max_rows, max_sequences=max_sequences)

@@ -1,4 +1,4 @@
-"""Drafters that misbehave: a text must not change under any of them."""
+"""Faulty drafters: the text must not change under any of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from wager.types import Draft, DraftRequest
 
 
 class OutsideVocabularyDrafter(HistoryDrafter):
-    """Guesses ids no vocabulary has: too large, and negative."""
+    """Guesses token ids outside the vocabulary: too large, and negative."""
 
     name = "outside"
 
@@ -21,7 +21,7 @@ class OutsideVocabularyDrafter(HistoryDrafter):
 
 
 class OverlongDrafter(HistoryDrafter):
-    """Guesses far more tokens than were asked for."""
+    """Guesses far more tokens than were requested."""
 
     name = "overlong"
 
@@ -49,7 +49,7 @@ class DuplicateSiblingsDrafter(HistoryDrafter):
 
 
 class FailingDrafter(HistoryDrafter):
-    """Answers `calls` requests, then raises from `propose` for ever."""
+    """Answers `calls` requests, then raises from every call of `propose`."""
 
     name = "failing"
 

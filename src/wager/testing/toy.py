@@ -21,7 +21,7 @@ from wager.types import PackedBatch
 
 _Words = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MISSING = -1  # what a slot holds before it is written, and what precedes the first token
+_MISSING = -1  # value of an unwritten slot, and of the positions before the first token
 
 
 def _mix(words: _Words) -> _Words:
@@ -36,10 +36,10 @@ def _word(values: NDArray[np.integer]) -> _Words:
 
 
 def slot_digest(tokens: NDArray[np.integer], stored: NDArray[np.integer], positions: NDArray[np.integer]) -> _Words:
-    """What a token contributes to the digest of its path: a sum over slots, so that paths are cheap to extend.
+    """A token's contribution to the digest of its path; the digest is a sum, so that paths are cheap to extend.
 
-    `stored` is the position it was computed for, `positions` where its path has it; they agree unless there is a
-    mistake in the paging.
+    `stored` is the position it was computed for, `positions` the position in its path; they are equal unless the block
+    tables or slots are wrong.
     """
     misplaced = _word(stored - positions) * np.uint64(0xA24BAED4963EE407)
     return _mix(_word(tokens) * np.uint64(0xD1342543DE82EF95) + _word(positions) * _GOLDEN + misplaced + np.uint64(1))
@@ -49,8 +49,8 @@ def slot_digest(tokens: NDArray[np.integer], stored: NDArray[np.integer], positi
 class ToyDistribution:
     """Logits as a closed form of the context, from integer hashes and exact float operations only.
 
-    z[v] = sharpness * (u(last `order` tokens, v) + memory * u(whole path with positions, v) + drift * u(salted, v)),
-    u uniform in [0, 1). `memory` 0 gives a Markov chain of order `order`, fit for enumeration; above 0 any mistake
+    z[v] = sharpness * (u(last `order` tokens, v) + memory * u(path with positions, v) + drift * u(salted, v)),
+    u uniform in [0, 1). `memory` 0 gives a Markov chain of order `order`, which can be enumerated; above 0 any mistake
     anywhere in the path changes every logit. `drift` above 0 with another `salt` gives a draft model that
     resembles the target. `eos_bias` is added to the logit of `eos`.
     """
@@ -121,8 +121,8 @@ class ToyCache:
 class ToyTarget:
     """A target whose logits follow `distribution`; implements `kernels.base.Target`.
 
-    Its output buffers are reused by every pass, as a real target's are. `passes` and `rows` count what was computed.
-    Raises CacheIntegrityError for a batch no target could run (too wide, two rows in one slot, a parent after its
+    Its output buffers are reused by every pass, as a real target's are. `passes` and `rows` count the computed ones.
+    Raises CacheIntegrityError for an invalid batch (too large, two rows in one slot, a parent after its
     child).
     """
 
@@ -168,7 +168,7 @@ class ToyTarget:
             )
 
     def _digests(self, batch: PackedBatch) -> _Words:
-        """Digest [R] of the path that ends in each row, from what the cache holds."""
+        """Digest [R] of the path that ends in each row, read from the cache."""
         parents = batch.parents.astype(np.int64)
         positions = (
             batch.num_computed_tokens[batch.seq_ids]
@@ -181,7 +181,7 @@ class ToyTarget:
         return _path_sums(fresh, parents) + self._bases(batch)[batch.seq_ids]
 
     def _bases(self, batch: PackedBatch) -> _Words:
-        """Digest [sequences] of what precedes each sequence's first row, read through its block table."""
+        """Digest [sequences] of the context before each sequence's first row, read through its block table."""
         sums = np.zeros(len(batch.num_computed_tokens), np.uint64)
         sequences = np.repeat(np.arange(len(batch.num_computed_tokens)), batch.num_computed_tokens)
         positions = np.arange(len(sequences)) - np.repeat(
@@ -208,7 +208,7 @@ class ToyTarget:
 
 
 def _path_sums(words: _Words, parents: NDArray[np.int64]) -> _Words:
-    """Sum of `words` [R] over each row and its ancestors; every round of the loop doubles how far up a row has seen."""
+    """Sum of `words` [R] over each row and its ancestors; every iteration doubles the number of ancestors summed."""
     above = parents
     while (above >= 0).any():
         linked = above >= 0
