@@ -24,7 +24,7 @@ from wager.errors import (
     UsageError,
     WagerError,
 )
-from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
+from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats, TokenLogprob
 
 if TYPE_CHECKING:
     from wager.engine.core import Engine
@@ -52,6 +52,7 @@ __all__ = [
     "SamplingParams",
     "SpeculationConfig",
     "Stats",
+    "TokenLogprob",
     "TokenizerError",
     "UsageError",
     "WagerError",

@@ -9,37 +9,19 @@ Prompts become token ids here; the engine computes the answers. One thread at a 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeGuard, cast, overload
+from typing import Any, cast, overload
 
 from wager.build.load import LoadedEngine, load
 from wager.config import EngineConfig
 from wager.engine.outputs import OutputCollector
 from wager.errors import ClosedError, RequestError, UsageError, WagerError
 from wager.models.tokenizer import Tokenizer
+from wager.prompts import Message, Prompt, check_conversation, encode_chat, is_conversation, is_prompt, not_a_prompt
 from wager.types import Completion, OutputDelta, Request, SamplingParams
-
-Message = Mapping[str, Any]
-"""A chat message: {"role": "system" | "user" | "assistant", "content": text}."""
-
-Prompt = str | Sequence[int]
-"""A text, encoded as it is (no chat template), or its token ids."""
-
-
-class ChatTokenizer(Protocol):
-    """The methods of a tokenizer that `encode_chat` calls."""
-
-    def encode(self, text: str, *, special: bool = True) -> list[int]: ...
-
-    def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str: ...
-
-
-def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Token ids of a conversation in the model's chat template, up to the position where the answer begins."""
-    text = tokenizer.chat(messages, add_generation_prompt=True)
-    return tuple(tokenizer.encode(text, special=False))  # the template has written the special tokens
 
 
 class LLM:
@@ -66,6 +48,7 @@ class LLM:
         self._engine: LoadedEngine | None = load(self.config, report=report)
         self._sinks: dict[str, Callable[[OutputDelta], None]] = {}  # request id -> function that receives its deltas
         self._numbers = itertools.count()
+        self._lock = threading.RLock()  # one thread at a time adds, steps or aborts
 
     @property
     def engine(self) -> LoadedEngine:
@@ -98,10 +81,10 @@ class LLM:
         defaults to the configuration's sampling options. A request that fails while it runs ends with finish_reason
         "error"; one that cannot be served raises RequestError, and then none of the list runs.
         """
-        if _is_prompt(prompts):
+        if is_prompt(prompts):
             return self._answer_one(self._encode(prompts), params)
         if not isinstance(prompts, Sequence):
-            raise _no_prompt(prompts)
+            raise not_a_prompt(prompts)
         return self._run([self._encode(prompt) for prompt in prompts], params)  # type: ignore[arg-type]
 
     @overload
@@ -115,8 +98,12 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Answer a conversation, or a list of conversations, through the model's chat template; otherwise as
         `generate`. TokenizerError if the model has no template or it refuses the messages."""
-        if _is_conversation(messages):
-            return self._answer_one(encode_chat(self.tokenizer, messages), params)
+        listed = isinstance(messages, Sequence) and not isinstance(messages, str)
+        if not listed or (messages and isinstance(messages[0], Mapping)):
+            check_conversation(messages)
+            return self._answer_one(encode_chat(self.tokenizer, messages), params)  # type: ignore[arg-type]
+        for conversation in messages:
+            check_conversation(conversation)
         return self._run([encode_chat(self.tokenizer, turns) for turns in messages], params)  # type: ignore[arg-type]
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> OutputStream:
@@ -125,7 +112,7 @@ class LLM:
         Closing it, or dropping it as a `for` loop does that is left early, aborts the request and frees its blocks.
         Several streams may be open at once; each step serves them all. Errors as for `generate`, raised here.
         """
-        tokens = encode_chat(self.tokenizer, prompt) if _is_conversation(prompt) else self._encode(prompt)  # type: ignore[arg-type]
+        tokens = encode_chat(self.tokenizer, prompt) if is_conversation(prompt) else self._encode(prompt)  # type: ignore[arg-type]
         return OutputStream(self, self._request(tokens, params))
 
     def close(self) -> None:
@@ -154,9 +141,13 @@ class LLM:
             return tuple(self.tokenizer.encode(prompt))
         if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
             return tuple(cast("Sequence[int]", prompt))
-        raise _no_prompt(prompt)
+        raise not_a_prompt(prompt)
 
     def _request(self, tokens: tuple[int, ...], params: SamplingParams | None) -> Request:
+        if params is not None and not isinstance(params, SamplingParams):
+            raise UsageError(
+                f"params of type {type(params).__name__} are not possible.", "Give one SamplingParams for all prompts."
+            )
         return Request(f"llm-{next(self._numbers)}", tokens, params or self.config.sampling)
 
     def _answer_one(self, tokens: tuple[int, ...], params: SamplingParams | None) -> Completion | list[Completion]:
@@ -180,36 +171,40 @@ class LLM:
 
     def _add(self, request: Request, sink: Callable[[OutputDelta], None]) -> None:
         """Give a request to the engine; `sink` is called with its deltas until all its choices have ended."""
-        self.engine.add(request)
-        choices = request.params.n
+        with self._lock:
+            self.engine.add(request)
+            choices = request.params.n
 
-        def take(delta: OutputDelta) -> None:
-            nonlocal choices
-            sink(delta)
-            choices -= delta.finish_reason is not None
-            if not choices:
-                del self._sinks[request.id]
+            def take(delta: OutputDelta) -> None:
+                nonlocal choices
+                sink(delta)
+                choices -= delta.finish_reason is not None
+                if not choices:
+                    del self._sinks[request.id]
 
-        self._sinks[request.id] = take
+            self._sinks[request.id] = take
 
     def _step(self) -> None:
         """One step for everything that runs; every delta goes to its request's sink."""
-        for delta in self.engine.step():
-            sink = self._sinks.get(delta.request_id)
-            if sink:
-                sink(delta)
-        if not self._sinks:
-            self.engine.check()
+        with self._lock:
+            for delta in self.engine.step():
+                sink = self._sinks.get(delta.request_id)
+                if sink:
+                    sink(delta)
+            if not self._sinks:
+                self.engine.check()
 
     def _abort(self, request_id: str) -> None:
         """End a request; its last deltas come with the next step."""
-        if request_id in self._sinks:
-            self.engine.abort(request_id)
+        with self._lock:
+            if request_id in self._sinks:
+                self.engine.abort(request_id)
 
     def _drop(self, request_id: str) -> None:
         """End a request and discard its deltas."""
-        if self._sinks.pop(request_id, None) and self._engine is not None:
-            self._engine.abort(request_id)
+        with self._lock:
+            if self._sinks.pop(request_id, None) and self._engine is not None:
+                self._engine.abort(request_id)
 
 
 class OutputStream(Iterator[OutputDelta]):
@@ -236,15 +231,17 @@ class OutputStream(Iterator[OutputDelta]):
 
     def __next__(self) -> OutputDelta:
         """The next delta, after as many steps as it takes. StopIteration after the last one, or once closed."""
-        while not self._deltas:
-            if self._closed or self._id not in self._llm._sinks:
-                raise StopIteration
-            try:
-                self._llm._step()
-            except BaseException:
-                self.close()
-                raise
-        return self._deltas.popleft()
+        while True:
+            with self._llm._lock:  # another thread's step may bring this request's deltas, its last ones too
+                if self._deltas:
+                    return self._deltas.popleft()
+                if self._closed or self._id not in self._llm._sinks:
+                    raise StopIteration
+                try:
+                    self._llm._step()
+                except BaseException:
+                    self.close()
+                    raise
 
     def completions(self) -> list[Completion]:
         """Every completed choice, in order of `index`, once the stream has ended. RequestError before that."""
@@ -271,21 +268,3 @@ class OutputStream(Iterator[OutputDelta]):
     def __del__(self) -> None:
         with suppress(AttributeError, WagerError):  # not fully constructed, or the engine is closed
             self.close()
-
-
-def _no_prompt(value: object) -> UsageError:
-    return UsageError(
-        f"A prompt of type {type(value).__name__} cannot be answered.",
-        "A prompt is a text or a list of token ids; conversations go to chat.",
-    )
-
-
-def _is_prompt(value: object) -> TypeGuard[Prompt]:
-    """Whether it is one prompt rather than a list of them."""
-    return isinstance(value, str) or (isinstance(value, Sequence) and bool(value) and isinstance(value[0], int))
-
-
-def _is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
-    """Whether it is one conversation rather than a list of them, or a prompt."""
-    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
-    return is_sequence and bool(value) and isinstance(value[0], Mapping)  # type: ignore[index]

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 
 
-def drawn() -> set[str]:
+def paths_on_the_page() -> set[str]:
     """Paths below src/wager as the tree draws them: two spaces of indent a folder, files at the start of a line."""
     tree = PAGE.read_text(encoding="utf-8").split("```\nsrc/wager/\n")[1].split("```")[0]
     found: set[str] = set()
@@ -29,8 +29,8 @@ def drawn() -> set[str]:
     return found
 
 
-def standing() -> set[str]:
-    """Paths below src/wager as they are; a package's __init__ and __main__ go without saying."""
+def paths_on_disk() -> set[str]:
+    """Paths below src/wager as they are, without the __init__ and __main__ of packages."""
     source = ROOT / "src" / "wager"
     files = {str(path.relative_to(source)) for path in source.rglob("*.py") if not path.name.startswith("__")}
     return files | {
@@ -38,5 +38,5 @@ def standing() -> set[str]:
     }
 
 
-def test_the_tree_is_the_tree() -> None:
-    assert drawn() == standing()
+def test_the_page_shows_every_folder_and_file() -> None:
+    assert paths_on_the_page() == paths_on_disk()

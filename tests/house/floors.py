@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
-_VALUES = {"types", "sampling", "errors", "arch"}
+_VALUES = {"types", "sampling", "prompts", "errors", "arch"}
 _ECONOMICS = {"economics", "economics.costmodel", "economics.latency", "economics.policy", "economics.simulation"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
 _BELOW_ENGINE = _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "draft", "draft.registry"}
@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # floor 0
     "types": {"errors", "sampling"},
     "sampling": {"errors"},
+    "prompts": {"errors"},
     "errors": set(),
     "arch": {"errors"},
     # floor 1

@@ -39,6 +39,7 @@ PUBLIC_NAMES = {
     "SamplingParams",
     "SpeculationConfig",
     "Stats",
+    "TokenLogprob",
     "TokenizerError",
     "UsageError",
     "WagerError",

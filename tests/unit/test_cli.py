@@ -194,7 +194,7 @@ def test_run_json(wager: Call, flags: list[str], tmp_path: Path) -> None:
     to_file = wager("run", "hello", *flags, "--max-tokens", "8", "--json", str(tmp_path / "out.json"))
     value = json.loads(to_stdout.out)
     assert value["text"] + "\n" == plain.out == to_file.out
-    assert value["tokens"] == len(value["token_ids"]) == len(value["origins"]) <= 8
+    assert value["tokens"] == len(value["token_ids"]) == len(value["drafted_by"]) <= 8
     assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == value["token_ids"]
 
 

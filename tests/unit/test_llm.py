@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -144,7 +145,7 @@ def test_a_stream_that_is_left_early_frees_its_blocks(llm: wager.LLM, way: str) 
     assert free_blocks(llm) == before
     assert not llm.engine.scheduler.running
     llm.generate("abc", PARAMS)
-    assert not llm.engine.busy
+    assert not llm.engine.scheduler.busy
 
 
 def test_streams_and_lists_run_side_by_side(llm: wager.LLM) -> None:
@@ -229,3 +230,51 @@ def test_every_error_is_exported_and_importing_is_quick() -> None:
     assert [name for name in wager.__all__ if not hasattr(wager, name)] == []
     code = "import wager, sys; sys.exit(any(name in sys.modules for name in ('torch', 'tokenizers', 'jinja2')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- wrong values, and threads --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate(b"abc"), "A prompt of type bytes"),
+        (lambda llm: llm.generate("abc", {"max_tokens": 3}), "params of type dict"),
+        (lambda llm: llm.generate(["abc", "x"], [PARAMS, PARAMS]), "params of type list"),
+        (lambda llm: llm.chat("hello"), "A conversation of type str"),
+        (lambda llm: llm.chat([{"content": "hello"}]), "Message 1 of the conversation has no text under 'role'"),
+        (lambda llm: llm.chat([*CONVERSATION, {"role": "user", "content": None}]), "Message 2 .* under 'content'"),
+        (lambda llm: llm.chat([CONVERSATION, "hello"]), "A conversation of type str"),
+    ],
+)
+def test_what_cannot_be_answered_is_named(llm: wager.LLM, call: Any, message: str) -> None:
+    with pytest.raises(wager.UsageError, match=message):
+        call(llm)
+    assert not llm.engine.scheduler.busy
+
+
+def test_threads_share_a_model(llm: wager.LLM) -> None:
+    """Their requests run together, and each gets the text that it gets alone."""
+    prompts = [f"{i} " * (3 + i) for i in range(6)]
+    alone = [llm.generate(prompt, PARAMS).token_ids for prompt in prompts]
+    answers: dict[int, tuple[int, ...]] = {}
+
+    def answer(index: int) -> None:
+        if index % 2:
+            answers[index] = llm.generate(prompts[index], PARAMS).token_ids
+        else:
+            stream = llm.stream(prompts[index], PARAMS)
+            answers[index] = tuple(token for delta in stream for token in delta.token_ids)
+
+    threads = [threading.Thread(target=answer, args=(index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answers[index] for index in range(6)] == alone
+    assert not llm.engine.scheduler.busy
+
+
+def test_more_memory_than_there_is_is_refused() -> None:
+    with pytest.raises(wager.MemoryPlanError, match=r"more than the [\d.]+ GiB of this machine"):
+        wager.LLM("random:llama:tiny", memory="100TiB")

@@ -161,6 +161,8 @@ def _plan_memory(
 ) -> MemoryPlan:
     """Plan the memory; a shared target keeps its cache, so only the drafters are added."""
     limit = config.capacity.memory
+    if limit is not None:
+        memory.check_limit(limit)
     budget = limit if limit is not None else int(memory.available() * memory.SHARE)
     if shared is not None and limit is None:
         budget += shared.memory_plan.total

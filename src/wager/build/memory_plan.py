@@ -74,12 +74,21 @@ def plan(
 
 def available() -> int:
     """Bytes free for new allocations: the smaller of the system's and the control group's."""
-    return min(_meminfo(), *_cgroup())
+    return min(_meminfo("MemAvailable"), *_cgroup())
 
 
-def _meminfo() -> int:
+def check_limit(limit: int) -> None:
+    """MemoryPlanError if `limit` is more than the machine has."""
+    installed = _meminfo("MemTotal")
+    if limit > installed:
+        raise MemoryPlanError(
+            f"memory = {gib(limit)} is more than the {gib(installed)} of this machine.", "Give less, or leave it out."
+        )
+
+
+def _meminfo(key: str) -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     raise MemoryPlanError("This system does not report how much memory is free.", "Give --memory, for example 4GiB.")
 

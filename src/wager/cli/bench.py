@@ -18,7 +18,7 @@ from wager.types import OutputDelta, Request, SamplingParams
 if TYPE_CHECKING:
     from wager.bench.measure import Measurement
     from wager.build.load import LoadedEngine
-    from wager.llm import ChatTokenizer
+    from wager.prompts import ChatTokenizer
 
 FAST, PLAIN = "speculative", "plain"
 

@@ -20,7 +20,7 @@ from wager.errors import UsageError
 from wager.types import SamplingParams, VerifyRule
 
 if TYPE_CHECKING:
-    from wager.llm import ChatTokenizer
+    from wager.prompts import ChatTokenizer
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -224,7 +224,7 @@ class Framing:
 
     def encode(self, tokenizer: ChatTokenizer, prompt: str) -> tuple[int, ...]:
         """Token ids of a prompt."""
-        from wager.llm import encode_chat
+        from wager.prompts import encode_chat
 
         return tuple(tokenizer.encode(prompt)) if self.raw else encode_chat(tokenizer, self.messages(prompt))
 

@@ -49,7 +49,7 @@ def _drafter(step: PolicyStep, index: int, name: str, seconds: float) -> str:
         return text + f"one for every sequence takes {1e3 * seconds:.2f} ms besides the rows."
     deep = sorted({depths[id(state)] for state in users})
     text = f"{name}: depth {deep[0]}{f' to {deep[-1]}' * (len(deep) > 1)} for {_count(len(users), 'sequence')}"
-    text += f" (first token accepted {_rate(users, index)} of the time)"
+    text += f" (forecast: first token accepted {_rate(users, index)} of the time)"
     if plain:
         text += f"; {_count(len(plain), 'sequence')} without drafts (there {_rate(plain, index)})"
     return text + "."

@@ -1,0 +1,65 @@
+"""What users give a model: texts, token ids and conversations; what is none of these is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
+
+from wager.errors import UsageError
+
+Message = Mapping[str, Any]
+"""A chat message: {"role": "system" | "user" | "assistant", "content": text}."""
+
+Prompt = str | Sequence[int]
+"""A text, encoded as it is (no chat template), or its token ids."""
+
+
+class ChatTokenizer(Protocol):
+    """The methods of a tokenizer that `encode_chat` calls."""
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]: ...
+
+    def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str: ...
+
+
+def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
+    """Token ids of a conversation in the model's chat template, up to the position where the answer begins."""
+    text = tokenizer.chat(messages, add_generation_prompt=True)
+    return tuple(tokenizer.encode(text, special=False))  # the template has written the special tokens
+
+
+def check_conversation(messages: object) -> None:
+    """UsageError unless it is a list of messages, each with a role and a content."""
+    if not is_conversation(messages):
+        raise UsageError(
+            f"A conversation of type {type(messages).__name__} cannot be answered.",
+            'A conversation is a list of messages such as {"role": "user", "content": "Hello"}; texts go to generate.',
+        )
+    for number, message in enumerate(messages, 1):
+        for key in ("role", "content"):
+            if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
+                raise UsageError(
+                    f"Message {number} of the conversation has no text under {key!r}.",
+                    'A message is a mapping such as {"role": "user", "content": "Hello"}.',
+                )
+
+
+def not_a_prompt(value: object) -> UsageError:
+    """The refusal of a value that is no prompt."""
+    return UsageError(
+        f"A prompt of type {type(value).__name__} cannot be answered.",
+        "A prompt is a text or a list of token ids; conversations go to chat.",
+    )
+
+
+def is_prompt(value: object) -> TypeGuard[Prompt]:
+    """Whether it is one prompt rather than a list of them."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise not_a_prompt(value)
+    return isinstance(value, str) or (isinstance(value, Sequence) and bool(value) and isinstance(value[0], int))
+
+
+def is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
+    """Whether it is one conversation rather than a list of them, or a prompt."""
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return listed and bool(value) and isinstance(value[0], Mapping)  # type: ignore[index]
