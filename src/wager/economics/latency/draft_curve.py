@@ -7,11 +7,11 @@ both. Starts from measured points and is corrected by every observed call.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wager.economics.latency.knots import ascends, locate
 from wager.errors import UsageError
 
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -34,7 +34,7 @@ class DraftCurve:
     and along the last line beyond."""
 
     def __init__(self, requests: Sequence[int], per_call: Sequence[float], per_token: Sequence[float]) -> None:
-        ascending = all(left < right for left, right in zip(requests, requests[1:], strict=False))
+        ascending = ascends(requests)
         sound = all(math.isfinite(value) and value >= 0 for value in (*per_call, *per_token))
         if not requests or not len(requests) == len(per_call) == len(per_token) or not ascending or not sound:
             raise UsageError(
@@ -53,7 +53,7 @@ class DraftCurve:
 
     def seconds(self, requests: float, depth: int) -> float:
         """Seconds of one call for `requests` sequences, each to `depth`."""
-        right, share = self._place(requests)
+        right, share = locate(self.requests, requests)
         at = [(right - 1, 1 - share), (right, share)] if right else [(0, 1.0)]
         return max(0.0, sum(weight * (self.per_call[knot] + depth * self.per_token[knot]) for knot, weight in at))
 
@@ -65,19 +65,10 @@ class DraftCurve:
         expected = self.seconds(requests, depth)
         bound = _MAX_SURPRISE * max(expected, 1e-7)
         step = _RATE * max(-bound, min(bound, seconds - expected)) / (1 + depth * depth)
-        right, share = self._place(min(requests, self.requests[-1]))
+        right, share = locate(self.requests, min(requests, self.requests[-1]))
         for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
             self.per_call[knot] = max(0.0, self.per_call[knot] + weight * step)
             self.per_token[knot] = max(0.0, self.per_token[knot] + weight * step * depth)
-
-    def _place(self, requests: float) -> tuple[int, float]:
-        """The knot right of `requests` and the share of the way to it from its left neighbour; (0, 0) at the first."""
-        right = bisect_right(self.requests, requests)
-        if right == 0 or len(self.requests) == 1:
-            return 0, 0.0
-        right = min(right, len(self.requests) - 1)
-        left = self.requests[right - 1]
-        return right, (requests - left) / (self.requests[right] - left)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a calibration file; `from_dict` reads them."""

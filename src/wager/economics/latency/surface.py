@@ -7,13 +7,13 @@ step.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.kalman import KalmanFilter
+from wager.economics.latency.knots import ascends, locate
 from wager.errors import UsageError
 from wager.types import DRAFT_STAGE, StepRecord
 
@@ -79,7 +79,7 @@ class LatencySurface:
         """See LatencyModel; about a microsecond. A step without rows takes no time. Real numbers, for derivatives."""
         if rows <= 0:
             return 0.0
-        right, share = self._place(rows)
+        right, share = locate(self.rows, rows)
         curve = self._corrected[right]
         if right:
             left = self._corrected[right - 1]
@@ -104,7 +104,7 @@ class LatencySurface:
         if taken <= 0 or record.rows <= 0:
             return
         expected = self.seconds(record.rows, record.sequences, sum(record.context_lens)) / self.scale
-        right, share = self._place(record.rows)
+        right, share = locate(self.rows, record.rows)
         share = min(1.0, share)
         knots = {right: share, right - 1: 1 - share} if right else {0: 1.0}
         unknowns, slopes = [0, len(self.rows) + 1], [1.0, self._fitted[0] * record.sequences / expected]
@@ -124,16 +124,6 @@ class LatencySurface:
         """See LatencyModel."""
         if requests > 0 and depth > 0 and seconds > 0:
             self.drafters.setdefault(drafter, DraftCurve.unmeasured()).observe(requests, depth, seconds=seconds)
-
-    def _place(self, rows: float) -> tuple[int, float]:
-        """The knot at or right of `rows` (0: at the first or below) and how far from its left neighbour, in [0, 1];
-        above 1 beyond the last."""
-        right = bisect_right(self.rows, rows)
-        if right == 0 or len(self.rows) == 1:
-            return 0, 0.0
-        right = min(right, len(self.rows) - 1)
-        left = self.rows[right - 1]
-        return right, (rows - left) / (self.rows[right] - left)
 
     def _others(self, rows: float, requests: float, context_sum: float) -> float:
         pairs = rows * context_sum / requests if requests else 0.0
@@ -164,7 +154,7 @@ class LatencySurface:
 
 
 def _check_curve(rows: Sequence[int], seconds: Sequence[float]) -> None:
-    ascending = all(left < right for left, right in zip(rows, rows[1:], strict=False))
+    ascending = ascends(rows)
     sound = all(math.isfinite(value) and value > 0 for value in seconds)
     if not rows or rows[0] < 1 or len(rows) != len(seconds) or not ascending or not sound:
         raise UsageError(

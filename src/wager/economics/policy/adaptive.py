@@ -21,7 +21,18 @@ from wager.economics.policy.learning import DeferredLearning
 from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWeights
 from wager.economics.policy.planning import Planner
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState, StepDraft
-from wager.types import DRAFT_STAGE, POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict, VerifyRule
+from wager.types import (
+    DRAFT_STAGE,
+    POLICY_STAGE,
+    RULES,
+    Draft,
+    DraftDecision,
+    Plan,
+    Span,
+    StepRecord,
+    Verdict,
+    VerifyRule,
+)
 
 _EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
@@ -50,7 +61,7 @@ class Adaptive(Policy):
         self._weights, self._exploration = ObjectiveWeights(objective), ExplorationBudget(exploration_share)
         self._planner = Planner(self._drafters, self._latency, self._goodput)
         self._learning = DeferredLearning(list(self.acceptance.values()), latency)
-        self._exact = rule != "match"
+        self._exact = RULES[rule].needs_draft_probs
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, SequencePolicyState] = {}
         self._step = self._last_planned = PolicyStep()

@@ -8,7 +8,7 @@ from wager.economics.policy.base import truncate_to
 from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy_spec import DEFAULT_THRESHOLD
 from wager.errors import UsageError
-from wager.types import Draft, Verdict, VerifyRule
+from wager.types import RULES, Draft, Verdict, VerifyRule
 
 _TARGET = 0.8  # acceptance rate at which the threshold stays where it is
 _STEP, _LOWEST, _HIGHEST = 0.01, 0.02, 0.98  # change of the threshold in a step with drafts, and its bounds
@@ -31,7 +31,7 @@ class Threshold(FixedDepth):
         if not 0 < threshold < 1:
             raise UsageError(f"threshold = {threshold} is out of range.", "threshold must be between 0 and 1.")
         self.threshold = threshold
-        self._exact = rule != "match"
+        self._exact = RULES[rule].needs_draft_probs
         self._acceptance_rate = _TARGET
         self._survival = [0.8 ** (node + 1) for node in range(depth)]
         self._admitted: Mapping[str, Draft] = {}
