@@ -25,6 +25,9 @@ class LatencyModel(Protocol):
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         """Drafting for `requests` sequences, each to `depth`; 0 for none."""
 
+    def extra_deviation(self, rows: int, extra: int, *, requests: int, context_sum: int) -> float:
+        """Standard deviation of what is believed of seconds(rows + extra) - seconds(rows); 0 if nothing is learned."""
+
     def observe(self, record: StepRecord) -> None:
         """A step was taken."""
 
@@ -38,6 +41,10 @@ class StaticLatency:
     @property
     def learns(self) -> bool:
         return False
+
+    def extra_deviation(self, rows: int, extra: int, *, requests: int, context_sum: int) -> float:
+        del rows, extra, requests, context_sum
+        return 0.0
 
     def observe(self, record: StepRecord) -> None:
         del record

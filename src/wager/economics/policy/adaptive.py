@@ -9,13 +9,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.admission import keep_nodes, select
 from wager.economics.policy.base import DrafterCapabilities, Policy, longest_that_fits
 from wager.economics.policy.explain import explain
-from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget
+from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget, WidePrices
 from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
 from wager.economics.policy.learning import DeferredLearning
 from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWeights
@@ -34,6 +36,7 @@ from wager.types import (
     VerifyRule,
 )
 
+_FORECAST_SAMPLE = 16  # sequences whose forecast stands for all of them where rows are explored
 _EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
 _NEVER_SKIPPED = 64  # first steps, in which planning is never skipped
@@ -98,7 +101,8 @@ class Adaptive(Policy):
         step.measures_plain = self._model.learns and self._exploration.takes_plain_step(step, speculates=speculates)
         if not step.measures_plain:
             self._request_planned(step)
-            self._explore(step)
+            if not (self._model.learns and self._exploration.considers_rows(step) and self._explore_rows(step)):
+                self._explore(step)
         if self._exact:
             self._fit(step, budget)
         return {
@@ -161,6 +165,39 @@ class Adaptive(Policy):
                 for index in range(len(self._drafters)):
                     self._explore_drafter(step, index)
 
+    def _explore_rows(self, step: PolicyStep) -> bool:
+        """Draft deeper than planned for all sequences, if what rows cost may be less than believed by so much that it
+        would pay; returns whether it does."""
+        states, count = step.candidates, len(step.candidates)
+        sample = [state.plan.forecast for state in states[:: 1 + count // _FORECAST_SAMPLE] if state.plan.forecast]
+        if not sample or step.goodput <= 0:
+            return False
+        planned = sum([step_draft.depth for step_draft in step.drafts.values()]) / count
+        options = [(index, self._wide_prices(step, index, [forecast[index] for forecast in sample], planned))
+                   for index in range(len(self._drafters))]
+        index, prices = max(options, key=lambda option: float((option[1].gain - step.goodput * option[1].drafting).max()))
+        depth = self._exploration.wide_depth(step, prices)
+        if not depth:
+            return False
+        for state in states:
+            self._request(step, StepDraft(state, index, min(depth, state.room)))
+        step.measures_rows = True
+        return True
+
+    def _wide_prices(self, step: PolicyStep, index: int, forecasts: Sequence[Sequence[float]], planned: float) -> WidePrices:
+        name, count = self._drafters[index].name, len(step.candidates)
+        depth = min(map(len, forecasts))
+        survival = np.mean([forecast[:depth] for forecast in forecasts], axis=0)
+        extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count * depth)
+        size = {"requests": step.sequences, "context_sum": step.context_sum}
+        return WidePrices(
+            gain=np.concatenate([[0.0], np.cumsum(survival)]) * step.weight / step.decoding * count,
+            extra=np.array([extra[count * each] for each in range(depth + 1)]),
+            drafting=np.array([self._latency.draft_seconds(name, count, each) for each in range(depth + 1)]),
+            deviation=np.array([self._model.extra_deviation(step.rows, count * each, **size) for each in range(depth + 1)]),
+            planned=planned,
+        )
+
     def _explore_drafter(self, step: PolicyStep, index: int) -> None:
         """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
         name, capabilities, _ = self._drafters[index]
@@ -217,6 +254,8 @@ class Adaptive(Policy):
         count = unjudged_rows + len(gains) + ADJACENT_ROWS
         extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count)
         seconds = extra[unjudged_rows:] if unjudged_rows else extra
+        if step.measures_rows:
+            seconds = [0.0] * len(seconds)
         chosen = select(gains, seconds, goodput=step.goodput, limit=budget - unjudged_rows)
         taken = sorted(chosen.taken)
         for seq_id, step_draft in step.drafts.items():
@@ -226,7 +265,7 @@ class Adaptive(Policy):
                 if nodes:
                     admitted[seq_id] = keep_nodes(step_draft.draft, nodes)
         step.admitted = admitted
-        if self._steps % _GOODPUT_INTERVAL == 0:
+        if self._steps % _GOODPUT_INTERVAL == 0 and not step.measures_rows:
             rows = unjudged_rows + len(chosen.taken)
             self._record_goodput(step, extra, rows, gain=unjudged_gain + chosen.gain, cut=chosen.cut)
         return admitted
@@ -261,7 +300,11 @@ class Adaptive(Policy):
         self._weights.observe(seconds)
         self._exploration.earn(seconds)
         self._planner.observe(record.seconds.get(POLICY_STAGE, 0.0), len(step.drafts))
-        self._learning.add_record(record, always=step.measures_plain)
+        self._learning.add_record(record, always=step.measures_plain or step.measures_rows)
+        if step.measures_plain or step.measures_rows:
+            self._learning.learn()
+            self._latency.clear()
+            self._planner.plan_now()
         if self._model.learns and self._steps % _DRAFT_TIME_INTERVAL == 0 and not step.catches_up:
             self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
 

@@ -58,6 +58,10 @@ class Planner:
         if not self.speculates:
             self._due = min(self._due, self._now + _SOON)
 
+    def plan_now(self) -> None:
+        """Prices have changed: plan in the next step."""
+        self._due = self._now
+
     def plan(self, step: PolicyStep, weights: ObjectiveWeights) -> None:
         """Plan the candidates of the step."""
         longest, growth = (_MAX_INTERVAL, _GROWTH) if self.speculates else (_MAX_INTERVAL_PLAIN, _GROWTH_PLAIN)

@@ -95,6 +95,7 @@ class PolicyStep:
     goodput: float = 0.0  # weighted tokens that a second must yield
     draft_seconds: float = 0.0  # that drafting is expected to take
     measures_plain: bool = False  # it is taken without drafts to measure that
+    measures_rows: bool = False  # it verifies more than planned to measure what rows cost
     catches_up: bool = False  # a drafter has to catch up, so its seconds are not comparable
     candidates: list[SequencePolicyState] = field(default_factory=list)  # those with room for draft tokens
     drafts: dict[str, StepDraft] = field(default_factory=dict)
