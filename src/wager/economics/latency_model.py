@@ -25,8 +25,9 @@ class LatencyModel(Protocol):
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         """Drafting for `requests` sequences, each to `depth`; 0 for none."""
 
-    def extra_deviation(self, rows: int, extra: int, *, requests: int, context_sum: int) -> float:
-        """Standard deviation of what is believed of seconds(rows + extra) - seconds(rows); 0 if nothing is learned."""
+    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
+        """How uncertain the difference in seconds of steps of two row counts is: its standard deviation; 0 where
+        nothing is learned."""
 
     def observe(self, record: StepRecord) -> None:
         """A step was taken."""
@@ -42,8 +43,8 @@ class StaticLatency:
     def learns(self) -> bool:
         return False
 
-    def extra_deviation(self, rows: int, extra: int, *, requests: int, context_sum: int) -> float:
-        del rows, extra, requests, context_sum
+    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
+        del rows, other_rows, requests, context_sum
         return 0.0
 
     def observe(self, record: StepRecord) -> None:

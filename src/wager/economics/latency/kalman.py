@@ -41,7 +41,8 @@ class KalmanFilter:
         variance = float(slope @ towards[at]) + self._noise
         surprise = max(-_MAX_SURPRISE, min(_MAX_SURPRISE, error / variance**0.5))
         self.values += towards * (surprise / variance**0.5)
-        self._covariance -= np.outer(towards, towards / variance)
+        if abs(surprise) < _MAX_SURPRISE:  # one that is far off makes nothing more certain
+            self._covariance -= np.outer(towards, towards / variance)
         self._trend += _TREND_WEIGHT * (surprise - self._trend)
         if abs(self._trend) > _TREND:
             self._covariance, self._trend = np.diag(self._initial), 0.0

@@ -110,10 +110,10 @@ class LatencySurface:
         self._filter.update(unknowns, slopes[unknowns], error=math.log(taken / expected))
         self._correct()
 
-    def extra_deviation(self, rows: int, extra: int, *, requests: int, context_sum: int) -> float:
+    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
         """See LatencyModel."""
-        more, fewer = (self._slopes(count, requests, context_sum) for count in (rows + extra, rows))
-        return self._filter.deviation(more - fewer)
+        one, other = (self._slopes(count, requests, context_sum) for count in (rows, other_rows))
+        return self._filter.deviation(other - one)
 
     def _slopes(self, rows: int, requests: int, context_sum: int) -> NDArray[np.float64]:
         """Seconds that a unit of each unknown of the filter adds to a step; beyond the last knot they are its own."""

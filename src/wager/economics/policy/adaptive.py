@@ -17,7 +17,7 @@ from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.admission import keep_nodes, select
 from wager.economics.policy.base import DrafterCapabilities, Policy, longest_that_fits
 from wager.economics.policy.explain import explain
-from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget, WidePrices
+from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget, DepthPrices
 from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
 from wager.economics.policy.learning import DeferredLearning
 from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWeights
@@ -69,6 +69,7 @@ class Adaptive(Policy):
         self._sequences: dict[str, SequencePolicyState] = {}
         self._step = self._last_planned = PolicyStep()
         self._steps = self._skip = 0
+        self._planned_rows = 0  # draft tokens admitted in the last step that measured nothing
         self._batch: tuple[int, str] = (0, "")  # sequences in the last step, and the last of them
 
     def begin(self, sequence: str, *, weight: float) -> None:
@@ -166,36 +167,38 @@ class Adaptive(Policy):
                     self._explore_drafter(step, index)
 
     def _explore_rows(self, step: PolicyStep) -> bool:
-        """Draft deeper than planned for all sequences, if what rows cost may be less than believed by so much that it
-        would pay; returns whether it does."""
+        """Take a step of another depth than planned for all sequences, if what its rows cost may differ so much from
+        what is believed that it would pay; returns whether it does."""
         states, count = step.candidates, len(step.candidates)
         sample = [state.plan.forecast for state in states[:: 1 + count // _FORECAST_SAMPLE] if state.plan.forecast]
         if not sample or step.goodput <= 0:
             return False
-        planned = sum([step_draft.depth for step_draft in step.drafts.values()]) / count
-        options = [(index, self._wide_prices(step, index, [forecast[index] for forecast in sample], planned))
-                   for index in range(len(self._drafters))]
-        index, prices = max(options, key=lambda option: float((option[1].gain - step.goodput * option[1].drafting).max()))
-        depth = self._exploration.wide_depth(step, prices)
-        if not depth:
+        prices = [self._depth_prices(step, index, [forecast[index] for forecast in sample])
+                  for index in range(len(self._drafters))]
+        best = max(range(len(prices)), key=lambda index: float((prices[index].gain - step.goodput * prices[index].seconds).max()))
+        depth = self._exploration.depth_to_measure(step, prices[best])
+        if depth is None:
             return False
-        for state in states:
-            self._request(step, StepDraft(state, index, min(depth, state.room)))
-        step.measures_rows = True
+        step.measures_rows, step.measures_plain, step.drafts = depth > 0, depth == 0, {}
+        for state in states if depth else ():
+            self._request(step, StepDraft(state, best, min(depth, state.room)))
         return True
 
-    def _wide_prices(self, step: PolicyStep, index: int, forecasts: Sequence[Sequence[float]], planned: float) -> WidePrices:
+    def _depth_prices(self, step: PolicyStep, index: int, forecasts: Sequence[Sequence[float]]) -> DepthPrices:
         name, count = self._drafters[index].name, len(step.candidates)
         depth = min(map(len, forecasts))
         survival = np.mean([forecast[:depth] for forecast in forecasts], axis=0)
+        rows = [step.rows + count * each for each in range(depth + 1)]
         extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count * depth)
-        size = {"requests": step.sequences, "context_sum": step.context_sum}
-        return WidePrices(
+        drafting = [self._latency.draft_seconds(name, count, each) for each in range(depth + 1)]
+        planned = self._planned_rows if step.drafts else 0
+        deviation = [self._model.difference_deviation(step.rows + planned, other, requests=step.sequences,
+                     context_sum=step.context_sum) for other in rows]
+        return DepthPrices(
             gain=np.concatenate([[0.0], np.cumsum(survival)]) * step.weight / step.decoding * count,
-            extra=np.array([extra[count * each] for each in range(depth + 1)]),
-            drafting=np.array([self._latency.draft_seconds(name, count, each) for each in range(depth + 1)]),
-            deviation=np.array([self._model.extra_deviation(step.rows, count * each, **size) for each in range(depth + 1)]),
-            planned=planned,
+            seconds=np.array([extra[row - step.rows] for row in rows]) + drafting,
+            deviation=np.array(deviation),
+            planned=planned / count,
         )
 
     def _explore_drafter(self, step: PolicyStep, index: int) -> None:
@@ -265,6 +268,8 @@ class Adaptive(Policy):
                 if nodes:
                     admitted[seq_id] = keep_nodes(step_draft.draft, nodes)
         step.admitted = admitted
+        if not step.measures_rows:
+            self._planned_rows = unjudged_rows + len(chosen.taken)
         if self._steps % _GOODPUT_INTERVAL == 0 and not step.measures_rows:
             rows = unjudged_rows + len(chosen.taken)
             self._record_goodput(step, extra, rows, gain=unjudged_gain + chosen.gain, cut=chosen.cut)

@@ -14,9 +14,9 @@ EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough 
 _MAX_SAVED = 1500  # steps whose budget can accumulate, so that a burst costs no more than a few steps
 _MIN_COST = 0.005  # of a plain step: the least an exploration draft counts for, so that it is not made in every step
 _INITIAL_STEPS = 500  # steps whose share can be spent at once: at first nothing is known, and all that follow gain
-_FIRST_INTERVAL, _MAX_INTERVAL = 8, 128  # steps before a plain or wide one; the interval doubles each time
+_FIRST_INTERVAL, _MAX_INTERVAL = 8, 128  # steps before one is explored; the interval doubles each time
 _NEGLIGIBLE = 0.01  # of a plain step's tokens: a smaller gain is not looked for
-_PLAUSIBLE = 2.0  # standard deviations by which rows may be cheaper than believed: beyond, one in fifty
+_PLAUSIBLE = 2.0  # standard deviations by which seconds may plausibly differ from what is believed
 
 
 class ExplorationBudget:
@@ -26,8 +26,8 @@ class ExplorationBudget:
         self._share, self._seconds = share, -1.0  # -1: no step was taken
         self._streaks: dict[int, int] = {}  # speculating steps since a plain one, by batch size in powers of two
         self._intervals: dict[int, int] = {}  # how long a streak must be before the next plain step
-        self._since_wide: dict[int, int] = {}  # planned steps since rows were last looked at, by batch size
-        self._wide_intervals: dict[int, int] = {}  # how many there must be
+        self._unasked: dict[int, int] = {}  # planned steps since it was asked what other rows cost, by batch size
+        self._row_intervals: dict[int, int] = {}  # how many there must be
 
     def earn(self, step_seconds: float) -> None:
         if self._seconds < 0:
@@ -57,43 +57,40 @@ class ExplorationBudget:
         return True
 
     def considers_rows(self, step: PolicyStep) -> bool:
-        """Whether to ask in this step if more rows than planned are worth a look."""
+        """Whether to ask in this step if another number of rows than planned is worth a look."""
         size = step.decoding.bit_length()
-        self._since_wide[size] = steps = self._since_wide.get(size, 0) + 1
-        interval = self._wide_intervals.get(size, _FIRST_INTERVAL)
+        self._unasked[size] = steps = self._unasked.get(size, 0) + 1
+        interval = self._row_intervals.get(size, _FIRST_INTERVAL)
         if steps < interval:
             return False
-        self._since_wide[size], self._wide_intervals[size] = 0, min(_MAX_INTERVAL, 2 * interval)
+        self._unasked[size], self._row_intervals[size] = 0, min(_MAX_INTERVAL, 2 * interval)
         return True
 
-    def wide_depth(self, step: PolicyStep, prices: WidePrices) -> int:
-        """The depth to which all sequences draft in a step that shows what rows cost; 0: it is not worth it.
+    def depth_to_measure(self, step: PolicyStep, prices: DepthPrices) -> int | None:
+        """The depth to which all sequences shall draft in a step that shows what its rows cost; None: it is not worth
+        it.
 
-        It is where rows that are as much cheaper than believed as is plausible would make drafting deeper than planned
-        pay; its cost, if they are as dear as believed, is spent.
+        It is the depth that would gain most over the plan if the difference in rows between them were as far from what
+        is believed as is plausible. What it loses if it is as believed is spent.
         """
-        cost = step.goodput * (prices.extra + prices.drafting)
-        hoped = prices.gain - cost + step.goodput * np.minimum(prices.extra, _PLAUSIBLE * prices.deviation)
-        depths = np.arange(len(cost))
-        better = hoped - np.interp(prices.planned, depths, hoped)
-        better[depths <= prices.planned] = 0.0
-        profit = prices.gain - cost
-        for depth in np.argsort(-better).tolist():
-            if better[depth] <= _NEGLIGIBLE * step.weight:
+        planned, profit = prices.planned, prices.gain - step.goodput * prices.seconds
+        better = profit - float(np.interp(planned, np.arange(len(profit)), profit))
+        hoped = better + step.goodput * _PLAUSIBLE * prices.deviation
+        for depth in np.argsort(-hoped).tolist():
+            if hoped[depth] <= _NEGLIGIBLE * step.weight:
                 break
-            loss = float(np.interp(prices.planned, depths, profit)) - float(profit[depth])
-            if self.spend(max(0.0, loss) / step.goodput, step.plain_seconds):
+            if abs(depth - planned) >= 0.5 and self.spend(max(0.0, -better[depth]) / step.goodput, step.plain_seconds):
+                self._row_intervals[step.decoding.bit_length()] = _FIRST_INTERVAL
                 return int(depth)
-        return 0
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class WidePrices:
-    """What drafting to each depth, from 0, for all sequences would bring: weighted tokens, the believed seconds of its
-    rows and of drafting, and the standard deviation of those of the rows; `planned` is the mean depth planned."""
+class DepthPrices:
+    """What drafting to each depth, from 0, for all sequences brings: weighted tokens, the believed seconds of rows and
+    drafting, and the standard deviation of what rows differ from those planned; `planned` is the mean depth planned."""
 
     gain: Floats
-    extra: Floats
-    drafting: Floats
+    seconds: Floats
     deviation: Floats
     planned: float
