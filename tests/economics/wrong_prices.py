@@ -53,12 +53,11 @@ def surface(machine: str, drafter: str, *, fixed: float = 1, rows: float = 1, dr
     seconds = [fixed * curve[0] + rows * (1 + tilt * min(1, count / 64)) * (value - curve[0])
                for count, value in zip(ROWS, curve, strict=True)]  # fmt: skip
     requests = [1, 2, 4, 8, 16, 32, 64]
-    call, token = ([drafting * value * (1 + (count - 1) / 50) for count in requests] for value in DRAFT_SECONDS[drafter])
-    try:
-        return LatencySurface(ROWS, seconds, per_request=rows * PER_REQUEST, per_context=fixed * PER_CONTEXT,
-                              drafters={drafter: DraftCurve(requests, call, token)}, uncertainty=uncertainty)  # fmt: skip
-    except ZeroDivisionError:
-        raise
+    call, token = (
+        [drafting * value * (1 + (count - 1) / 50) for count in requests] for value in DRAFT_SECONDS[drafter]
+    )
+    return LatencySurface(ROWS, seconds, per_request=rows * PER_REQUEST, per_context=fixed * PER_CONTEXT,
+                          drafters={drafter: DraftCurve(requests, call, token)}, uncertainty=uncertainty)  # fmt: skip
 
 
 class TrueMachine(StaticLatency):

@@ -80,13 +80,12 @@ class DraftCurve:
             self._start([seconds / 2] * count, [seconds / 2 / depth] * count, uncertainty=_UNMEASURED)
             return
         right, share = locate(self.requests, requests)
-        unknowns, slopes, call = [0, 1], [0.0, 0.0], 0.0
+        slopes, call = [0.0] * (2 + len(self.requests)), 0.0
         for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
             call += weight * self.per_call[knot] / expected
-            unknowns.append(2 + knot)
-            slopes.append(weight * (self.per_call[knot] + depth * self.per_token[knot]) / expected)
+            slopes[2 + knot] = weight * (self.per_call[knot] + depth * self.per_token[knot]) / expected
         slopes[:2] = call, 1 - call
-        self._filter.update(unknowns, slopes, error=math.log(seconds / expected))
+        self._filter.update(slopes, error=math.log(seconds / expected))
         log_call, log_token, *knots = self._filter.values.tolist()
         self.per_call = [value * math.exp(log_call + off) for value, off in zip(self._fitted[0], knots, strict=True)]
         self.per_token = [value * math.exp(log_token + off) for value, off in zip(self._fitted[1], knots, strict=True)]

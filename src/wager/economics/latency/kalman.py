@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 _MAX_SURPRISE = 2.0
 """An error of more standard deviations than this counts as this many: normal errors exceed it once in twenty times."""
@@ -17,9 +16,12 @@ _MAX_SURPRISE = 2.0
 _MEMORY = 1000.0
 """Observations without which an unknown is as uncertain again as at first."""
 
+_DRIFT_INTERVAL = 16
+"""Observations between those that add to the uncertainty, to save time."""
+
 _TREND_WEIGHT, _TREND = 0.25, 1.15
 """Weight of a new error in the running mean of errors, in standard deviations; and the mean that means a change: three
-errors in a row that count as _MAX_SURPRISE (2 (1 - 0.75^3) = 1.16), which is three times what chance makes it scatter."""
+errors in a row that count as _MAX_SURPRISE (2 (1 - 0.75^3) = 1.16), three times what chance makes it scatter."""
 
 
 class KalmanFilter:
@@ -30,13 +32,16 @@ class KalmanFilter:
         self.values = np.zeros(len(initial_sd))
         self._initial = np.square(np.array(initial_sd, dtype=np.float64))
         self._covariance = np.diag(self._initial)
-        self._noise, self._trend = noise_sd**2, 0.0
+        self._noise, self._trend, self._observations = noise_sd**2, 0.0, 0
 
-    def update(self, indices: Sequence[int], slopes: Sequence[float], *, error: float) -> None:
-        """An observation exceeded its prediction by `error`; a unit of unknown `indices[i]` moves it by `slopes[i]`."""
-        at, slope = list(indices), np.array(slopes)
-        diagonal = self._covariance.reshape(-1)[:: len(self.values) + 1]
-        diagonal += np.where(diagonal < self._initial, self._initial / _MEMORY, 0.0)
+    def update(self, slopes: Sequence[float], *, error: float) -> None:
+        """An observation exceeded its prediction by `error`; a unit of unknown i moves it by `slopes[i]`."""
+        at = [unknown for unknown, slope in enumerate(slopes) if slope]
+        slope = np.array([slopes[unknown] for unknown in at])
+        self._observations += 1
+        if self._observations % _DRIFT_INTERVAL == 0:
+            diagonal = self._covariance.reshape(-1)[:: len(self.values) + 1]
+            diagonal += np.where(diagonal < self._initial, self._initial * (_DRIFT_INTERVAL / _MEMORY), 0.0)
         towards = self._covariance[:, at] @ slope
         variance = float(slope @ towards[at]) + self._noise
         surprise = max(-_MAX_SURPRISE, min(_MAX_SURPRISE, error / variance**0.5))
@@ -47,6 +52,7 @@ class KalmanFilter:
         if abs(self._trend) > _TREND:
             self._covariance, self._trend = np.diag(self._initial), 0.0
 
-    def deviation(self, slopes: NDArray[np.float64]) -> float:
+    def deviation(self, slopes: Sequence[float]) -> float:
         """Standard deviation of the sum of all unknowns times `slopes`."""
-        return float(max(0.0, slopes @ self._covariance @ slopes) ** 0.5)
+        slope = np.array(slopes)
+        return float(max(0.0, slope @ self._covariance @ slope) ** 0.5)

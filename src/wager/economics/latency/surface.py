@@ -11,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.kalman import KalmanFilter
 from wager.economics.latency.knots import ascends, locate
 from wager.errors import UsageError
 from wager.types import DRAFT_STAGE, StepRecord
 
-_SCALE_SD, _ROW_COST_SD, _KNOT_SD, _REQUEST_SD = 0.3, 0.3, 0.05, 0.01
+_SCALE_SD, _ROW_COST_SD, _KNOT_SD, _REQUEST_SD = 0.3, 0.5, 0.1, 0.01
 """Standard deviations of the errors of a full calibration: of all of it, of what rows cost beyond the first measured
 count, of one row count (these three relative), and of the cost of a request (in steps of the first row count)."""
 
@@ -66,7 +63,7 @@ class LatencySurface:
         self._fitted = [float(value) for value in seconds]
         self._fitted_per_request = per_request
         self.uncertainty = uncertainty
-        # The filter follows the log scale, the log of what rows cost, the log curve at each knot, the cost of a request.
+        # The filter follows the logs of the scale, of what rows cost and of each knot, and the cost of a request.
         initial = [_SCALE_SD, _ROW_COST_SD, *[_KNOT_SD] * len(self.rows), _REQUEST_SD]
         self._filter = KalmanFilter([uncertainty * sd for sd in initial], noise_sd=_NOISE_SD)
         self._correct()
@@ -105,26 +102,26 @@ class LatencySurface:
         if taken <= 0 or record.rows <= 0:
             return
         expected = self.seconds(record.rows, record.sequences, sum(record.context_lens))
-        slopes = self._slopes(record.rows, record.sequences, sum(record.context_lens)) / expected
-        unknowns = np.flatnonzero(slopes)
-        self._filter.update(unknowns, slopes[unknowns], error=math.log(taken / expected))
+        slopes = self._slopes(record.rows, record.sequences, sum(record.context_lens))
+        self._filter.update([slope / expected for slope in slopes], error=math.log(taken / expected))
         self._correct()
 
     def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
         """See LatencyModel."""
         one, other = (self._slopes(count, requests, context_sum) for count in (rows, other_rows))
-        return self._filter.deviation(other - one)
+        return self._filter.deviation([right - left for left, right in zip(one, other, strict=True)])
 
-    def _slopes(self, rows: int, requests: int, context_sum: int) -> NDArray[np.float64]:
+    def _slopes(self, rows: int, requests: int, context_sum: int) -> list[float]:
         """Seconds that a unit of each unknown of the filter adds to a step; beyond the last knot they are its own."""
-        slopes = np.zeros(len(self.rows) + 3)
+        slopes, curve = [0.0] * (len(self.rows) + 3), 0.0
         right, share = locate(self.rows, rows)
         share = min(1.0, share)
         for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
             seconds = weight * self.scale * self._corrected[knot]
             slopes[1] += seconds * (1 - self._fitted[0] / self._uncorrected[knot])
             slopes[2 + knot] = seconds
-        slopes[0] = slopes[2:-1].sum() + self.scale * self._others(rows, requests, context_sum)
+            curve += seconds
+        slopes[0] = curve + self.scale * self._others(rows, requests, context_sum)
         slopes[-1] = self.scale * self._fitted[0] * requests
         return slopes
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
 from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.admission import keep_nodes, select
-from wager.economics.policy.base import DrafterCapabilities, Policy, longest_that_fits
+from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.explain import explain
-from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget, DepthPrices
+from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget
 from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
 from wager.economics.policy.learning import DeferredLearning
 from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWeights
 from wager.economics.policy.planning import Planner
+from wager.economics.policy.row_exploration import RowExploration
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState, StepDraft
 from wager.types import (
     DRAFT_STAGE,
@@ -36,7 +35,6 @@ from wager.types import (
     VerifyRule,
 )
 
-_FORECAST_SAMPLE = 16  # sequences whose forecast stands for all of them where rows are explored
 _EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
 _NEVER_SKIPPED = 64  # first steps, in which planning is never skipped
@@ -62,6 +60,7 @@ class Adaptive(Policy):
         self._drafters = [DrafterProfile(name, drafters[name], model) for name, model in self.acceptance.items()]
         self._model, self._latency, self._goodput = latency, LatencyCache(latency), GoodputEstimator()
         self._weights, self._exploration = ObjectiveWeights(objective), ExplorationBudget(exploration_share)
+        self._rows = RowExploration(latency, self._latency, drafters=self._drafters, budget_share=exploration_share)
         self._planner = Planner(self._drafters, self._latency, self._goodput)
         self._learning = DeferredLearning(list(self.acceptance.values()), latency)
         self._exact = RULES[rule].needs_draft_probs
@@ -99,13 +98,13 @@ class Adaptive(Policy):
             self._learning.learn()
             self._planner.plan(step, self._weights)
         speculates = self._planner.speculates
-        step.measures_plain = self._model.learns and self._exploration.takes_plain_step(step, speculates=speculates)
+        step.measures_plain = self._rows.takes_plain_step(step, speculates=speculates)
         if not step.measures_plain:
             self._request_planned(step)
-            if not (self._model.learns and self._exploration.considers_rows(step) and self._explore_rows(step)):
+            if not self._measure_rows(step):
                 self._explore(step)
         if self._exact:
-            self._fit(step, budget)
+            step.fit(budget)
         return {
             seq_id: DraftDecision(step_draft.depth, self._drafters[step_draft.drafter].name, step_draft.min_survival)
             for seq_id, step_draft in step.drafts.items()
@@ -166,40 +165,16 @@ class Adaptive(Policy):
                 for index in range(len(self._drafters)):
                     self._explore_drafter(step, index)
 
-    def _explore_rows(self, step: PolicyStep) -> bool:
-        """Take a step of another depth than planned for all sequences, if what its rows cost may differ so much from
-        what is believed that it would pay; returns whether it does."""
-        states, count = step.candidates, len(step.candidates)
-        sample = [state.plan.forecast for state in states[:: 1 + count // _FORECAST_SAMPLE] if state.plan.forecast]
-        if not sample or step.goodput <= 0:
+    def _measure_rows(self, step: PolicyStep) -> bool:
+        """Replace what is planned by a step that shows what rows cost, if that is worth it; returns whether it is."""
+        measuring = self._rows.measure(step, planned_rows=self._planned_rows if step.drafts else 0)
+        if measuring is None:
             return False
-        prices = [self._depth_prices(step, index, [forecast[index] for forecast in sample])
-                  for index in range(len(self._drafters))]
-        best = max(range(len(prices)), key=lambda index: float((prices[index].gain - step.goodput * prices[index].seconds).max()))
-        depth = self._exploration.depth_to_measure(step, prices[best])
-        if depth is None:
-            return False
-        step.measures_rows, step.measures_plain, step.drafts = depth > 0, depth == 0, {}
-        for state in states if depth else ():
-            self._request(step, StepDraft(state, best, min(depth, state.room)))
+        step.drafts = {}
+        step.measures_rows, step.measures_plain = measuring.depth > 0, measuring.depth == 0
+        for state in step.candidates if measuring.depth else ():
+            self._request(step, StepDraft(state, measuring.drafter, min(measuring.depth, state.room)))
         return True
-
-    def _depth_prices(self, step: PolicyStep, index: int, forecasts: Sequence[Sequence[float]]) -> DepthPrices:
-        name, count = self._drafters[index].name, len(step.candidates)
-        depth = min(map(len, forecasts))
-        survival = np.mean([forecast[:depth] for forecast in forecasts], axis=0)
-        rows = [step.rows + count * each for each in range(depth + 1)]
-        extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count * depth)
-        drafting = [self._latency.draft_seconds(name, count, each) for each in range(depth + 1)]
-        planned = self._planned_rows if step.drafts else 0
-        deviation = [self._model.difference_deviation(step.rows + planned, other, requests=step.sequences,
-                     context_sum=step.context_sum) for other in rows]
-        return DepthPrices(
-            gain=np.concatenate([[0.0], np.cumsum(survival)]) * step.weight / step.decoding * count,
-            seconds=np.array([extra[row - step.rows] for row in rows]) + drafting,
-            deviation=np.array(deviation),
-            planned=planned / count,
-        )
 
     def _explore_drafter(self, step: PolicyStep, index: int) -> None:
         """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
@@ -220,13 +195,6 @@ class Adaptive(Policy):
             cost += step.speculation_gain / len(candidates)
         if self._exploration.spend(cost, step.plain_seconds):
             self._request(step, StepDraft(state, index, depth, exploration=True))
-
-    def _fit(self, step: PolicyStep, budget: int) -> None:
-        """Make the depths fit the row budget before drafting, for drafts that are verified as planned."""
-        longest = longest_that_fits([step_draft.depth for step_draft in step.drafts.values()], budget)
-        step.drafts = {seq_id: step_draft for seq_id, step_draft in step.drafts.items() if longest}
-        for step_draft in step.drafts.values():
-            step_draft.depth = min(step_draft.depth, longest)
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         step = self._step
@@ -304,9 +272,10 @@ class Adaptive(Policy):
         step, seconds = self._step, sum(record.seconds.values())
         self._weights.observe(seconds)
         self._exploration.earn(seconds)
+        self._rows.earn(seconds)
         self._planner.observe(record.seconds.get(POLICY_STAGE, 0.0), len(step.drafts))
-        self._learning.add_record(record, always=step.measures_plain or step.measures_rows)
-        if step.measures_plain or step.measures_rows:
+        self._learning.add_record(record, always=step.measures)
+        if step.measures:
             self._learning.learn()
             self._latency.clear()
             self._planner.plan_now()

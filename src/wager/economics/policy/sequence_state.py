@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wager.economics.acceptance import AcceptanceModel, SequenceAcceptance
-from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.policy.base import DrafterCapabilities, longest_that_fits
 from wager.economics.policy.objective import SequenceWeight
 from wager.types import Draft
 
@@ -102,9 +102,21 @@ class PolicyStep:
     admitted: Mapping[str, Draft] = field(default_factory=dict)
 
     @property
+    def measures(self) -> bool:
+        """Whether it is taken to measure seconds."""
+        return self.measures_plain or self.measures_rows
+
+    @property
     def speculation_gain(self) -> float:
         """Seconds of plain decoding that speculation lately saves in the time of a plain step."""
         return (self.goodput * self.plain_seconds / self.weight - 1) * self.plain_seconds
+
+    def fit(self, budget: int) -> None:
+        """Make the depths fit the row budget before drafting, for drafts that are verified as planned."""
+        longest = longest_that_fits([step_draft.depth for step_draft in self.drafts.values()], budget)
+        self.drafts = {seq_id: step_draft for seq_id, step_draft in self.drafts.items() if longest}
+        for step_draft in self.drafts.values():
+            step_draft.depth = min(step_draft.depth, longest)
 
     def passes(self) -> dict[int, list[int]]:
         """By drafter, the passes that each of its sequences took."""
