@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wager.arch import ModelSpec, Precision, find_format, find_model, read_config, read_gguf
+from wager.arch import ModelSpec, Precision, find_format, find_model, gguf_precision, read_config, read_gguf
 from wager.economics.costmodel.calibrated import CalibratedCostModel, CalibratedDraftCost
 from wager.economics.costmodel.devices import Device, find_device
 from wager.economics.costmodel.draft_cost import (
@@ -100,7 +100,7 @@ def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec
     from wager.models.gguf_file import open_gguf
 
     file = open_gguf(path if local is None else local)
-    return read_gguf(file.metadata, file.shapes, name=path.name)
+    return read_gguf(file.metadata, file.shapes, name=path.name, precision=gguf_precision(file.sizes))
 
 
 def parse_precision(text: str | None) -> Precision | None:
