@@ -59,7 +59,7 @@ def words(axes: Any) -> set[str]:
 
 
 def test_the_mixture_stands_beside_its_dense_twin_with_both_knees() -> None:
-    [axes] = titled(panels(planned("DeepSeek-V4-Flash")), "Intensity by batch")
+    [axes] = titled(panels(planned("DeepSeek-V4-Flash-charts")), "Intensity by batch")
     drawn = lines(axes)
     mixture, twin = points(drawn["experts (fp4)"]), points(drawn["dense twin (fp4)"])
     assert (twin[1], twin[128]) == pytest.approx((2 / 0.53, 256 / 0.53))

@@ -113,8 +113,15 @@ def gguf_precision(tensors: Mapping[str, TensorSize]) -> Precision:
             parts.setdefault(part, []).append(size)
     formats = {part: _mean_format(sizes) for part, sizes in parts.items()}
     weights = formats.get("weights") or formats.get("experts") or FORMATS["bf16"]
-    head = formats.get("head") or formats.get("embedding")
-    return Precision.of(**{"weights": weights, **formats, "head": head})
+    return Precision.of(
+        weights,
+        formats.get("experts"),
+        shared=formats.get("shared"),
+        projections=formats.get("projections"),
+        router=formats.get("router"),
+        head=formats.get("head") or formats.get("embedding"),
+        embedding=formats.get("embedding"),
+    )
 
 
 def _mean_format(sizes: list[TensorSize]) -> Format:

@@ -6,6 +6,7 @@ A device is one GPU (or one CPU's cores together). What is not published is None
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class Device:
         if self.overlap is None or not read or not computed:
             return max(read, computed)
         longer = max(read, computed)  # divided out, so that the powers of small numbers do not vanish
-        return longer * (1 + (min(read, computed) / longer) ** self.overlap) ** (1 / self.overlap)
+        shorter = min(read, computed)
+        return longer * math.exp(math.log1p((shorter / longer) ** self.overlap) / self.overlap)
 
     def peak(self, compute: str) -> float:
         """FLOP/s for numbers of that arithmetic."""
@@ -185,8 +187,8 @@ def find_device(name: str) -> Device:
     if fitting:
         return fitting[0]
     known = (
-        f"Known are: {', '.join(DEVICES)}. Describe another in a JSON file with its peaks and bandwidth; `this` is this "
-        "machine as calibrated, where a command takes measurements."
+        f"Known are: {', '.join(DEVICES)}. Describe another in a JSON file with its peaks and bandwidth; `this` is "
+        "this machine as calibrated, where a command takes measurements."
     )
     if alike:
         sizes = " and ".join(f"{device.memory / 1e9:.4g} GB" for device in alike if device.memory is not None)

@@ -133,7 +133,7 @@ class DraftHeadCost:
 
     def _dense_seconds(self, elements: int, stored: Format, *, tokens: float) -> float:
         device = self.cluster.device
-        return max(2 * elements * tokens / device.peak(stored.compute), elements * stored.bytes / device.bandwidth)
+        return device.seconds(elements * stored.bytes, 2 * elements * tokens, compute=stored.compute)
 
     def _expert_seconds(self, tokens: float) -> float:
         if self.experts is None:
@@ -142,7 +142,7 @@ class DraftHeadCost:
         expert, shared = self.experts.expert(self.hidden), self.experts.shared_weights(self.hidden)
         read = distinct_experts(self.experts.count, self.experts.active, tokens * ranks) * expert / ranks + shared
         multiplied = self.experts.active * expert + shared
-        return max(2 * multiplied * tokens / device.peak(stored.compute), read * stored.bytes / device.bandwidth)
+        return device.seconds(read * stored.bytes, 2 * multiplied * tokens, compute=stored.compute)
 
 
 def mtp_cost(model: ModelSpec, cluster: Cluster) -> DraftHeadCost:
