@@ -96,8 +96,8 @@ def test_an_eagle_head_of_a_mixture_of_latent_attention_is_dense_and_grouped() -
     hidden, heads = 7168, 112
     layer = hidden * 128 * (2 * heads + 2 * 14) + 3 * hidden * 18432
     own = 3 * hidden**2 + hidden * 128 * (heads + 28) + layer + hidden * 32000
-    assert drafter.resident_bytes == own
-    assert drafter.device_bytes == own / 2  # shared by the two devices of a group, whole in every group
+    assert drafter.resident_bytes == 2 * own  # 16 bits, beside an fp8 target
+    assert drafter.device_bytes == own  # shared by the two devices of a group, whole in every group
 
 
 @pytest.mark.parametrize("vocab", [0, -1, VOCAB + 1])
@@ -238,9 +238,18 @@ def test_asynchronous_drafting_in_a_plan() -> None:
         PlanQuery(cost, drafter, hit_rate=1.5)
 
 
-def test_heads_are_priced_in_the_targets_formats() -> None:
-    """fp8 weights: half the bytes and twice the rate."""
-    narrow = replace(LLAMA, precision=Precision.of("fp8"))
-    for make in (mtp_cost, eagle_cost, medusa_cost):
-        wide, half = make(LLAMA, ONE), make(narrow, ONE)
-        assert half.seconds(1, 1, context=0) == pytest.approx(wide.seconds(1, 1, context=0) / 2, rel=1e-3)
+def test_an_mtp_head_has_the_targets_formats_and_a_trained_head_16_bits() -> None:
+    """An fp8 target whose head stays in bf16; a shared head is read in the target's format, an own one in 16 bits."""
+    narrow = replace(LLAMA, precision=Precision.of("fp8", head="bf16"))
+    layer = D * 128 * (2 * 32 + 2 * 8) + 3 * D * 14336
+    queries = attention(0, 1, heads=32, kv_heads=8)
+    shared = 2 * VOCAB * D / BANDWIDTH
+    assert mtp_cost(narrow, ONE).seconds(1, 1, context=0) == pytest.approx(
+        (layer + 2 * D * D) / BANDWIDTH + shared + queries
+    )
+    trained = eagle_cost(LLAMA, ONE).seconds(1, 1, context=0)
+    assert eagle_cost(narrow, ONE).seconds(1, 1, context=0) == pytest.approx(trained)
+    all_narrow = replace(LLAMA, precision=Precision.of("fp8"))
+    assert eagle_cost(all_narrow, ONE).seconds(1, 1, context=0) == pytest.approx(trained - shared / 2)
+    for target in (narrow, all_narrow):
+        assert medusa_cost(target, ONE).seconds(1, 1, context=0) == medusa_cost(LLAMA, ONE).seconds(1, 1, context=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from wager.arch import DeltaNet, Dense, Gqa, Layer, ModelSpec
+from wager.arch import DeltaNet, Dense, Gqa, Layer, ModelSpec, find_format
 from wager.economics.costmodel.devices import Device
 from wager.economics.costmodel.experts import ExpertRouting
 from wager.economics.costmodel.links import Cluster
@@ -213,8 +213,18 @@ def _plain_attention(hidden: int) -> Gqa:
 def _head_cost(
     name: str, model: ModelSpec, cluster: Cluster, *, layers: tuple[Layer, ...], fusion: int, vocab: int | None = None
 ) -> CostModel:
-    """Of a pass of a dense head in the target's formats; under expert parallelism every group has a copy of it."""
-    spec = replace(model, name=name, layers=layers, vocab=vocab or model.vocab, tied=True, head=True, decoder=None)
+    """Of a pass of a dense head that was trained for a target; under expert parallelism every group has a copy of it.
+
+    Its matrices have 16 bits where the target's have fewer, as such heads are published; a head over the vocabulary
+    that it shares with the target (`vocab` None) has the target's format.
+    """
+    given = model.precision
+    wide = given.weights if given.weights.bytes >= 2 else find_format("bf16")
+    precision = replace(given, weights=wide, projections=wide, head=given.head if vocab is None else wide)
+    spec = replace(
+        model, name=name, layers=layers, vocab=vocab or model.vocab, precision=precision, tied=True, head=True,
+        decoder=None,
+    )  # fmt: skip
     return CostModel(spec, cluster.device, tp=cluster.tp, link_latency=cluster.latency, fusion=fusion)
 
 
