@@ -150,7 +150,7 @@ def v4(d: int, *, heads: int, q_rank: int, groups: int, picks: int, mix: dict[st
     kinds: list[tuple[Kind, int, int | None]] = [
         (V4(kind, heads, q_rank, groups, picks), count, None) for kind, count in mix.items() if count
     ]
-    return Shape(d, 129_280, kinds, (moe[0], moe[1], 1, moe[2]), "fp8", "fp4", "fp4", 1.0)
+    return Shape(d, 129_280, kinds, (moe[0], moe[1], 1, moe[2]), "fp8", "fp4", "fp8", 1.0)
 
 
 SHAPES = {
