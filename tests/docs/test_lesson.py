@@ -48,7 +48,7 @@ LOSING = [example for example in IN_TABLES if not example.uses_model]
 
 @pytest.mark.parametrize("example", COMPUTED, ids=names(COMPUTED))
 def test_computed_figures_are_those_of_the_page(example) -> None:  # type: ignore[no-untyped-def]
-    assert lesson.differences(example, lesson.output_of(example)) == []
+    assert lesson.differences(example, lesson.output_of(example)) == [], "run: python dev/lesson.py --write"
 
 
 @pytest.mark.parametrize("example", LOSING, ids=names(LOSING))
