@@ -63,7 +63,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     for row in rows:
         drawn.add_row(*row)
     stream = sys.stdout if to_stdout else sys.stderr
-    Console(file=stream, width=None if stream.isatty() else 160).print(drawn)
+    Console(file=stream, width=None if stream.isatty() else 200).print(drawn)
 
 
 @contextmanager
