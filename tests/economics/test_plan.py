@@ -186,12 +186,10 @@ BAD = [
     (["--acceptance", "1.5"], "acceptance = 1.5"),
     (["--acceptance", "nan"], "acceptance = nan"),
     (["--acceptance", "nowhere.json"], "no file nowhere.json"),
-    (["--model", "Lama-3.1-8B"], "Model 'Lama-3.1-8B' is not known"),
     (["--hardware", "H1000"], "Hardware 'H1000' is not known"),
     (["--hardware", "nowhere.json"], "no file nowhere.json"),
     (["--drafter-shape", "eagel"], "drafter shape 'eagel'"),
     (["--drafter-shape", "block:0"], "drafter shape 'block:0'"),
-    (["--drafter-shape", "model:nobody"], "Model 'nobody' is not known"),
     (["--drafter-cost", "cheap"], "drafter-cost = 'cheap'"),
     (["--drafter-cost", "-0.1"], "drafter-cost = '-0.1'"),
     (["--drafter-cost", "0.1", "--drafter-shape", "mtp"], "--drafter-shape and --drafter-cost"),
@@ -216,6 +214,21 @@ BAD = [
 def test_an_invalid_argument_is_named(run: Run, arguments: list[str], message: str) -> None:
     code, out, err = run("--model", "Llama-3.1-8B", "--hardware", "H100", *arguments)
     assert code == 2
+    assert message in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "Lama-3.1-8B"], "Model 'Lama-3.1-8B' is not known"),
+        (["--model", "nowhere/config.json"], "no file nowhere/config.json"),
+        (["--drafter-shape", "model:nobody"], "Model 'nobody' is not known"),
+    ],
+)
+def test_an_unknown_model_fails_as_in_run(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run("--hardware", "H100", *arguments)
+    assert code == main(["run", "hello", "--model", "nobody"]) == 1
     assert message in err
     assert out == ""
 
