@@ -18,8 +18,12 @@ from wager.errors import UsageError
 from wager.types import DRAFT_STAGE, StepRecord
 
 _SCALE_SD, _ROW_COST_SD, _KNOT_SD, _REQUEST_SD = 0.3, 0.5, 0.1, 0.01
-"""Standard deviations of the errors of a full calibration: of all of it, of what rows cost beyond the first measured
-count, of one row count (these three relative), and of the cost of a request (in steps of the first row count)."""
+"""Standard deviations of the errors of prices after a full calibration: of all of it, of what rows cost beyond the
+first measured count, of one row count (these three relative), and of the cost of a request (in steps of the first row
+count). The fit itself is nearer (5 %); these allow for what other programs do to a machine later."""
+
+MAX_UNCERTAINTY = 5.0
+"""Uncertainty of prices that were hardly measured: standard deviations of 1.5 and 2.5 in the logarithm, anything."""
 
 _NOISE_SD = 0.1
 """How far steps of one shape scatter, relative."""

@@ -1,24 +1,31 @@
-"""Machines whose true prices differ from those that a policy believes, and how fast the policy is on them."""
+"""Wrong prices: what a policy loses on a machine whose steps take other seconds than it believes, once it has had 200
+steps to notice. Drafts differ in nothing a policy could use, so the best fixed depth is the best there is.
+
+`python dev/bench_wrong_prices.py` prints the whole table (minutes)."""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import pytest
+
+from wager.build.load import _latency
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.latency_model import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
-from wager.economics.policy.fixed import FixedDepth
 from wager.economics.simulation.server import SimulatedServer
 from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
 from wager.economics.simulation.traces import TraceSource
 from wager.economics.simulation.workload import Workload
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
-DEPTH = 7
+DEPTH, OUTPUT = 7, 512
 SETTLED = 200
 """Steps after which a policy must have corrected what it believes."""
 
@@ -41,8 +48,6 @@ DRAFTERS = {
 }
 DRAFT_SECONDS = {"lookup": (1e-5, 2e-6), "mtp": (1e-4, 6e-4)}
 """Seconds of a call and of a draft token, for one request; each request more adds a fiftieth."""
-
-Values = Mapping[str, float]
 
 
 def surface(machine: str, drafter: str, *, fixed: float = 1, rows: float = 1, drafting: float = 1, tilt: float = 0,
@@ -128,7 +133,7 @@ class Cell:
 
     @property
     def traces(self) -> TraceSource:
-        return SyntheticTraces({self.drafter: DRAFTERS[self.drafter]}, output_tokens=512)
+        return SyntheticTraces({self.drafter: DRAFTERS[self.drafter]}, output_tokens=OUTPUT)
 
     def rate(self, policy: Policy, machine: TrueMachine, *, skipped: int, steps: int) -> float:
         """Tokens a second of the `steps` steps after `skipped`."""
@@ -137,10 +142,16 @@ class Cell:
         SimulatedServer(self.traces, machine, policy=meter, workload=workload).run()
         return meter.tokens / meter.seconds
 
-    def best_fixed(self, truth: LatencySurface, *, steps: int) -> float:
-        """Tokens a second of the best of plain decoding and fixed depths."""
-        return max(self.rate(FixedDepth(depth), TrueMachine(truth), skipped=SETTLED, steps=steps)
-                   for depth in range(DEPTH + 1))  # fmt: skip
+    def best_fixed(self, truth: LatencySurface) -> float:
+        """Tokens a second of the best of plain decoding and fixed depths: expected tokens over seconds, halfway through
+        an answer."""
+        users, survival = self.users, DRAFTERS[self.drafter].survival
+
+        def rate(depth: int) -> float:
+            step = truth.seconds(users * (depth + 1), users, users * OUTPUT / 2)
+            return users * (1 + sum(survival[:depth])) / (step + truth.draft_seconds(self.drafter, users, depth))
+
+        return max(map(rate, range(DEPTH + 1)))
 
     def adaptive(self, believed: LatencySurface, machine: TrueMachine, *, skipped: int, steps: int) -> float:
         capabilities = {self.drafter: DrafterCapabilities(DEPTH, stops_early=self.drafter == "mtp")}
@@ -161,16 +172,87 @@ for factor in (0.3, 0.5, 2.0, 3.0):
 WRONG["tilted up"] = {"tilt": 2.0}
 WRONG["tilted down"] = {"tilt": -0.7}
 
-Make = Callable[[], float]
+CHANGES = {"rows twice as slow": {"rows": 2.0}, "rows twice as fast": {"rows": 0.5},
+           "busy": {"fixed": 1.6, "rows": 1.6, "drafting": 1.6}}  # fmt: skip
 
 
-def losses(cell: Cell, names: Iterable[str], *, uncertainty: float = 1.0, noise: float = 0.05) -> dict[str, float]:
-    """Share that the adaptive policy loses against the best fixed depth after SETTLED steps, by what it believes."""
-    truth, steps = surface(cell.machine, cell.drafter), steps_for(cell.users)
-    best = cell.best_fixed(truth, steps=steps)
-    found = {}
-    for name in names:
-        believed = surface(cell.machine, cell.drafter, uncertainty=uncertainty, **WRONG[name])
-        rate = cell.adaptive(believed, TrueMachine(truth, noise=noise), skipped=SETTLED, steps=steps)
-        found[name] = 1 - rate / best
-    return found
+def loss(cell: Cell, belief: str, *, uncertainty: float = 1.0, noise: float = 0.05) -> float:
+    """Share that the adaptive policy loses against the best fixed depth after SETTLED steps, if it believes that."""
+    truth = surface(cell.machine, cell.drafter)
+    believed = surface(cell.machine, cell.drafter, uncertainty=uncertainty, **WRONG[belief])
+    machine = TrueMachine(truth, noise=noise)
+    return 1 - cell.adaptive(believed, machine, skipped=SETTLED, steps=steps_for(cell.users)) / cell.best_fixed(truth)
+
+
+def loss_after_change(cell: Cell, change: str) -> float:
+    """The same for a policy that was right until the machine changed in mid-run."""
+    before, after = surface(cell.machine, cell.drafter), surface(cell.machine, cell.drafter, **CHANGES[change])
+    machine = TrueMachine(before, after, change=SETTLED, noise=0.05)
+    believed = surface(cell.machine, cell.drafter)
+    rate = cell.adaptive(believed, machine, skipped=2 * SETTLED, steps=steps_for(cell.users))
+    return 1 - rate / cell.best_fixed(after)
+
+
+@pytest.mark.parametrize(
+    ("machine", "drafter", "users", "belief"),
+    [
+        # rows believed too cheap: drafting too deep
+        ("processor", "lookup", 4, "rows x0.3"), ("processor", "mtp", 4, "rows x0.3"),
+        ("accelerator", "mtp", 64, "rows x0.3"), ("accelerator", "mtp", 64, "tilted down"),
+        # the fixed part believed too dear, which makes rows look cheap once steps correct it
+        ("processor", "lookup", 4, "fixed x3"), ("processor", "mtp", 4, "fixed x3"),
+        ("accelerator", "mtp", 64, "fixed x3"), ("accelerator", "mtp", 16, "fixed x3"),
+        # rows believed too dear: nothing is drafted, so nothing shows that they are not
+        ("accelerator", "lookup", 64, "rows x3"), ("accelerator", "lookup", 64, "tilted up"),
+        ("accelerator", "lookup", 64, "rows x2"), ("accelerator", "mtp", 16, "rows x3"),
+        # drafting believed too dear or too cheap
+        ("accelerator", "mtp", 4, "drafting x0.3"), ("accelerator", "mtp", 64, "drafting x3"),
+        # all of it
+        ("accelerator", "mtp", 64, "all x0.3"), ("accelerator", "mtp", 16, "all x0.5"),
+        ("processor", "mtp", 1, "all x3"), ("processor", "lookup", 64, "all x2"),
+        ("accelerator", "lookup", 4, "all x3"),
+        # and nothing: exploration costs little
+        ("processor", "lookup", 4, "right"), ("accelerator", "mtp", 64, "right"), ("processor", "mtp", 1, "right"),
+    ],
+)  # fmt: skip
+def test_wrong_prices_are_noticed(machine: str, drafter: str, users: int, belief: str) -> None:
+    assert loss(Cell(machine, drafter, users), belief) < 0.02
+
+
+@pytest.mark.parametrize("belief", ["right", "rows x0.3", "rows x3"])
+def test_steps_that_scatter_hide_little(belief: str) -> None:
+    assert loss(Cell("accelerator", "mtp", 64), belief, noise=0.15) < 0.02
+
+
+@pytest.mark.parametrize("belief", ["right", "rows x0.3", "rows x3"])
+def test_a_hasty_calibration_costs_little_more(belief: str) -> None:
+    assert loss(Cell("accelerator", "mtp", 4), belief, uncertainty=3.0) < 0.02
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("machine", "drafter", "users"), [("accelerator", "mtp", 64), ("processor", "lookup", 4)])
+def test_a_machine_that_changes_in_mid_run_is_noticed(machine: str, drafter: str, users: int, change: str) -> None:
+    assert loss_after_change(Cell(machine, drafter, users), change) < 0.02
+
+
+def test_a_hasty_calibration_stays_one_in_a_file_and_in_an_engine() -> None:
+    hasty = surface("processor", "lookup", uncertainty=3.0)
+    size = {"requests": 4, "context_sum": 400}
+    engines = _latency(SimpleNamespace(latency=hasty), None, print)  # type: ignore[arg-type]
+    for copy in (LatencySurface.from_dict(json.loads(json.dumps(hasty.as_dict()))), engines):
+        assert copy.uncertainty == 3.0
+        careful = surface("processor", "lookup").difference_deviation(4, 64, **size)
+        assert copy.difference_deviation(4, 64, **size) == pytest.approx(3 * careful)
+
+
+def test_what_is_not_known_is_said_to_be_uncertain() -> None:
+    careful, hasty = (surface("accelerator", "mtp", uncertainty=uncertainty) for uncertainty in (1.0, 3.0))
+    size = {"requests": 4, "context_sum": 400}
+    assert careful.difference_deviation(4, 4, **size) == 0
+    assert hasty.difference_deviation(4, 64, **size) == pytest.approx(3 * careful.difference_deviation(4, 64, **size))
+    before = careful.difference_deviation(4, 64, **size)
+    for _ in range(5):
+        for rows in (4, 64):
+            seconds = surface("accelerator", "mtp").seconds(rows, 4, 400)
+            careful.observe(StepRecord(rows, 4, rows - 4, 0, 4, {"forward": seconds}, (100,) * 4))
+    assert careful.difference_deviation(4, 64, **size) < 0.6 * before
