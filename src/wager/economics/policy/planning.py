@@ -190,14 +190,21 @@ def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float)
     gain = accepted * weights[:, None]
     net = np.minimum.accumulate(gain - row_cost * rows, axis=1)
     profit = np.cumsum(net - goodput * seconds[-1] * drafted, axis=1)
-    anyone = 1 - np.prod(1 - drafted * (profit > 0), axis=0)  # drafts this deep: probability
-    shared_cost = goodput * np.cumsum(np.maximum(seconds[0] - seconds[-1], 0.0) * anyone)
+    shared_cost = goodput * np.cumsum(_shared_seconds(seconds, (drafted * (profit > 0)).sum(0)))
     best = np.maximum.accumulate(profit, axis=1) - goodput * forecast.catch_up[:, None]
     total = best.clip(0.0).sum(0) - shared_cost
     depth = int(np.flatnonzero(total >= total.max() - batch.negligible)[-1]) + 1
     gain, rows, drafted, net, seconds = (array[:, :depth] for array in (gain, rows, drafted, net, seconds))
     profit, shared = best[:, depth - 1].clip(0.0), float(shared_cost[depth - 1])
     return DrafterValue(gain, rows, drafted, net, seconds, profit, min_survival, shared)
+
+
+def _shared_seconds(seconds: Floats, drafting: Floats) -> Floats:
+    """By depth, the seconds of a pass for `drafting` sequences beyond what each would add as the last one."""
+    beyond = np.vstack([np.zeros(seconds.shape[1]), np.cumsum(seconds - seconds[-1], axis=0)])
+    numbers = np.arange(len(beyond))
+    columns = zip(drafting, beyond.T, strict=True)
+    return np.maximum([np.interp(number, numbers, column) for number, column in columns], 0.0)
 
 
 def choose_drafters(values: Sequence[DrafterValue]) -> Ints:
