@@ -38,6 +38,7 @@ _DRIFT = 0.0025  # variance of the change of a sequence's log-odds per round, as
 _MAX_OFFSET = 6.0  # of a sequence, in log-odds
 _TRIAL_WEIGHT = 0.5  # of a trial in a sequence's offset: trials of one round are correlated
 _CONFIDENCE_SHIFTS = 64  # drafts remembered for how much confidence moved their survival
+_SIMILAR = 32  # groups of similar sequences by which admission is forecast in larger batches
 _MAX_SHIFT = 1e3  # factor of the odds of survival, either way
 _HERMITE_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gauss-Hermite quadrature
 _HERMITE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])[:, None, None]
@@ -137,7 +138,8 @@ class AcceptanceModel:
     def compare_sequences(self, sequences: Sequence[SequenceAcceptance]) -> None:
         """Estimate anew how much sequences differ (a step of expectation-maximisation), and what each of them is
         therefore taken for: what was observed of it counts the less, the less they differ."""
-        mean, variance = np.array([(sequence.mean, sequence.variance) for sequence in sequences]).T
+        mean = np.array([sequence.mean for sequence in sequences])
+        variance = np.array([sequence.variance for sequence in sequences])
         number, total, squares = self._ended + [len(mean), mean.sum(), (mean**2 + variance).sum()]
         number += _PRIOR_SEQUENCES
         centre = total / number
@@ -171,6 +173,27 @@ class AcceptanceModel:
         everything = ExpectedAdmission(survival, (survival > 0).astype(np.float64), np.ones_like(survival))
         if not self.has_scores:
             return everything
+        if len(survival) > _SIMILAR and np.ptp(min_admitted) == 0 and np.ptp(min_survival) == 0:
+            judged = self._admission_of_groups(survival, float(min_admitted[0]), float(min_survival[0]))
+        else:
+            judged = self._admission(survival, min_admitted, min_survival)
+        if not unjudged.any():
+            return judged
+        return ExpectedAdmission(*(np.where(unjudged[:, None], *pair) for pair in zip(everything, judged, strict=True)))
+
+    def _admission_of_groups(self, survival: Floats, min_admitted: float, min_survival: float) -> ExpectedAdmission:
+        """`_admission` of many sequences, those of about the same survival together."""
+        order = np.argsort(survival.sum(1))
+        first = np.unique(np.linspace(0, len(order), _SIMILAR, endpoint=False).astype(np.intp))
+        sizes = np.diff(np.append(first, len(order)))
+        groups = np.add.reduceat(survival[order], first, axis=0) / sizes[:, None]
+        limits = np.full(len(groups), min_admitted), np.full(len(groups), min_survival)
+        group = np.empty(len(order), np.intp)
+        group[order] = np.repeat(np.arange(len(groups)), sizes)
+        accepted, verified, drafted = (each[group] for each in self._admission(groups, *limits))
+        return ExpectedAdmission(accepted * (survival > 0), verified * (survival > 0), drafted)
+
+    def _admission(self, survival: Floats, min_admitted: Floats, min_survival: Floats) -> ExpectedAdmission:
         columns = np.minimum(np.arange(survival.shape[1]), _MAX_DEPTH - 1)
         shifts = self._shifts[: max(4, self._num_shifts), columns]
         later = (survival / np.maximum(1 - survival, 1e-6))[:, None] * shifts  # odds, [sequences, samples, depth]
@@ -180,8 +203,7 @@ class AcceptanceModel:
         drafted = np.ones(later.shape, dtype=bool)
         drafted[:, :, 1:] = later[:, :, :-1] > min_survival[:, None, None]
         verified = drafted & (later > min_admitted[:, None, None])
-        judged = ((later * verified).mean(1), verified.mean(1), drafted.mean(1))
-        return ExpectedAdmission(*(np.where(unjudged[:, None], *pair) for pair in zip(everything, judged, strict=True)))
+        return ExpectedAdmission((later * verified).mean(1), verified.mean(1), drafted.mean(1))
 
     def score_of(self, survival: float) -> float:
         """About the score that the drafter itself gives a first token with this survival."""

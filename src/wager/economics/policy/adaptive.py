@@ -38,7 +38,7 @@ from wager.types import (
 _EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
 _NEVER_SKIPPED = 64  # first steps, in which planning is never skipped
-_GOODPUT_INTERVAL, _GOODPUT_INTERVAL_PLAIN = 2, 8  # steps between updates of goodput and row cost; in plain decoding
+_GOODPUT_INTERVAL = 4  # steps between updates of goodput and row cost
 _DRAFT_TIME_INTERVAL = 4  # steps between those whose drafting the latency model learns; a multiple of _GOODPUT_INTERVAL
 
 
@@ -81,6 +81,7 @@ class Adaptive(Policy):
         self._request_weights.pop(sequence, None)
         state = self._sequences.pop(sequence, None)
         if state is not None:
+            self._step.ended[sequence] = self._last_planned.ended[sequence] = state
             self._planner.end_sequence(sequence)
             self._learning.end_sequence(state)
 
@@ -221,7 +222,7 @@ class Adaptive(Policy):
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         step = self._step
         step.drafted = drafts
-        if not step.spans or (not step.plan and self._steps % _GOODPUT_INTERVAL_PLAIN):
+        if not step.spans or (not step.plan and self._steps % _GOODPUT_INTERVAL):
             if step.spans:
                 self._goodput.record(step.decoding, expected=step.weight, plain=step.weight)
             return {}

@@ -46,7 +46,7 @@ class Planner:
         self._uniform = False  # whether all sequences got the same plan
         self._due = self._now = self._planned = self._newcomers = 0
         self._interval = 0.0
-        self._decisions: dict[tuple[object, ...], DraftDecision] = {}  # of the last plan, by what makes them up
+        self._default_decision: DraftDecision | None = None
 
     def due(self, size: int, *, now: int) -> bool:
         """Whether to plan in step number `now`, of `size` sequences: the interval is over, the batch grew or shrank, or
@@ -64,7 +64,8 @@ class Planner:
     def start_sequence(self, seq_id: str) -> SequencePlan:
         """A sequence came; until the next plan it gets one that many got."""
         self._newcomers += 1
-        self._stand(seq_id, self._default)
+        if self._default_decision is not None:
+            self.standing[seq_id] = self._default_decision
         return self._default
 
     def end_sequence(self, seq_id: str) -> None:
@@ -82,30 +83,33 @@ class Planner:
         forecasts = [self._forecast(index, batch) for index in range(len(self._drafters))]
         choice = self._most_profitable(forecasts, batch)
         survival = [forecast.survival for forecast in forecasts]
-        self.standing, self.deepest, self._decisions = {}, 0, {}
+        self.standing = {}
         columns = choice.drafters.tolist(), choice.depths.tolist(), choice.min_survival.tolist()
-        for row, (state, drafter, depth, stop) in enumerate(zip(candidates, *columns, strict=True)):
-            score = self._score(drafter, stop) if depth and stop > 0 else 0.0
+        plans: dict[tuple[int, int, float], tuple[float, DraftDecision | None]] = {}  # score to stop at, and decision
+        for row, (state, *columns_of_row) in enumerate(zip(candidates, *columns, strict=True)):
+            drafter, depth, stop = columns_of_row
+            entry = plans.get((drafter, depth, stop))
+            if entry is None:
+                entry = plans[drafter, depth, stop] = self._decide(drafter, depth, stop)
+            score, decision = entry
             state.plan = SequencePlan(drafter, depth, score, survival, row, is_default=False)
-            self._stand(state.seq_id, state.plan)
+            if decision is not None:
+                self.standing[state.seq_id] = decision
+        self.deepest = int(choice.depths.max())
         order = np.lexsort((choice.depths, choice.drafters))
-        self._default = candidates[int(order[len(order) // 2])].plan._replace(is_default=True)
+        middle = candidates[int(order[len(order) // 2])]
+        self._default = middle.plan._replace(is_default=True)
+        self._default_decision = self.standing.get(middle.seq_id)
         self.speculates = bool(self.standing)
         self._uniform = len(order) > 1 and all(np.ptp(column) == 0 for column in (choice.depths, choice.drafters))
 
-    def _stand(self, seq_id: str, plan: SequencePlan) -> None:
-        if plan.depth:
-            key = plan[:3]
-            decision = self._decisions.get(key)
-            if decision is None:
-                decision = DraftDecision(plan.depth, self._drafters[plan.drafter].name, plan.min_survival)
-                self._decisions[key] = decision
-            self.standing[seq_id] = decision
-            self.deepest = max(self.deepest, plan.depth)
-
-    def _score(self, drafter: int, survival: float) -> float:
-        """What the drafter itself says of a token with this survival."""
-        return self._drafters[drafter].acceptance.score_of(survival)
+    def _decide(self, drafter: int, depth: int, stop: float) -> tuple[float, DraftDecision | None]:
+        """The score after which the drafter stops, 0 if after none, and what it is asked for."""
+        if not depth:
+            return 0.0, None
+        name, _, model = self._drafters[drafter]
+        score = model.score_of(stop) if stop > 0 else 0.0
+        return score, DraftDecision(depth, name, score)
 
     def _forecast(self, index: int, batch: PlannedBatch) -> DrafterForecast:
         (name, capabilities, model), states = self._drafters[index], batch.step.candidates

@@ -91,7 +91,8 @@ class PolicyStep:
     """A step as Adaptive decides it."""
 
     spans: Sequence[Span] = ()  # of the sequences that decode
-    states: Mapping[str, SequencePolicyState] = field(default_factory=dict)  # of all sequences, by id
+    states: Mapping[str, SequencePolicyState] = field(default_factory=dict)  # of all sequences by now, by id
+    ended: dict[str, SequencePolicyState] = field(default_factory=dict)  # of those that ended since
     drafter_index: Mapping[str, int] = field(default_factory=dict)  # by name
     draws_tokens: bool = False  # under a rule that draws from draft_probs: what is accepted need not be what is emitted
     rows: int = 0  # without drafts
@@ -120,7 +121,7 @@ class PolicyStep:
         if self._candidates is None:
             self._candidates = []
             for span in self.spans:
-                state = self.states[span.seq_id]
+                state = self.states.get(span.seq_id) or self.ended[span.seq_id]
                 state.known, state.room = span.num_computed_tokens + 1, span.max_draft_tokens
                 if state.room > 0:
                     self._candidates.append(state)
@@ -134,7 +135,7 @@ class PolicyStep:
     @property
     def drafts(self) -> dict[str, StepDraft]:
         """The draft requested for each sequence of the plan, and what came of it."""
-        return {seq_id: self.draft_of(self.states[seq_id]) for seq_id in self.plan if seq_id in self.states}
+        return {seq_id: self.draft_of(self.states.get(seq_id) or self.ended[seq_id]) for seq_id in self.plan}
 
     def draft_of(self, state: SequencePolicyState) -> StepDraft:
         """The same for one of them."""
