@@ -298,8 +298,8 @@ class Completion:
     error: str = ""
 
 
-DRAFT_STAGE, POLICY_STAGE = "draft", "policy"
-"""The stages of StepRecord.seconds that are the drafters' and the policy's."""
+DRAFT_STAGE, POLICY_STAGE, FORWARD_STAGE = "draft", "policy", "forward"
+"""The stages of StepRecord.seconds that are the drafters', the policy's and the target's."""
 
 
 @dataclass(frozen=True, slots=True)

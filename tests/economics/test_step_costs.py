@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.arch import TABLE, Precision
+from wager.arch import TABLE, ModelSpec, Precision
 from wager.economics.costmodel.devices import DEVICES, Device, find_device
 from wager.economics.costmodel.experts import ExpertRouting, distinct_experts, experts_on_fullest_rank
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.errors import UsageError
 
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
-FLASH, LLAMA, V3 = TABLE["DeepSeek-V4-Flash"], TABLE["Llama-3.1-8B"], TABLE["DeepSeek-V3"]
+LLAMA, V3 = TABLE["Llama-3.1-8B"], TABLE["DeepSeek-V3"]
+
+
+FLASH_PRECISION = TABLE["DeepSeek-V4-Flash"].precision
+FLASH = replace(TABLE["DeepSeek-V4-Flash"], precision=replace(FLASH_PRECISION, shared=FLASH_PRECISION.experts))
+"""With shared experts in fp4 as the routed ones, which the reference's figures assume."""
 
 
 STREAMS = """
@@ -34,11 +40,18 @@ Kimi-K2 6.73 4.04
 """
 
 
+def as_the_reference_counts(model: ModelSpec) -> ModelSpec:
+    """The reference stores router and head as the dense weights, and V4's shared experts as the routed ones."""
+    stored = model.precision
+    shared = stored.experts if model.name.startswith("DeepSeek-V4") else stored.shared
+    return replace(model, precision=replace(stored, router=stored.weights, head=stored.weights, shared=shared))
+
+
 @pytest.mark.parametrize("line", STREAMS.strip().splitlines(), ids=lambda line: line.split()[0])
 def test_one_token_costs_its_bytes(line: str) -> None:
     name, h200, b200 = line.split()
     for device, expected in ((H200, h200), (B200, b200)):
-        cost = CostModel(TABLE[name], device).step([SequenceLoad(0, 1)])
+        cost = CostModel(as_the_reference_counts(TABLE[name]), device).step([SequenceLoad(0, 1)])
         weights = {"projections", "ffn", "router", "experts", "shared experts", "head"}
         taken = sum(part.seconds for part_name, part in cost.parts.items() if part_name in weights)
         assert taken * 1e3 == pytest.approx(float(expected), rel=0.012)
@@ -70,6 +83,18 @@ def test_an_expert_layer_by_hand() -> None:
         CostModel(FLASH, B200).step([SequenceLoad(0, 1, batch)]).parts["experts"] for batch in (10_900, 11_000)
     )
     assert (below.bound, above.bound) == ("memory", "compute")
+
+
+def test_head_router_and_shared_experts_are_billed_in_their_own_formats() -> None:
+    """V4's release: head and router bf16, shared experts fp8, routed ones fp4; written out."""
+    step = CostModel(TABLE["DeepSeek-V4-Flash"], B200).step([SequenceLoad(0, 1, 2)])
+    assert step.parts["head"].bytes == 2 * 129280 * 4096
+    assert step.parts["router"].bytes == 2 * 43 * 256 * 4096
+    assert step.parts["shared experts"].bytes == 43 * 25_165_824
+    assert step.parts["experts"].bytes == pytest.approx(0.53 * 43 * 25_165_824 * distinct_experts(256, 6, 2))
+    many = CostModel(TABLE["DeepSeek-V4-Flash"], B200).step([SequenceLoad(0, 1, 1000)])
+    assert many.parts["head"].seconds == pytest.approx(2 * 129280 * 4096 * 1000 / 2250e12)
+    assert many.parts["projections"].seconds == pytest.approx(many.parts["projections"].flops / 4500e12)
 
 
 def test_requests_alike_may_be_counted_or_listed() -> None:
@@ -185,6 +210,60 @@ def test_tensor_parallelism_divides_matrices_and_pays_for_it() -> None:
     assert eight.parts["all-reduce"].seconds == pytest.approx(sent / 450e9)
 
 
+@pytest.mark.parametrize(("tp", "kept"), [(2, 2 / 4), (4, 1 / 4), (8, 1 / 4)])
+def test_key_value_heads_fewer_than_the_devices_are_kept_by_several(tp: int, kept: float) -> None:
+    """Qwen3-30B has 4 key-value heads: eight devices keep one each, every head twice."""
+    model = TABLE["Qwen3-30B-A3B"]
+    context, queries = 10_000, 32 * 128 * 2
+    read = 48 * (context * 2 * 4 * 128 * 2 * kept + queries / tp)
+    assert CostModel(model, H100, tp=tp).step([SequenceLoad(context, 1)]).parts["attention"].bytes == pytest.approx(
+        read
+    )
+
+
+def test_a_collective_takes_its_latency_whatever_it_sends() -> None:
+    """Two all-reduces in each of 80 layers; in each of 43 layers of experts a dispatch and the way back."""
+    for options, messages in (({"tp": 8}, 2 * 80), ({"tp": 1}, 0)):
+        parts = CostModel(TABLE["Llama-3.1-70B"], H100, link_latency=5e-6, **options).step([SequenceLoad(0, 1)]).parts
+        assert (parts["link latency"].seconds if messages else 0.0) == pytest.approx(messages * 5e-6)
+    assert "link latency" not in CostModel(FLASH, B200, ep=8, link_latency=0).step([SequenceLoad(0, 1)]).parts
+    dispatched = CostModel(FLASH, B200, ep=8, link_latency=5e-6).step([SequenceLoad(0, 1)])
+    assert dispatched.parts["link latency"].seconds == pytest.approx(2 * 43 * 5e-6)
+
+
+def test_tensor_and_expert_parallelism_together() -> None:
+    """DeepSeek-V3 on 32 devices in 8 groups of 4: attention, dense layers and the head are those of 4 devices, the
+    experts those of 32 ranks that see the tokens of all groups, and every device dispatches a quarter of the rows."""
+    load, rows = SequenceLoad(2000, 2, 16), 32
+    both = CostModel(V3, B200, tp=4, ep=32, link_latency=5e-6).step([load]).parts
+    split = CostModel(V3, B200, tp=4, link_latency=0).step([load]).parts
+    for part in ("projections", "latent attention", "ffn", "router", "head"):
+        assert both[part] == split[part]
+    on_one = experts_on_fullest_rank(8, distinct_experts(256, 8, 8 * rows) / 256, 32)
+    assert both["experts"].bytes == pytest.approx(58 * 3 * 7168 * 2048 * (on_one + 1 / 4))
+    assert both["experts"].flops == pytest.approx(58 * 2 * 3 * 7168 * 2048 * rows * (8 + 1) / 4)
+    sent = rows / 4 * 2 * 58 * 8 * 7168
+    assert both["dispatch"].bytes == pytest.approx(sent)
+    # an all-reduce after attention and one after a dense layer; a layer of experts replaces its own by the dispatch
+    assert both["all-reduce"].bytes == pytest.approx((2 * 3 + 58) * rows * 7168 * 2 * 2 * 3 / 4)
+    assert both["link latency"].seconds == pytest.approx((2 * 61 + 2 * 58) * 5e-6)
+
+
+def test_one_group_of_tensor_parallel_ranks_reads_what_tensor_parallelism_reads() -> None:
+    """With ep = tp there is one group, so balanced ranks read in all what the devices of tensor parallelism do."""
+    load = [SequenceLoad(100, 1, 64)]
+    both = CostModel(V3, B200, tp=8, ep=8, balanced=True).step(load).parts
+    split = CostModel(V3, B200, tp=8).step(load).parts
+    assert both["experts"].bytes == pytest.approx(split["experts"].bytes)
+
+
+def test_balanced_ranks_read_the_mean() -> None:
+    mean = 43 * 25_165_824 * 0.53 * (distinct_experts(256, 6, 32) / 16 + 1)
+    balanced = CostModel(FLASH, B200, ep=16, balanced=True).step([SequenceLoad(0, 1, 2)]).parts["experts"]
+    assert balanced.bytes == pytest.approx(mean)
+    assert balanced.bytes < CostModel(FLASH, B200, ep=16).step([SequenceLoad(0, 1, 2)]).parts["experts"].bytes
+
+
 def test_a_latent_that_all_heads_share_is_read_on_every_device() -> None:
     one, eight = (
         CostModel(V3, B200, tp=tp).step([SequenceLoad(100_000, 1)]).parts["latent attention"] for tp in (1, 8)
@@ -195,9 +274,17 @@ def test_a_latent_that_all_heads_share_is_read_on_every_device() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"tp": 0}, "tp = 0"), ({"tp": 2, "ep": 2}, "together are not modelled"), ({"tp": 16}, "8 devices of a node")],
+    [
+        ({"tp": 0}, "^tp = 0 is out of range"),
+        ({"ep": 0}, "^ep = 0 is out of range"),
+        ({"tp": 4, "ep": 2}, "tp = 4 does not divide ep = 2"),
+        ({"tp": 16}, "8 devices of a node"),
+        ({"tp": 7}, "tp = 7 does not divide the 128 attention heads of DeepSeek-V3"),
+        ({"ep": 512}, "ep = 512 is more than the 256 experts"),
+        ({"tp": 2, "link_latency": -1.0}, "link latency of -1.0"),
+    ],
 )
-def test_clusters_that_are_not_modelled(options: dict[str, int], message: str) -> None:
+def test_clusters_that_are_not_modelled(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         CostModel(V3, B200, **options)
 

@@ -22,7 +22,17 @@ from wager.errors import RequestError
 from wager.kernels.base import TargetOutput
 from wager.kernels.noise import fresh_seed
 from wager.trace import Trace
-from wager.types import DRAFT_STAGE, POLICY_STAGE, Completion, Outcome, OutputDelta, Request, Span, StepRecord
+from wager.types import (
+    DRAFT_STAGE,
+    FORWARD_STAGE,
+    POLICY_STAGE,
+    Completion,
+    Outcome,
+    OutputDelta,
+    Request,
+    Span,
+    StepRecord,
+)
 from wager.verify.pack import pack
 
 
@@ -64,7 +74,7 @@ class Engine:
         )
         self._admit = trace.timed(POLICY_STAGE, lambda drafts, budget: self.policy.admit(drafts, budget))
         self._forward = trace.timed(
-            "forward", lambda spans, drafts: runner.forward(pack(spans, drafts, scheduler.block_tables(spans)))
+            FORWARD_STAGE, lambda spans, drafts: runner.forward(pack(spans, drafts, scheduler.block_tables(spans)))
         )
         self._accept = trace.timed(
             "accept", lambda spans, drafts, output: runner.accept(spans, drafts, output, scheduler.sequences)
