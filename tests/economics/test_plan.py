@@ -141,7 +141,7 @@ def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(run: Run, tmp_pa
                         ("head_count_kv", 2), ("feed_forward_length", 128), ("vocab_size", 500)):  # fmt: skip
         getattr(writer, f"add_{name}")(value)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float32))
+    writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wager.arch import ModelSpec, Precision, find_format, find_model, read_config, read_gguf
+from wager.arch import ModelSpec, Precision, find_format, find_model, gguf_precision, read_config, read_gguf
 from wager.cli import plan_drafters
 from wager.cli.plan_drafters import DrafterOptions
 from wager.cli.plan_values import parse_acceptances, parse_integers, read_json, read_popularity
@@ -173,7 +173,7 @@ def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec
     from wager.models.gguf_file import open_gguf
 
     file = open_gguf(path if local is None else local)
-    return read_gguf(file.metadata, file.shapes, name=path.name)
+    return read_gguf(file.metadata, file.shapes, name=path.name, precision=gguf_precision(file.sizes))
 
 
 def parse_precision(text: str | None) -> Precision | None:
