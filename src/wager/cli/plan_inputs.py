@@ -5,7 +5,6 @@ A wrong value is an error that names it. Reads configuration files, but no weigh
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,25 +38,26 @@ __all__ = [
     "with_formats",
 ]
 
-LARGEST_GRID = 2000
-"""Points of a plan: some take a few milliseconds each."""
+LARGEST_GRID, MOST_CELLS = 2000, 200
+"""Points of a plan, and pairs of context and acceptance, each of which takes up to half a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanGrid:
-    """The points to plan: all combinations. UsageError for more than LARGEST_GRID of them."""
+    """The points to plan: all combinations. UsageError for absurdly many of them."""
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     acceptances: tuple[AcceptanceRates, ...]
 
     def __post_init__(self) -> None:
-        points = math.prod(len(axis) for axis in (self.batches, self.contexts, self.acceptances))
-        if points > LARGEST_GRID:
+        cells = len(self.contexts) * len(self.acceptances)
+        points = cells * len(self.batches)
+        if points > LARGEST_GRID or cells > MOST_CELLS:
             raise UsageError(
                 f"{len(self.batches)} batches, {len(self.contexts)} contexts and {len(self.acceptances)} acceptance "
                 f"rates are {points} points.",
-                f"Plan at most {LARGEST_GRID} at once.",
+                f"Plan at most {LARGEST_GRID} at once, of {MOST_CELLS} pairs of context and acceptance.",
             )
 
 
@@ -149,6 +149,8 @@ def calibrated_cost(model: str, hardware: str) -> CalibratedCostModel | None:
 def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec:
     """A published model by name, or the shape of a config.json, a directory or a GGUF file on this machine. With a
     `precision` the number formats of a configuration need not be known. ModelError if there is none."""
+    if not model.strip():
+        raise ModelError("The name of the model is empty.", "Give a name, a config.json, its directory or a GGUF file.")
     published = {name.lower(): spec for name, spec in PUBLISHED_MODELS.items()}.get(model.lower())
     if published is not None:
         return published
