@@ -49,6 +49,10 @@ CLASSES = [
     ("LlamaConfig", {}), ("MistralConfig", {}), ("Qwen2Config", {}), ("Qwen3Config", {}), ("MixtralConfig", {}),
     ("Qwen2MoeConfig", {"mlp_only_layers": [0, 3]}), ("Qwen3MoeConfig", {"decoder_sparse_step": 2}),
     ("Qwen3NextConfig", {}), ("Qwen3_5MoeTextConfig", {}), ("GptOssConfig", {}),
+    ("Gemma2Config", {}), ("Gemma3TextConfig", {}), ("Phi3Config", {"pad_token_id": 0}), ("GlmConfig", {}),
+    ("Glm4Config", {}), ("Glm4MoeConfig", {}), ("GlmMoeDsaConfig", {}), ("Llama4TextConfig", {"moe_layers": [1, 3]}),
+    ("Olmo2Config", {}), ("Olmo3Config", {}), ("OlmoeConfig", {}), ("GraniteConfig", {}), ("GraniteMoeConfig", {}),
+    ("Cohere2Config", {}), ("SmolLM3Config", {}), ("MiniMaxM2Config", {}), ("DeepseekV32Config", {}),
     ("DeepseekV2Config", {"num_experts_per_tok": 6}), ("DeepseekV3Config", {}), ("DeepseekV4Config", {}),
 ]  # fmt: skip
 
