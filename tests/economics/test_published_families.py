@@ -1,4 +1,4 @@
-"""Families by the config.json of a published model: its total and active parameters, windows, indexers; unknown ones."""
+"""Families by the config.json of a published model: its parameters, windows, indexers; unknown ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from wager.errors import ModelError
 
 
 def config(
-    model_type: str, layers: int, hidden: int, heads: int, *, kv: int, ffn: int, vocab: int, context: int, **further: Any
+    model_type: str, layers: int, hidden: int, heads: int, *, kv: int, ffn: int, vocab: int, context: int,
+    **further: Any,
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "model_type": model_type, "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
@@ -31,14 +32,16 @@ NEXT = {"head_dim": 256, "num_experts": 512, "num_experts_per_tok": 10, "moe_int
 SCOUT = {"head_dim": 128, "intermediate_size_mlp": 16384, "num_local_experts": 16, "num_experts_per_tok": 1}
 
 V32 = config("deepseek_v32", 61, 7168, 128, kv=128, ffn=18432, vocab=129280, context=163840, **LATENT)
+GLM5_LATENT = {**LATENT, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "index_n_heads": 32}
 GLM5 = config("glm_moe_dsa", 78, 6144, 64, kv=64, ffn=12288, vocab=154880, context=202752,
-              **{**LATENT, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "index_n_heads": 32})  # fmt: skip
+              **GLM5_LATENT)  # fmt: skip
 GEMMA3 = config("gemma3_text", 62, 5376, 32, kv=16, ffn=21504, vocab=262208, context=131072, head_dim=128,
                 sliding_window=1024, sliding_window_pattern=6)  # fmt: skip
 GEMMA2 = config("gemma2", 42, 3584, 16, kv=8, ffn=14336, vocab=256000, context=8192, head_dim=256, sliding_window=4096)
 PHI4 = config("phi3", 40, 5120, 40, kv=10, ffn=17920, vocab=100352, context=16384, sliding_window=None)
-MAVERICK = config("llama4_text", 48, 5120, 40, kv=8, ffn=8192, vocab=202048, context=1048576, interleave_moe_layer_step=2,
-                  attention_chunk_size=8192, **{**SCOUT, "num_local_experts": 128})  # fmt: skip
+MAVERICK = config("llama4_text", 48, 5120, 40, kv=8, ffn=8192, vocab=202048, context=1048576,
+                  interleave_moe_layer_step=2, attention_chunk_size=8192,
+                  **{**SCOUT, "num_local_experts": 128})  # fmt: skip
 
 PUBLISHED = [
     ("gemma-2-9b", GEMMA2, 9.242, None),
@@ -52,8 +55,9 @@ PUBLISHED = [
     ("GLM-4-9B-0414", config("glm4", 40, 4096, 32, kv=2, ffn=13696, vocab=151552, context=32768), 9.4003, None),
     ("GLM-4.5", config("glm4_moe", 92, 5120, 96, kv=8, ffn=12288, vocab=151552, context=131072, n_routed_experts=160,
                        moe_intermediate_size=1536, first_k_dense_replace=3, **GLM_MOE), 352.8, 32.8),
-    ("GLM-4.5-Air", config("glm4_moe", 46, 4096, 96, kv=8, ffn=10944, vocab=151552, context=131072, n_routed_experts=128,
-                           moe_intermediate_size=1408, first_k_dense_replace=1, **GLM_MOE), 106.85, 12.8),
+    ("GLM-4.5-Air", config("glm4_moe", 46, 4096, 96, kv=8, ffn=10944, vocab=151552, context=131072,
+                           n_routed_experts=128, moe_intermediate_size=1408, first_k_dense_replace=1, **GLM_MOE),
+     106.85, 12.8),
     ("DeepSeek-V3.2", V32, 671.9, 37.5),
     ("GLM-5", GLM5, 743.9, None),
     ("Qwen3-Next-80B-A3B", config("qwen3_next", 48, 2048, 16, kv=2, ffn=5120, vocab=151936, context=262144, **NEXT),

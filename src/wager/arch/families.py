@@ -211,10 +211,10 @@ def _unread(config: Mapping[str, Any]) -> str:
     """What keeps a configuration from being read as a plain decoder, as a sentence that begins with a space."""
     missing = sorted(name for name in _PLAIN if config.get(name) is None)
     shaping = sorted(name for name, value in config.items() if _SHAPING.search(name) and value not in (None, False, 0))
-    known = f" Of a plain decoder's keys it lacks {', '.join(missing)}." if missing else ""
-    return known + (
-        f" Its layers depend on {', '.join(shaping[:8])}, which no family was found for." if shaping else ""
-    )
+    cause = f" Of a plain decoder's keys it lacks {', '.join(missing)}." if missing else ""
+    if shaping:
+        cause += f" Its layers depend on {', '.join(shaping[:8])}, which were not understood."
+    return cause
 
 
 def _known_families(config: Mapping[str, Any]) -> str:
