@@ -94,7 +94,7 @@ def read_precision(config: Mapping[str, Any], layers: int, *, cache: str | None 
 def _read_scheme(stored: Mapping[str, Any]) -> _Scheme:
     nested = stored.get("quantization")  # hf_quant_config.json of modelopt
     if isinstance(nested, Mapping):
-        stored = {**stored, **nested}
+        stored = {"quant_method": "modelopt", **stored, **nested}
     method = str(stored.get("quant_method", "unnamed"))
     excluded = tuple(_patterns(stored))
     cache = "fp8" if _narrow_cache(stored) else None
