@@ -214,6 +214,15 @@ def test_quantised_experts() -> None:
     assert read_config(unknown, precision=Precision.of("fp8")).precision == Precision.of("fp8")
 
 
+def test_a_head_that_is_the_embedding_is_not_quantised() -> None:
+    tied = {**LLAMA, "tie_word_embeddings": True}
+    assert quantised(LLAMA, **packed(FP8)).head.name == "fp8"
+    assert quantised(tied, **packed(FP8)).head.name == "bf16"
+    gemma = {**LLAMA, "model_type": "gemma2", "sliding_window": 4096}  # tied unless it says otherwise
+    del gemma["tie_word_embeddings"]
+    assert quantised(gemma, **packed(FP8)).head.name == "bf16"
+
+
 def test_formats_of_a_dtype() -> None:
     assert read_config({**LLAMA, "torch_dtype": "float32"}).precision == Precision.of("fp32")
     half = {**LLAMA, "torch_dtype": "float16"}

@@ -86,6 +86,8 @@ def read_precision(config: Mapping[str, Any], layers: int, *, cache: str | None 
     scheme = _read_scheme(stored)
     wide = "bf16" if wide == "fp32" else wide  # what is left alone is served in 16 bits
     formats = {part: scheme.format_of(part, layers) or wide for part in (*_MODULES, "head")}
+    if config.get("tie_word_embeddings"):  # the head is the embedding, which is no module of its own
+        formats["head"] = wide
     if config.get("expert_dtype") == "fp4":  # DeepSeek-V4 states it beside an fp8 quantisation
         formats["experts"] = FORMATS["fp4"]
     return Precision.of(**formats, embedding=wide, cache=scheme.cache or cache or "bf16")
