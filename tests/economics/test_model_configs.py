@@ -217,6 +217,7 @@ def test_quantised_experts() -> None:
 def test_a_head_that_is_the_embedding_is_not_quantised() -> None:
     tied = {**LLAMA, "tie_word_embeddings": True}
     assert quantised(LLAMA, **packed(FP8)).head.name == "fp8"
+    assert quantised(LLAMA, **packed({**FP8, "targets": "Linear"})) == quantised(LLAMA, **packed(FP8))
     assert quantised(tied, **packed(FP8)).head.name == "bf16"
     gemma = {**LLAMA, "model_type": "gemma2", "sliding_window": 4096}  # tied unless it says otherwise
     del gemma["tie_word_embeddings"]

@@ -158,6 +158,7 @@ def _groups(sections: Mapping[str, Any]) -> Iterator[_Group]:
         if not isinstance(section, Mapping) or not isinstance(section.get("weights"), Mapping):
             raise ModelError(f"{name} in quantization_config.config_groups of config.json has no weights.")
         targets = section.get("targets") or [_LINEAR]
+        targets = [targets] if isinstance(targets, str) else targets
         yield _Group(tuple(str(target) for target in targets), _group_format(name, section))
 
 
