@@ -5,8 +5,10 @@ A wrong value is an error that names it. Reads configuration files, but no weigh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from wager.arch import ModelSpec, Precision, find_format, find_model, gguf_precision, read_config, read_gguf
 from wager.cli import plan_drafters
@@ -157,7 +159,7 @@ def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".json":
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return read_config(read_json(path), name=name, precision=precision)
+        return read_config(_model_config(path), name=name, precision=precision)
     if not path.exists() and not model.startswith(("/", ".", "~")) and not model.endswith((".gguf", ".json")):
         try:
             return find_model(model)
@@ -169,11 +171,23 @@ def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec
 
     local = hub.find(model)
     if local is not None and local.is_dir():
-        return read_config(read_json(local / "config.json"), name=local.resolve().name, precision=precision)
+        return read_config(_model_config(local / "config.json"), name=local.resolve().name, precision=precision)
     from wager.models.gguf_file import open_gguf
 
     file = open_gguf(path if local is None else local)
     return read_gguf(file.metadata, file.shapes, name=path.name, precision=gguf_precision(file.sizes))
+
+
+_QUANTISATIONS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Files of modelopt, GPTQ and AWQ that older checkpoints have beside a config.json without quantization_config."""
+
+
+def _model_config(path: Path) -> Mapping[str, Any]:
+    values = read_json(path)
+    beside = next((path.parent / name for name in _QUANTISATIONS if (path.parent / name).is_file()), None)
+    if beside is None or values.get("quantization_config") is not None:
+        return values
+    return {**values, "quantization_config": read_json(beside)}
 
 
 def parse_precision(text: str | None) -> Precision | None:
