@@ -16,11 +16,13 @@ import numpy as np
 from wager.economics.acceptance import Floats
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.admission import keep_nodes, select, select_prefixes
-from wager.economics.policy.goodput import ADJACENT_ROWS
+from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights
+from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 from wager.types import Draft
 
+_GOODPUT_INTERVAL = 4  # steps between updates of goodput and row cost
 _MAX_UNJUDGED = 31  # steps in a row whose drafts are not judged
 _NEGLIGIBLE = 0.002  # share of the step's weight that judging must gain beyond what it takes
 _SMOOTHING = 0.05  # weight of a new step in the running mean of what judging gains
@@ -41,23 +43,91 @@ class JudgedDrafts:
 
 
 class DraftJudge:
-    """Judges drafts whose tokens may decide whether they are verified."""
+    """Decides what is verified, and passes what is expected of it to `goodput`. Tokens drawn from draft_probs, under a
+    rule that needs these, are verified whatever they are."""
 
-    def __init__(self, drafters: Sequence[DrafterProfile], latency: LatencyCache, weights: ObjectiveWeights) -> None:
-        self._drafters, self._latency, self._weights = drafters, latency, weights
-        self._interval = self._skipped = 0
+    def __init__(
+        self,
+        drafters: Sequence[DrafterProfile],
+        latency: LatencyCache,
+        weights: ObjectiveWeights,
+        *,
+        goodput: GoodputEstimator,
+        own: OwnSeconds,
+    ) -> None:
+        self._drafters, self._latency, self._weights, self._goodput = drafters, latency, weights, goodput
+        self._own = own
+        self._interval = self._skipped = self._recorded = 0
         self._benefit = 0.0  # of judging lately, as a share of the weight of one token of each sequence
-
-    def skips(self) -> bool:
-        """Whether the drafts of this step are verified as they are."""
-        self._skipped += 1
-        return self._skipped <= self._interval
 
     def judge_next(self) -> None:
         """There is a new plan: its drafts are judged once at least."""
         self._skipped = self._interval
 
-    def judge(self, step: PolicyStep, drafts: Mapping[str, Draft], *, limit: int, unjudged_rows: int) -> JudgedDrafts:
+    def admit(self, step: PolicyStep, budget: int, *, now: int, deepest: int) -> Mapping[str, Draft]:
+        """What is verified in step number `now`, whose drafts have at most `deepest` tokens each, in `budget` rows."""
+        drafts = step.drafted
+        if not step.spans or (not step.plan and now < self._recorded + _GOODPUT_INTERVAL):
+            return {}
+        may_skip = drafts and not (step.draws_tokens or step.explored)
+        if may_skip and deepest * len(drafts) <= budget and self._skips():
+            return drafts
+        step.judged = bool(drafts)
+        unjudged = self._unjudged(step) if step.draws_tokens else {}
+        rest = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in unjudged} if unjudged else drafts
+        rows = sum([len(draft) for draft in unjudged.values()])
+        judged = self._judge(step, rest, limit=budget - rows, unjudged_rows=rows)
+        if rest and not unjudged:
+            self._schedule(step, judged.benefit)
+        if now >= self._recorded + _GOODPUT_INTERVAL:
+            self._recorded = now
+            self._record_goodput(step, judged, unjudged)
+        return {**unjudged, **judged.admitted} if unjudged else judged.admitted
+
+    def draft_seconds(self, step: PolicyStep) -> float:
+        """What the step's drafting is expected to take."""
+        ragged, drafters = self._latency.ragged_draft_seconds, self._drafters
+        return sum([ragged(drafters[index].name, depths) for index, depths in step.passes().items()])
+
+    def _skips(self) -> bool:
+        """Whether the drafts of this step are verified as they are."""
+        self._skipped += 1
+        return self._skipped <= self._interval
+
+    def _schedule(self, step: PolicyStep, benefit: float) -> None:
+        """A step was judged, which gained `benefit`, in weighted tokens: whether the next ones are judged."""
+        self._benefit += _SMOOTHING * (benefit / step.weight - self._benefit)
+        cost = step.goodput * self._own.of_judging / step.weight
+        self._skipped = 0
+        self._interval = 0 if self._benefit > cost + _NEGLIGIBLE else min(_MAX_UNJUDGED, 2 * self._interval + 1)
+
+    def _unjudged(self, step: PolicyStep) -> dict[str, Draft]:
+        """Drafts sampled from draft_probs, which are verified as planned."""
+        unjudged = {}
+        for seq_id, draft in step.drafted.items():
+            state = step.states[seq_id]
+            state.unjudged = draft.draft_probs is not None
+            if state.unjudged:
+                unjudged[seq_id] = draft
+        return unjudged
+
+    def _record_goodput(self, step: PolicyStep, judged: JudgedDrafts, unjudged: Mapping[str, Draft]) -> None:
+        """Update the goodput and the cost of a row with what is expected of the step."""
+        gain, rows = judged.gain, judged.rows + sum([len(draft) for draft in unjudged.values()])
+        for seq_id, draft in unjudged.items():
+            state = step.states[seq_id]
+            forecasts, drafter = state.plan.forecasts, step.drafter_index[step.plan[seq_id].drafter]
+            if forecasts:
+                survival = float(forecasts[drafter][state.plan.row, : len(draft)].sum())
+                gain += self._weights.weight(state.weight) * survival
+        seconds = step.plain_seconds + judged.extra[rows] + self.draft_seconds(step)
+        plain = step.weight / step.plain_seconds * seconds
+        self._goodput.record(step.decoding, expected=step.weight + gain, plain=plain)
+        self._goodput.record_row_cost(
+            step.decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=step.goodput
+        )
+
+    def _judge(self, step: PolicyStep, drafts: Mapping[str, Draft], *, limit: int, unjudged_rows: int) -> JudgedDrafts:
         """The most profitable tokens of `drafts`, at most `limit`, beside `unjudged_rows` that are verified in any
         case."""
         count = unjudged_rows + sum([len(draft.tokens) for draft in drafts.values()]) + ADJACENT_ROWS
@@ -68,12 +138,6 @@ class DraftJudge:
             if all(_are_chains(part) for part in parts.values()):
                 return self._judge_chains(step, parts, seconds, limit=limit, extra=extra)
         return self._judge_each(step, drafts, seconds, limit=limit, extra=extra)
-
-    def schedule(self, *, benefit: float, cost: float) -> None:
-        """A step was judged, which gained `benefit` and took `cost`, both as shares of the step's weight."""
-        self._benefit += _SMOOTHING * (benefit - self._benefit)
-        self._skipped = 0
-        self._interval = 0 if self._benefit > cost + _NEGLIGIBLE else min(_MAX_UNJUDGED, 2 * self._interval + 1)
 
     def _by_drafter(self, step: PolicyStep, drafts: Mapping[str, Draft]) -> dict[int, list[Draft]]:
         if len(self._drafters) == 1:

@@ -5,13 +5,14 @@ and accepted. What only some steps need is made when it is asked for: a step may
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wager.economics.acceptance import AcceptanceModel, Floats, SequenceAcceptance
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.objective import SequenceWeight
+from wager.economics.policy.own_seconds import StepKind
 from wager.types import Draft, DraftDecision, Span
 
 
@@ -86,34 +87,85 @@ class StepDraft:
         return max(1, len(self.draft) if self.draft else 0) if self.min_survival else self.depth
 
 
+class StepLoad(NamedTuple):
+    """A step without drafts: rows, cached positions of all its sequences, the weight of one token of each sequence that
+    decodes, together, and its seconds; and the weighted tokens that a second must yield."""
+
+    rows: int = 0
+    context_sum: int = 0
+    weight: float = 0.0
+    plain_seconds: float = 0.0
+    goodput: float = 0.0
+
+
 @dataclass(slots=True)
 class PolicyStep:
-    """A step as Adaptive decides it."""
+    """A step as Adaptive decides it. `describe` gives its load, which most steps of a large batch do not need."""
 
+    describe: Callable[[PolicyStep], StepLoad] = lambda _: StepLoad()
+    all_spans: Sequence[Span] = ()
     spans: Sequence[Span] = ()  # of the sequences that decode
     states: Mapping[str, SequencePolicyState] = field(default_factory=dict)  # of all sequences by now, by id
     ended: dict[str, SequencePolicyState] = field(default_factory=dict)  # of those that ended since
     drafter_index: Mapping[str, int] = field(default_factory=dict)  # by name
     draws_tokens: bool = False  # under a rule that draws from draft_probs: what is accepted need not be what is emitted
-    rows: int = 0  # without drafts
-    sequences: int = 0
-    context_sum: int = 0  # cached positions of all sequences
-    weight: float = 0.0  # of one token of each sequence that decodes, together
-    plain_seconds: float = 0.0  # the step without drafts
-    goodput: float = 0.0  # weighted tokens that a second must yield
     measures_plain: bool = False  # it is taken without drafts to measure that
     catches_up: bool = False  # a drafter has to catch up, so its seconds are not comparable
+    planned: bool = False  # every sequence was planned anew
     judged: bool = False  # admission compared the tokens; otherwise the drafts are verified as they are
     plan: dict[str, DraftDecision] = field(default_factory=dict)
     explored: set[str] = field(default_factory=set)  # sequences of the plan that draft for exploration only
     drafted: Mapping[str, Draft] = field(default_factory=dict)
     admitted: Mapping[str, Draft] = field(default_factory=dict)
     _candidates: list[SequencePolicyState] | None = None
+    _load: StepLoad | None = None
+
+    @property
+    def load(self) -> StepLoad:
+        if self._load is None:
+            self._load = self.describe(self)
+        return self._load
+
+    @property
+    def sequences(self) -> int:
+        return len(self.all_spans)
+
+    @property
+    def rows(self) -> int:
+        return self.load.rows
+
+    @property
+    def context_sum(self) -> int:
+        return self.load.context_sum
+
+    @property
+    def weight(self) -> float:
+        return self.load.weight
+
+    @property
+    def plain_seconds(self) -> float:
+        return self.load.plain_seconds
+
+    @property
+    def goodput(self) -> float:
+        return self.load.goodput
 
     @property
     def decoding(self) -> int:
         """Sequences that decode."""
         return len(self.spans)
+
+    @property
+    def kind(self) -> StepKind:
+        """What the policy's own seconds are counted as."""
+        if self.planned:
+            return "planned"
+        return "judged" if self.judged else "unjudged" if self.drafted else "plain"
+
+    @property
+    def num_candidates(self) -> int:
+        """Sequences with room for draft tokens."""
+        return len([span for span in self.spans if span.max_draft_tokens])
 
     @property
     def candidates(self) -> list[SequencePolicyState]:
