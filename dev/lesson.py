@@ -4,8 +4,8 @@
     python dev/lesson.py --write      writes what they print into the page
     python dev/lesson.py --measured   the same for figures that depend on the machine
 
-An example of the page is a line of a `sh` block, or a `python` block, and what is shown after the block: a `text` block,
-or a table with some of the columns that the command prints. `text model` has tokens of the model, times left aside;
+An example of the page is a `sh` or `python` block and what is shown after it: a `text` block, or a table with some of
+the columns that the command prints. `text model` has tokens of the model, times left aside;
 `text measured`, or a table after <!-- measured -->, depends on the machine. Lines of `...` stand for lines left out.
 """
 
@@ -48,7 +48,9 @@ class Example:
     def uses_model(self) -> bool:
         """Whether it loads the default model."""
         verbs = {shlex.split(line)[1] for line in self.code.splitlines()} if not self.python else set()
-        return bool(verbs & {"run", "bench", "prove", "calibrate", "chat", "acceptance"}) or "--hardware this" in self.code
+        return (
+            bool(verbs & {"run", "bench", "prove", "calibrate", "chat", "acceptance"}) or "--hardware this" in self.code
+        )
 
 
 def examples(page: str) -> list[Example]:
@@ -115,7 +117,8 @@ def _row(cells: list[str]) -> str:
 
 
 def output_of(example: Example, *, model: str | None = None) -> str:
-    """What its code prints: stdout, then the messages. `model` takes the place of the default one. Raises RuntimeError."""
+    """What its code prints: stdout, then the messages. `model` takes the place of the default one. RuntimeError if a
+    command fails."""
     from wager.cli import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -130,7 +133,8 @@ def output_of(example: Example, *, model: str | None = None) -> str:
 
 
 def rewritten(page: str, *, measured: bool) -> Iterator[str]:
-    """The parts of the page with what its commands print now. Blocks with lines left out are not rewritten."""
+    """The parts of the page with what its commands print now; of a block with lines left out, only what is missing is
+    said. A block of `...` alone is filled."""
     done = 0
     for example in examples(page):
         if example.kind == "measured" and not measured:
@@ -138,15 +142,16 @@ def rewritten(page: str, *, measured: bool) -> Iterator[str]:
         print(example.code.splitlines()[0], file=sys.stderr)
         output = output_of(example)
         missing = differences(example, output)
-        if not example.shown or not missing:
-            continue
-        print("\n".join(f"  not printed: {line}" for line in missing), file=sys.stderr)
         if example.table:
             now = "\n".join(_as_table(example.shown.splitlines(), output)) + "\n"
-        elif LEFT_OUT in example.shown:
-            continue
-        else:
+        elif example.shown.strip() == LEFT_OUT or (missing and LEFT_OUT not in example.shown):
             now = "\n".join(line.rstrip() for line in output.splitlines() if line.strip()) + "\n"
+        else:
+            now = example.shown
+        if missing or now != example.shown:
+            print("\n".join(f"  not printed: {line}" for line in missing) or "  changed", file=sys.stderr)
+        if now == example.shown:
+            continue
         yield page[done : example.span[0]] + now
         done = example.span[1]
     yield page[done:]

@@ -141,7 +141,7 @@ def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(run: Run, tmp_pa
                         ("head_count_kv", 2), ("feed_forward_length", 128), ("vocab_size", 500)):  # fmt: skip
         getattr(writer, f"add_{name}")(value)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float32))
+    writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -186,12 +186,10 @@ BAD = [
     (["--acceptance", "1.5"], "acceptance = 1.5"),
     (["--acceptance", "nan"], "acceptance = nan"),
     (["--acceptance", "nowhere.json"], "no file nowhere.json"),
-    (["--model", "Lama-3.1-8B"], "Model 'Lama-3.1-8B' is not known"),
     (["--hardware", "H1000"], "Hardware 'H1000' is not known"),
     (["--hardware", "nowhere.json"], "no file nowhere.json"),
     (["--drafter-shape", "eagel"], "drafter shape 'eagel'"),
     (["--drafter-shape", "block:0"], "drafter shape 'block:0'"),
-    (["--drafter-shape", "model:nobody"], "Model 'nobody' is not known"),
     (["--drafter-cost", "cheap"], "drafter-cost = 'cheap'"),
     (["--drafter-cost", "-0.1"], "drafter-cost = '-0.1'"),
     (["--drafter-cost", "0.1", "--drafter-shape", "mtp"], "--drafter-shape and --drafter-cost"),
@@ -216,6 +214,21 @@ BAD = [
 def test_an_invalid_argument_is_named(run: Run, arguments: list[str], message: str) -> None:
     code, out, err = run("--model", "Llama-3.1-8B", "--hardware", "H100", *arguments)
     assert code == 2
+    assert message in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "Lama-3.1-8B"], "Model 'Lama-3.1-8B' is not known"),
+        (["--model", "nowhere/config.json"], "no file nowhere/config.json"),
+        (["--drafter-shape", "model:nobody"], "Model 'nobody' is not known"),
+    ],
+)
+def test_an_unknown_model_fails_as_in_run(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run("--hardware", "H100", *arguments)
+    assert code == main(["run", "hello", "--model", "nobody"]) == 1
     assert message in err
     assert out == ""
 
