@@ -128,11 +128,9 @@ class Adaptive(Policy):
     def _meet(self, step: PolicyStep) -> None:
         """Which sequences decode; those that were not known before are started."""
         step.spans = [span for span in step.all_spans if span.needs_logits]
-        ids, before = [span.seq_id for span in step.spans], list(self._decoding)
-        if ids[: len(before)] == before:  # new ones come last
-            new = ids[len(before) :]
-        else:
-            new = ids
+        step.ids = ids = [span.seq_id for span in step.spans]
+        before = list(self._decoding)
+        new = ids[len(before) :] if ids[: len(before)] == before else ids  # new ones come last
         if new or len(ids) < len(before):
             for seq_id in new:
                 if seq_id not in self._sequences:
@@ -266,6 +264,7 @@ class Adaptive(Policy):
         self._learning.add_record(record, always=step.measures_plain)
         if self._model.learns and self._steps % _DRAFT_TIME_INTERVAL == 0 and not step.catches_up:
             self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
+        step.let_go()
 
     def _learn_draft_seconds(self, step: PolicyStep, taken: float) -> None:
         """Pass each drafter's seconds to the latency model. It models drafts of one depth for all sequences, so it gets

@@ -15,6 +15,8 @@ from wager.economics.policy.objective import SequenceWeight
 from wager.economics.policy.own_seconds import StepKind
 from wager.types import Draft, DraftDecision, Span
 
+_KEPT = 32  # sequences up to which a step is kept whole, for `explain`
+
 
 class DrafterProfile(NamedTuple):
     name: str
@@ -105,6 +107,7 @@ class PolicyStep:
     describe: Callable[[PolicyStep], StepLoad] = lambda _: StepLoad()
     all_spans: Sequence[Span] = ()
     spans: Sequence[Span] = ()  # of the sequences that decode
+    ids: Sequence[str] = ()  # of these sequences
     states: Mapping[str, SequencePolicyState] = field(default_factory=dict)  # of all sequences by now, by id
     ended: dict[str, SequencePolicyState] = field(default_factory=dict)  # of those that ended since
     drafter_index: Mapping[str, int] = field(default_factory=dict)  # by name
@@ -153,7 +156,7 @@ class PolicyStep:
     @property
     def decoding(self) -> int:
         """Sequences that decode."""
-        return len(self.spans)
+        return len(self.ids)
 
     @property
     def kind(self) -> StepKind:
@@ -171,6 +174,8 @@ class PolicyStep:
     def candidates(self) -> list[SequencePolicyState]:
         """Those with room for draft tokens, with what is known of them in this step."""
         if self._candidates is None:
+            if not self.spans:  # they were let go of
+                return [self.states.get(seq_id) or self.ended[seq_id] for seq_id in self.ids]
             self._candidates = []
             for span in self.spans:
                 state = self.states.get(span.seq_id) or self.ended[span.seq_id]
@@ -178,6 +183,11 @@ class PolicyStep:
                 if state.room > 0:
                     self._candidates.append(state)
         return self._candidates
+
+    def let_go(self) -> None:
+        """The step is over: of a large batch its spans and drafts are not kept, so that they can be freed with it."""
+        if len(self.spans) > _KEPT:
+            self.all_spans, self.spans, self.drafted, self.admitted, self._candidates = (), (), {}, {}, None
 
     @property
     def speculation_gain(self) -> float:
