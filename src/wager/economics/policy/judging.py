@@ -13,7 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from wager.economics.acceptance import Floats
+from wager.economics.acceptance import Floats, Ints
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.admission import keep_nodes, select, select_prefixes
 from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
@@ -130,13 +130,12 @@ class DraftJudge:
     def _judge(self, step: PolicyStep, drafts: Mapping[str, Draft], *, limit: int, unjudged_rows: int) -> JudgedDrafts:
         """The most profitable tokens of `drafts`, at most `limit`, beside `unjudged_rows` that are verified in any
         case."""
-        count = unjudged_rows + sum([len(draft.tokens) for draft in drafts.values()]) + ADJACENT_ROWS
+        sizes = [len(draft.tokens) for draft in drafts.values()]
+        count = unjudged_rows + sum(sizes) + ADJACENT_ROWS
         extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count)
         seconds = extra[unjudged_rows:] if unjudged_rows else extra
-        if len(drafts) > _ONE_BY_ONE:
-            parts = self._by_drafter(step, drafts)
-            if all(_are_chains(part) for part in parts.values()):
-                return self._judge_chains(step, parts, seconds, limit=limit, extra=extra)
+        if len(drafts) > _ONE_BY_ONE and are_chains(list(drafts.values()), sizes):
+            return self._judge_chains(step, drafts, seconds, limit=limit, extra=extra)
         return self._judge_each(step, drafts, seconds, limit=limit, extra=extra)
 
     def _by_drafter(self, step: PolicyStep, drafts: Mapping[str, Draft]) -> dict[int, list[Draft]]:
@@ -150,39 +149,40 @@ class DraftJudge:
     def _judge_chains(
         self,
         step: PolicyStep,
-        parts: Mapping[int, Sequence[Draft]],
+        drafts: Mapping[str, Draft],
         seconds: Sequence[float],
         *,
         limit: int,
         extra: Sequence[float],
     ) -> JudgedDrafts:
-        drafts = [draft for part in parts.values() for draft in part]
-        sizes = [len(draft.tokens) for draft in drafts]
-        gains = np.zeros((len(drafts), max(sizes)))
+        parts = self._by_drafter(step, drafts)
+        ordered = [draft for part in parts.values() for draft in part]
+        sizes = np.array([len(draft.tokens) for draft in ordered])
+        gains = np.zeros((len(ordered), int(sizes.max())))
         first = 0
         for index, part in parts.items():
-            survival = self._chain_survival(step, index, part)
-            gains[first : first + len(part), : survival.shape[1]] = survival
-            first += len(part)
+            last = first + len(part)
+            survival = self._chain_survival(step, index, part, sizes[first:last])
+            gains[first:last, : survival.shape[1]] = survival
+            first = last
         if not self._weights.uniform:
             states = step.states
-            gains *= np.array([self._weights.weight(states[draft.seq_id].weight) for draft in drafts])[:, None]
+            gains *= np.array([self._weights.weight(states[draft.seq_id].weight) for draft in ordered])[:, None]
         chosen = select_prefixes(gains, seconds, goodput=step.goodput, limit=limit)
-        lengths = chosen.lengths.tolist()
-        admitted = {
-            draft.seq_id: draft if length == size else draft.truncate(length)
-            for draft, length, size in zip(drafts, lengths, sizes, strict=True)
-            if length
-        }
+        admitted = {draft.seq_id: draft for draft in ordered}
+        for cut in np.flatnonzero(chosen.lengths < sizes).tolist():
+            draft, length = ordered[cut], int(chosen.lengths[cut])
+            if length:
+                admitted[draft.seq_id] = draft.truncate(length)
+            else:
+                del admitted[draft.seq_id]
         return JudgedDrafts(admitted, chosen.count, chosen.gain, chosen.cut, chosen.benefit, extra)
 
-    def _chain_survival(self, step: PolicyStep, index: int, drafts: Sequence[Draft]) -> Floats:
-        sizes = np.array([len(draft.tokens) for draft in drafts])
-        total, width = int(sizes.sum()), int(sizes.max())
-        scored = list(chain.from_iterable([draft.scores for draft in drafts]))
-        model = self._drafters[index].acceptance
-        if scored:
-            return model.chain_survival(np.fromiter(scored, np.float64, total), sizes, (), width)
+    def _chain_survival(self, step: PolicyStep, index: int, drafts: Sequence[Draft], sizes: Ints) -> Floats:
+        width, model = int(sizes.max()), self._drafters[index].acceptance
+        if drafts[0].scores:
+            scores = chain.from_iterable([draft.scores for draft in drafts])
+            return model.chain_survival(np.fromiter(scores, np.float64, int(sizes.sum())), sizes, (), width)
         states = step.states
         return model.chain_survival(None, sizes, [states[draft.seq_id].acceptance[index] for draft in drafts], width)
 
@@ -219,12 +219,10 @@ class DraftJudge:
 _CHAIN_PARENTS = [tuple(range(-1, size - 1)) for size in range(64)]
 
 
-def _are_chains(drafts: Sequence[Draft]) -> bool:
-    """Whether all drafts are short chains, with scores for all tokens of all of them or for none."""
-    sizes = [len(draft.tokens) for draft in drafts]
+def are_chains(drafts: Sequence[Draft], sizes: Sequence[int]) -> bool:
+    """Whether all drafts, of these sizes, are short chains, with scores for all tokens of all of them or for none."""
     if max(sizes) >= len(_CHAIN_PARENTS):
         return False
-    scored = [len(draft.scores) for draft in drafts]
-    if any(scored) and scored != sizes:
+    if any(draft.scores for draft in drafts) and [len(draft.scores) for draft in drafts] != sizes:
         return False
     return [draft.parents for draft in drafts] == [_CHAIN_PARENTS[size] for size in sizes]

@@ -211,6 +211,10 @@ class PolicyStep:
         many as were asked for."""
         passes: dict[int, list[int]] = {}
         drafted, index = self.drafted, self.drafter_index
+        decisions = list(self.plan.values())
+        if drafted and decisions.count(decisions[0]) == len(decisions) and decisions[0].min_survival:
+            sizes = [len(draft.tokens) for draft in drafted.values()]
+            return {index[decisions[0].drafter]: sizes + [1] * (len(decisions) - len(sizes))}
         for seq_id, decision in self.plan.items():
             depth = decision.depth
             if decision.min_survival and drafted:
