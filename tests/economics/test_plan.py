@@ -141,7 +141,7 @@ def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(run: Run, tmp_pa
                         ("head_count_kv", 2), ("feed_forward_length", 128), ("vocab_size", 500)):  # fmt: skip
         getattr(writer, f"add_{name}")(value)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float32))
+    writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -186,12 +186,10 @@ BAD = [
     (["--acceptance", "1.5"], "acceptance = 1.5"),
     (["--acceptance", "nan"], "acceptance = nan"),
     (["--acceptance", "nowhere.json"], "no file nowhere.json"),
-    (["--model", "Lama-3.1-8B"], "Model 'Lama-3.1-8B' is not known"),
     (["--hardware", "H1000"], "Hardware 'H1000' is not known"),
     (["--hardware", "nowhere.json"], "no file nowhere.json"),
     (["--drafter-shape", "eagel"], "drafter shape 'eagel'"),
     (["--drafter-shape", "block:0"], "drafter shape 'block:0'"),
-    (["--drafter-shape", "model:nobody"], "Model 'nobody' is not known"),
     (["--drafter-cost", "cheap"], "drafter-cost = 'cheap'"),
     (["--drafter-cost", "-0.1"], "drafter-cost = '-0.1'"),
     (["--drafter-cost", "0.1", "--drafter-shape", "mtp"], "--drafter-shape and --drafter-cost"),
@@ -216,6 +214,21 @@ BAD = [
 def test_an_invalid_argument_is_named(run: Run, arguments: list[str], message: str) -> None:
     code, out, err = run("--model", "Llama-3.1-8B", "--hardware", "H100", *arguments)
     assert code == 2
+    assert message in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "Lama-3.1-8B"], "Model 'Lama-3.1-8B' is not known"),
+        (["--model", "nowhere/config.json"], "no file nowhere/config.json"),
+        (["--drafter-shape", "model:nobody"], "Model 'nobody' is not known"),
+    ],
+)
+def test_an_unknown_model_fails_as_in_run(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run("--hardware", "H100", *arguments)
+    assert code == main(["run", "hello", "--model", "nobody"]) == 1
     assert message in err
     assert out == ""
 
@@ -305,7 +318,8 @@ def test_the_pages_table_is_what_plan_says(run: Run, label: str, model: str, har
 
 
 def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run, tmp_path: Path) -> None:
-    """Llama-3.1-8B in AWQ: depth 5 and 2.26 times if the head had 4 bits; it has 16, and the drafter reads it too."""
+    """Llama-3.1-8B in AWQ: depth 5 and 2.23 times (2.26 before the drafter read its own cache) if the head had 4 bits;
+    it has 16, and the drafter reads it too."""
     config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
               "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False,
               "max_position_embeddings": 131072, "quantization_config": {"quant_method": "awq", "bits": 4}}  # fmt: skip
@@ -313,7 +327,7 @@ def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run, tmp_path: Path) 
     flags = ["--hardware", "H200", "--batch", "1", "--context", "4096", "--acceptance", "0.75"]
     [found] = answer(run, "--model", str(tmp_path), *flags)["points"]
     [narrow] = answer(run, "--model", str(tmp_path), "--precision", "awq::awq", *flags)["points"]
-    assert (narrow["depth"], round(narrow["speedup"], 2)) == (5, 2.26)
-    assert (found["depth"], round(found["speedup"], 2)) == (3, 1.64)
+    assert (narrow["depth"], round(narrow["speedup"], 2)) == (5, 2.23)
+    assert (found["depth"], round(found["speedup"], 2)) == (3, 1.63)
     [named] = answer(run, "--model", "Llama-3.1-8B", "--precision", "awq", *flags)["points"]
     assert named["speedup"] == found["speedup"]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from wager.arch.attention import Attention, Compressed, DeltaNet, Gqa, Indexer, Mla
+from wager.arch.attention import Attention, DeltaNet, Gqa, Indexer, Mla
+from wager.arch.compressed import Compressed
 from wager.arch.config_keys import ConfigKeys
 from wager.arch.feed_forward import Dense, Experts
 from wager.arch.sizes import check_head_dim, grouped_query
