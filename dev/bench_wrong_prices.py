@@ -16,7 +16,7 @@ def main() -> None:
     print("loss, %".ljust(20), *(f"{cell.machine[:4]}/{cell.drafter[:3]}/{cell.users}".rjust(11) for cell in cells))
     for belief in WRONG:
         print(belief.ljust(20), *(f"{100 * loss(cell, belief):11.1f}" for cell in cells), flush=True)
-    print("scatter 15 %".ljust(20), *(f"{100 * loss(cell, 'right', noise=0.15):11.1f}" for cell in cells), flush=True)
+    print("scatter 10 %".ljust(20), *(f"{100 * loss(cell, 'right', noise=0.1):11.1f}" for cell in cells), flush=True)
     for change in CHANGES:
         print(change.ljust(20), *(f"{100 * loss_after_change(cell, change):11.1f}" for cell in cells), flush=True)
 

@@ -82,12 +82,14 @@ class RowExploration:
             return None
         count = len(step.candidates)
         every = 1 + count // _SAMPLE
-        forecasts = [state.plan.forecast for state in step.candidates[::every] if state.plan.forecast]
-        if not forecasts or step.goodput <= 0:
+        plans = [state.plan for state in step.candidates[::every] if state.plan.forecasts]
+        if not plans or step.goodput <= 0:
             return None
         best, best_value, cost = None, 0.0, 0.0
         for index in range(len(self._drafters)):
-            prices = self._prices(step, index, [forecast[index] for forecast in forecasts], planned_rows)
+            width = min([plan.forecasts[index].shape[1] for plan in plans])
+            survival = np.mean([plan.forecasts[index][plan.row, :width] for plan in plans], axis=0)
+            prices = self._prices(step, index, survival, planned_rows)
             depths = np.arange(len(prices.gain))
             profit = prices.gain - step.goodput * prices.seconds
             better = profit - float(np.interp(planned_rows / count, depths, profit))
@@ -113,14 +115,13 @@ class RowExploration:
         self._steps[size], self._intervals[size] = 0, min(_MAX_INTERVAL, 2 * interval)
         return True
 
-    def _prices(
-        self, step: PolicyStep, index: int, forecasts: Sequence[Sequence[float]], planned_rows: int
-    ) -> DepthPrices:
-        name, count, depth = self._drafters[index].name, len(step.candidates), min(map(len, forecasts))
-        survival = np.mean([forecast[:depth] for forecast in forecasts], axis=0)
+    def _prices(self, step: PolicyStep, index: int, survival: Floats, planned_rows: int) -> DepthPrices:
+        (name, capabilities, _), count, depth = self._drafters[index], len(step.candidates), len(survival)
+        missed = sum([state.catch_up_seconds(index, capabilities) for state in step.candidates
+                      if state.seq_id not in step.plan]) if capabilities.catch_up_s else 0.0  # fmt: skip
         extra = self._cache.extra_seconds(step.rows, step.sequences, step.context_sum, count=count * depth)
         depths, requests, context_sum = range(depth + 1), step.sequences, step.context_sum
-        drafting = [self._cache.draft_seconds(name, count, deep) for deep in depths]
+        drafting = [0.0, *(missed + self._cache.draft_seconds(name, count, deep) for deep in depths[1:])]
         rows, planned, deviation = step.rows, step.rows + planned_rows, self._latency.difference_deviation
         return DepthPrices(
             gain=np.concatenate([[0.0], np.cumsum(survival)]) * step.weight / step.decoding * count,
