@@ -331,3 +331,26 @@ def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run, tmp_path: Path) 
     assert (found["depth"], round(found["speedup"], 2)) == (3, 1.63)
     [named] = answer(run, "--model", "Llama-3.1-8B", "--precision", "awq", *flags)["points"]
     assert named["speedup"] == found["speedup"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "formats"),
+    [("hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {
+        "quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}, ("fp8", "bf16", 1.0)),
+     ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}, ("int4", "bf16", 2.0)),
+     ("quant_config.json", {"zero_point": True, "q_group_size": 128, "w_bit": 4}, ("int4", "bf16", 2.0))],
+)  # fmt: skip
+def test_a_quantisation_beside_the_configuration(
+    run: Run, tmp_path: Path, name: str, stored: dict[str, Any], formats: tuple[str, str, float]
+) -> None:
+    """Older checkpoints state it in a file of its own; the config.json's own takes precedence."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / name).write_text(json.dumps(stored))
+    flags = ("--hardware", "H100", "--context", "100", "--batch", "1")
+    for path in (tmp_path, tmp_path / "config.json"):
+        found = answer(run, "--model", str(path), *flags)["model"]["precision"]
+        assert (found["weights"]["name"], found["head"]["name"], found["cache"]) == formats
+    own = {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **own}))
+    found = answer(run, "--model", str(tmp_path), *flags)["model"]["precision"]
+    assert (found["weights"]["name"], found["cache"]) == ("fp8", 2.0)

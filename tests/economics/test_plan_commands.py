@@ -132,6 +132,8 @@ def test_a_right_command_line(line: str, tmp_path: Path) -> None:
 WRONG = [
     ("", 2, "--hardware"),
     ("--hardware H100 --model Lama", 1, "Model 'Lama' is not known"),
+    ("--hardware H100 --model ''", 1, "name of the model is empty"),
+    ("--hardware H100 --drafter-shape ''", 2, "drafter shape ''"),
     ("--hardware H100 --model @nowhere", 1, "nowhere"),
     ("--hardware H100 --model @nowhere.json", 1, "no file"),
     ("--hardware H100 --model @box.json", 1, "model_type"),
@@ -152,6 +154,7 @@ WRONG = [
     (f"{LLAMA} --batch 1,", 2, "batch = '1,'"),
     (f"{LLAMA} --batch ''", 2, "batch = ''"),
     (f"{LLAMA} --batch {','.join(map(str, range(1, 2002)))}", 2, "2001 batches"),
+    (f"{LLAMA} --context {','.join(map(str, range(201)))}", 2, "201 contexts"),
     (f"{LLAMA} --context -5", 2, "context = '-5'"),
     (f"{LLAMA} --context 129k", 2, "context = 132096"),
     (f"{LLAMA} --context ,", 2, "context = ','"),

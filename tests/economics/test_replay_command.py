@@ -86,7 +86,7 @@ def test_mistakes_are_named(arguments: list[str], said: str, capsys: pytest.Capt
     assert said in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_known_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_fails_as_in_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "--model", "Qwen3-8C", "--hardware", "H100"]) == 1
     assert "Qwen3-8B" in capsys.readouterr().err
 

@@ -70,7 +70,7 @@ def draft_cost(cost: CostModel, options: DrafterOptions, *, models: ModelFinder)
         options.refuse_placement("a fixed --drafter-cost")
         return _fixed(cost, options.cost)
     curves = cost.measured.drafters if isinstance(cost, CalibratedCostModel) else {}
-    shape = options.shape or next(iter(curves), "mtp")
+    shape = next(iter(curves), "mtp") if options.shape is None else options.shape
     if shape in curves:
         options.refuse_placement("the calibrated drafter " + shape)
         return CalibratedDraftCost(shape, curves[shape])

@@ -5,9 +5,10 @@ A wrong value is an error that names it. Reads configuration files, but no weigh
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from wager.arch import ModelSpec, Precision, find_format, find_model, gguf_precision, read_config, read_gguf
 from wager.cli import plan_drafters
@@ -39,25 +40,26 @@ __all__ = [
     "with_formats",
 ]
 
-LARGEST_GRID = 2000
-"""Points of a plan: some take a few milliseconds each."""
+LARGEST_GRID, MOST_CELLS = 2000, 200
+"""Points of a plan, and pairs of context and acceptance, each of which takes up to half a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanGrid:
-    """The points to plan: all combinations. UsageError for more than LARGEST_GRID of them."""
+    """The points to plan: all combinations. UsageError for absurdly many of them."""
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     acceptances: tuple[AcceptanceRates, ...]
 
     def __post_init__(self) -> None:
-        points = math.prod(len(axis) for axis in (self.batches, self.contexts, self.acceptances))
-        if points > LARGEST_GRID:
+        cells = len(self.contexts) * len(self.acceptances)
+        points = cells * len(self.batches)
+        if points > LARGEST_GRID or cells > MOST_CELLS:
             raise UsageError(
                 f"{len(self.batches)} batches, {len(self.contexts)} contexts and {len(self.acceptances)} acceptance "
                 f"rates are {points} points.",
-                f"Plan at most {LARGEST_GRID} at once.",
+                f"Plan at most {LARGEST_GRID} at once, of {MOST_CELLS} pairs of context and acceptance.",
             )
 
 
@@ -149,13 +151,15 @@ def calibrated_cost(model: str, hardware: str) -> CalibratedCostModel | None:
 def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec:
     """A published model by name, or the shape of a config.json, a directory or a GGUF file on this machine. With a
     `precision` the number formats of a configuration need not be known. ModelError if there is none."""
+    if not model.strip():
+        raise ModelError("The name of the model is empty.", "Give a name, a config.json, its directory or a GGUF file.")
     published = {name.lower(): spec for name, spec in PUBLISHED_MODELS.items()}.get(model.lower())
     if published is not None:
         return published
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".json":
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return read_config(read_json(path), name=name, precision=precision)
+        return read_config(_model_config(path), name=name, precision=precision)
     if not path.exists() and not model.startswith(("/", ".", "~")) and not model.endswith((".gguf", ".json")):
         try:
             return find_model(model)
@@ -167,11 +171,23 @@ def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec
 
     local = hub.find(model)
     if local is not None and local.is_dir():
-        return read_config(read_json(local / "config.json"), name=local.resolve().name, precision=precision)
+        return read_config(_model_config(local / "config.json"), name=local.resolve().name, precision=precision)
     from wager.models.gguf_file import open_gguf
 
     file = open_gguf(path if local is None else local)
     return read_gguf(file.metadata, file.shapes, name=path.name, precision=gguf_precision(file.sizes))
+
+
+_QUANTISATIONS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Files of modelopt, GPTQ and AWQ that older checkpoints have beside a config.json without quantization_config."""
+
+
+def _model_config(path: Path) -> Mapping[str, Any]:
+    values = read_json(path)
+    beside = next((path.parent / name for name in _QUANTISATIONS if (path.parent / name).is_file()), None)
+    if beside is None or values.get("quantization_config") is not None:
+        return values
+    return {**values, "quantization_config": read_json(beside)}
 
 
 def parse_precision(text: str | None) -> Precision | None:

@@ -16,12 +16,12 @@ from wager.economics.policy.base import DrafterCapabilities, Policy, longest_tha
 from wager.economics.policy.explain import explain
 from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget
 from wager.economics.policy.goodput import GoodputEstimator
-from wager.economics.policy.judging import DraftJudge, JudgedDrafts
+from wager.economics.policy.judging import DraftJudge
 from wager.economics.policy.learning import DeferredLearning
 from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWeights
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.planning import Planner
-from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState
+from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState, StepLoad
 from wager.types import (
     DRAFT_STAGE,
     POLICY_STAGE,
@@ -38,8 +38,7 @@ from wager.types import (
 _EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
 _NEVER_SKIPPED = 64  # first steps, in which planning is never skipped
-_GOODPUT_INTERVAL = 4  # steps between updates of goodput and row cost
-_DRAFT_TIME_INTERVAL = 4  # steps between those whose drafting the latency model learns; a multiple of _GOODPUT_INTERVAL
+_DRAFT_TIME_INTERVAL = 4  # steps between those whose drafting the latency model learns
 
 
 class Adaptive(Policy):
@@ -63,12 +62,13 @@ class Adaptive(Policy):
         self._weights, self._exploration = ObjectiveWeights(objective), ExplorationBudget(exploration_share)
         self._own = OwnSeconds()
         self._planner = Planner(self._drafters, self._latency, goodput=self._goodput, own=self._own)
-        self._judge = DraftJudge(self._drafters, self._latency, self._weights)
+        self._judge = DraftJudge(self._drafters, self._latency, self._weights, goodput=self._goodput, own=self._own)
         self._learning = DeferredLearning(list(self.acceptance.values()), latency, own=self._own)
         self._exact = RULES[rule].needs_draft_probs
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, SequencePolicyState] = {}
-        self._decoding: list[str] = []  # the sequences of the last step
+        self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
+        self._plain_seconds = 0.0  # of a step like the last one that was described
         self._step = self._last_planned = PolicyStep()
         self._steps = self._skip = 0
         self._batch: tuple[int, str] = (0, "")  # sequences in the last step, and the last of them
@@ -82,6 +82,7 @@ class Adaptive(Policy):
         state = self._sequences.pop(sequence, None)
         if state is not None:
             self._step.ended[sequence] = self._last_planned.ended[sequence] = state
+            self._decoding.pop(sequence, None)
             self._planner.end_sequence(sequence)
             self._learning.end_sequence(state)
 
@@ -92,11 +93,11 @@ class Adaptive(Policy):
             for model in self.acceptance.values():
                 model.age()
         step = self._step = PolicyStep(
-            states=self._sequences, drafter_index=self._drafter_index, draws_tokens=self._exact
+            self._describe, spans, states=self._sequences, drafter_index=self._drafter_index, draws_tokens=self._exact
         )
         if self._skips_planning(spans):
             return {}
-        self._describe(step, spans)
+        self._meet(step)
         if not step.spans or not self._drafters:
             return {}
         self._last_planned = step
@@ -104,13 +105,14 @@ class Adaptive(Policy):
             self._learning.learn()
             self._note_drafted(step)
             self._planner.plan(step, self._weights)
+            step.planned = True
             self._judge.judge_next()
         step.measures_plain = self._model.learns and self._exploration.takes_plain_step(
             step, speculates=self._planner.speculates
         )
         if not step.measures_plain:
             self._request_planned(step)
-            if self._exploration.affords_draft(step.plain_seconds):
+            if self._exploration.affords_draft(self._plain_seconds):
                 self._explore(step)
         if self._exact:
             self._fit(step, budget)
@@ -123,24 +125,32 @@ class Adaptive(Policy):
         self._batch = batch
         return self._skip > 0
 
-    def _describe(self, step: PolicyStep, spans: Sequence[Span]) -> None:
-        step.spans = decoding = [span for span in spans if span.needs_logits]
-        step.sequences = len(spans)
-        step.rows = sum([len(span.tokens) for span in spans])
-        step.context_sum = cached = sum([span.num_computed_tokens for span in spans])
+    def _meet(self, step: PolicyStep) -> None:
+        """Which sequences decode; those that were not known before are started."""
+        step.spans = [span for span in step.all_spans if span.needs_logits]
+        step.ids = ids = [span.seq_id for span in step.spans]
+        before = list(self._decoding)
+        new = ids[len(before) :] if ids[: len(before)] == before else ids  # new ones come last
+        if new or len(ids) < len(before):
+            for seq_id in new:
+                if seq_id not in self._sequences:
+                    self._start_sequence(step, seq_id)
+            self._decoding = dict.fromkeys(ids)
+
+    def _describe(self, step: PolicyStep) -> StepLoad:
+        spans, decoding = step.all_spans, step.spans
+        if not decoding:
+            return StepLoad()
+        context = cached = sum([span.num_computed_tokens for span in spans])
         if len(decoding) < len(spans):
             cached = sum([span.num_computed_tokens for span in decoding])
-        ids = [span.seq_id for span in decoding]
-        if ids != self._decoding:
-            self._decoding = ids
-            for seq_id in [seq_id for seq_id in ids if seq_id not in self._sequences]:
-                self._start_sequence(step, seq_id)
-        if ids:
-            states, weight = self._sequences, self._weights.weight
-            uniform = self._weights.uniform
-            step.weight = float(len(ids)) if uniform else sum([weight(states[seq_id].weight) for seq_id in ids])
-            step.plain_seconds = self._latency.plain_seconds(len(ids), cached)
-            step.goodput = self._goodput.ratio(len(ids)) * step.weight / step.plain_seconds
+        count, weight = len(decoding), float(len(decoding))
+        if not self._weights.uniform:
+            states = self._sequences
+            weight = sum([self._weights.weight(states[span.seq_id].weight) for span in decoding])
+        plain = self._plain_seconds = self._latency.plain_seconds(count, cached)
+        rows = sum([len(span.tokens) for span in spans])
+        return StepLoad(rows, context, weight, plain, self._goodput.ratio(count) * weight / plain)
 
     def _start_sequence(self, step: PolicyStep, seq_id: str) -> None:
         weight, count = self._weights.start_sequence(self._request_weights.pop(seq_id, 1.0)), len(self._drafters)
@@ -179,7 +189,7 @@ class Adaptive(Policy):
     def _explore(self, step: PolicyStep) -> None:
         """Exploration drafts for sequences that decode plainly or use another drafter, as the budget allows; before
         planning is skipped, those of the skipped steps too."""
-        if len(step.plan) == len(step.candidates) and len(self._drafters) == 1:
+        if len(step.plan) == step.num_candidates and len(self._drafters) == 1:
             return
         for _ in range(self._skip + 1):
             if self._exploration.affords_draft(step.plain_seconds):
@@ -201,7 +211,7 @@ class Adaptive(Policy):
         if self._exact:  # it may be verified in any case
             cost += self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=depth)[depth]
         catch_up = state.catch_up_seconds(index, capabilities)
-        cost += catch_up + self._own.per_draft
+        cost += catch_up
         if not plain:  # what the other drafter's tokens would have gained
             cost += step.speculation_gain / len(candidates)
         if self._exploration.spend(cost, step.plain_seconds):
@@ -222,57 +232,8 @@ class Adaptive(Policy):
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         step = self._step
         step.drafted = drafts
-        if not step.spans or (not step.plan and self._steps % _GOODPUT_INTERVAL):
-            if step.spans:
-                self._goodput.record(step.decoding, expected=step.weight, plain=step.weight)
-            return {}
-        fits = self._planner.deepest * len(drafts) <= budget
-        if drafts and fits and not (self._exact or step.explored) and self._judge.skips():
-            step.admitted = drafts
-            return drafts
-        step.judged = bool(drafts)
-        unjudged = self._unjudged(step) if self._exact else {}
-        rest = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in unjudged} if unjudged else drafts
-        rows = sum([len(draft) for draft in unjudged.values()])
-        judged = self._judge.judge(step, rest, limit=budget - rows, unjudged_rows=rows)
-        step.admitted = {**unjudged, **judged.admitted} if unjudged else judged.admitted
-        if rest and not self._exact:
-            cost = step.goodput * self._own.of_judging
-            self._judge.schedule(benefit=judged.benefit / step.weight, cost=cost / step.weight)
-        if self._steps % _GOODPUT_INTERVAL == 0:
-            self._record_goodput(step, judged, unjudged)
+        step.admitted = self._judge.admit(step, budget, now=self._steps, deepest=self._planner.deepest)
         return step.admitted
-
-    def _unjudged(self, step: PolicyStep) -> dict[str, Draft]:
-        """Drafts sampled from draft_probs, which are verified as planned."""
-        unjudged = {}
-        for seq_id, draft in step.drafted.items():
-            state = self._sequences[seq_id]
-            state.unjudged = draft.draft_probs is not None
-            if state.unjudged:
-                unjudged[seq_id] = draft
-        return unjudged
-
-    def _record_goodput(self, step: PolicyStep, judged: JudgedDrafts, unjudged: Mapping[str, Draft]) -> None:
-        """Update the goodput and the cost of a row with what is expected of the step."""
-        gain, rows = judged.gain, judged.rows + sum([len(draft) for draft in unjudged.values()])
-        for seq_id, draft in unjudged.items():
-            state = self._sequences[seq_id]
-            forecasts, drafter = state.plan.forecasts, self._drafter_index[step.plan[seq_id].drafter]
-            if forecasts:
-                survival = float(forecasts[drafter][state.plan.row, : len(draft)].sum())
-                gain += self._weights.weight(state.weight) * survival
-        seconds = step.plain_seconds + judged.extra[rows] + self._draft_seconds(step)
-        plain = step.weight / step.plain_seconds * seconds
-        self._goodput.record(step.decoding, expected=step.weight + gain, plain=plain)
-        self._goodput.record_row_cost(
-            step.decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=step.goodput
-        )
-
-    def _draft_seconds(self, step: PolicyStep) -> float:
-        """What the step's drafting is expected to take."""
-        ragged, drafters = self._latency.ragged_draft_seconds, self._drafters
-        return sum([ragged(drafters[index].name, depths) for index, depths in step.passes().items()])
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
         verdicts, step = list(verdicts), self._step
@@ -298,17 +259,17 @@ class Adaptive(Policy):
         self._own.observe(
             record.seconds.get(POLICY_STAGE, 0.0),
             step_seconds=seconds,
-            kind="judged" if step.judged else "unjudged" if step.drafted else "plain",
-            drafts=len(step.plan),
+            kind=step.kind,
         )
         self._learning.add_record(record, always=step.measures_plain)
         if self._model.learns and self._steps % _DRAFT_TIME_INTERVAL == 0 and not step.catches_up:
             self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
+        step.let_go()
 
     def _learn_draft_seconds(self, step: PolicyStep, taken: float) -> None:
         """Pass each drafter's seconds to the latency model. It models drafts of one depth for all sequences, so it gets
         what such a draft would have taken, were it as far from its expectation as this step's drafting."""
-        passes, expected = step.passes(), self._draft_seconds(step)
+        passes, expected = step.passes(), self._judge.draft_seconds(step)
         for index, depths in passes.items():
             drafter, count, depth = self._drafters[index].name, len(depths), max(depths)
             even = self._latency.draft_seconds(drafter, count, depth)

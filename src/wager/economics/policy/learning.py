@@ -25,7 +25,7 @@ from wager.types import Draft, StepRecord, Verdict
 
 _INTERVAL = 16  # steps after which what was collected is learned, if no plan was made before
 _EARLY_DRAFTS = 1024  # the first ones, of which more in a step are learned from
-_MAX_DRAFTS, _MAX_DRAFTS_EARLY = 8, 256  # about so many drafts of a step are learned from, in rotation
+_MAX_DRAFTS, _MAX_DRAFTS_EARLY = 4, 256  # about so many drafts of a step are learned from, in rotation
 _SHIFTS_EARLY = 16  # drafts of a step whose shift of survival by scores is learned; later one in every other step
 _EARLY_RECORDS = 64  # first steps whose seconds are all learned
 _RECORD_INTERVAL = 5  # steps between those whose seconds the latency model learns

@@ -4,38 +4,40 @@ from __future__ import annotations
 
 from typing import Literal
 
-StepKind = Literal["plain", "unjudged", "judged"]
+StepKind = Literal["planned", "plain", "unjudged", "judged"]
 
-BUDGET = 0.015  # of a step's seconds: what planning and learning are slowed down to
+_BUDGET = 0.015  # of a step's seconds: to keep to it learning is slowed down
+_PLANNING_BUDGET = 0.005  # the share of it for planning
 _SMOOTHING = 0.05  # weight of a new step in the running means
-_MAX_PACE = 16.0
+_MAX_PACE = 4.0
 
 
 class OwnSeconds:
-    """Running means of the policy's seconds in steps without drafts, with drafts that are verified as they are, and
-    with drafts that it judges. On a clock that does not count them they are 0, and nothing is slowed down."""
+    """Running means of the policy's seconds, by kind of step: those it planned in, and of the others those without
+    drafts, with drafts that are verified as they are, and with drafts that it judged. On a clock that does not count
+    them they are 0, and nothing is slowed down."""
 
     def __init__(self) -> None:
         self.pace = 1.0
-        """By how much less often than usual it plans and learns, to keep to BUDGET."""
+        """By how much fewer steps than usual it learns from."""
         self._seconds: dict[StepKind, float] = {}
-        self._drafts = 0.0
+        self._step_seconds = 0.0
 
-    def observe(self, seconds: float, *, step_seconds: float, kind: StepKind, drafts: int) -> None:
-        """A step of `step_seconds` with that many drafts, `seconds` of them the policy's."""
+    def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
+        """A step of `step_seconds`, `seconds` of them the policy's."""
         before = self._seconds.get(kind, seconds)
         self._seconds[kind] = before + _SMOOTHING * (seconds - before)
-        if drafts:
-            self._drafts += _SMOOTHING * (drafts - self._drafts)
-        over = min(2.0, seconds / (BUDGET * step_seconds)) - 1 if step_seconds > 0 else 0.0
-        self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + _SMOOTHING * over)))
+        self._step_seconds += (_SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
+        if kind != "planned" and step_seconds > 0:
+            over = min(2.0, seconds / (_BUDGET * step_seconds)) - 1
+            self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + _SMOOTHING * over)))
 
     @property
-    def per_draft(self) -> float:
-        """What one more draft takes; before a step without drafts was timed, half of what those with drafts take."""
-        drafting = max(self._seconds.get("judged", 0.0), self._seconds.get("unjudged", 0.0))
-        plain = self._seconds.get("plain", drafting / 2)
-        return max(0.0, drafting - plain) / self._drafts if self._drafts else 0.0
+    def planning_interval(self) -> float:
+        """Steps between plans that keep planning within its budget."""
+        if not self._step_seconds:
+            return 0.0
+        return self._seconds.get("planned", 0.0) / (_PLANNING_BUDGET * self._step_seconds)
 
     @property
     def of_judging(self) -> float:

@@ -74,8 +74,9 @@ class Planner:
     def plan(self, step: PolicyStep, weights: ObjectiveWeights) -> None:
         """Plan the candidates of the step."""
         longest, growth = (_MAX_INTERVAL, _GROWTH) if self.speculates else (_MAX_INTERVAL_PLAIN, _GROWTH_PLAIN)
-        self._interval = min(longest, self._interval + growth)
-        self._due = self._now + round(self._interval * self._own.pace)
+        slower = max(1.0, self._own.planning_interval / longest)
+        self._interval = min(longest * slower, self._interval + growth * slower)
+        self._due = self._now + round(self._interval)
         self._planned, self._newcomers = step.decoding, 0
         candidates = step.candidates
         rooms = np.array([state.room for state in candidates])
@@ -117,8 +118,7 @@ class Planner:
         model.compare_sequences([state.acceptance[index] for state in states])
         survival = model.forecast([state.acceptance[index] for state in states], depth)
         survival = np.where(np.arange(depth) < batch.rooms[:, None], survival, 0.0)
-        seconds = self._latency.marginal_draft_seconds(name, len(states), depth).copy()
-        seconds[:, 0] += self._own.per_draft
+        seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
         catch_up = np.array([state.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for state in states])
         unjudged = np.array([state.unjudged for state in states])
         return DrafterForecast(model, survival, seconds, catch_up, unjudged, capabilities.stops_early)

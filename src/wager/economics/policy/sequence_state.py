@@ -5,14 +5,17 @@ and accepted. What only some steps need is made when it is asked for: a step may
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wager.economics.acceptance import AcceptanceModel, Floats, SequenceAcceptance
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.objective import SequenceWeight
+from wager.economics.policy.own_seconds import StepKind
 from wager.types import Draft, DraftDecision, Span
+
+_KEPT = 32  # sequences up to which a step is kept whole, for `explain`
 
 
 class DrafterProfile(NamedTuple):
@@ -86,39 +89,93 @@ class StepDraft:
         return max(1, len(self.draft) if self.draft else 0) if self.min_survival else self.depth
 
 
+class StepLoad(NamedTuple):
+    """A step without drafts: rows, cached positions of all its sequences, the weight of one token of each sequence that
+    decodes, together, and its seconds; and the weighted tokens that a second must yield."""
+
+    rows: int = 0
+    context_sum: int = 0
+    weight: float = 0.0
+    plain_seconds: float = 0.0
+    goodput: float = 0.0
+
+
 @dataclass(slots=True)
 class PolicyStep:
-    """A step as Adaptive decides it."""
+    """A step as Adaptive decides it. `describe` gives its load, which most steps of a large batch do not need."""
 
+    describe: Callable[[PolicyStep], StepLoad] = lambda _: StepLoad()
+    all_spans: Sequence[Span] = ()
     spans: Sequence[Span] = ()  # of the sequences that decode
+    ids: Sequence[str] = ()  # of these sequences
     states: Mapping[str, SequencePolicyState] = field(default_factory=dict)  # of all sequences by now, by id
     ended: dict[str, SequencePolicyState] = field(default_factory=dict)  # of those that ended since
     drafter_index: Mapping[str, int] = field(default_factory=dict)  # by name
     draws_tokens: bool = False  # under a rule that draws from draft_probs: what is accepted need not be what is emitted
-    rows: int = 0  # without drafts
-    sequences: int = 0
-    context_sum: int = 0  # cached positions of all sequences
-    weight: float = 0.0  # of one token of each sequence that decodes, together
-    plain_seconds: float = 0.0  # the step without drafts
-    goodput: float = 0.0  # weighted tokens that a second must yield
     measures_plain: bool = False  # it is taken without drafts to measure that
     catches_up: bool = False  # a drafter has to catch up, so its seconds are not comparable
+    planned: bool = False  # every sequence was planned anew
     judged: bool = False  # admission compared the tokens; otherwise the drafts are verified as they are
     plan: dict[str, DraftDecision] = field(default_factory=dict)
     explored: set[str] = field(default_factory=set)  # sequences of the plan that draft for exploration only
     drafted: Mapping[str, Draft] = field(default_factory=dict)
     admitted: Mapping[str, Draft] = field(default_factory=dict)
     _candidates: list[SequencePolicyState] | None = None
+    _load: StepLoad | None = None
+
+    @property
+    def load(self) -> StepLoad:
+        if self._load is None:
+            self._load = self.describe(self)
+        return self._load
+
+    @property
+    def sequences(self) -> int:
+        return len(self.all_spans)
+
+    @property
+    def rows(self) -> int:
+        return self.load.rows
+
+    @property
+    def context_sum(self) -> int:
+        return self.load.context_sum
+
+    @property
+    def weight(self) -> float:
+        return self.load.weight
+
+    @property
+    def plain_seconds(self) -> float:
+        return self.load.plain_seconds
+
+    @property
+    def goodput(self) -> float:
+        return self.load.goodput
 
     @property
     def decoding(self) -> int:
         """Sequences that decode."""
-        return len(self.spans)
+        return len(self.ids)
+
+    @property
+    def kind(self) -> StepKind:
+        """What the policy's own seconds are counted as."""
+        if self.planned:
+            return "planned"
+        return "judged" if self.judged else "unjudged" if self.drafted else "plain"
+
+    @property
+    def num_candidates(self) -> int:
+        """Sequences with room for draft tokens."""
+        return len([span for span in self.spans if span.max_draft_tokens])
 
     @property
     def candidates(self) -> list[SequencePolicyState]:
         """Those with room for draft tokens, with what is known of them in this step."""
         if self._candidates is None:
+            if not self.spans:  # they were let go of
+                return [self.states.get(seq_id) or self.ended[seq_id] for seq_id in self.ids]
             self._candidates = []
             for span in self.spans:
                 state = self.states.get(span.seq_id) or self.ended[span.seq_id]
@@ -126,6 +183,11 @@ class PolicyStep:
                 if state.room > 0:
                     self._candidates.append(state)
         return self._candidates
+
+    def let_go(self) -> None:
+        """The step is over: of a large batch its spans and drafts are not kept, so that they can be freed with it."""
+        if len(self.spans) > _KEPT:
+            self.all_spans, self.spans, self.drafted, self.admitted, self._candidates = (), (), {}, {}, None
 
     @property
     def speculation_gain(self) -> float:
@@ -149,6 +211,10 @@ class PolicyStep:
         many as were asked for."""
         passes: dict[int, list[int]] = {}
         drafted, index = self.drafted, self.drafter_index
+        decisions = list(self.plan.values())
+        if drafted and decisions.count(decisions[0]) == len(decisions) and decisions[0].min_survival:
+            sizes = [len(draft.tokens) for draft in drafted.values()]
+            return {index[decisions[0].drafter]: sizes + [1] * (len(decisions) - len(sizes))}
         for seq_id, decision in self.plan.items():
             depth = decision.depth
             if decision.min_survival and drafted:
