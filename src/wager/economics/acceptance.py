@@ -184,7 +184,7 @@ class AcceptanceModel:
     def _admission_of_groups(self, survival: Floats, min_admitted: float, min_survival: float) -> ExpectedAdmission:
         """`_admission` of many sequences, those of about the same survival together."""
         order = np.argsort(survival.sum(1))
-        first = np.unique(np.linspace(0, len(order), _SIMILAR, endpoint=False).astype(np.intp))
+        first = np.linspace(0, len(order), _SIMILAR, endpoint=False).astype(np.intp)
         sizes = np.diff(np.append(first, len(order)))
         groups = np.add.reduceat(survival[order], first, axis=0) / sizes[:, None]
         limits = np.full(len(groups), min_admitted), np.full(len(groups), min_survival)

@@ -161,6 +161,8 @@ class Adaptive(Policy):
 
     def _note_drafted(self, step: PolicyStep) -> None:
         """Before a plan: until now the drafters kept up with the sequences that they were to draft for."""
+        if not any(profile.capabilities.catch_up_s for profile in self._drafters):
+            return
         standing, candidates = self._planner.standing, step.candidates
         for state in candidates:
             decision = standing.get(state.seq_id)

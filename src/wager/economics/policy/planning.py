@@ -80,7 +80,10 @@ class Planner:
         self._planned, self._newcomers = step.decoding, 0
         candidates = step.candidates
         rooms = np.array([state.room for state in candidates])
-        batch = PlannedBatch(step, rooms, np.array([weights.weight(state.weight) for state in candidates]))
+        each = (
+            np.ones(len(rooms)) if weights.uniform else np.array([weights.weight(state.weight) for state in candidates])
+        )
+        batch = PlannedBatch(step, rooms, each)
         forecasts = [self._forecast(index, batch) for index in range(len(self._drafters))]
         choice = self._most_profitable(forecasts, batch)
         survival = [forecast.survival for forecast in forecasts]
@@ -119,7 +122,9 @@ class Planner:
         survival = model.forecast([state.acceptance[index] for state in states], depth)
         survival = np.where(np.arange(depth) < batch.rooms[:, None], survival, 0.0)
         seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
-        catch_up = np.array([state.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for state in states])
+        catch_up = np.zeros(len(states))
+        if capabilities.catch_up_s:
+            catch_up[:] = [state.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for state in states]
         unjudged = np.array([state.unjudged for state in states])
         return DrafterForecast(model, survival, seconds, catch_up, unjudged, capabilities.stops_early)
 
@@ -203,7 +208,7 @@ def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float)
     gain = accepted * weights[:, None]
     net = np.minimum.accumulate(gain - row_cost * rows, axis=1)
     profit = np.cumsum(net - goodput * seconds[-1] * drafted, axis=1)
-    shared_cost = goodput * np.cumsum(_shared_seconds(seconds, (drafted * (profit > 0)).sum(0)))
+    shared_cost = goodput * np.cumsum(shared_seconds(seconds, (drafted * (profit > 0)).sum(0)))
     best = np.maximum.accumulate(profit, axis=1) - goodput * forecast.catch_up[:, None]
     total = best.clip(0.0).sum(0) - shared_cost
     depth = int(total.argmax()) + 1
@@ -212,7 +217,7 @@ def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float)
     return DrafterValue(gain, rows, drafted, net, seconds, profit, min_survival, shared)
 
 
-def _shared_seconds(seconds: Floats, drafting: Floats) -> Floats:
+def shared_seconds(seconds: Floats, drafting: Floats) -> Floats:
     """By depth, the seconds of a pass for `drafting` sequences beyond what each would add as the last one."""
     beyond = np.vstack([np.zeros(seconds.shape[1]), np.cumsum(seconds - seconds[-1], axis=0)])
     numbers = np.arange(len(beyond))
@@ -237,6 +242,14 @@ def choose_drafters(values: Sequence[DrafterValue]) -> Ints:
     return choice
 
 
+def _ranks(values: Floats) -> Ints:
+    """Of each value in its column, from 0 for the least."""
+    order = np.argsort(values, axis=0, kind="stable")
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.arange(len(values))[:, None], axis=0)
+    return ranks
+
+
 def choose_depths(
     values: Sequence[DrafterValue], drafters: Ints, batch: PlannedBatch, latency: LatencyCache
 ) -> PlanChoice:
@@ -246,7 +259,7 @@ def choose_depths(
     for index, value in enumerate(values):
         mine, depth = np.flatnonzero(drafters == index), value.net.shape[1]
         net[mine, :depth], gain[mine, :depth], rows[mine, :depth] = value.net[mine], value.gain[mine], value.rows[mine]
-        rank = np.argsort(np.argsort(-value.net[mine], axis=0, kind="stable"), axis=0)
+        rank = _ranks(-value.net[mine])
         seconds[mine, :depth] = np.take_along_axis(value.seconds, rank, axis=0) * value.drafted[mine]
         possible[mine, :depth] = np.arange(depth) < batch.rooms[mine, None]
     cells = np.flatnonzero(possible)
