@@ -132,10 +132,10 @@ def of_experts(axes: Any, report: PlanReport, *, batches: Sequence[int]) -> None
     """Distinct experts of a layer that a pass reads: plain, and with drafts, with and without locality."""
     cost = report.query.cost
     ffn = next(layer.ffn for layer in cost.model.layers if isinstance(layer.ffn, Experts))
-    routing, ranks = cost.routing, cost.cluster.ep
+    routing, groups = cost.routing, cost.cluster.groups
 
     def distinct(tokens: float) -> list[float]:
-        return [routing.distinct_experts(ffn.count, ffn.active, ranks * batch * tokens) for batch in batches]
+        return [routing.distinct_experts(ffn.count, ffn.active, groups * batch * tokens) for batch in batches]
 
     for index, rows in enumerate((1, 2, 4, 8)):
         label = "plain decoding" if rows == 1 else f"{rows - 1} draft token{'s' if rows > 2 else ''}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +108,29 @@ def _acceptance_file(path: Path) -> AcceptanceRates:
     ))  # fmt: skip
 
 
-def read_popularity(path: Path) -> tuple[float, ...]:
-    """How likely a token is to choose each expert, from a JSON file."""
-    shares = read_json(path.expanduser()).get("popularity")
-    if not isinstance(shares, list) or not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
+@dataclass(frozen=True, slots=True)
+class RoutingFile:
+    """The popularity of a layer's experts, and the locality that `wager popularity` measured with it, if it did."""
+
+    popularity: tuple[float, ...]
+    locality: float | None
+
+
+def read_popularity(path: Path) -> RoutingFile:
+    """How likely a token is to choose each expert, from a JSON file such as `wager popularity` writes."""
+    values = read_json(path.expanduser())
+    shares, locality = values.get("popularity"), values.get("locality")
+    if not isinstance(shares, list) or not all(_is_number(share) and 0 <= share <= 1 for share in shares):
         raise UsageError(
             f"{path} gives no popularity.", 'It holds {"popularity": [...]}, a probability for each expert of a layer.'
         )
-    return tuple(float(share) for share in shares)
+    if locality is not None and not (_is_number(locality) and 0 < locality <= 1):
+        raise UsageError(f"locality = {locality!r} in {path} is out of range.", "It is above 0 and at most 1.")
+    return RoutingFile(tuple(float(share) for share in shares), locality)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

@@ -34,6 +34,9 @@ class ReplayOptions:
     tp: int
     ep: int
     locality: float
+    precision: str | None
+    cache: str | None
+    overhead: str
     objective: str
     policy_time: str
     prompt: int | None

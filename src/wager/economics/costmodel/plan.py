@@ -228,11 +228,12 @@ class PlanQuery:
     ) -> list[BatchRange]:
         """Ranges of batch sizes at which no depth is faster than plain decoding.
 
-        Looks at every size up to 64 and at steps of a tenth beyond, between the smallest and the largest of `batches`.
+        Looks at `batches`, and between the smallest and the largest of them at every size up to 64 and at steps of a
+        tenth beyond.
         """
         ranges: list[BatchRange] = []
         inside = False
-        for batch in _batch_sizes(min(batches), max(batches)):
+        for batch in sorted({*batches, *_batch_sizes(min(batches), max(batches))}):
             losing = best_outcome(self.outcomes(acceptance, batch=batch, context=context)).depth == 0
             if losing:
                 first = ranges.pop().first if inside else batch
