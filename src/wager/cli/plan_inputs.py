@@ -26,13 +26,14 @@ from wager.economics.costmodel.draft_cost import (
     mtp_cost,
 )
 from wager.economics.costmodel.experts import ExpertRouting
-from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
+from wager.economics.costmodel.plan import AcceptanceRates, MeasuredRound, PlanQuery
 from wager.economics.costmodel.published import B200_ROUNDED, PUBLISHED_MODELS
 from wager.economics.costmodel.roofline import CostModel
 from wager.errors import ModelError, UsageError
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(s|ms|us|µs|ns)")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_MEASURE = "Write it with `wager acceptance -o FILE`."
 _SHAPES = "free, mtp, block[:N] and model:NAME"
 
 
@@ -190,9 +191,24 @@ def _acceptance_file(path: Path) -> AcceptanceRates:
     if any(later > earlier for earlier, later in zip(rates, rates[1:], strict=False)):
         raise UsageError(f"survival in {path} rises with depth.", "Survival cannot be higher at a deeper token.")
     before = [1.0, *rates]
-    return AcceptanceRates(path.stem, tuple(
-        rate / reached if reached else 0.0 for rate, reached in zip(rates, before, strict=False)
-    ))  # fmt: skip
+    conditional = tuple(rate / reached if reached else 0.0 for rate, reached in zip(rates, before, strict=False))
+    return AcceptanceRates(path.stem, conditional, _measured_rounds(values, path, deepest=len(rates)))
+
+
+def _measured_rounds(values: Mapping[str, Any], path: Path, *, deepest: int) -> tuple[MeasuredRound, ...]:
+    """The rounds of every depth in a file of `wager acceptance`; none in a file without "depths"."""
+    rounds = []
+    for depth, value in enumerate(values.get("depths", ()), 1):
+        try:
+            measured = MeasuredRound(float(value["tau"]), float(value["drafted"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"depths in {path} has no tau or drafted at depth {depth}.", _MEASURE) from error
+        if not (1 <= measured.tokens <= depth + 1 and 0 <= measured.drafted <= depth):
+            raise UsageError(f"depths in {path} has impossible values at depth {depth}.", _MEASURE)
+        rounds.append(measured)
+    if rounds and len(rounds) != deepest:
+        raise UsageError(f"depths in {path} has {len(rounds)} depths, and survival {deepest}.", _MEASURE)
+    return tuple(rounds)
 
 
 def read_popularity(path: Path) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from wager.economics.costmodel.draft_cost import DraftCost
@@ -17,15 +18,39 @@ from wager.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredRound:
+    """The average round of one fixed depth, per request: tokens (bonus token included) and draft tokens made."""
+
+    tokens: float
+    drafted: float
+
+
+@dataclass(frozen=True, slots=True)
 class AcceptanceRates:
-    """How often draft tokens are accepted: one rate, or one per depth given that the token before was accepted."""
+    """How often draft tokens are accepted: one rate, or one per depth given that the token before was accepted.
+
+    `rounds` are the rounds of depths 1, 2, ... where they were measured (`wager acceptance`). They count for more than
+    the rates: drafts may be shorter than requested, and survival at one depth is not that at another.
+    """
 
     label: str
     rates: float | tuple[float, ...]
+    rounds: tuple[MeasuredRound, ...] = ()
 
     def survival(self, depth: int) -> tuple[float, ...]:
         """S_1..S_depth."""
         return survival(self.rates, depth)
+
+    def added_tokens(self, depth: int) -> tuple[float, ...]:
+        """Tokens that a round of depth 1, 2, ... `depth` has more than one of a depth less: S_k, or as measured."""
+        if not self.rounds:
+            return self.survival(depth)
+        tokens = [1.0, *(each.tokens for each in self.rounds[:depth])]
+        return tuple(later - earlier for earlier, later in pairwise(tokens))
+
+    def rows(self, depth: int) -> float:
+        """Rows of a request in a step of that depth: the known token and the draft tokens made."""
+        return 1.0 + (self.rounds[depth - 1].drafted if self.rounds and depth else depth)
 
     @property
     def max_depth(self) -> int | None:
@@ -139,9 +164,9 @@ class PlanQuery:
     def outcomes(self, acceptance: AcceptanceRates, *, batch: float, context: float) -> list[DepthOutcome]:
         """Every depth from 0 to the deepest that the drafter can make and whose acceptance is known."""
         depths = range(self._limit(acceptance) + 1)
-        steps = [self.cost.seconds([SequenceLoad(context, depth + 1, batch)]) for depth in depths]
+        steps = [self.cost.seconds([SequenceLoad(context, acceptance.rows(depth), batch)]) for depth in depths]
         drafts = [self.drafter.seconds(batch, depth, context=context) for depth in depths]
-        return depth_outcomes(steps, drafts, acceptance.survival(len(depths) - 1))
+        return depth_outcomes(steps, drafts, acceptance.added_tokens(len(depths) - 1))
 
     def point(self, acceptance: AcceptanceRates, *, batch: int, context: int) -> PlanPoint:
         """The answer at one point. UsageError for a batch below 1, or a context the model was not made for."""
@@ -161,7 +186,7 @@ class PlanQuery:
             outcomes=tuple(outcomes),
             chosen=chosen,
             plain_step=self.cost.step(plain),
-            step=self.cost.step([SequenceLoad(context, chosen.depth + 1, batch)]),
+            step=self.cost.step([SequenceLoad(context, acceptance.rows(chosen.depth), batch)]),
             marginal_costs=dict(self.cost.marginal_cost(plain)),
             break_even=break_even_acceptance(steps, drafts, 1) if len(outcomes) > 1 else None,
             memory=footprint(self.cost, self.drafter, batch=batch, context=context),
