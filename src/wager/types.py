@@ -298,8 +298,8 @@ class Completion:
     error: str = ""
 
 
-DRAFT_STAGE, POLICY_STAGE = "draft", "policy"
-"""The stages of StepRecord.seconds that are the drafters' and the policy's."""
+DRAFT_STAGE, POLICY_STAGE, FORWARD_STAGE = "draft", "policy", "forward"
+"""The stages of StepRecord.seconds that are the drafters', the policy's and the target's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,3 +318,8 @@ class StepRecord:
     emitted: int
     seconds: Mapping[str, float]
     context_lens: tuple[int, ...] = ()
+
+    @property
+    def decodes_only(self) -> bool:
+        """Whether it computed no prompt: every row is a sequence's last known token or a guess."""
+        return self.rows == self.sequences + self.drafted

@@ -136,7 +136,7 @@ def test_exact_dimensions_and_ridges_change_no_depth() -> None:
 
     flash = TABLE["DeepSeek-V4-Flash"]
     exact = replace(
-        flash, head=False, router=False,
+        flash, head=False, router=False, precision=replace(flash.precision, shared=flash.precision.experts),
         layers=(Layer(Quoted(106_954_752, 2 * 69632, 576), flash.layers[0].ffn, 43),),
     )  # fmt: skip
     cost = CostModel(exact, DEVICES["B200"])

@@ -131,17 +131,90 @@ def test_layer_kinds_by_layer() -> None:
     assert gpt.precision.weights.name == "bf16"
 
 
-def test_quantisations() -> None:
-    """4 bits everywhere, or in the routed experts alone; a precision that is given replaces what the file says."""
-    awq = read_config({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
-    assert awq.precision == Precision.of("int4")
-    group = {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}, "ignore": ["re:.*self_attn.*"]}
-    packed = {"quant_method": "compressed-tensors", **group}
-    kimi = read_config({**DEEPSEEK, "model_type": "kimi_k2", "quantization_config": packed})
-    assert kimi.precision == TABLE["Kimi-K2"].precision
+def quantised(base: dict[str, Any] = LLAMA, **stored: Any) -> Precision:
+    return read_config({**base, "quantization_config": stored}).precision
+
+
+W8A8 = {"weights": {"num_bits": 8, "type": "int"}, "input_activations": {"num_bits": 8, "type": "int"}}
+FP8 = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float"}}
+NVFP4 = {"weights": {"num_bits": 4, "type": "float", "group_size": 16},
+         "input_activations": {"num_bits": 4, "type": "float", "group_size": 16}}  # fmt: skip
+W4A16 = {"weights": {"num_bits": 4, "type": "int", "group_size": 128}, "input_activations": None}
+
+
+def packed(group: dict[str, Any], *ignore: str, **further: Any) -> dict[str, Any]:
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], **group}},
+            "ignore": list(ignore), **further}  # fmt: skip
+
+
+WIDE_HEAD: dict[str, Any] = {"router": "bf16", "head": "bf16"}
+KEPT = [
+    ("awq", {"quant_method": "awq", "bits": 4, "modules_to_not_convert": None}, Precision.of("int4", **WIDE_HEAD)),
+    ("gptq", {"quant_method": "gptq", "bits": 4, "lm_head": False}, Precision.of("int4", **WIDE_HEAD)),
+    ("gptq with its head", {"quant_method": "gptq", "bits": 8, "lm_head": True},
+     Precision.of("w8a16", router="bf16", embedding="bf16")),
+    ("gptq in places",
+     {"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*self_attn.*": {}, r"+:.*mlp\.down_proj": {"bits": 8},
+                                                    r"+:.*mlp\.(gate|up)_proj": {"bits": 8}}},
+     Precision.of("w8a16", "int4", projections="bf16", **WIDE_HEAD)),
+    ("fp8", {"quant_method": "fp8", "activation_scheme": "dynamic"}, Precision.of("fp8", **WIDE_HEAD)),
+    ("fp8 in places", {"quant_method": "fp8", "ignored_layers": [f"model.layers.{n}.self_attn.{p}_proj"
+                                                                for n in range(31) for p in "qkvo"]},
+     Precision.of("fp8", projections="bf16", **WIDE_HEAD)),
+    ("fp8 but one layer", {"quant_method": "fp8", "ignored_layers": ["model.layers.0.self_attn.q_proj"]},
+     Precision.of("fp8", **WIDE_HEAD)),
+    ("8-bit floats", packed(FP8, "lm_head", "re:.*gate$"), Precision.of("fp8", **WIDE_HEAD)),
+    ("8-bit floats with the head", packed(FP8), Precision.of("fp8", router="bf16", embedding="bf16")),
+    ("8-bit integers", packed(W8A8, "lm_head"), Precision.of("int8", **WIDE_HEAD)),
+    ("8-bit weights alone", packed({**FP8, "input_activations": None}, "lm_head"), Precision.of("w8a16", **WIDE_HEAD)),
+    ("4-bit weights alone", packed(W4A16, "lm_head", "re:.*self_attn.*"),
+     Precision.of("int4", projections="bf16", **WIDE_HEAD)),
+    ("nvfp4", packed(NVFP4, "lm_head"), Precision.of("nvfp4", **WIDE_HEAD)),
+    ("nvfp4 weights alone", packed({**NVFP4, "input_activations": None}, "re:.*lm_head"),
+     Precision.of("nvfp4a16", **WIDE_HEAD)),
+    ("groups by name", {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": {
+        "group_0": {**FP8, "targets": ["re:.*self_attn.*"]}, "group_1": {**W4A16, "targets": ["Linear"]}}},
+     Precision.of("int4", projections="fp8", **WIDE_HEAD)),
+    ("a narrow cache", packed(FP8, "lm_head", kv_cache_scheme={"num_bits": 8, "type": "float"}),
+     Precision.of("fp8", cache="fp8", **WIDE_HEAD)),
+    ("modelopt", {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8",
+                  "exclude_modules": ["lm_head", "model.layers.*.self_attn*"]},
+     Precision.of("nvfp4", projections="bf16", cache="fp8", **WIDE_HEAD)),
+    ("bitsandbytes", {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["lm_head"]},
+     Precision.of("nf4", **WIDE_HEAD)),
+    ("quark", {"quant_method": "quark", "exclude": ["lm_head"], "global_quant_config": {
+        "weight": {"dtype": "fp8_e4m3"}, "input_tensors": {"dtype": "fp8_e4m3"}}}, Precision.of("fp8", **WIDE_HEAD)),
+    ("mxfp4", {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+     Precision.of("bf16", "mxfp4", shared="bf16")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("stored", "expected"), [row[1:] for row in KEPT], ids=[row[0] for row in KEPT])
+def test_quantisations_leave_parts_in_16_bits(stored: dict[str, Any], expected: Precision) -> None:
+    assert quantised(**stored) == expected
+
+
+def test_quantised_experts() -> None:
+    """A list for every layer, a list by patterns, and what the file says is replaced by a precision that is given."""
+    listed = [f"model.layers.{layer}.mlp.gate" for layer in range(48)]
+    fp8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", *listed]}
+    assert quantised(QWEN, **fp8) == TABLE["Qwen3-235B-A22B"].precision
+    assert quantised(DEEPSEEK, quant_method="fp8") == TABLE["DeepSeek-V3"].precision
+    ignored = ("lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*")
+    kimi = {**DEEPSEEK, "model_type": "kimi_k2"}
+    assert quantised(kimi, **packed(W4A16, *ignored)) == TABLE["Kimi-K2"].precision
+    v4 = {**DEEPSEEK, "expert_dtype": "fp4", "quantization_config": {"quant_method": "fp8"}}
+    cached = replace(read_config(v4).precision, cache=1.0)
+    assert cached == TABLE["DeepSeek-V4-Flash"].precision
     unknown = {**LLAMA, "quantization_config": {"quant_method": "magic"}}
     assert read_config(unknown, precision=Precision.of("fp8")).precision == Precision.of("fp8")
+
+
+def test_formats_of_a_dtype() -> None:
     assert read_config({**LLAMA, "torch_dtype": "float32"}).precision == Precision.of("fp32")
+    half = {**LLAMA, "torch_dtype": "float16"}
+    assert read_config(half).precision == Precision.of("fp16")
+    assert quantised(half, quant_method="awq", bits=4).head.name == "fp16"
 
 
 def test_v4_by_layer_types_or_by_ratios() -> None:
@@ -180,6 +253,10 @@ def test_dense_layers_among_experts_and_a_nested_text_model() -> None:
         ({**LLAMA, "num_hidden_layers": 10**6}, "num_hidden_layers = 1000000 cannot be right"),
         ({**LLAMA, "num_key_value_heads": 5}, "32 query heads cannot share 5"),
         ({**LLAMA, "quantization_config": {"quant_method": "magic"}}, "quantisation 'magic'"),
+        ({**LLAMA, "quantization_config": packed(W8A8, "re:(")}, "pattern 're:"),
+        ({**LLAMA, "quantization_config": {"quant_method": "fp8", "ignored_layers": "lm_head"}}, "no list of modules"),
+        ({**LLAMA, "quantization_config": packed({"weights": {"num_bits": 5}})}, "group_0 .* weights of 5 bits"),
+        ({**LLAMA, "quantization_config": packed({"weights": None})}, "group_0 .* has no weights"),
         ({**DEEPSEEK, "num_experts_per_tok": 300}, "300 experts active out of 256"),
         ({**LLAMA, "model_type": "qwen3", "sliding_window": 64, "layer_types": ["full_attention"]}, "layer_types"),
     ],

@@ -8,14 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.arch import TABLE, Precision
+from wager.arch import TABLE, ModelSpec, Precision
 from wager.economics.costmodel.devices import DEVICES, Device, find_device
 from wager.economics.costmodel.experts import ExpertRouting, distinct_experts, experts_on_fullest_rank
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.errors import UsageError
 
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
-FLASH, LLAMA, V3 = TABLE["DeepSeek-V4-Flash"], TABLE["Llama-3.1-8B"], TABLE["DeepSeek-V3"]
+LLAMA, V3 = TABLE["Llama-3.1-8B"], TABLE["DeepSeek-V3"]
+
+
+FLASH_PRECISION = TABLE["DeepSeek-V4-Flash"].precision
+FLASH = replace(TABLE["DeepSeek-V4-Flash"], precision=replace(FLASH_PRECISION, shared=FLASH_PRECISION.experts))
+"""With shared experts in fp4 as the routed ones, which the reference's figures assume."""
 
 
 STREAMS = """
@@ -34,11 +39,18 @@ Kimi-K2 6.73 4.04
 """
 
 
+def as_the_reference_counts(model: ModelSpec) -> ModelSpec:
+    """The reference stores router and head as the dense weights, and V4's shared experts as the routed ones."""
+    stored = model.precision
+    shared = stored.experts if model.name.startswith("DeepSeek-V4") else stored.shared
+    return replace(model, precision=replace(stored, router=stored.weights, head=stored.weights, shared=shared))
+
+
 @pytest.mark.parametrize("line", STREAMS.strip().splitlines(), ids=lambda line: line.split()[0])
 def test_one_token_costs_its_bytes(line: str) -> None:
     name, h200, b200 = line.split()
     for device, expected in ((H200, h200), (B200, b200)):
-        cost = CostModel(TABLE[name], device).step([SequenceLoad(0, 1)])
+        cost = CostModel(as_the_reference_counts(TABLE[name]), device).step([SequenceLoad(0, 1)])
         weights = {"projections", "ffn", "router", "experts", "shared experts", "head"}
         taken = sum(part.seconds for part_name, part in cost.parts.items() if part_name in weights)
         assert taken * 1e3 == pytest.approx(float(expected), rel=0.012)
@@ -70,6 +82,18 @@ def test_an_expert_layer_by_hand() -> None:
         CostModel(FLASH, B200).step([SequenceLoad(0, 1, batch)]).parts["experts"] for batch in (10_900, 11_000)
     )
     assert (below.bound, above.bound) == ("memory", "compute")
+
+
+def test_head_router_and_shared_experts_are_billed_in_their_own_formats() -> None:
+    """V4's release: head and router bf16, shared experts fp8, routed ones fp4; written out."""
+    step = CostModel(TABLE["DeepSeek-V4-Flash"], B200).step([SequenceLoad(0, 1, 2)])
+    assert step.parts["head"].bytes == 2 * 129280 * 4096
+    assert step.parts["router"].bytes == 2 * 43 * 256 * 4096
+    assert step.parts["shared experts"].bytes == 43 * 25_165_824
+    assert step.parts["experts"].bytes == pytest.approx(0.53 * 43 * 25_165_824 * distinct_experts(256, 6, 2))
+    many = CostModel(TABLE["DeepSeek-V4-Flash"], B200).step([SequenceLoad(0, 1, 1000)])
+    assert many.parts["head"].seconds == pytest.approx(2 * 129280 * 4096 * 1000 / 2250e12)
+    assert many.parts["projections"].seconds == pytest.approx(many.parts["projections"].flops / 4500e12)
 
 
 def test_requests_alike_may_be_counted_or_listed() -> None:

@@ -214,6 +214,52 @@ def test_show_colours_guessed_tokens(wager: Call, flags: list[str], monkeypatch:
     assert "\x1b" not in wager(*call).out
 
 
+@pytest.mark.parametrize("extra", [[], ["--temperature", "0.9", "--seed", "4"]], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "random-tree --depth 6", "ngram,adversary"])
+def test_rounds_show_every_guess_and_add_up(
+    wager: Call, flags: list[str], drafter: str, extra: list[str], tmp_path: Path
+) -> None:
+    call = ["run", "abab abab", *flags, "--max-tokens", "40", "--drafter", *drafter.split(), *extra]
+    plain, shown = wager(*call), wager(*call, "--rounds", "--json", str(tmp_path / "out.json"))
+    row = json.loads((tmp_path / "out.json").read_text())
+    rounds = row["round_details"]
+    assert "".join(item["text"] for item in rounds) == row["text"] == plain.out[:-1]
+    assert [token for item in rounds for token in item["emitted"]] == row["token_ids"]
+    assert len(rounds) == row["rounds"]
+    assert sum(item["accepted"] for item in rounds) == row["accepted"]
+    assert sum(len(item["verified"]) for item in rounds) == row["drafted"]
+    assert sum(len(item["emitted"]) for item in rounds) == row["tokens"]
+    assert all(len(item["drafted"]) == len(item["drafted_text"]) == len(item["parents"]) for item in rounds)
+    assert all(set(item["seconds"]) == {"draft", "forward", "rest"} for item in rounds)
+    assert all(item["seconds"]["forward"] > 0 for item in rounds)
+    lines = shown.out.splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("round")] == [
+        f"round {i + 1}" for i in range(len(rounds))
+    ]
+    assert lines[-1].startswith(f"  {row['tokens']} tokens: {row['accepted']} guessed and accepted, ")
+    assert f"{row['accepted']} of {row['drafted']} guesses accepted" in shown.err
+
+
+def test_the_tokens_of_a_round_are_visible(wager: Call, flags: list[str]) -> None:
+    call = ["run", "a b\n a b\n a b\n", *flags, "--raw", "--max-tokens", "60", "--drafter", "ngram", "--depth", "4"]
+    lines = wager(*call, "--rounds").out.splitlines()
+    guessed = [line.partition(": ")[2].split(" ") for line in lines if line.startswith("  guessed by ngram: ")]
+    assert guessed
+    letters = [letter for tokens in guessed for letter in tokens]
+    assert all(len(letter) == 1 or letter.startswith("\\") or letter in SPECIAL for letter in letters), letters
+    assert any(line.startswith("  discarded ") for line in lines)
+    assert any(line.startswith("  corrected: ") for line in lines)
+
+
+def test_rounds_leave_stdout_to_json_and_refuse_show(wager: Call, flags: list[str]) -> None:
+    result = wager("run", "hello", *flags, "--max-tokens", "8", "--rounds", "--json", "-")
+    assert len(json.loads(result.out)["round_details"]) == json.loads(result.out)["rounds"]
+    refused = wager("run", "hello", *flags, "--rounds", "--show")
+    assert refused.code == 2
+    assert "--show" in refused.err
+    assert "--rounds" in refused.err
+
+
 def test_the_prompt_may_come_from_stdin(wager: Call, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = wager("run", "piped in", *flags, "--max-tokens", "8").out
     for arguments in ([], ["-"]):

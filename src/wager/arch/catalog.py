@@ -13,9 +13,9 @@ from wager.arch.spec import Layer, ModelSpec
 from wager.errors import UsageError
 
 _BF16 = Precision.of("bf16")
-_FP8 = Precision.of("fp8")
+_FP8 = Precision.of("fp8", router="bf16", head="bf16")
 _MXFP4 = Precision.of("bf16", "mxfp4")
-_V4 = Precision.of("fp8", "fp4", cache="fp8")
+_V4 = Precision.of("fp8", "fp4", shared="fp8", router="bf16", head="bf16", cache="fp8")
 _K2 = Precision.of("bf16", "int4", shared="bf16")
 
 
@@ -75,7 +75,8 @@ _ALL = (
 )  # fmt: skip
 
 TABLE: Mapping[str, ModelSpec] = {model.name: model for model in _ALL}
-"""Models by name, each in the number formats it is usually served in."""
+"""Models by name, each in the number formats of its release. The releases in 8 and 4 bits keep LM head, embedding and
+router in bf16."""
 
 ALIASES: Mapping[str, str] = {
     "SmolLM2-135M-Instruct": "SmolLM2-135M",

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from wager.arch import hf_layers as read
-from wager.arch.formats import Precision
 from wager.arch.hf_layers import AttentionReader, FeedForwardReader
 from wager.errors import ModelError
 
@@ -64,15 +63,15 @@ class EngineSupport:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's config.json is read. `defaults` are the values of keys that it may leave out; `precision` are the
-    number formats of its checkpoints, which take precedence over the configuration."""
+    """How a family's config.json is read. `defaults` are the values of keys that it may leave out; `cache` is the
+    number format of its keys and values where its own code fixes one."""
 
     architecture: str
     attention: AttentionReader
     ffn: FeedForwardReader
     defaults: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineSupport | None = None
-    precision: Precision | None = None
+    cache: str | None = None
 
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
@@ -140,10 +139,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
     "kimi_k2": Family("DeepseekV3ForCausalLM", read.latent, read.experts_after_dense),
-    "deepseek_v4": Family(
-        "DeepseekV4ForCausalLM", read.compressed, read.experts_after_dense,
-        precision=Precision.of("fp8", "fp4", cache="fp8"),
-    ),
+    "deepseek_v4": Family("DeepseekV4ForCausalLM", read.compressed, read.experts_after_dense, cache="fp8"),
 }  # fmt: skip
 """By model_type. If two rows have the same architecture, a lookup by architecture returns the first."""
 

@@ -17,6 +17,7 @@ from wager.arch.families import EngineSupport, Family, GatingKeys, find_family
 from wager.arch.feed_forward import Experts, Gating
 from wager.arch.formats import Precision
 from wager.arch.hf_layers import FeedForward
+from wager.arch.quantisation import read_precision
 from wager.arch.rope import Rope, read_rope
 from wager.arch.sizes import read_num_layers
 from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec, not_runnable
@@ -55,41 +56,13 @@ def read_config(
         vocab=keys.integer("vocab_size"),
         tied=keys.flag("tie_word_embeddings"),
         layers=stack.layers,
-        precision=precision or family.precision or _precision(text),
+        precision=precision or read_precision(text, layers, cache=family.cache),
         context=keys.integer("max_position_embeddings"),
         source="config.json",
     )
     if engine is None:
         return spec
     return replace(spec, decoder=_decoder(keys, family, engine, spec=spec, order=stack.order))
-
-
-def _precision(config: Mapping[str, Any]) -> Precision:
-    """The number formats of a configuration: a quantisation, else 16 or 32 bits."""
-    stored = config.get("quantization_config")
-    if not isinstance(stored, Mapping):
-        wide = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").endswith("float32")
-        return Precision.of("fp32" if wide else "bf16")
-    method = str(stored.get("quant_method", "unnamed"))
-    known = {"fp8": "fp8", "mxfp4": "mxfp4"}.get(method) or {"4": "int4", "8": "int8"}.get(_bits(stored))
-    if known is None:
-        raise ModelError(
-            f"The quantisation {method!r} of config.json is not known.",
-            "State the format of its weights with --precision.",
-        )
-    excluded = [str(name) for key in ("ignore", "modules_to_not_convert") for name in stored.get(key) or ()]
-    if any("self_attn" in name for name in excluded):  # only the routed experts are quantised
-        return Precision.of("bf16", known, shared="bf16")
-    return Precision.of(known)
-
-
-def _bits(stored: Mapping[str, Any]) -> str:
-    """Bits of a quantised weight, from the keys of the usual methods; "None" without them."""
-    section: Any = stored
-    for name in ("config_groups", "group_0", "weights"):
-        section = section.get(name, section) if isinstance(section, Mapping) else section
-    values = section if isinstance(section, Mapping) else {}
-    return str(values.get("num_bits", stored.get("bits")))
 
 
 # ---- details for the engine beyond the shape -----------------------------------------------------------------------

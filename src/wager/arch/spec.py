@@ -171,8 +171,7 @@ class ModelSpec:
         return self._bytes({**self.elements(), "experts": self.active_expert_elements, "embedding": 0})
 
     def _bytes(self, elements: Mapping[str, int]) -> float:
-        formats = {"experts": self.precision.experts, "shared": self.precision.shared}
-        return sum(size * formats.get(part, self.precision.weights).bytes for part, size in elements.items())
+        return sum(size * self.precision.format_of(part).bytes for part, size in elements.items())
 
     def kv_bytes(self, context: float) -> float:
         """Bytes that one sequence of `context` positions caches: keys and values, latents, states."""

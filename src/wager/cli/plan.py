@@ -89,8 +89,9 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--precision",
-    metavar="FORMAT[:EXPERTS]",
-    help="How weights (and experts) are stored, such as fp8 or bf16:mxfp4. Without it as published.",
+    metavar="WEIGHTS[:EXPERTS[:HEAD]]",
+    help="How weights, experts and LM head are stored, such as fp8, bf16:mxfp4, awq or q4_k_m. Quantised weights leave "
+    "head and router in bf16, as checkpoints do; fp8::fp8 does not. Without it as published.",
 )
 @click.option("--cache", metavar="FORMAT", help="How keys and values are stored. Without it as published.")
 @click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step.")

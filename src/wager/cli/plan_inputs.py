@@ -105,16 +105,18 @@ def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec
 
 
 def parse_precision(text: str | None) -> Precision | None:
-    """WEIGHTS or WEIGHTS:EXPERTS, each the name of a number format."""
-    if text is None:
-        return None
-    weights, _, experts = text.partition(":")
-    return Precision.of(weights, experts or None)
+    """See Precision.parse; None without a text."""
+    return None if text is None else Precision.parse(text)
 
 
 def with_formats(model: ModelSpec, precision: str | None, cache: str | None) -> ModelSpec:
     """The model in other number formats than it was published in."""
     published, override = model.precision, parse_precision(precision)
+    if precision is not None and not model.sparse and precision.partition(":")[2].partition(":")[0].strip():
+        raise UsageError(
+            f"precision = {precision!r} gives experts a format, and {model.name} has no experts.",
+            "Write WEIGHTS alone, or WEIGHTS::HEAD for a head of its own.",
+        )
     chosen = published if override is None else replace(override, cache=published.cache)
     return replace(model, precision=chosen if cache is None else replace(chosen, cache=find_format(cache).bytes))
 

@@ -51,7 +51,9 @@ class PlanReport:
         """What is planned: the model, the device, the drafter, the memory."""
         cost, drafter = self.query.cost, self.query.drafter
         model, device, cluster = cost.model, cost.device, cost.cluster
-        stored = dict.fromkeys((model.precision.weights.name, model.precision.experts.name if model.sparse else ""))
+        precision = model.precision
+        stored = dict.fromkeys((precision.weights.name, precision.experts.name if model.sparse else ""))
+        head = "" if precision.head.name in stored else f", head {precision.head.name}"
         peaks = ", ".join(f"{kind} {_amount(peak, 'FLOP/s')}" for kind, peak in device.peaks.items())
         kind = "tensor" if cluster.tp > 1 else "expert"
         spread = f" x {cluster.devices} ({kind} parallel)" if cluster.devices > 1 else ""
@@ -59,7 +61,7 @@ class PlanReport:
         weights = f", {_amount(drafter.resident_bytes, 'B')} of weights" if drafter.resident_bytes else ""
         return [
             f"model     {model.name}: {model.parameters / 1e9:.4g}B parameters, {model.active / 1e9:.3g}B a token, "
-            f"{model.num_layers} layers, {' and '.join(filter(None, stored))} ({model.source})",
+            f"{model.num_layers} layers, {' and '.join(filter(None, stored))}{head} ({model.source})",
             f"hardware  {device.name}{spread}: {peaks}, {_amount(device.bandwidth, 'B/s')}, {memory} ({device.label})",
             f"drafter   {drafter.name}{weights}",
             f"memory    {self._memory()}",

@@ -14,8 +14,10 @@ from typing import Any
 from wager.errors import UsageError
 
 try:
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patheffects import withStroke
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 except ImportError as error:
     raise UsageError("Plots need matplotlib, which is not installed.", "Install it: pip install matplotlib.") from error
@@ -27,6 +29,10 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 REFERENCE = {"color": "0.45", "linewidth": 1.0, "linestyle": "-", "zorder": 1}
 """A line that curves are compared with: a ridge, a speed-up of 1."""
+BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
+"""Behind words that cross a line (bbox=...)."""
+OUTLINE = (withStroke(linewidth=2.5, foreground="0.2"),)
+"""Makes white lines and words readable on any colour (path_effects=...)."""
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _GRID = {"color": "0.9", "linewidth": 0.6}
@@ -91,6 +97,23 @@ def count(value: float) -> str:
 def legend(axes: Any, *, title: str = "", place: str = "best") -> None:
     """A legend that does not cover the grid."""
     axes.legend(fontsize=8, title=title or None, title_fontsize=8, loc=place, framealpha=0.9, edgecolor="0.85")
+
+
+def legend_beside(axes: Any, *, top_first: bool = False) -> None:
+    """A legend to the right of the axes; with `top_first` in the order of a stack, what lies on top first."""
+    handles, labels = axes.get_legend_handles_labels()
+    order = slice(None, None, -1) if top_first else slice(None)
+    axes.legend(handles[order], labels[order], fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+
+
+def map_of_counts(
+    axes: Any, x: Sequence[float], y: Sequence[float], rows: Sequence[Sequence[int]], *, label: str
+) -> None:
+    """Whole numbers over x and y as colours, a row for each y; 0 is grey. `label` is what the colours count."""
+    most = max(1, max(max(row) for row in rows))
+    colours = colormaps["viridis"].resampled(most).with_extremes(under="0.85")
+    mesh = axes.pcolormesh(x, y, rows, cmap=colours, vmin=0.5, vmax=most + 0.5, shading="nearest")
+    axes.figure.colorbar(mesh, ax=axes, label=label, extend="min", ticks=MaxNLocator(9, integer=True))
 
 
 @dataclass(frozen=True, slots=True)

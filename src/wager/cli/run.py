@@ -16,12 +16,16 @@ from wager.types import Completion, OutputDelta, SamplingParams, Stats
 
 if TYPE_CHECKING:
     from wager.cli.coloring import DraftColorer
+    from wager.cli.rounds import RoundReport
+    from wager.llm import LLM
     from wager.models.tokenizer import Tokenizer
 
 
 @click.command("run")
 @click.argument("prompt", required=False)
 @click.option("--show", is_flag=True, help="Colour each token by the drafter that guessed it.")
+@click.option("--rounds", is_flag=True, help="Instead of the text, print every round: the tokens that were guessed, "
+              "accepted, corrected and discarded, and its time.")  # fmt: skip
 @click.option("--explain", is_flag=True, help="Print the draft decision of the last step, and its reason.")
 @flags.framing_flags
 @flags.engine_flags()
@@ -31,6 +35,7 @@ def command(
     prompt: str | None,
     *,
     show: bool,
+    rounds: bool,
     explain: bool,
     framing: flags.Framing,
     config: EngineConfig,
@@ -44,17 +49,22 @@ def command(
     from wager.cli.loading import open_llm
 
     text = _prompt(prompt)
+    if show and rounds:
+        raise click.UsageError("--show colours the text; --rounds prints rounds in its place. Give one of the two.")
     console.check_writable(json_path)
     with open_llm(config) as llm:
         stream = llm.stream(framing.prepare(text), params)
         colorer = _colorer(llm.tokenizer) if show else None
-        if str(json_path) == "-":
-            deque(stream, maxlen=0)
+        to_stdout = str(json_path) != "-"
+        report = _print_rounds(stream, llm, to_stdout=to_stdout) if rounds else None
+        if to_stdout:
+            _print(stream, colorer)  # nothing is left of it after the rounds
         else:
-            _print(stream, colorer)
+            deque(stream, maxlen=0)
         [answer] = stream.completions()
         if json_path:
-            console.write_json(_result(answer, config, llm.engine.kernels.name), json_path)
+            details = {"round_details": report.as_dicts()} if report else {}
+            console.write_json(_result(answer, config, llm.engine.kernels.name) | details, json_path)
         if colorer:
             click.echo(f"guessed by: {colorer.legend()}", err=True, color=True)
         if explain:
@@ -62,6 +72,23 @@ def command(
     console.say(footer(answer.stats))
     if answer.finish_reason == "error":
         raise click.ClickException(answer.error)
+
+
+def _print_rounds(deltas: Iterable[OutputDelta], llm: LLM, *, to_stdout: bool) -> RoundReport:
+    """Collect every round; print it as it ends, and the sums over all, unless stdout is for something else."""
+    from wager.cli.rounds import RoundReport
+    from wager.engine.rounds import RoundRecorder
+
+    recorder, report = RoundRecorder.attach(llm.engine), RoundReport(llm.tokenizer)
+    for delta in deltas:
+        item = recorder.take(delta)
+        if item:
+            lines = report.add(item)
+            if to_stdout:
+                click.echo(lines)
+    if to_stdout:
+        click.echo(report.summary())
+    return report
 
 
 def _print(deltas: Iterable[OutputDelta], colorer: DraftColorer | None) -> None:

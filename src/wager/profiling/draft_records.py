@@ -54,7 +54,7 @@ class DraftRecorder(FixedDepth):
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class FixedDepthRound:
     """One round of a fixed depth: the position of the answer that it begins at, the draft tokens made and accepted,
     and the depths at which the answer and its limits allow a verdict."""
 
@@ -79,14 +79,14 @@ class DraftedAnswer:
         matching = [_matching(draft.tokens, token_ids[at:]) for at, draft in enumerate(drafts)]
         return cls(prompt_tokens, tuple(drafts), tuple(matching))
 
-    def rounds_at(self, depth: int) -> list[Round]:
+    def rounds_at(self, depth: int) -> list[FixedDepthRound]:
         """The rounds of an engine that drafts to `depth` in every step: each begins where the last one ended."""
         rounds, at, length = [], 0, len(self.drafts)
         while at < length:
             draft = self.drafts[at]
             accepted = min(depth, self.matching[at])
             observable = min(depth, draft.room, length - at)
-            rounds.append(Round(at, min(depth, len(draft.tokens)), accepted, observable))
+            rounds.append(FixedDepthRound(at, min(depth, len(draft.tokens)), accepted, observable))
             at += accepted + 1
         return rounds
 

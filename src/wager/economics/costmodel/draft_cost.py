@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from wager.arch import Attention, DeltaNet, Dense, Experts, Gqa, ModelSpec, Precision
+from wager.arch import Attention, DeltaNet, Dense, Experts, Format, Gqa, ModelSpec, Precision
 from wager.economics.costmodel.experts import distinct_experts
 from wager.economics.costmodel.links import Cluster
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
@@ -127,12 +127,13 @@ class DraftHeadCost:
 
     def _pass_seconds(self, tokens: float) -> float:
         """Seconds of one pass over that many positions."""
-        device, weights = self.cluster.device, self.precision.weights
-        dense = max(
-            2 * self.dense_elements * tokens / device.peak(weights.compute),
-            self.dense_elements * weights.bytes / device.bandwidth,
-        )
-        return (dense + self._expert_seconds(tokens)) / self.cluster.tp
+        own = self._dense_seconds(self.own_elements, self.precision.weights, tokens=tokens)
+        head = self._dense_seconds(self.dense_elements - self.own_elements, self.precision.head, tokens=tokens)
+        return (own + head + self._expert_seconds(tokens)) / self.cluster.tp
+
+    def _dense_seconds(self, elements: int, stored: Format, *, tokens: float) -> float:
+        device = self.cluster.device
+        return max(2 * elements * tokens / device.peak(stored.compute), elements * stored.bytes / device.bandwidth)
 
     def _expert_seconds(self, tokens: float) -> float:
         if self.experts is None:

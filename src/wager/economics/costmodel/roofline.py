@@ -99,9 +99,10 @@ class CostModel:
             return StepCost(0.0, {})
         rows = sum(load.rows * load.count for load in loads)
         total = _StepSum(self.device)
-        weights = self.model.precision.weights
+        precision = self.model.precision
         for part, size in self._matrices.items():
-            total.add(Stream(part, 2 * size * rows, size * weights.bytes, weights.compute))
+            stored = precision.format_of(part)
+            total.add(Stream(part, 2 * size * rows, size * stored.bytes, stored.compute))
         for load in loads:
             self._add_attention(total, load)
         for layer in self.model.layers:
@@ -109,7 +110,8 @@ class CostModel:
                 self._add_experts(total, layer, layer.ffn, loads=loads, rows=rows, distinct=distinct_experts)
         head_rows = sum(load.count * (load.rows if load.logits_rows is None else load.logits_rows) for load in loads)
         if self._head and head_rows:
-            total.add(Stream("head", 2 * self._head * head_rows, self._head * weights.bytes, weights.compute))
+            stored = precision.head
+            total.add(Stream("head", 2 * self._head * head_rows, self._head * stored.bytes, stored.compute))
         for part, transfer in self.cluster.traffic(self.model, rows).items():
             total.parts[part] = StepPart(transfer.seconds, transfer.bytes, 0.0, "link")
         if self.overhead:

@@ -1,0 +1,167 @@
+"""Records the rounds of an engine: what was guessed, verified, accepted and emitted for each sequence, and the seconds.
+
+The recorder is a policy around the engine's own: a policy sees the spans, drafts, verdicts and seconds of every step.
+An engine without one does nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from wager.economics.policy.base import Policy
+from wager.engine.core import Engine
+from wager.engine.sequence import sequence_id
+from wager.types import DRAFT_STAGE, FORWARD_STAGE, Draft, OutputDelta, Plan, Span, StepRecord, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSeconds:
+    """Wall seconds of the step: in the drafters, in the target's pass, and in all other stages. A step serves all
+    running sequences, so each of their rounds has the same seconds."""
+
+    draft: float
+    forward: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.forward + self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass of the target that emitted tokens of one sequence.
+
+    `draft` holds the guesses as they were drafted; `verified` and `accepted` are indices of its nodes: those that the
+    policy admitted, and those of them that were emitted, in order. `emitted` are the accepted guesses and then the
+    target's own token, unless the text ended before it; `text` is the text that became complete. `rows` are those of
+    the sequence: its known tokens that were not computed yet, and the verified guesses.
+    """
+
+    draft: Draft
+    verified: tuple[int, ...]
+    accepted: tuple[int, ...]
+    emitted: tuple[int, ...]
+    text: str
+    rows: int
+    seconds: RoundSeconds
+
+    @property
+    def discarded(self) -> tuple[int, ...]:
+        """Guesses that were verified and not emitted."""
+        return tuple(node for node in self.verified if node not in self.accepted)
+
+    @property
+    def unverified(self) -> tuple[int, ...]:
+        """Guesses that the policy did not admit."""
+        return tuple(node for node in range(len(self.draft)) if node not in self.verified)
+
+    @property
+    def target_token(self) -> int | None:
+        """The target's own token; None where the text ended with an accepted guess."""
+        return self.emitted[-1] if len(self.emitted) > len(self.accepted) else None
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the target's own token stands where verified guesses were wrong; otherwise it is the bonus token
+        after the last guess, or the token of a round without guesses."""
+        last = self.accepted[-1] if self.accepted else -1
+        wrong = any(self.draft.parents[node] == last for node in self.discarded)
+        return wrong and self.target_token is not None
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A sequence's part of a step, filled in as the step goes on."""
+
+    span: Span
+    draft: Draft
+    admitted: Draft
+    verdict: Verdict | None = None
+    seconds: RoundSeconds | None = None
+
+
+class RoundRecorder(Policy):
+    """Decides as `policy` does, and keeps the passes of every sequence until `take` is called for their outputs."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._step: dict[str, _Pass] = {}
+        self._passes: dict[str, deque[_Pass]] = {}
+
+    @classmethod
+    def attach(cls, engine: Engine) -> RoundRecorder:
+        """Record an engine from its next step on."""
+        recorder = cls(engine.policy)
+        engine.policy = recorder
+        return recorder
+
+    def take(self, delta: OutputDelta) -> Round | None:
+        """The round that a delta came from; deltas of a sequence are given in order. None for one without tokens."""
+        passes = self._passes.get(sequence_id(delta.request_id, delta.index))
+        done = passes.popleft() if passes else None
+        if done is None or done.verdict is None or done.seconds is None or not delta.token_ids:
+            return None
+        nodes = _nodes_in(done.draft, done.admitted)
+        return Round(
+            draft=done.draft,
+            verified=tuple(sorted(nodes)),
+            accepted=tuple([nodes[node] for node in done.verdict.accepted[: len(delta.token_ids)]]),
+            emitted=delta.token_ids,
+            text=delta.text,
+            rows=len(done.span.tokens) + len(done.admitted),
+            seconds=done.seconds,
+        )
+
+    # ---- the interface of a policy ---------------------------------------------------------------------------------
+
+    def begin(self, sequence: str, *, weight: float) -> None:
+        self.policy.begin(sequence, weight=weight)
+
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        self._step = {
+            span.seq_id: _Pass(span, Draft(span.seq_id), Draft(span.seq_id)) for span in spans if span.needs_logits
+        }
+        return self.policy.plan(spans, budget)
+
+    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        admitted = self.policy.admit(drafts, budget)
+        for seq_id, draft in drafts.items():
+            self._step[seq_id].draft = draft
+            self._step[seq_id].admitted = admitted.get(seq_id, Draft(seq_id))
+        return admitted
+
+    def learn(self, verdicts: Iterable[Verdict]) -> None:
+        verdicts = list(verdicts)
+        for verdict in verdicts:
+            self._step[verdict.seq_id].verdict = verdict
+        self.policy.learn(verdicts)
+
+    def observe(self, record: StepRecord) -> None:
+        draft, forward = record.seconds.get(DRAFT_STAGE, 0.0), record.seconds.get(FORWARD_STAGE, 0.0)
+        seconds = RoundSeconds(draft, forward, sum(record.seconds.values()) - draft - forward)
+        for seq_id, done in self._step.items():
+            done.seconds = seconds
+            self._passes.setdefault(seq_id, deque()).append(done)
+        self._step = {}
+        self.policy.observe(record)
+
+    def end(self, sequence: str) -> None:
+        self.policy.end(sequence)
+
+    def explain(self) -> str:
+        return self.policy.explain()
+
+
+def _nodes_in(draft: Draft, admitted: Draft) -> list[int]:
+    """For each node of `admitted` the node of `draft` with the same tokens from the root on, each used once."""
+    unused: dict[tuple[int, ...], deque[int]] = {}
+    for node in range(len(draft)):
+        unused.setdefault(_tokens_to(draft, node), deque()).append(node)
+    return [unused[_tokens_to(admitted, node)].popleft() for node in range(len(admitted))]
+
+
+def _tokens_to(draft: Draft, node: int) -> tuple[int, ...]:
+    return tuple([draft.tokens[step] for step in draft.path(node)])

@@ -1,0 +1,205 @@
+"""The figure and the page of `wager plan`: every curve shows the report's numbers, and nothing overlaps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wager
+from wager.cli import main, plan_inputs, plan_page
+from wager.cli.plan_text import PlanReport
+from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
+from wager.economics.costmodel.roofline import CostModel
+from wager.errors import UsageError
+
+HALF, OFTEN = AcceptanceRates("0.5", 0.5), AcceptanceRates("0.8", 0.8)
+BY_DEPTH = AcceptanceRates("measured", (0.8, 0.7, 0.6))
+
+
+def planned(
+    model: str,
+    *,
+    device: str = "B200",
+    batches: tuple[int, ...] = (1, 16, 256),
+    contexts: tuple[int, ...] = (1024, 32768),
+    rates: tuple[AcceptanceRates, ...] = (HALF, OFTEN),
+    depth: int | None = None,
+    locality: float = 1.0,
+) -> PlanReport:
+    routing = plan_inputs.ExpertRouting(locality=locality)
+    cost = CostModel(plan_inputs.find_plan_model(model), plan_inputs.find_hardware(device), routing=routing)
+    query = PlanQuery(cost, plan_inputs.draft_cost(cost, shape="mtp", drafter_cost=None), max_depth=4, depth=depth)
+    return PlanReport.build(query, plan_inputs.PlanGrid(batches, contexts, rates))
+
+
+def panels(report: PlanReport) -> dict[str, Any]:
+    return {axes.get_title(): axes for axes in plan_page.draw(report).get_axes() if axes.get_title()}
+
+
+def titled(found: dict[str, Any], beginning: str) -> list[Any]:
+    return [axes for title, axes in found.items() if title.startswith(beginning)]
+
+
+def lines(axes: Any) -> dict[str, Any]:
+    return {line.get_label(): line for line in axes.get_lines()}
+
+
+def points(line: Any) -> dict[float, float]:
+    return dict(zip(map(float, line.get_xdata()), map(float, line.get_ydata()), strict=True))
+
+
+def words(axes: Any) -> set[str]:
+    return {text.get_text().strip() for text in axes.texts}
+
+
+def test_the_mixture_stands_beside_its_dense_twin_with_both_knees() -> None:
+    [axes] = titled(panels(planned("DeepSeek-V4-Flash")), "Intensity by batch")
+    drawn = lines(axes)
+    mixture, twin = points(drawn["experts (fp4)"]), points(drawn["dense twin (fp4)"])
+    assert (twin[1], twin[128]) == pytest.approx((2 / 0.53, 256 / 0.53))
+    for batch, intensity in {1: 3.77, 2: 4.11, 8: 4.67, 128: 13.82, 512: 52.62, 4096: 421.0}.items():
+        assert mixture[batch] == pytest.approx(intensity, rel=1.1e-3)
+    marks = sorted(points(line).popitem() for line in axes.get_lines() if line.get_marker() == "o")
+    assert marks == [pytest.approx((298.1, 1125), abs=0.1), pytest.approx((10_945.2, 1125), abs=0.5)]
+    assert {"knee: 298", "knee: 10,945", "ridge fp4: 1,125"} <= words(axes)
+    assert max(mixture) > 10_945
+    assert {"whole step, context 1024", "whole step, context 32k"} <= set(drawn)
+
+
+def test_a_dense_model_has_one_curve_and_one_knee() -> None:
+    [axes] = titled(panels(planned("Llama-3.1-8B", device="H100")), "Intensity by batch")
+    assert points(lines(axes)["feed-forward (bf16)"])[64] == pytest.approx(64)
+    assert "knee: 295" in words(axes)
+    assert not any("twin" in label for label in lines(axes))
+
+
+def test_attention_is_drawn_by_kind_and_context() -> None:
+    [axes] = titled(panels(planned("DeepSeek-V4-Flash")), "Intensity of attention")
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert legend[:4] == ["sliding window", "CSA", "indexer", "HCA"]
+    assert legend[4:6] == ["context 1024", "context 32k"]
+    curves = [line for line in axes.get_lines() if len(line.get_xdata()) > 2]
+    assert len(curves) == 8
+    assert len({(line.get_color(), line.get_linestyle()) for line in curves}) == 8
+    assert {"ridge bf16: 281.2", "ridge fp8: 562.5"} <= words(axes)
+    [llama] = titled(panels(planned("Llama-3.1-70B", contexts=(4096,))), "Intensity of attention")
+    [curve] = [line for line in llama.get_lines() if len(line.get_xdata()) > 2]
+    for rows, intensity in {1: 7.99, 2: 15.97, 4: 31.88, 8: 63.50}.items():
+        assert points(curve)[rows] == pytest.approx(intensity, abs=0.0051)
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+def test_every_context_and_every_acceptance_is_drawn(depth: int | None) -> None:
+    """The speed-ups of the table, those of a fixed depth too, at each planned batch."""
+    report = planned("Qwen3-30B-A3B", contexts=(1024, 8192, 32768), rates=(HALF, OFTEN, BY_DEPTH), depth=depth)
+    found = panels(report)
+    for context, words_of in ((1024, "context 1024"), (8192, "context 8k"), (32768, "context 32k")):
+        speedups, depths, parts = (
+            next(axes for title, axes in found.items() if title.startswith(kind) and words_of in title)
+            for kind in ("Speed-up", "Best depth", "Parts of a plain step")
+        )
+        drawn = lines(speedups)
+        for point in report.points:
+            if point.context == context:
+                assert points(drawn[point.acceptance])[point.batch] == pytest.approx(point.chosen.speedup)
+        assert {"0.5", "0.8"} <= words(depths)
+        assert len(parts.collections) == len(report.points[0].plain_step.parts)
+    at = "the best depth" if depth is None else "depth 2"
+    assert len(titled(found, f"Speed-up at {at}")) == 3
+
+
+def test_a_single_acceptance_is_shown_among_others() -> None:
+    [axes] = titled(panels(planned("Llama-3.1-8B", contexts=(4096,), rates=(OFTEN,))), "Speed-up")
+    assert {"0.5", "0.6", "0.7", "0.9"} == words(axes)
+    assert "0.8" in lines(axes)
+
+
+def test_the_best_depths_are_those_of_the_plan() -> None:
+    report = planned("Llama-3.1-8B", contexts=(4096,))
+    [axes] = titled(panels(report), "Best depth")
+    shown = axes.collections[0].get_array()
+    assert shown.shape[0] == 24
+    rate = 0.3 + 0.68 * 7 / 23
+    expected = report.query.point(AcceptanceRates("", rate), batch=256, context=4096).chosen.depth
+    assert shown[7][-1] == expected
+
+
+def test_experts_are_drawn_with_and_without_locality() -> None:
+    [axes] = titled(panels(planned("Qwen3-30B-A3B", locality=0.79)), "Distinct experts per layer, of 128 with 8")
+    drawn = [line for line in axes.get_lines() if line.get_label().startswith("the same")]
+    assert len(drawn) == 3
+    assert points(lines(axes)["plain decoding"])[16] == pytest.approx(82.42, abs=0.006)
+    assert points(drawn[0])[1] == pytest.approx(128 * (1 - (1 - 8 / 128) ** 2**0.79))
+
+
+def test_what_fills_the_memory_is_marked() -> None:
+    [axes] = titled(panels(planned("Llama-3.1-8B", device="H100", contexts=(32768,))), "Speed-up")
+    assert any(text.startswith("memory is full at ") for text in words(axes))
+
+
+def test_parts_are_coloured_by_what_bounds_them() -> None:
+    report = planned("DeepSeek-V4-Flash")
+    [axes] = titled(panels(report), "Parts of the planned steps")
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert legend == ["bound by memory", "bound by compute"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == list(report.points[0].step.parts)
+    shown = {float(x) for scatter in axes.collections for x, _ in scatter.get_offsets()}
+    for point in report.points:
+        for part in point.step.parts.values():
+            assert any(abs(part.flops / part.bytes / each - 1) < 1e-9 for each in shown)
+
+
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V4-Flash", "Qwen3.6-35B-A3B"])
+def test_nothing_overlaps_and_nothing_is_cut_off(model: str) -> None:
+    figure = plan_page.draw(planned(model, contexts=(1024, 8192, 32768), rates=(HALF, OFTEN, BY_DEPTH)))
+    figure.draw_without_rendering()
+    renderer = figure._get_renderer()  # type: ignore[attr-defined]
+    boxes = [axes.get_tightbbox(renderer) for axes in figure.get_axes()]
+    for one, other in combinations(boxes, 2):
+        width = min(one.x1, other.x1) - max(one.x0, other.x0)
+        height = min(one.y1, other.y1) - max(one.y0, other.y0)
+        assert width < 1 or height < 1, (one, other)
+    page = figure.bbox
+    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= page.x1 and box.y1 <= page.y1 for box in boxes)
+
+
+def test_pictures_and_a_page_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture, page = tmp_path / "plan.png", tmp_path / "plan.html"
+    asked = ["plan", "--model", "DeepSeek-V4-Flash-charts", "--hardware", "B200-charts", "--drafter-cost", "0.1"]
+    code = main([*asked, "--batch", "1,64", "--max-depth", "3", "--plot", str(picture), "--html", str(page)])
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") == 1
+    assert "<td>1.668</td>" not in text  # depth 4 was not allowed
+    assert "<td>3</td>" in text
+    assert "Plain decoding at context 4096" in text
+    assert str(page) in err
+    assert "speed-up" in out
+
+
+def test_without_matplotlib_drawing_is_an_error_and_the_table_is_not() -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from wager.cli import main\n"
+        "ask = ['plan', '--model', 'Llama-3.1-8B', '--hardware', 'H100', '--batch', '1']\n"
+        "sys.exit(10 * main(ask) + main([*ask, '--plot', 'x.png']))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(wager.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert "matplotlib, which is not installed" in done.stderr
+    assert "pip install matplotlib" in done.stderr
+    assert "speed-up" in done.stdout
+
+
+def test_a_suffix_that_is_no_picture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a picture"):
+        plan_page.write_plot(planned("Llama-3.1-8B", batches=(1,)), tmp_path / "x.gif")

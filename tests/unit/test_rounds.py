@@ -1,0 +1,230 @@
+"""The rounds that are recorded add up to the answer and its stats, and say of each guess what became of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+
+from wager.draft.model import DraftModel
+from wager.economics.policy.admission import keep_nodes
+from wager.economics.policy.fixed import FixedDepth
+from wager.engine.core import Engine
+from wager.engine.outputs import OutputCollector
+from wager.engine.rounds import Round, RoundRecorder
+from wager.errors import WagerError
+from wager.kernels.base import TargetOutput
+from wager.testing import (
+    AdversaryDrafter,
+    DuplicateSiblingsDrafter,
+    FakeClock,
+    OracleDrafter,
+    RandomTreeDrafter,
+    SetAcceptanceDrafter,
+    ToyDistribution,
+    ToyOracle,
+    ToyTarget,
+)
+from wager.testing.engines import toy_engine
+from wager.trace import Trace
+from wager.types import Completion, Draft, OutputDelta, PackedBatch, Request, SamplingParams, Span, VerifyRule
+
+LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
+DRAFTERS = {
+    "oracle": lambda: OracleDrafter(ToyOracle(LAW)),
+    "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
+    "random-tree": lambda: RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
+    "set": lambda: SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], oracle=ToyOracle(LAW)),
+    "twins": lambda: DuplicateSiblingsDrafter(),
+}
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=40, seed=1),
+    "sampled": SamplingParams(max_tokens=40, temperature=0.8, seed=2),
+    "endless": SamplingParams(max_tokens=43, temperature=1.0, ignore_eos=True, seed=6),
+}
+
+
+def requests() -> list[Request]:
+    prompts = [(1, 2, 3), tuple(range(10, 42)), tuple(itertools.islice(itertools.cycle((9, 8, 7)), 50))]
+    return [
+        Request(f"{name}-{i}", prompt, params) for name, params in PARAMS.items() for i, prompt in enumerate(prompts)
+    ]
+
+
+class EverySecondLeaf(FixedDepth):
+    """Drafts at a fixed depth, and admits all guesses but every second leaf of each draft."""
+
+    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        kept = {}
+        for seq_id, draft in super().admit(drafts, budget).items():
+            leaves = [node for node in range(len(draft)) if node not in draft.parents]
+            nodes = [node for node in range(len(draft)) if node not in leaves[::2]]
+            if nodes:
+                kept[seq_id] = keep_nodes(draft, nodes)
+        return kept
+
+
+Answer = tuple[Completion, list[Round]]
+
+
+def record(engine: Engine, wanted: Iterable[Request], *, preempt_every: int | None = None) -> list[Answer]:
+    """Every answer with its rounds."""
+    recorder, collector, rounds = RoundRecorder.attach(engine), OutputCollector(), {}
+
+    def take(delta: OutputDelta) -> None:
+        collector.add(delta)
+        found = recorder.take(delta)
+        if found:
+            rounds.setdefault((delta.request_id, delta.index), []).append(found)
+
+    for request in wanted:
+        collector.expect(request)
+        engine.add(request)
+    for step in itertools.count():
+        if not engine.busy:
+            break
+        if preempt_every and step % preempt_every == 0:
+            engine.preempt_all()
+        for delta in engine.step():
+            take(delta)
+    return [(answer, rounds[answer.request_id, answer.index]) for answer in collector.completions()]
+
+
+def check(answer: Completion, rounds: Sequence[Round]) -> None:
+    """The rounds of one answer against its tokens, its drafters and its stats."""
+    assert tuple(itertools.chain(*(item.emitted for item in rounds))) == answer.token_ids
+    stats = answer.stats
+    assert len(rounds) == stats.rounds
+    assert sum(len(item.accepted) for item in rounds) == stats.accepted
+    assert sum(len(item.accepted) + len(item.discarded) for item in rounds) == stats.drafted
+    own = sum(item.target_token is not None for item in rounds)
+    assert stats.accepted + own == stats.completion_tokens
+    by: list[str] = []
+    for item in rounds:
+        by += [item.draft.drafter] * len(item.accepted) + [""] * (item.target_token is not None)
+    assert tuple(by) == answer.drafted_by
+    for item in rounds:
+        parts = [*item.accepted, *item.discarded, *item.unverified]
+        assert sorted(parts) == list(range(len(item.draft)))
+        assert item.verified == tuple(sorted([*item.accepted, *item.discarded]))
+        assert tuple(item.draft.tokens[node] for node in item.accepted) == item.emitted[: len(item.accepted)]
+        assert [item.draft.parents[node] for node in item.accepted] == [-1, *item.accepted][: len(item.accepted)]
+
+
+@pytest.mark.parametrize("policy", [FixedDepth(5), EverySecondLeaf(7)], ids=["fixed", "leaves left out"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_rounds_add_up_to_the_answer_and_its_stats(drafter: str, policy: FixedDepth) -> None:
+    engine = toy_engine(LAW, drafter=DRAFTERS[drafter](), policy=policy, depth=7, num_blocks=256, max_rows=128)
+    plain = {answer.request_id: answer.token_ids for answer in toy_engine(LAW).generate(requests())}
+    recorded = record(engine, requests())
+    for answer, rounds in recorded:
+        check(answer, rounds)
+        assert answer.token_ids == plain[answer.request_id]
+    items = [item for _, rounds in recorded for item in rounds]
+    assert any(item.unverified for item in items) == isinstance(policy, EverySecondLeaf)
+    if drafter != "oracle":
+        assert any(item.corrected for item in items)
+    if drafter == "random-tree":
+        assert any(not item.draft.is_chain and item.accepted and item.discarded for item in items)
+
+
+def test_each_guess_of_a_chain_is_judged_by_the_text() -> None:
+    """Computed from the text alone: guesses count up to the first that differs from it."""
+    engine = toy_engine(LAW, drafter=DRAFTERS["set"](), depth=4, num_blocks=256, max_rows=128)
+    seen = {"corrected": 0, "bonus": 0, "cut": 0}
+    for answer, rounds in record(engine, requests()):
+        done = 0
+        for item in rounds:
+            text, guesses = answer.token_ids[done:], item.draft.tokens
+            right = next((i for i, guess in enumerate(guesses) if [guess] != list(text[i : i + 1])), len(guesses))
+            assert item.accepted == tuple(range(right))
+            assert item.discarded == tuple(range(right, len(guesses)))
+            assert item.target_token == (text[right] if right < len(text) else None)
+            assert item.corrected == (right < len(guesses) and right < len(text))
+            seen["corrected"] += item.corrected
+            seen["bonus"] += right == len(guesses)
+            seen["cut"] += right == len(text)
+            done += len(item.emitted)
+    assert min(seen.values()) > 0, seen
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_the_rules_that_keep_the_distribution_are_recorded_too(rule: VerifyRule) -> None:
+    draft_law = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0, drift=0.6, salt=1)
+    drafter = DraftModel(ToyTarget(draft_law, num_blocks=256, max_rows=256))
+    engine = toy_engine(LAW, drafter=drafter, depth=4, rule=rule, num_blocks=256, max_rows=128)
+    for answer, rounds in record(engine, requests()):
+        check(answer, rounds)
+
+
+def test_choices_preemption_and_prompts_in_chunks() -> None:
+    params = SamplingParams(max_tokens=30, temperature=1.0, seed=9, n=3, ignore_eos=True)
+    wanted = [Request("chunked", tuple(range(10, 40)), params), Request("short", (1, 2), params)]
+    engine = toy_engine(LAW, drafter=DRAFTERS["random-tree"](), depth=4, num_blocks=64, max_rows=9)
+    recorded = record(engine, wanted, preempt_every=7)
+    assert [(answer.request_id, answer.index) for answer, _ in recorded] == [
+        (name, index) for name in ("chunked", "short") for index in range(3)
+    ]
+    for answer, rounds in recorded:
+        check(answer, rounds)
+        assert max(item.rows for item in rounds) <= 9
+    assert sum(answer.stats.preemptions for answer, _ in recorded) > 5
+
+
+def test_the_output_of_an_abort_has_no_round() -> None:
+    engine = toy_engine(LAW, drafter=DRAFTERS["oracle"](), depth=2, max_rows=32)
+    recorder = RoundRecorder.attach(engine)
+    engine.add(Request("a", (1, 2), PARAMS["endless"]))
+    [delta] = engine.step()
+    found = recorder.take(delta)
+    assert found is not None
+    assert found.rows == 2 + 2
+    engine.abort("a")
+    [last] = engine.step()
+    assert (last.finish_reason, recorder.take(last)) == ("abort", None)
+
+
+class SlowDrafter(OracleDrafter):
+    clock: FakeClock
+
+    def propose(self, requests):  # type: ignore[no-untyped-def]
+        self.clock.advance(10.0)
+        return super().propose(requests)
+
+
+class SlowPolicy(FixedDepth):
+    clock: FakeClock
+
+    def plan(self, spans: Sequence[Span], budget: int):  # type: ignore[no-untyped-def]
+        self.clock.advance(1.0)
+        return super().plan(spans, budget)
+
+
+def test_seconds_are_those_of_the_step_in_three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    drafter, policy = SlowDrafter(ToyOracle(LAW)), SlowPolicy(2)
+    drafter.clock = policy.clock = clock
+    engine = toy_engine(LAW, drafter=drafter, policy=policy, depth=2, max_rows=32, trace=Trace(clock))
+    forward = engine.runner.target.forward
+
+    def slow_forward(batch: PackedBatch) -> TargetOutput:
+        clock.advance(100.0)
+        return forward(batch)
+
+    monkeypatch.setattr(engine.runner.target, "forward", slow_forward)
+    for _, rounds in record(engine, [Request("a", (1, 2), SamplingParams(max_tokens=6, ignore_eos=True))]):
+        assert [(r.seconds.draft, r.seconds.forward, r.seconds.rest) for r in rounds] == [(10.0, 100.0, 1.0)] * 2
+        assert [r.seconds.total for r in rounds] == [111.0] * 2
+
+
+def test_a_recorder_changes_no_decision() -> None:
+    policies = [FixedDepth(3), FixedDepth(3)]
+    engines = [toy_engine(LAW, drafter=DRAFTERS["set"](), policy=policy, depth=3, max_rows=128) for policy in policies]
+    recorded = [answer for answer, _ in record(engines[0], requests())]
+    for one, other in zip(recorded, engines[1].generate(requests()), strict=True):
+        assert one.token_ids == other.token_ids
+        assert (one.stats.rounds, one.stats.drafted) == (other.stats.rounds, other.stats.drafted)
+    assert engines[0].policy.explain() == policies[0].explain()
+    with pytest.raises(WagerError):
+        engines[0].add(Request("x", (999,)))
