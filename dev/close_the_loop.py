@@ -6,9 +6,9 @@ machine, with one table at the end.
 
 `wager calibrate`, `wager acceptance` and `wager plan` run as a user would call them (the calibration is stored in a
 temporary folder). Then all depths and plain decoding serve the same prompts in turns on one loaded model, so that a
-machine that changes its speed affects all alike. What is compared are the steps that `plan` predicts: those in which all
-`load` requests decode and no prompt is computed (`decode_steps` of `wager bench`). The interval is that of the ratio over
-turns (bootstrap, 95 %). About a quarter of an hour with the defaults; progress on stderr.
+machine that changes its speed affects all alike. Compared are the steps that `plan` predicts: those in which all
+requests of the load decode and no prompt is computed (`decode_steps` of `wager bench`). Intervals are those of the
+ratio over turns (bootstrap, 95 %). About a quarter of an hour with the defaults; progress on stderr.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def say(text: str) -> None:
 def predict(
     args: argparse.Namespace, folder: Path, calibration: Path, temperature: float
 ) -> dict[int, dict[int, float]]:
-    """Load -> depth -> predicted speed-up, and the depth that plan chooses, from `wager acceptance` and `wager plan`."""
+    """Load -> depth -> predicted speed-up, from `wager acceptance` and `wager plan`."""
     file = folder / f"acceptance-{temperature:g}.json"
     wager("acceptance", str(args.file), "--model", args.model, "--drafter", args.drafter, "--limit", str(args.prompts),
           "--max-tokens", str(MAX_TOKENS), "--temperature", str(temperature), "-o", str(file))  # fmt: skip
@@ -146,13 +146,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
                      f"({o.low:.2f} to {o.high:.2f}) | {o.error:+.1%} |")  # fmt: skip
     lines += ["", "| load | temperature | best depth, predicted | measured | predicted one, measured | lost |",
               "|---|---|---|---|---|---|"]  # fmt: skip
-    for load, temperature in dict.fromkeys((o.load, o.temperature) for o in outcomes):
-        group = [o for o in outcomes if (o.load, o.temperature) == (load, temperature)]
-        plain = Outcome(load, temperature, 0, 1.0, 1.0, 1.0, 1.0)
+    for load_, temperature in dict.fromkeys((o.load, o.temperature) for o in outcomes):
+        group = [o for o in outcomes if (o.load, o.temperature) == (load_, temperature)]
+        plain = Outcome(load_, temperature, 0, 1.0, 1.0, 1.0, 1.0)
         planned = max([plain, *group], key=lambda o: o.predicted)
         best = max([plain, *group], key=lambda o: o.measured)
         lines.append(
-            f"| {load} | {temperature:g} | {planned.depth} ({planned.predicted:.2f}) | {best.depth} "
+            f"| {load_} | {temperature:g} | {planned.depth} ({planned.predicted:.2f}) | {best.depth} "
             f"({best.measured:.2f}) | {planned.measured:.2f} | {1 - planned.measured / best.measured:.1%} |"
         )
     errors = sorted(abs(o.error) for o in outcomes)
@@ -183,8 +183,8 @@ def main() -> None:
         folder = Path(name)
         calibration = args.calibration or folder / "calibration.json"
         if args.calibration is None:
-            wager("calibrate", "--model", args.model, "--drafter", args.drafter, "--seconds", str(args.seconds), "--json",
-                  str(calibration), environment={"WAGER_CACHE": name})  # fmt: skip
+            wager("calibrate", "--model", args.model, "--drafter", args.drafter, "--seconds", str(args.seconds),
+                  "--json", str(calibration), environment={"WAGER_CACHE": name})  # fmt: skip
         temperatures = [float(word) for word in args.temperatures.split(",")]
         predicted = {temperature: predict(args, folder, calibration, temperature) for temperature in temperatures}
         engines = Measured(args, depths)

@@ -24,6 +24,13 @@ from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
 
 
+FLASH, PRO = (
+    replace(TABLE[name], precision=Precision.of("fp8", "fp4", cache="fp8"))
+    for name in ("DeepSeek-V4-Flash", "DeepSeek-V4-Pro")
+)
+"""As the published figures take them: the shared expert is stored as the routed ones are."""
+
+
 def by_name(curves: list[IntensityCurve]) -> dict[str, IntensityCurve]:
     return {curve.name: curve for curve in curves}
 
@@ -34,7 +41,7 @@ def by_name(curves: list[IntensityCurve]) -> dict[str, IntensityCurve]:
 def test_a_mixture_beside_its_dense_twin() -> None:
     """6 of 256 experts and a shared one at 0.53 bytes: published intensities, and both knees on a B200."""
     golden = {1: 3.77, 2: 4.11, 8: 4.67, 43: 6.90, 128: 13.82, 512: 52.62, 4096: 421.0}
-    curves = by_name(feed_forward_curves(CostModel(TABLE["DeepSeek-V4-Flash"], B200), list(golden)))
+    curves = by_name(feed_forward_curves(CostModel(FLASH, B200), list(golden)))
     assert list(curves) == [MIXTURE, DENSE_TWIN]
     assert curves[MIXTURE].values == pytest.approx(list(golden.values()), rel=1.1e-3)
     assert curves[DENSE_TWIN].values == pytest.approx([2 * batch / 0.53 for batch in golden])
@@ -60,15 +67,16 @@ def test_the_knee_of_a_dense_model(device: str, kept: str, knee: float) -> None:
 
 
 MIXTURE_KNEES = [("Qwen3-30B-A3B", 4500, 3298), ("DeepSeek-V3", 8031, 5887), ("Qwen3.6-35B-A3B", 8031, 5887),
-                 ("DeepSeek-V4-Flash", 10_945, 2006), ("DeepSeek-V4-Pro", 16_397, 3005),
+                 (FLASH, 10_945, 2006), (PRO, 16_397, 3005),
                  ("gpt-oss-120b", None, 1748)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "b200", "h200"), MIXTURE_KNEES)
-def test_the_knee_of_a_mixture(name: str, b200: float | None, h200: float) -> None:
+@pytest.mark.parametrize(("model", "b200", "h200"), MIXTURE_KNEES)
+def test_the_knee_of_a_mixture(model: ModelSpec | str, b200: float | None, h200: float) -> None:
     """(E + s) b R / (2 (k + s)), where all experts are read long before."""
+    shape = TABLE[model] if isinstance(model, str) else model
     for device, expected in ((B200, b200), (H200, h200)):
-        mixture = by_name(feed_forward_curves(CostModel(TABLE[name], device), [1]))[MIXTURE]
+        mixture = by_name(feed_forward_curves(CostModel(shape, device), [1]))[MIXTURE]
         if expected is not None:
             assert mixture.knee == pytest.approx(expected, abs=0.7)
 

@@ -305,7 +305,8 @@ def test_the_pages_table_is_what_plan_says(run: Run, label: str, model: str, har
 
 
 def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run, tmp_path: Path) -> None:
-    """Llama-3.1-8B in AWQ: depth 5 and 2.26 times if the head had 4 bits; it has 16, and the drafter reads it too."""
+    """Llama-3.1-8B in AWQ: depth 5 and 2.23 times (2.26 before the drafter read its own cache) if the head had 4 bits;
+    it has 16, and the drafter reads it too."""
     config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
               "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False,
               "max_position_embeddings": 131072, "quantization_config": {"quant_method": "awq", "bits": 4}}  # fmt: skip
@@ -313,7 +314,7 @@ def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run, tmp_path: Path) 
     flags = ["--hardware", "H200", "--batch", "1", "--context", "4096", "--acceptance", "0.75"]
     [found] = answer(run, "--model", str(tmp_path), *flags)["points"]
     [narrow] = answer(run, "--model", str(tmp_path), "--precision", "awq::awq", *flags)["points"]
-    assert (narrow["depth"], round(narrow["speedup"], 2)) == (5, 2.26)
-    assert (found["depth"], round(found["speedup"], 2)) == (3, 1.64)
+    assert (narrow["depth"], round(narrow["speedup"], 2)) == (5, 2.23)
+    assert (found["depth"], round(found["speedup"], 2)) == (3, 1.63)
     [named] = answer(run, "--model", "Llama-3.1-8B", "--precision", "awq", *flags)["points"]
     assert named["speedup"] == found["speedup"]

@@ -27,13 +27,15 @@ def planned(
     *,
     device: str = "B200",
     batches: tuple[int, ...] = (1, 16, 256),
-    contexts: tuple[int, ...] = (1024, 32768),
+    contexts: tuple[int, ...] = (4096,),
     rates: tuple[AcceptanceRates, ...] = (HALF, OFTEN),
     depth: int | None = None,
     locality: float = 1.0,
+    precision: str | None = None,
 ) -> PlanReport:
     routing = plan_inputs.ExpertRouting(locality=locality)
-    cost = CostModel(plan_inputs.find_plan_model(model), plan_inputs.find_hardware(device), routing=routing)
+    shape = plan_inputs.with_formats(plan_inputs.find_plan_model(model), precision, None)
+    cost = CostModel(shape, plan_inputs.find_hardware(device), routing=routing)
     query = PlanQuery(cost, plan_inputs.draft_cost(cost, shape="mtp", drafter_cost=None), max_depth=4, depth=depth)
     return PlanReport.build(query, plan_inputs.PlanGrid(batches, contexts, rates))
 
@@ -59,7 +61,8 @@ def words(axes: Any) -> set[str]:
 
 
 def test_the_mixture_stands_beside_its_dense_twin_with_both_knees() -> None:
-    [axes] = titled(panels(planned("DeepSeek-V4-Flash")), "Intensity by batch")
+    report = planned("DeepSeek-V4-Flash", precision="fp8:fp4", contexts=(1024, 32768))
+    [axes] = titled(panels(report), "Intensity by batch")
     drawn = lines(axes)
     mixture, twin = points(drawn["experts (fp4)"]), points(drawn["dense twin (fp4)"])
     assert (twin[1], twin[128]) == pytest.approx((2 / 0.53, 256 / 0.53))
@@ -80,7 +83,7 @@ def test_a_dense_model_has_one_curve_and_one_knee() -> None:
 
 
 def test_attention_is_drawn_by_kind_and_context() -> None:
-    [axes] = titled(panels(planned("DeepSeek-V4-Flash")), "Intensity of attention")
+    [axes] = titled(panels(planned("DeepSeek-V4-Flash", contexts=(1024, 32768))), "Intensity of attention")
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert legend[:4] == ["sliding window", "CSA", "indexer", "HCA"]
     assert legend[4:6] == ["context 1024", "context 32k"]
@@ -88,7 +91,7 @@ def test_attention_is_drawn_by_kind_and_context() -> None:
     assert len(curves) == 8
     assert len({(line.get_color(), line.get_linestyle()) for line in curves}) == 8
     assert {"ridge bf16: 281.2", "ridge fp8: 562.5"} <= words(axes)
-    [llama] = titled(panels(planned("Llama-3.1-70B", contexts=(4096,))), "Intensity of attention")
+    [llama] = titled(panels(planned("Llama-3.1-70B")), "Intensity of attention")
     [curve] = [line for line in llama.get_lines() if len(line.get_xdata()) > 2]
     for rows, intensity in {1: 7.99, 2: 15.97, 4: 31.88, 8: 63.50}.items():
         assert points(curve)[rows] == pytest.approx(intensity, abs=0.0051)
@@ -115,13 +118,13 @@ def test_every_context_and_every_acceptance_is_drawn(depth: int | None) -> None:
 
 
 def test_a_single_acceptance_is_shown_among_others() -> None:
-    [axes] = titled(panels(planned("Llama-3.1-8B", contexts=(4096,), rates=(OFTEN,))), "Speed-up")
+    [axes] = titled(panels(planned("Llama-3.1-8B", rates=(OFTEN,))), "Speed-up")
     assert {"0.5", "0.6", "0.7", "0.9"} == words(axes)
     assert "0.8" in lines(axes)
 
 
 def test_the_best_depths_are_those_of_the_plan() -> None:
-    report = planned("Llama-3.1-8B", contexts=(4096,))
+    report = planned("Llama-3.1-8B")
     [axes] = titled(panels(report), "Best depth")
     shown = axes.collections[0].get_array()
     assert shown.shape[0] == 24
@@ -157,7 +160,7 @@ def test_parts_are_coloured_by_what_bounds_them() -> None:
 
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V4-Flash", "Qwen3.6-35B-A3B"])
 def test_nothing_overlaps_and_nothing_is_cut_off(model: str) -> None:
-    figure = plan_page.draw(planned(model, contexts=(1024, 8192, 32768), rates=(HALF, OFTEN, BY_DEPTH)))
+    figure = plan_page.draw(planned(model, contexts=(1024, 32768), rates=(HALF, OFTEN, BY_DEPTH)))
     figure.draw_without_rendering()
     renderer = figure._get_renderer()  # type: ignore[attr-defined]
     boxes = [axes.get_tightbbox(renderer) for axes in figure.get_axes()]

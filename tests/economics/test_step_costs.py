@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -209,6 +210,60 @@ def test_tensor_parallelism_divides_matrices_and_pays_for_it() -> None:
     assert eight.parts["all-reduce"].seconds == pytest.approx(sent / 450e9)
 
 
+@pytest.mark.parametrize(("tp", "kept"), [(2, 2 / 4), (4, 1 / 4), (8, 1 / 4)])
+def test_key_value_heads_fewer_than_the_devices_are_kept_by_several(tp: int, kept: float) -> None:
+    """Qwen3-30B has 4 key-value heads: eight devices keep one each, every head twice."""
+    model = TABLE["Qwen3-30B-A3B"]
+    context, queries = 10_000, 32 * 128 * 2
+    read = 48 * (context * 2 * 4 * 128 * 2 * kept + queries / tp)
+    assert CostModel(model, H100, tp=tp).step([SequenceLoad(context, 1)]).parts["attention"].bytes == pytest.approx(
+        read
+    )
+
+
+def test_a_collective_takes_its_latency_whatever_it_sends() -> None:
+    """Two all-reduces in each of 80 layers; in each of 43 layers of experts a dispatch and the way back."""
+    for options, messages in (({"tp": 8}, 2 * 80), ({"tp": 1}, 0)):
+        parts = CostModel(TABLE["Llama-3.1-70B"], H100, link_latency=5e-6, **options).step([SequenceLoad(0, 1)]).parts
+        assert (parts["link latency"].seconds if messages else 0.0) == pytest.approx(messages * 5e-6)
+    assert "link latency" not in CostModel(FLASH, B200, ep=8, link_latency=0).step([SequenceLoad(0, 1)]).parts
+    dispatched = CostModel(FLASH, B200, ep=8, link_latency=5e-6).step([SequenceLoad(0, 1)])
+    assert dispatched.parts["link latency"].seconds == pytest.approx(2 * 43 * 5e-6)
+
+
+def test_tensor_and_expert_parallelism_together() -> None:
+    """DeepSeek-V3 on 32 devices in 8 groups of 4: attention, dense layers and the head are those of 4 devices, the
+    experts those of 32 ranks that see the tokens of all groups, and every device dispatches a quarter of the rows."""
+    load, rows = SequenceLoad(2000, 2, 16), 32
+    both = CostModel(V3, B200, tp=4, ep=32, link_latency=5e-6).step([load]).parts
+    split = CostModel(V3, B200, tp=4, link_latency=0).step([load]).parts
+    for part in ("projections", "latent attention", "ffn", "router", "head"):
+        assert both[part] == split[part]
+    on_one = experts_on_fullest_rank(8, distinct_experts(256, 8, 8 * rows) / 256, 32)
+    assert both["experts"].bytes == pytest.approx(58 * 3 * 7168 * 2048 * (on_one + 1 / 4))
+    assert both["experts"].flops == pytest.approx(58 * 2 * 3 * 7168 * 2048 * rows * (8 + 1) / 4)
+    sent = rows / 4 * 2 * 58 * 8 * 7168
+    assert both["dispatch"].bytes == pytest.approx(sent)
+    # an all-reduce after attention and one after a dense layer; a layer of experts replaces its own by the dispatch
+    assert both["all-reduce"].bytes == pytest.approx((2 * 3 + 58) * rows * 7168 * 2 * 2 * 3 / 4)
+    assert both["link latency"].seconds == pytest.approx((2 * 61 + 2 * 58) * 5e-6)
+
+
+def test_one_group_of_tensor_parallel_ranks_reads_what_tensor_parallelism_reads() -> None:
+    """With ep = tp there is one group, so balanced ranks read in all what the devices of tensor parallelism do."""
+    load = [SequenceLoad(100, 1, 64)]
+    both = CostModel(V3, B200, tp=8, ep=8, balanced=True).step(load).parts
+    split = CostModel(V3, B200, tp=8).step(load).parts
+    assert both["experts"].bytes == pytest.approx(split["experts"].bytes)
+
+
+def test_balanced_ranks_read_the_mean() -> None:
+    mean = 43 * 25_165_824 * 0.53 * (distinct_experts(256, 6, 32) / 16 + 1)
+    balanced = CostModel(FLASH, B200, ep=16, balanced=True).step([SequenceLoad(0, 1, 2)]).parts["experts"]
+    assert balanced.bytes == pytest.approx(mean)
+    assert balanced.bytes < CostModel(FLASH, B200, ep=16).step([SequenceLoad(0, 1, 2)]).parts["experts"].bytes
+
+
 def test_a_latent_that_all_heads_share_is_read_on_every_device() -> None:
     one, eight = (
         CostModel(V3, B200, tp=tp).step([SequenceLoad(100_000, 1)]).parts["latent attention"] for tp in (1, 8)
@@ -219,9 +274,17 @@ def test_a_latent_that_all_heads_share_is_read_on_every_device() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"tp": 0}, "tp = 0"), ({"tp": 2, "ep": 2}, "together are not modelled"), ({"tp": 16}, "8 devices of a node")],
+    [
+        ({"tp": 0}, "^tp = 0 is out of range"),
+        ({"ep": 0}, "^ep = 0 is out of range"),
+        ({"tp": 4, "ep": 2}, "tp = 4 does not divide ep = 2"),
+        ({"tp": 16}, "8 devices of a node"),
+        ({"tp": 7}, "tp = 7 does not divide the 128 attention heads of DeepSeek-V3"),
+        ({"ep": 512}, "ep = 512 is more than the 256 experts"),
+        ({"tp": 2, "link_latency": -1.0}, "link latency of -1.0"),
+    ],
 )
-def test_clusters_that_are_not_modelled(options: dict[str, int], message: str) -> None:
+def test_clusters_that_are_not_modelled(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         CostModel(V3, B200, **options)
 

@@ -165,6 +165,13 @@ def test_an_unknown_model_exits_with_1_and_a_hint(wager: Call) -> None:
     assert "hint: Did you mean SmolLM2-135M-Instruct?" in result.err
 
 
+def test_a_wide_table_in_a_pipe_loses_no_figure(wager: Call) -> None:
+    result = wager("plan", "--model", "DeepSeek-V3", "--hardware", "B200", "--ep", "16", "--context", "32768")
+    assert result.code == 0
+    assert "…" not in result.out
+    assert max(map(len, result.out.splitlines())) > 160
+
+
 # ---- run ----------------------------------------------------------------------------------------------------------
 
 

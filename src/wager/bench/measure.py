@@ -28,7 +28,7 @@ class GeneratingEngine(Protocol):
 
 @dataclass(slots=True)
 class DecodeSteps:
-    """Sums over the steps in which `sequences` requests decode and no prompt is computed: `wager plan` predicts these."""
+    """Sums over the steps in which `sequences` requests decode and no prompt is computed, as `wager plan` assumes."""
 
     sequences: int
     steps: int = 0

@@ -23,6 +23,9 @@ Update = Callable[[str, int, int], None]
 
 _EVERY_S = 10.0
 
+_UNBOUNDED = 1000
+"""Columns of a table that goes to a file or a pipe: no figure is cut off."""
+
 
 def say(text: str = "") -> None:
     """A line on stderr."""
@@ -63,7 +66,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     for row in rows:
         drawn.add_row(*row)
     stream = sys.stdout if to_stdout else sys.stderr
-    Console(file=stream, width=None if stream.isatty() else 160).print(drawn)
+    Console(file=stream, width=None if stream.isatty() else _UNBOUNDED).print(drawn)
 
 
 @contextmanager

@@ -26,7 +26,8 @@ from wager.economics.costmodel.draft_cost import (
     mtp_cost,
 )
 from wager.economics.costmodel.experts import ExpertRouting
-from wager.economics.costmodel.plan import AcceptanceRates, MeasuredRound, PlanQuery
+from wager.economics.costmodel.measured_rounds import MeasuredRound
+from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
 from wager.economics.costmodel.published import B200_ROUNDED, PUBLISHED_MODELS
 from wager.economics.costmodel.roofline import CostModel
 from wager.errors import ModelError, UsageError
@@ -202,10 +203,12 @@ def _measured_rounds(values: Mapping[str, Any], path: Path, *, deepest: int) -> 
     rounds = []
     for depth, value in enumerate(values.get("depths", ()), 1):
         try:
-            measured = MeasuredRound(float(value["tau"]), float(value["drafted"]))
+            measured = MeasuredRound(float(value["tau"]), tuple(map(float, value["lengths"])))
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"depths in {path} has no tau or drafted at depth {depth}.", _MEASURE) from error
-        if not (1 <= measured.tokens <= depth + 1 and 0 <= measured.drafted <= depth):
+            raise UsageError(f"depths in {path} has no tau or lengths at depth {depth}.", _MEASURE) from error
+        shares = measured.lengths
+        sound = len(shares) == depth + 1 and min(shares) >= 0 and abs(sum(shares) - 1) < 1e-6
+        if not (sound and 1 <= measured.tokens <= depth + 1):
             raise UsageError(f"depths in {path} has impossible values at depth {depth}.", _MEASURE)
         rounds.append(measured)
     if rounds and len(rounds) != deepest:

@@ -45,12 +45,17 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class DepthRounds:
-    """The rounds of one fixed depth: tau and the draft tokens made per round."""
+    """The rounds of one fixed depth: tau, and the shares of rounds in which 0, 1, ... depth draft tokens were made."""
 
     depth: int
     rounds: int
     tau: Estimate
-    drafted: float
+    lengths: tuple[float, ...]
+
+    @property
+    def drafted(self) -> float:
+        """Draft tokens made per round."""
+        return sum(length * share for length, share in enumerate(self.lengths))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -58,6 +63,7 @@ class DepthRounds:
             "rounds": self.rounds,
             **_named("tau", self.tau),
             "drafted": self.drafted,
+            "lengths": list(self.lengths),
         }
 
 
@@ -125,7 +131,7 @@ def estimate_acceptance(answers: Sequence[DraftedAnswer], depth: int) -> Drafter
                 each.depth,
                 int(each.rounds.sum()),
                 _estimates(each.tau, weights)[0],
-                float(each.drafted.sum() / each.rounds.sum()),
+                tuple((each.lengths.sum(0) / each.rounds.sum()).tolist()),
             )
             for each in counts
         ),
@@ -135,33 +141,39 @@ def estimate_acceptance(answers: Sequence[DraftedAnswer], depth: int) -> Drafter
 @dataclass(frozen=True, slots=True)
 class _DepthCounts:
     """Counts of each answer in rounds of one depth, float64 [answers], by depth [answers, depth]. `reached` are rounds
-    in which all draft tokens above were accepted and a verdict at this depth was possible."""
+    in which all draft tokens above were accepted and a verdict at this depth was possible; `lengths` are rounds by the
+    number of draft tokens made [answers, 1 + depth]."""
 
     depth: int
     tokens: Floats
     rounds: Floats
-    drafted: Floats
     rejected: Floats
     with_room: Floats
     with_draft: Floats
     reached: Floats
     reached_with_draft: Floats
     accepted: Floats
+    lengths: Floats
 
     @classmethod
     def of(cls, answers: Sequence[DraftedAnswer], depth: int) -> _DepthCounts:
-        scalars, by_depth = np.zeros((6, len(answers))), np.zeros((3, len(answers), depth))
+        scalars, by_depth = np.zeros((5, len(answers))), np.zeros((3, len(answers), depth))
+        lengths = np.zeros((len(answers), depth + 1))
         for index, answer in enumerate(answers):
             for each in answer.rounds_at(depth):
-                rejected = each.accepted < min(each.drafted, each.observable)
-                counted = (1, each.drafted, rejected, each.observable > 0, each.drafted > 0)
-                scalars[1:, index] += counted
-                reached = min(each.accepted + 1, each.observable)
-                by_depth[0, index, :reached] += 1
-                by_depth[1, index, : reached if each.drafted else 0] += 1
+                was_rejected = each.accepted < min(each.drafted, each.observable)
+                scalars[1:, index] += (1, was_rejected, each.observable > 0, each.drafted > 0)
+                lengths[index, each.drafted] += 1
+                deepest = min(each.accepted + 1, each.observable)
+                by_depth[0, index, :deepest] += 1
+                by_depth[1, index, : deepest if each.drafted else 0] += 1
                 by_depth[2, index, : each.accepted] += 1
             scalars[0, index] = len(answer.drafts)
-        return cls(depth, *scalars, *by_depth)
+        tokens, rounds, rejected, with_room, with_draft = scalars
+        reached, reached_with_draft, accepted = by_depth
+        return cls(
+            depth, tokens, rounds, rejected, with_room, with_draft, reached, reached_with_draft, accepted, lengths
+        )
 
     def alpha(self, weights: Floats) -> Floats:
         """[resamples, 1]"""

@@ -7,11 +7,12 @@ measurements are passed as the protocols below, so that the cost model needs no 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from wager.arch import ModelSpec
 from wager.economics.costmodel.devices import Device
+from wager.economics.costmodel.draft_cost import DraftCost
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad, StepCost, StepPart
 
 
@@ -73,18 +74,12 @@ def implied_device(model: ModelSpec, measured: MeasuredSteps, *, memory: float |
 
 
 @dataclass(frozen=True, slots=True)
-class CalibratedDraftCost:
+class CalibratedDraftCost(DraftCost):
     """A DraftCost by measurement. Its memory is not measured and counts as 0."""
 
-    name: str
-    measured: MeasuredDrafting
-    resident_bytes: float = 0.0
-    max_depth: int | None = None
+    name: str = field()  # required, although the base has a property of that name
+    measured: MeasuredDrafting = field()
 
     def seconds(self, requests: float, depth: int, *, context: float) -> float:
         """See DraftCost; the measurements do not depend on the context."""
         return self.measured.seconds(requests, depth) if depth and requests else 0.0
-
-    def kv_bytes(self, context: float) -> float:
-        """See DraftCost."""
-        return 0.0

@@ -7,22 +7,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from wager.economics.costmodel.draft_cost import DraftCost
-from wager.economics.costmodel.memory import Footprint, footprint
+from wager.economics.costmodel.measured_rounds import MeasuredRound
+from wager.economics.costmodel.memory import Footprint, drafter_footprint, footprint
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad, StepCost
 from wager.economics.costmodel.speedup import DepthOutcome, best_outcome, break_even_acceptance, depth_outcomes
 from wager.economics.survival import survival
 from wager.errors import UsageError
 
-
-@dataclass(frozen=True, slots=True)
-class MeasuredRound:
-    """The average round of one fixed depth, per request: tokens (bonus token included) and draft tokens made."""
-
-    tokens: float
-    drafted: float
+LARGEST_BATCH = 1 << 20
+DEEPEST = 256
+"""Limits of what is planned, far beyond any server; a larger figure is a slip of the keyboard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +46,9 @@ class AcceptanceRates:
         tokens = [1.0, *(each.tokens for each in self.rounds[:depth])]
         return tuple(later - earlier for earlier, later in pairwise(tokens))
 
-    def rows(self, depth: int) -> float:
-        """Rows of a request in a step of that depth: the known token and the draft tokens made."""
-        return 1.0 + (self.rounds[depth - 1].drafted if self.rounds and depth else depth)
+    def rows(self, depth: int, *, batch: float) -> tuple[float, ...]:
+        """Rows per request in a step of that depth, the known token included: equally likely values."""
+        return self.rounds[depth - 1].rows(batch) if self.rounds and depth else (depth + 1.0,)
 
     @property
     def max_depth(self) -> int | None:
@@ -70,7 +68,9 @@ class PlanPoint:
     """The answer at one batch, context and acceptance. `outcomes` holds every depth's from 0 on, `chosen` the best one
     or the requested one; `plain_step` and `step` are the steps without draft tokens and at the chosen depth;
     `marginal_costs` are d log seconds / d log rows of plain decoding, by part and for the "step"; `break_even` is the
-    acceptance from which one draft token pays (None: never)."""
+    acceptance from which one draft token pays (None: never, or no depth was tried). `at_max_depth`: the best depth is
+    the deepest that was tried, and deeper ones are possible. `groups` batches like this one are decoded side by side
+    under expert parallelism. `drafter_memory` is that of a drafter's own device, None without one."""
 
     batch: int
     context: int
@@ -82,16 +82,25 @@ class PlanPoint:
     marginal_costs: dict[str, float]
     break_even: float | None
     memory: Footprint
+    drafter_memory: Footprint | None = None
+    at_max_depth: bool = False
+    groups: int = 1
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether everything fits, on the target's devices and on the drafter's own; None if a memory is unknown."""
+        known = [one.fits for one in (self.memory, self.drafter_memory) if one is not None]
+        return False if False in known else None if None in known else True
 
     @property
     def seconds_per_token(self) -> float:
         """Seconds per expected token, all requests of the batch together."""
-        return (self.chosen.step_s + self.chosen.draft_s) / (self.batch * self.chosen.tokens)
+        return self.chosen.round_s / (self.batch * self.chosen.tokens)
 
     @property
     def tokens_per_second(self) -> float:
         """Of one request."""
-        return self.chosen.tokens / (self.chosen.step_s + self.chosen.draft_s)
+        return self.chosen.tokens / self.chosen.round_s
 
     @property
     def paying_depths(self) -> list[int]:
@@ -122,18 +131,22 @@ class PlanPoint:
             "tokens_per_round": self.chosen.tokens,
             "step_s": self.chosen.step_s,
             "draft_s": self.chosen.draft_s,
+            "round_s": self.chosen.round_s,
+            "at_max_depth": self.at_max_depth,
             "price": self.seconds_per_token,
             "bound": {name: part.bound for name, part in self.step.parts.items()},
             "binding": self.step.binding,
             "plain_s": self.plain_step.seconds,
             "tokens_per_s_user": self.tokens_per_second,
             "tokens_per_s": self.batch * self.tokens_per_second,
+            "tokens_per_s_all": self.groups * self.batch * self.tokens_per_second,
             "marginal": self.marginal_costs["step"],
             "break_even": self.break_even,
             "paying_depths": self.paying_depths,
             "losing_depths": self.losing_depths,
             "parts": parts,
-            "memory": {**asdict(self.memory), "total": self.memory.total, "fits": self.memory.fits},
+            "memory": self.memory.as_dict(),
+            "drafter_memory": None if self.drafter_memory is None else self.drafter_memory.as_dict(),
             "depths": [asdict(outcome) for outcome in self.outcomes],
         }
 
@@ -141,19 +154,23 @@ class PlanPoint:
 @dataclass(frozen=True, slots=True)
 class PlanQuery:
     """What is evaluated at every point: which target and drafter, and how deep. `depth` fixes the depth (None: the best
-    one up to `max_depth`)."""
+    one up to `max_depth`). With a `hit_rate` drafting is asynchronous: see speedup.round_seconds."""
 
     cost: CostModel
     drafter: DraftCost
     max_depth: int = 16
     depth: int | None = None
+    hit_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_depth < 0:
-            raise UsageError(f"A largest depth of {self.max_depth} is out of range.", "It is zero or more.")
-        if self.depth is not None and not 0 <= self.depth <= self._limit(None):
+        if not 0 <= self.max_depth <= DEEPEST:
+            raise UsageError(f"A largest depth of {self.max_depth} is out of range.", f"It is 0 to {DEEPEST}.")
+        if self.hit_rate is not None and not 0 <= self.hit_rate <= 1:
+            raise UsageError(f"A hit rate of {self.hit_rate} is out of range.", "It lies between 0 and 1.")
+        if self.depth is not None and not 0 <= self.depth <= min(DEEPEST, self._limit(None)):
             raise UsageError(
-                f"Depth {self.depth} is out of range.", f"{self.drafter.name} can draft 0 to {self._limit(None)} deep."
+                f"Depth {self.depth} is out of range.",
+                f"{self.drafter.name} can draft 0 to {min(self._limit(None), DEEPEST)} deep.",
             )
 
     def _limit(self, acceptance: AcceptanceRates | None) -> int:
@@ -164,9 +181,14 @@ class PlanQuery:
     def outcomes(self, acceptance: AcceptanceRates, *, batch: float, context: float) -> list[DepthOutcome]:
         """Every depth from 0 to the deepest that the drafter can make and whose acceptance is known."""
         depths = range(self._limit(acceptance) + 1)
-        steps = [self.cost.seconds([SequenceLoad(context, acceptance.rows(depth), batch)]) for depth in depths]
+        steps = [
+            fmean(
+                self.cost.seconds([SequenceLoad(context, rows, batch)]) for rows in acceptance.rows(depth, batch=batch)
+            )
+            for depth in depths
+        ]
         drafts = [self.drafter.seconds(batch, depth, context=context) for depth in depths]
-        return depth_outcomes(steps, drafts, acceptance.added_tokens(len(depths) - 1))
+        return depth_outcomes(steps, drafts, acceptance.added_tokens(len(depths) - 1), hit_rate=self.hit_rate)
 
     def point(self, acceptance: AcceptanceRates, *, batch: int, context: int) -> PlanPoint:
         """The answer at one point. UsageError for a batch below 1, or a context the model was not made for."""
@@ -178,7 +200,7 @@ class PlanQuery:
             )
         chosen = best_outcome(outcomes) if self.depth is None else outcomes[self.depth]
         plain = [SequenceLoad(context, 1, batch)]
-        steps, drafts = [o.step_s for o in outcomes], [o.draft_s for o in outcomes]
+        steps, drafts = [o.step_s for o in outcomes], [o.round_s - o.step_s for o in outcomes]
         return PlanPoint(
             batch=batch,
             context=context,
@@ -186,19 +208,38 @@ class PlanQuery:
             outcomes=tuple(outcomes),
             chosen=chosen,
             plain_step=self.cost.step(plain),
-            step=self.cost.step([SequenceLoad(context, acceptance.rows(chosen.depth), batch)]),
+            step=self.cost.step([SequenceLoad(context, fmean(acceptance.rows(chosen.depth, batch=batch)), batch)]),
             marginal_costs=dict(self.cost.marginal_cost(plain)),
             break_even=break_even_acceptance(steps, drafts, 1) if len(outcomes) > 1 else None,
             memory=footprint(self.cost, self.drafter, batch=batch, context=context),
+            drafter_memory=drafter_footprint(self.drafter, batch=batch, context=context),
+            at_max_depth=self._stopped_by_max_depth(chosen, acceptance),
+            groups=self.cost.cluster.groups,
+        )
+
+    def _stopped_by_max_depth(self, chosen: DepthOutcome, acceptance: AcceptanceRates) -> bool:
+        """Whether the best depth is `max_depth`, while drafter and acceptance know deeper ones."""
+        others = [limit for limit in (self.drafter.max_depth, acceptance.max_depth) if limit is not None]
+        return (
+            self.depth is None and chosen.depth == self.max_depth > 0 and self.max_depth < min(others, default=DEEPEST)
         )
 
     def _check(self, batch: int, context: int) -> None:
-        if batch < 1:
-            raise UsageError(f"batch = {batch} is out of range.", "A batch is 1 request or more.")
+        if not 1 <= batch <= LARGEST_BATCH:
+            raise UsageError(
+                f"batch = {batch} is out of range.", f"A batch is 1 request or more, {LARGEST_BATCH:,} at most."
+            )
         if not 0 <= context <= self.cost.model.context:
             raise UsageError(
                 f"context = {context} is out of range.",
                 f"{self.cost.model.name} was made for 0 to {self.cost.model.context} positions.",
+            )
+        limit = self.drafter.max_context
+        if limit is not None and context > limit:
+            raise UsageError(
+                f"context = {context} is more than the {limit} positions that the drafter {self.drafter.name} was made "
+                "for: it cannot draft there.",
+                "Plan a shorter context, or another drafter.",
             )
 
     def losing_batches(

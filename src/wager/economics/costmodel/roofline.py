@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from wager.arch import Experts, Layer, ModelSpec, Stream
 from wager.economics.costmodel.devices import Device
 from wager.economics.costmodel.experts import ExpertRouting, experts_on_fullest_rank
-from wager.economics.costmodel.links import Cluster
+from wager.economics.costmodel.links import COLLECTIVE_LATENCY, Cluster
 from wager.errors import UsageError
 
 _RELATIVE_CHANGE = 1e-6
@@ -59,9 +59,11 @@ _UNIFORM_ROUTING = ExpertRouting()
 class CostModel:
     """Seconds of a step of `model` on `device`.
 
-    `tp` devices share every matrix and cache; `ep` ranks share the experts, each with a load of its own like the given
-    one, and a step waits for the rank with most experts to read. One of the two may exceed 1.
-    `overhead` are seconds that every step takes beside its roofline.
+    `tp` devices share every matrix and cache; `ep` ranks share the experts, in ep / tp groups each with a load of its
+    own like the given one (see Cluster), and a step waits for the rank with most experts to read; `balanced` counts the
+    mean instead, as if experts were placed by their load. `overhead` are seconds that every step takes beside its
+    roofline, `link_latency` those of every collective. `fusion` are elements of a further matrix that a draft head has:
+    it brings the target's hidden states to the head's width.
     """
 
     def __init__(
@@ -73,13 +75,18 @@ class CostModel:
         tp: int = 1,
         ep: int = 1,
         overhead: float = 0.0,
+        link_latency: float = COLLECTIVE_LATENCY,
+        balanced: bool = False,
+        fusion: int = 0,
     ) -> None:
         self.model, self.device, self.routing, self.overhead = model, device, routing, overhead
-        self.cluster = Cluster(device, tp, ep)
-        if ep > 1 and not model.sparse:
-            raise UsageError(f"{model.name} has no experts to spread over {ep} ranks.", "Use tensor parallelism (tp).")
-        elements = model.elements()
-        self._matrices = {part: elements[part] / tp for part in ("projections", "ffn", "router") if elements.get(part)}
+        self.balanced, self.fusion = balanced, fusion
+        self.cluster = Cluster(device, tp, ep, link_latency)
+        self.cluster.check(model)
+        elements = {**model.elements(), "fusion": fusion}
+        self._matrices = {
+            part: elements[part] / tp for part in ("fusion", "projections", "ffn", "router") if elements.get(part)
+        }
         self._head = model.head_elements / tp
 
     def seconds(self, loads: Sequence[SequenceLoad]) -> float:
@@ -101,7 +108,7 @@ class CostModel:
         total = _StepSum(self.device)
         precision = self.model.precision
         for part, size in self._matrices.items():
-            stored = precision.format_of(part)
+            stored = precision.weights if part == "fusion" else precision.format_of(part)
             total.add(Stream(part, 2 * size * rows, size * stored.bytes, stored.compute))
         for load in loads:
             self._add_attention(total, load)
@@ -135,8 +142,7 @@ class CostModel:
         tp = self.cluster.tp
         for layer in self.model.layers:
             for stream in layer.attention.streams(load.context, load.rows, self.model.precision):
-                share = min(tp, stream.shards)
-                size = stream.bytes / tp + stream.cached / share
+                size = stream.bytes / tp + stream.cached * self.cluster.kept_share(stream.shards)
                 total.add(replace(stream, flops=stream.flops / tp, bytes=size), times=layer.count * load.count)
 
     def _add_experts(
@@ -153,14 +159,14 @@ class CostModel:
         join the routed ones' stream where both are stored in the same format."""
         model, cluster = self.model, self.cluster
         precision, expert = model.precision, ffn.expert(model.hidden)
-        tokens = cluster.ep * sum(load.count * self.routing.unrelated_tokens(load.rows) for load in loads)
+        tokens = cluster.groups * sum(load.count * self.routing.unrelated_tokens(load.rows) for load in loads)
         if distinct is None:
             distinct = self.routing.distinct_experts(ffn.count, ffn.active, tokens)
-        if cluster.ep > 1:
+        if cluster.ep > 1 and not self.balanced:
             held = -(-ffn.count // cluster.ep)
             read = experts_on_fullest_rank(held, distinct / ffn.count, cluster.ep) * expert
         else:
-            read = distinct * expert / cluster.tp
+            read = distinct * expert / cluster.devices
         flops = 2 * ffn.active * expert * rows / cluster.tp
         size, shared = read * precision.experts.bytes, ffn.shared_weights(model.hidden) / cluster.tp
         together = precision.shared == precision.experts

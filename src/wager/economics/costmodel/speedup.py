@@ -10,23 +10,41 @@ from wager.economics.survival import tokens_per_round
 
 @dataclass(frozen=True, slots=True)
 class DepthOutcome:
-    """A round of one depth: expected tokens per request (bonus token included), seconds of the step and of drafting,
-    and how much faster tokens come than with depth 0."""
+    """A round of one depth: expected tokens per request (bonus token included), seconds of the step, of drafting and of
+    the round (their sum, or less where drafting runs beside the step), and how much faster tokens come than with depth
+    0."""
 
     depth: int
     tokens: float
     step_s: float
     draft_s: float
     speedup: float
+    round_s: float
 
 
-def depth_outcomes(steps: Sequence[float], drafts: Sequence[float], survival: Sequence[float]) -> list[DepthOutcome]:
+def round_seconds(step: float, draft: float, *, hit_rate: float | None = None) -> float:
+    """Seconds of a round: step + draft, one after the other (`hit_rate` None).
+
+    With a hit rate h drafting is asynchronous: while a step verifies, the next draft is made for the outcomes that are
+    likely, and h is the share of rounds whose outcome was among them. Then the next step starts as soon as both are
+    done; else the draft is made after verification: h max(step, draft) + (1 - h) (step + draft). The denominator of
+    speculative speculative decoding (SSD, arXiv 2603.03251); h = 1 is the bound of PEARL (arXiv 2408.11850).
+    """
+    if hit_rate is None:
+        return step + draft
+    return hit_rate * max(step, draft) + (1 - hit_rate) * (step + draft)
+
+
+def depth_outcomes(
+    steps: Sequence[float], drafts: Sequence[float], survival: Sequence[float], *, hit_rate: float | None = None
+) -> list[DepthOutcome]:
     """Every depth from 0 to len(steps) - 1. `steps[g]` are seconds of a step with g draft tokens per request,
-    `drafts[g]` seconds of drafting them. Speed-up is tokens x steps[0] / (steps + drafts); at depth 0 it is 1."""
+    `drafts[g]` seconds of drafting them. Speed-up is tokens x steps[0] / round; at depth 0 it is 1. `hit_rate`: see
+    round_seconds."""
     outcomes = []
     for depth, (step, draft) in enumerate(zip(steps, drafts, strict=True)):
-        tokens = tokens_per_round(survival, depth)
-        outcomes.append(DepthOutcome(depth, tokens, step, draft, tokens * steps[0] / (step + draft)))
+        tokens, seconds = tokens_per_round(survival, depth), round_seconds(step, draft, hit_rate=hit_rate)
+        outcomes.append(DepthOutcome(depth, tokens, step, draft, tokens * steps[0] / seconds, seconds))
     return outcomes
 
 

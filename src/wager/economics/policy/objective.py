@@ -8,13 +8,12 @@ is faster; one that stays too slow at the greatest factor is given up, so that t
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
+from wager.economics.durations import is_time, parse_seconds
 from wager.errors import UsageError
 
-_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6}  # micro sign and Greek letter look alike
 _SMOOTHING = 0.04  # weight of a new step in the running means of tokens and seconds
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _MAX_RATIO = 20.0  # by which a sequence may count more or less than an average one, under `latency`
@@ -41,12 +40,12 @@ THROUGHPUT = Objective()
 
 
 def parse_objective(text: str) -> Objective:
-    """`throughput`, `latency` or `slo:TIME` (per token, in s, ms, us or µs); UsageError for anything else."""
+    """`throughput`, `latency` or `slo:TIME` (per token, see durations); UsageError for anything else."""
     if text in ("throughput", "latency"):
         return Objective("latency") if text == "latency" else THROUGHPUT
-    target = re.fullmatch(r"slo:(\d+(?:\.\d+)?)(\D+)", text)
-    if target and target[2] in _UNITS and float(target[1]):
-        return Objective("slo", float(target[1]) * _UNITS[target[2]])
+    kind, _, time = text.partition(":")
+    if kind == "slo" and is_time(time) and parse_seconds("objective", time):
+        return Objective("slo", parse_seconds("objective", time))
     hint = "Use throughput, latency, or slo with a time per token above 0: slo:20ms, slo:500us."
     raise UsageError(f"objective = {text!r} is not known.", hint)
 

@@ -1,0 +1,255 @@
+"""Drafters by shape, each against a formula written out beside it: heads that read their own cache, EAGLE, Medusa,
+models divided over devices, staged, remote and asynchronous drafting."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wager.arch import TABLE, Precision
+from wager.economics.costmodel.devices import DEVICES
+from wager.economics.costmodel.draft_chains import RemoteDraftCost, StagedDraftCost
+from wager.economics.costmodel.draft_cost import (
+    ConstantDraftCost,
+    DraftCost,
+    DraftModelCost,
+    FreeDraftCost,
+    block_drafter_cost,
+    eagle_cost,
+    medusa_cost,
+    mtp_cost,
+)
+from wager.economics.costmodel.links import Cluster, DrafterLink
+from wager.economics.costmodel.memory import drafter_footprint, footprint, largest_batch
+from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
+from wager.economics.costmodel.roofline import CostModel, SequenceLoad
+from wager.economics.costmodel.speedup import round_seconds
+from wager.errors import UsageError
+
+H100 = DEVICES["H100"]
+LLAMA, SMALL = TABLE["Llama-3.1-8B"], TABLE["SmolLM2-135M"]
+ONE = Cluster(H100)
+BANDWIDTH, PEAK = 3.35e12, 989.5e12
+D, VOCAB = 4096, 128256
+
+
+def stream(elements: float, rows: float) -> float:
+    """Seconds of bf16 matrices of that many elements for that many rows."""
+    return max(2 * elements / BANDWIDTH, 2 * elements * rows / PEAK)
+
+
+def attention(context: float, rows: float, *, heads: int, kv_heads: int) -> float:
+    """Seconds of a layer's attention for one sequence, heads of 128, 16-bit cache and queries."""
+    read = 2 * kv_heads * 128 * 2 * context + heads * 128 * 2 * rows
+    return max(read / BANDWIDTH, 4 * heads * 128 * context * rows / PEAK)
+
+
+@pytest.mark.parametrize(("batch", "context", "depth"), [(1, 0, 3), (64, 8192, 6), (500, 2000, 1)])
+def test_an_mtp_head_reads_the_cache_of_every_sequence(batch: int, context: int, depth: int) -> None:
+    layer = D * 128 * (2 * 32 + 2 * 8) + 3 * D * 14336
+    one = stream(layer + 2 * D * D + VOCAB * D, batch) + batch * attention(context, 1, heads=32, kv_heads=8)
+    assert mtp_cost(LLAMA, ONE).seconds(batch, depth, context=context) == pytest.approx(depth * one)
+
+
+@pytest.mark.parametrize(("batch", "context", "width"), [(1, 0, 16), (64, 8192, 16), (64, 8192, 4), (8, 100_000, 2)])
+def test_a_block_attends_from_every_one_of_its_rows(batch: int, context: int, width: int) -> None:
+    layer = D * 128 * (2 * 64 + 2 * 8) + 3 * D * 3 * D
+    rows = batch * width
+    cached = 8 * batch * attention(context, width, heads=64, kv_heads=8)
+    drafter = block_drafter_cost(LLAMA, ONE, width=width)
+    expected = stream(8 * layer + 5 * D * D + VOCAB * D, rows) + cached
+    assert drafter.max_depth == width - 1
+    for depth in range(1, width):
+        assert drafter.seconds(batch, depth, context=context) == pytest.approx(expected)
+    assert drafter.kv_bytes(context) == 8 * 2 * 8 * 128 * 2 * context
+
+
+def test_a_long_context_takes_the_gain_of_deep_drafts() -> None:
+    """Llama-8B on an H100, 64 requests of 8192 positions, acceptance 0.8: without the head's cache it said depth 7."""
+    found = PlanQuery(CostModel(LLAMA, H100), mtp_cost(LLAMA, ONE)).point(
+        AcceptanceRates("0.8", 0.8), batch=64, context=8192
+    )
+    assert (found.chosen.depth, round(found.chosen.speedup, 2)) == (6, 2.91)
+
+
+@pytest.mark.parametrize("vocab", [None, 32000])
+def test_an_eagle_head_by_hand(vocab: int | None) -> None:
+    """One layer that reads 2 d, a fusion of 3 d into d, a head over the draft vocabulary or the target's."""
+    batch, context = 16, 5000
+    qkv, layer = D * 128 * (32 + 2 * 8), D * 128 * (2 * 32 + 2 * 8) + 3 * D * 14336
+    own, head = 3 * D * D + qkv + layer, D * (vocab or VOCAB)
+    drafter = eagle_cost(LLAMA, ONE, vocab=vocab)
+    one = stream(own + head, batch) + batch * attention(context, 1, heads=32, kv_heads=8)
+    assert drafter.seconds(batch, 4, context=context) == pytest.approx(4 * one)
+    assert drafter.resident_bytes == 2 * (own + (head if vocab else 0))
+    assert drafter.kv_bytes(context) == 2 * 8 * 128 * 2 * context
+    assert drafter.max_depth is None
+
+
+def test_an_eagle_head_of_a_mixture_of_latent_attention_is_dense_and_grouped() -> None:
+    model = TABLE["DeepSeek-V3"]
+    drafter = eagle_cost(model, Cluster(DEVICES["B200"], tp=2, ep=16), vocab=32000)
+    hidden, heads = 7168, 112
+    layer = hidden * 128 * (2 * heads + 2 * 14) + 3 * hidden * 18432
+    own = 3 * hidden**2 + hidden * 128 * (heads + 28) + layer + hidden * 32000
+    assert drafter.resident_bytes == 2 * own  # 16 bits, beside an fp8 target
+    assert drafter.device_bytes == own  # shared by the two devices of a group, whole in every group
+
+
+@pytest.mark.parametrize("vocab", [0, -1, VOCAB + 1])
+def test_a_draft_vocabulary_is_part_of_the_targets(vocab: int) -> None:
+    with pytest.raises(UsageError, match=f"draft vocabulary of {vocab} tokens"):
+        eagle_cost(LLAMA, ONE, vocab=vocab)
+
+
+@pytest.mark.parametrize("heads", [1, 5])
+def test_medusa_heads_by_hand(heads: int) -> None:
+    drafter = medusa_cost(LLAMA, ONE, heads=heads)
+    elements = heads * (D * D + VOCAB * D)
+    for batch in (1, 700):
+        for depth in range(1, heads + 1):
+            assert drafter.seconds(batch, depth, context=9999) == pytest.approx(stream(elements, batch))
+    assert drafter.resident_bytes == drafter.device_bytes == 2 * elements
+    assert (drafter.max_depth, drafter.kv_bytes(10_000)) == (heads, 0)
+    with pytest.raises(UsageError, match="0 heads"):
+        medusa_cost(LLAMA, ONE, heads=0)
+
+
+def test_a_draft_model_is_divided_by_its_own_cluster() -> None:
+    """Llama-8B beside Llama-70B on eight devices: an eighth of its bytes, and two all-reduces in each of 32 layers."""
+    whole, divided = (DraftModelCost(CostModel(LLAMA, H100, tp=tp, link_latency=5e-6)) for tp in (1, 8))
+    sent = 2 * 32 * 4096 * 2 * 2 * 7 / 8 / 450e9
+    assert divided.seconds(1, 3, context=0) == pytest.approx(
+        whole.seconds(1, 3, context=0) / 8 + 3 * (sent + 64 * 5e-6)
+    )
+    assert divided.device_bytes == whole.device_bytes / 8
+    assert divided.kv_bytes(1000) == whole.kv_bytes(1000) / 8
+
+
+def test_a_drafters_context_is_the_limit_of_the_plan() -> None:
+    query = PlanQuery(CostModel(LLAMA, H100), DraftModelCost(CostModel(SMALL, H100)))
+    assert query.point(AcceptanceRates("0.7", 0.7), batch=1, context=8192).chosen.depth >= 0
+    with pytest.raises(UsageError, match="more than the 8192 positions that the drafter model:SmolLM2-135M"):
+        query.point(AcceptanceRates("0.7", 0.7), batch=1, context=8193)
+
+
+# ---- staged ---------------------------------------------------------------------------------------------------------
+
+
+def expected_passes(depth: int, acceptance: float, *, inner: int) -> float:
+    """By enumeration of how many guesses every pass accepts."""
+    if depth <= 0:
+        return 0.0
+    chances = [acceptance**i * (1 - acceptance) for i in range(inner)] + [acceptance**inner]
+    return 1 + sum(chance * expected_passes(depth - i - 1, acceptance, inner=inner) for i, chance in enumerate(chances))
+
+
+@pytest.mark.parametrize(
+    ("depth", "acceptance", "inner"), [(1, 0.5, 3), (4, 0.5, 3), (6, 0.8, 2), (5, 0.0, 2), (6, 1.0, 2)]
+)
+def test_a_staged_drafter_of_one_sequence_takes_the_expected_passes(depth: int, acceptance: float, inner: int) -> None:
+    small = DraftModelCost(CostModel(SMALL, H100))
+    drafter = StagedDraftCost(small, ConstantDraftCost(1e-5), acceptance, inner)
+    guessed = min(inner, depth - 1)
+    one = small.cost.seconds([SequenceLoad(700, guessed + 1, 1)]) + guessed * 1e-5
+    passes = expected_passes(depth, acceptance, inner=guessed)
+    assert drafter.seconds(1, depth, context=700) == pytest.approx(passes * one)
+    assert drafter.seconds(1, 0, context=700) == 0
+
+
+def test_a_batch_of_staged_drafts_waits_for_its_slowest_sequence() -> None:
+    """Two tokens each for three sequences, one guess a pass: the second pass is made unless all three guesses hold."""
+    small = DraftModelCost(CostModel(SMALL, H100))
+    drafter = StagedDraftCost(small, FreeDraftCost(), 0.6, 1)
+    first = small.cost.seconds([SequenceLoad(100, 2, 3)])
+    second = sum(chance * small.cost.seconds([SequenceLoad(100, 2, 3 * 0.4 / (1 - 0.6**3))]) for chance in [1 - 0.6**3])
+    assert drafter.seconds(3, 2, context=100) == pytest.approx(first + second)
+    assert sum(0.6 ** (3 - n) * 0.4**n for k in itertools.product((0, 1), repeat=3) if (n := sum(k))) == pytest.approx(
+        1 - 0.6**3
+    )
+
+
+def test_a_staged_drafter_stores_both_of_its_stages() -> None:
+    small = DraftModelCost(CostModel(SMALL, H100))
+    head = mtp_cost(SMALL, ONE)
+    drafter = StagedDraftCost(small, head, 0.7, 3)
+    assert drafter.resident_bytes == small.resident_bytes + head.resident_bytes
+    assert drafter.kv_bytes(500) == small.kv_bytes(500) + head.kv_bytes(500)
+    assert drafter.max_context == SMALL.context
+
+
+# ---- a device of its own, and drafting beside verification ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "hidden"), [(mtp_cost, 5 * D), (eagle_cost, 5 * 3 * D), (block_drafter_cost, 5 * 5 * D), (medusa_cost, D)]
+)
+def test_a_drafter_on_another_device_pays_for_the_link(make: object, hidden: int) -> None:
+    """Four draft tokens: five verified rows of hidden states (Medusa: the last) and nine token ids a sequence."""
+    drafter: DraftCost = make(LLAMA, ONE)  # type: ignore[operator]
+    remote = RemoteDraftCost(drafter, DEVICES["L40S"], DrafterLink(50e9, 5e-6))
+    link = 10 * (2 * hidden + 9 * 4) / 50e9 + 2 * 5e-6
+    assert remote.seconds(10, 4, context=300) == pytest.approx(drafter.seconds(10, 4, context=300) + link)
+    assert remote.seconds(10, 0, context=300) == 0
+
+
+def test_a_drafter_on_another_device_takes_memory_there() -> None:
+    cost = CostModel(TABLE["Llama-3.1-70B"], DEVICES["B200"])
+    drafter = DraftModelCost(CostModel(LLAMA, DEVICES["RTX-4090"]))
+    remote = RemoteDraftCost(drafter, DEVICES["RTX-4090"], DrafterLink(50e9))
+    assert footprint(cost, remote, batch=8, context=4096) == footprint(cost, FreeDraftCost(), batch=8, context=4096)
+    there = drafter_footprint(remote, batch=8, context=4096)
+    assert there is not None
+    assert (there.drafter, there.cache) == (LLAMA.resident_bytes, 8 * LLAMA.kv_bytes(4096))
+    most = largest_batch(cost, remote, context=4096)
+    assert most == int((24e9 * 0.9 - LLAMA.resident_bytes) // LLAMA.kv_bytes(4096))
+    point = PlanQuery(cost, remote).point(AcceptanceRates("0.7", 0.7), batch=16, context=4096)
+    assert (point.memory.fits, point.fits) == (True, False)
+
+
+@settings(deadline=None)
+@given(st.floats(1e-6, 1), st.floats(0, 1), st.floats(0, 1))
+def test_drafting_beside_verification_lies_between_the_larger_and_the_sum(
+    step: float, draft: float, hit: float
+) -> None:
+    found = round_seconds(step, draft, hit_rate=hit)
+    assert found == pytest.approx(hit * (step if step > draft else draft) + (1 - hit) * (step + draft))
+    assert max(step, draft) - 1e-12 <= found <= step + draft + 1e-12
+    assert round_seconds(step, draft) == step + draft
+
+
+def test_asynchronous_drafting_in_a_plan() -> None:
+    """Drafting that takes less than the step costs nothing where every outcome was drafted in advance."""
+    cost, drafter, rate = CostModel(LLAMA, H100), ConstantDraftCost(5e-4), AcceptanceRates("0.8", 0.8)
+    free, hit, half, miss, sync = (
+        PlanQuery(cost, price, depth=4, hit_rate=share).point(rate, batch=4, context=1000)
+        for price, share in ((FreeDraftCost(), None), (drafter, 1.0), (drafter, 0.5), (drafter, 0.0), (drafter, None))
+    )
+    assert hit.chosen.draft_s == pytest.approx(2e-3)
+    assert hit.chosen.speedup == free.chosen.speedup
+    assert miss.chosen.speedup == sync.chosen.speedup
+    assert half.chosen.round_s == pytest.approx(half.chosen.step_s + 1e-3)
+    assert half.seconds_per_token == pytest.approx(half.chosen.round_s / (4 * half.chosen.tokens))
+    with pytest.raises(UsageError, match=r"hit rate of 1\.5"):
+        PlanQuery(cost, drafter, hit_rate=1.5)
+
+
+def test_an_mtp_head_has_the_targets_formats_and_a_trained_head_16_bits() -> None:
+    """An fp8 target whose head stays in bf16; a shared head is read in the target's format, an own one in 16 bits."""
+    narrow = replace(LLAMA, precision=Precision.of("fp8", head="bf16"))
+    layer = D * 128 * (2 * 32 + 2 * 8) + 3 * D * 14336
+    queries = attention(0, 1, heads=32, kv_heads=8)
+    shared = 2 * VOCAB * D / BANDWIDTH
+    assert mtp_cost(narrow, ONE).seconds(1, 1, context=0) == pytest.approx(
+        (layer + 2 * D * D) / BANDWIDTH + shared + queries
+    )
+    trained = eagle_cost(LLAMA, ONE).seconds(1, 1, context=0)
+    assert eagle_cost(narrow, ONE).seconds(1, 1, context=0) == pytest.approx(trained)
+    all_narrow = replace(LLAMA, precision=Precision.of("fp8"))
+    assert eagle_cost(all_narrow, ONE).seconds(1, 1, context=0) == pytest.approx(trained - shared / 2)
+    for target in (narrow, all_narrow):
+        assert medusa_cost(target, ONE).seconds(1, 1, context=0) == medusa_cost(LLAMA, ONE).seconds(1, 1, context=0)
