@@ -2,7 +2,8 @@
 machine, with one table at the end.
 
     python dev/close_the_loop.py PROMPTS [--model MODEL] [--drafter ngram] [--prompts 36] [--loads 1,4,16]
-        [--depths 1,2,3,5,7,11,15] [--temperatures 0,0.8] [--seconds 60] [--calibration FILE] [--json PATH]
+        [--depths 1,2,3,5,7,11,15] [--temperatures 0,0.8] [--seconds 60] [--threads N] [--calibration FILE]
+        [--json PATH]
 
 `wager calibrate`, `wager acceptance` and `wager plan` run as a user would call them (the calibration is stored in a
 temporary folder). Then all depths and plain decoding serve the same prompts in turns on one loaded model, so that a
@@ -95,7 +96,12 @@ class Measured:
     """Engines at several depths on one loaded model, and the decode steps of each in every turn."""
 
     def __init__(self, args: argparse.Namespace, depths: Sequence[int]) -> None:
-        options: dict[str, Any] = {"model": args.model, "drafter": args.drafter, "prefix_cache": False}
+        options: dict[str, Any] = {
+            "model": args.model,
+            "drafter": args.drafter,
+            "prefix_cache": False,
+            "threads": args.threads,
+        }
         first = load(EngineConfig.from_options(**options, depth=max(depths)))
         self.engines: dict[str, LoadedEngine] = {
             str(depth): load(EngineConfig.from_options(**options, depth=depth), target=first.target)
@@ -171,6 +177,7 @@ def main() -> None:
     parser.add_argument("--depths", default="1,2,3,5,7,11,15")
     parser.add_argument("--temperatures", default="0,0.8")
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -183,8 +190,9 @@ def main() -> None:
         folder = Path(name)
         calibration = args.calibration or folder / "calibration.json"
         if args.calibration is None:
+            threads = [] if args.threads is None else ["--threads", str(args.threads)]
             wager("calibrate", "--model", args.model, "--drafter", args.drafter, "--seconds", str(args.seconds),
-                  "--json", str(calibration), environment={"WAGER_CACHE": name})  # fmt: skip
+                  *threads, "--json", str(calibration), environment={"WAGER_CACHE": name})  # fmt: skip
         temperatures = [float(word) for word in args.temperatures.split(",")]
         predicted = {temperature: predict(args, folder, calibration, temperature) for temperature in temperatures}
         engines = Measured(args, depths)

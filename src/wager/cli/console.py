@@ -51,7 +51,7 @@ def check_writable(path: Path | None) -> None:
 
 
 def _unwritable(path: Path, cause: str) -> UsageError:
-    return UsageError(f"The results cannot be written to {path}: {cause}.", "Give another path to --json.")
+    return UsageError(f"The results cannot be written to {path}: {cause}.", "Give another path.")
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stdout: bool) -> None:
