@@ -15,7 +15,6 @@ import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -37,21 +36,10 @@ SQUARE, TALL, TIMES = 512, 192, 10
 """Side of the matrix whose product is timed for the peak, rows that it meets, and products of a tape."""
 
 
-class CountingDecoder(Decoder):
-    """A decoder that keeps each layer's choice of experts, so that they can be counted after a pass."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        self.choices: list[torch.Tensor] = []
-        super().__init__(*arguments, **named)
-
-    def _record_experts(self, tensors: Any, experts: Any, to: Any) -> None:
-        to.routing = replace(to.routing, ids=torch.zeros_like(to.routing.ids))
-        self.choices.append(to.routing.ids)
-        super()._record_experts(tensors, experts, to)
-
-    def distinct_experts(self, rows: int) -> float:
-        """Distinct experts of a layer in the last pass, the mean over layers; 0 without experts."""
-        return fmean(len(ids[:rows].unique()) for ids in self.choices) if self.choices else 0.0
+def distinct_experts(decoder: Decoder, rows: int) -> float:
+    """Distinct experts of a layer in the last pass, the mean over layers; 0 without experts."""
+    choices = decoder.expert_choices
+    return fmean(len(ids[:rows].unique()) for ids in choices) if choices else 0.0
 
 
 def seconds(task: Callable[[], object]) -> float:
@@ -90,7 +78,7 @@ class TimedModel:
         weights, _ = make(name)
         most, max_blocks = ROWS[-1], context // 16 + 1
         sizes = dict(num_blocks=most * max_blocks, max_rows=most, max_sequences=most, max_blocks=max_blocks)
-        self.decoder = CountingDecoder(weights, kernels, **sizes)
+        self.decoder = Decoder(weights, kernels, **sizes, keep_expert_choices=True)
         vocab = weights.spec.vocab
         self._steps = {
             rows: [batch(rows, context, vocab, max_blocks, seed=seed) for seed in range(SEEDS)] for rows in ROWS
@@ -108,7 +96,7 @@ class TimedModel:
             took = time.perf_counter() - begun
             if index:
                 self.taken[rows].append(took)
-                self.experts[rows].append(self.decoder.distinct_experts(rows))
+                self.experts[rows].append(distinct_experts(self.decoder, rows))
 
 
 def measure(threads: int, context: int, *, limit: float) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class Draft:
 
     def truncate(self, size: int) -> Draft:
         """The first `size` nodes. Parents precede children, so they are a tree."""
-        if size >= len(self):
+        if size >= len(self.tokens):
             return self
         probs = None if self.draft_probs is None else self.draft_probs[:size]
         return Draft(self.seq_id, self.tokens[:size], self.parents[:size], self.scores[:size], self.drafter, probs)

@@ -49,6 +49,10 @@ CLASSES = [
     ("LlamaConfig", {}), ("MistralConfig", {}), ("Qwen2Config", {}), ("Qwen3Config", {}), ("MixtralConfig", {}),
     ("Qwen2MoeConfig", {"mlp_only_layers": [0, 3]}), ("Qwen3MoeConfig", {"decoder_sparse_step": 2}),
     ("Qwen3NextConfig", {}), ("Qwen3_5MoeTextConfig", {}), ("GptOssConfig", {}),
+    ("Gemma2Config", {}), ("Gemma3TextConfig", {}), ("Phi3Config", {"pad_token_id": 0}), ("GlmConfig", {}),
+    ("Glm4Config", {}), ("Glm4MoeConfig", {}), ("GlmMoeDsaConfig", {}), ("Llama4TextConfig", {"moe_layers": [1, 3]}),
+    ("Olmo2Config", {}), ("Olmo3Config", {}), ("OlmoeConfig", {}), ("GraniteConfig", {}), ("GraniteMoeConfig", {}),
+    ("Cohere2Config", {}), ("SmolLM3Config", {}), ("MiniMaxM2Config", {}), ("DeepseekV32Config", {}),
     ("DeepseekV2Config", {"num_experts_per_tok": 6}), ("DeepseekV3Config", {}), ("DeepseekV4Config", {}),
 ]  # fmt: skip
 
@@ -208,6 +212,16 @@ def test_quantised_experts() -> None:
     assert cached == TABLE["DeepSeek-V4-Flash"].precision
     unknown = {**LLAMA, "quantization_config": {"quant_method": "magic"}}
     assert read_config(unknown, precision=Precision.of("fp8")).precision == Precision.of("fp8")
+
+
+def test_a_head_that_is_the_embedding_is_not_quantised() -> None:
+    tied = {**LLAMA, "tie_word_embeddings": True}
+    assert quantised(LLAMA, **packed(FP8)).head.name == "fp8"
+    assert quantised(LLAMA, **packed({**FP8, "targets": "Linear"})) == quantised(LLAMA, **packed(FP8))
+    assert quantised(tied, **packed(FP8)).head.name == "bf16"
+    gemma = {**LLAMA, "model_type": "gemma2", "sliding_window": 4096}  # tied unless it says otherwise
+    del gemma["tie_word_embeddings"]
+    assert quantised(gemma, **packed(FP8)).head.name == "bf16"
 
 
 def test_formats_of_a_dtype() -> None:

@@ -141,7 +141,7 @@ def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(run: Run, tmp_pa
                         ("head_count_kv", 2), ("feed_forward_length", 128), ("vocab_size", 500)):  # fmt: skip
         getattr(writer, f"add_{name}")(value)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float32))
+    writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -186,12 +186,10 @@ BAD = [
     (["--acceptance", "1.5"], "acceptance = 1.5"),
     (["--acceptance", "nan"], "acceptance = nan"),
     (["--acceptance", "nowhere.json"], "no file nowhere.json"),
-    (["--model", "Lama-3.1-8B"], "Model 'Lama-3.1-8B' is not known"),
     (["--hardware", "H1000"], "Hardware 'H1000' is not known"),
     (["--hardware", "nowhere.json"], "no file nowhere.json"),
     (["--drafter-shape", "eagel"], "drafter shape 'eagel'"),
     (["--drafter-shape", "block:0"], "drafter shape 'block:0'"),
-    (["--drafter-shape", "model:nobody"], "Model 'nobody' is not known"),
     (["--drafter-cost", "cheap"], "drafter-cost = 'cheap'"),
     (["--drafter-cost", "-0.1"], "drafter-cost = '-0.1'"),
     (["--drafter-cost", "0.1", "--drafter-shape", "mtp"], "--drafter-shape and --drafter-cost"),
@@ -216,6 +214,21 @@ BAD = [
 def test_an_invalid_argument_is_named(run: Run, arguments: list[str], message: str) -> None:
     code, out, err = run("--model", "Llama-3.1-8B", "--hardware", "H100", *arguments)
     assert code == 2
+    assert message in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "Lama-3.1-8B"], "Model 'Lama-3.1-8B' is not known"),
+        (["--model", "nowhere/config.json"], "no file nowhere/config.json"),
+        (["--drafter-shape", "model:nobody"], "Model 'nobody' is not known"),
+    ],
+)
+def test_an_unknown_model_fails_as_in_run(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run("--hardware", "H100", *arguments)
+    assert code == main(["run", "hello", "--model", "nobody"]) == 1
     assert message in err
     assert out == ""
 
@@ -318,3 +331,26 @@ def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run, tmp_path: Path) 
     assert (found["depth"], round(found["speedup"], 2)) == (3, 1.63)
     [named] = answer(run, "--model", "Llama-3.1-8B", "--precision", "awq", *flags)["points"]
     assert named["speedup"] == found["speedup"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "formats"),
+    [("hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {
+        "quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}, ("fp8", "bf16", 1.0)),
+     ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}, ("int4", "bf16", 2.0)),
+     ("quant_config.json", {"zero_point": True, "q_group_size": 128, "w_bit": 4}, ("int4", "bf16", 2.0))],
+)  # fmt: skip
+def test_a_quantisation_beside_the_configuration(
+    run: Run, tmp_path: Path, name: str, stored: dict[str, Any], formats: tuple[str, str, float]
+) -> None:
+    """Older checkpoints state it in a file of its own; the config.json's own takes precedence."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / name).write_text(json.dumps(stored))
+    flags = ("--hardware", "H100", "--context", "100", "--batch", "1")
+    for path in (tmp_path, tmp_path / "config.json"):
+        found = answer(run, "--model", str(path), *flags)["model"]["precision"]
+        assert (found["weights"]["name"], found["head"]["name"], found["cache"]) == formats
+    own = {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **own}))
+    found = answer(run, "--model", str(tmp_path), *flags)["model"]["precision"]
+    assert (found["weights"]["name"], found["cache"]) == ("fp8", 2.0)

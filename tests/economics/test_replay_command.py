@@ -71,9 +71,8 @@ def test_experts_spread_over_ranks_and_a_rate(tmp_path: Path) -> None:
         (["--rate", "nan"], "rate"),
         (["--rate", "1", "--concurrency", "2"], "two kinds"),
         (["--model", "Qwen3-8B"], "together"),
-        (["--ep", "8"], "--ep"),
-        (["--drafter-shape", "free"], "--drafter-shape"),
-        (["--model", "Qwen3-8C", "--hardware", "H100"], "Qwen3-8B"),
+        (["--hardware", "published", "--ep", "8"], "--ep"),
+        (["--hardware", "published", "--drafter-shape", "block:4"], "block:4"),
         (["--curve", "1.5"], "1.5"),
         (["--curve", "eagle.json"], "eagle.json"),
         (["--objective", "speed"], "objective"),
@@ -85,6 +84,11 @@ def test_experts_spread_over_ranks_and_a_rate(tmp_path: Path) -> None:
 def test_mistakes_are_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_unknown_model_fails_as_in_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "--model", "Qwen3-8C", "--hardware", "H100"]) == 1
+    assert "Qwen3-8B" in capsys.readouterr().err
 
 
 def test_a_trace_and_a_curve_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.base import Policy
 from wager.economics.policy.fixed import FixedDepth
 from wager.economics.simulation import comparison as replay
@@ -20,6 +21,7 @@ from wager.economics.simulation.traces import RecordedTraces, TraceSource
 from wager.economics.simulation.workload import Workload
 from wager.economics.survival import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, conditional
 from wager.errors import UsageError
+from wager.types import DraftDecision
 
 LATENCY = PublishedLatency()
 
@@ -32,8 +34,11 @@ BEST = {
 DEPTHS = {"mtp": [1, 1, 1, 2, 8, 8, 8, 8, 8, 7, 4, 3], "dflash": [3, 2, 2, 15, 15, 15, 15, 15, 14, 8, 5, 4]}
 
 
-def serve(traces: TraceSource, policy: Policy, workload: Workload) -> SimulationResult:
-    return SimulatedServer(traces, LATENCY, policy=policy, workload=workload).run()
+def serve(
+    traces: TraceSource, policy: Policy, workload: Workload, *, latency: LatencyModel = LATENCY
+) -> SimulationResult:
+    before = DraftDecision(policy.depth, policy.drafter) if isinstance(policy, FixedDepth) else DraftDecision(0)
+    return SimulatedServer(traces, latency, policy=policy, workload=workload, drafted_before=before).run()
 
 
 # ---- the published latencies ----------------------------------------------------------------------------------------
@@ -79,7 +84,7 @@ def test_drafts_survive_by_the_curve(name: str) -> None:
 
 def test_confidence_separates_right_from_wrong_about_as_well_as_published_heads() -> None:
     said, right = [], []
-    for number in range(30):
+    for number in range(200):
         guesses = synthetic("mtp").request(number).drafts["mtp"]
         assert guesses.scores is not None
         said.append(guesses.scores[:, 0])
@@ -115,8 +120,6 @@ def test_fixed_depth_gets_the_expected_tokens_of_the_curve() -> None:
     alike = SyntheticDrafter(MTP_SURVIVAL, request_sd=0, round_sd=0, token_sd=0)
     result = serve(synthetic("mtp", drafter=alike), FixedDepth(4), Workload(concurrency=8, rounds=12_000))
     assert result.tau == pytest.approx(1 + sum(MTP_SURVIVAL[:4]), rel=0.02)
-    uneven = serve(synthetic("mtp"), FixedDepth(4), Workload(concurrency=8, rounds=12_000))
-    assert 0.9 * result.tau < uneven.tau < 0.99 * result.tau, "hard texts take more rounds and so weigh more"
     assert result.admitted == result.drafted
     assert result.accepted == result.tokens - result.rounds
 
@@ -226,7 +229,9 @@ def answer(tokens: int = 6, **changes: object) -> dict[str, object]:
 def test_a_trace_is_replayed_token_by_token(tmp_path: Path) -> None:
     recorded = RecordedTraces.read(trace(tmp_path / "t.jsonl", [answer(), answer()]))
     assert (len(recorded), recorded.max_depths()) == (2, {"lookup": 2})
-    result = serve(recorded, FixedDepth(2), Workload(concurrency=1, requests=2))
+    result = serve(
+        recorded, FixedDepth(2), Workload(concurrency=1, requests=2), latency=PublishedLatency({"lookup": "free"})
+    )
     # from 0: two right and one more; from 3: none right; from 4: one right and the end
     assert (result.tokens, result.rounds, result.drafted, result.accepted) == (12, 6, 8, 6)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.arch import TABLE, ModelSpec, Precision
-from wager.economics.costmodel.devices import DEVICES, Device, find_device
+from wager.economics.costmodel.devices import DEVICES, find_device
 from wager.economics.costmodel.experts import ExpertRouting, distinct_experts, experts_on_fullest_rank
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.errors import UsageError
@@ -294,58 +294,3 @@ def test_unknown_links_are_said_to_be_unknown() -> None:
         CostModel(LLAMA, find_device("rtx-4090"), tp=2)
     with pytest.raises(UsageError, match="has no experts to spread"):
         CostModel(LLAMA, H100, ep=2)
-
-
-# ---- machines -----------------------------------------------------------------------------------------------------
-
-
-def test_ridges() -> None:
-    ridges = {"B300": (281, 563, 1688), "B200": (281, 563, 1125), "H200": (206, 412), "GH200": (247, 495),
-              "H100": (295, 591), "A100-80GB": (153,), "CPU-2core-AVX512": (15.7,)}  # fmt: skip
-    for name, expected in ridges.items():
-        device = DEVICES[name]
-        found = [device.ridge(kind) for kind in ("bf16", "fp8", "fp4") if kind in device.peaks]
-        assert found == pytest.approx(list(expected), rel=4e-3)
-
-
-def test_dense_knees_in_tokens() -> None:
-    """R b / 2: bf16, fp8, 4 bits computed as bf16, 4 bits computed as fp4."""
-    for name, expected in {"B200": (281, 281, 75, 298), "H100": (295, 295, 78, 78), "H200": (206, 206, 55, 55),
-                           "GH200": (247, 247, 66, 66)}.items():  # fmt: skip
-        device = DEVICES[name]
-        wide, fp8, fp4 = (device.ridge(kind) for kind in ("bf16", "fp8", "fp4"))
-        knees = (wide, fp8 / 2, wide * 0.265, fp4 * 0.265)
-        assert knees == pytest.approx(expected, abs=0.55)
-    assert DEVICES["A100-80GB"].ridge("fp8") == DEVICES["A100-80GB"].ridge("bf16")
-
-
-def test_a_device_that_cannot_do_an_arithmetic_says_so() -> None:
-    with pytest.raises(UsageError, match="H100 has no known peak for fp32"):
-        H100.peak("fp32")
-    with pytest.raises(UsageError, match="no known peak for fp32"):
-        CostModel(replace(LLAMA, precision=Precision.of("fp32")), H100).seconds([SequenceLoad(0, 1)])
-
-
-@pytest.mark.parametrize("name", ["b200", "H100-SXM", "cpu", "RTX4090", "rtx 4090"])
-def test_devices_are_found_by_name(name: str) -> None:
-    assert find_device(name).name in DEVICES
-
-
-def test_an_unknown_device_is_named_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="'H10' is not known") as caught:
-        find_device("H10")
-    assert "H100" in caught.value.hint
-
-
-def test_a_machine_of_ones_own() -> None:
-    assert Device.from_dict({key: value for key, value in B200.as_dict().items() if key != "label"}) == replace(
-        B200, label="given"
-    )
-    for values, message in (
-        ({"name": "x", "peaks": {"bf16": 1e12}}, "lacks 'bandwidth'"),
-        ({"name": "x", "peaks": {}, "bandwidth": 1e9}, "lacks 'peaks'"),
-        ({"name": "x", "peaks": {"bf16": -1}, "bandwidth": 1e9}, "peaks.bf16 = -1"),
-        ({"name": "x", "peaks": {"bf16": 1e12}, "bandwidth": 1e9, "bandwith": 1}, "no 'bandwith'"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            Device.from_dict(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tiny_models import (
     write_gguf,
 )
 
-from wager.arch import ModelSpec, Rope, read_gguf
+from wager.arch import ModelSpec, Precision, Rope, gguf_precision, read_gguf
 from wager.errors import ModelError
 from wager.models.gguf_file import GgufFile
 from wager.models.tensors import GGUF_NAMES, NAMES, source_name, tensor_shapes
@@ -292,3 +293,18 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "gemma3", {"block_count": 1}, {})
     with pytest.raises(ModelError, match="gemma3"):
         open_weights(path)
+
+
+def test_plan_counts_the_types_of_the_tensors(tmp_path: Path) -> None:
+    """Part by part the file's own bytes; the engine's spec, which states what it computes in, stays bf16."""
+    kinds = {"v": Kind.Q8_0, "q": Kind.Q4_0, "gate": Kind.Q4_0, "up": Kind.Q4_0, "down": Kind.Q4_0, "head": Kind.Q8_0}
+    _, spec, path = make(tmp_path, "llama", kinds=kinds, tie_word_embeddings=False, **WIDE)
+    file = GgufFile(path)
+    found = gguf_precision(file.sizes)
+    assert open_weights(path).spec.precision == Precision.of("bf16")
+    assert (found.weights.name, found.weights.compute, found.weights.bytes) == ("q4_0", "int8", 18 / 32)
+    assert (found.head.name, found.head.bytes) == ("q8_0", 34 / 32)
+    model = replace(spec, precision=found)
+    matrices = sum(stored.size for name, stored in file.tensors.items() if len(stored.shape) == 2)
+    assert model.resident_bytes == pytest.approx(matrices)
+    assert "q4_0" in found.projections.name and "q8_0" in found.projections.name

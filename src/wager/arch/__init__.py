@@ -1,10 +1,11 @@
 """The shape of a model as plain values: ModelSpec, from a published name, config.json or GGUF metadata. No torch."""
 
-from wager.arch.attention import Attention, Compressed, DeltaNet, Gqa, Indexer, Mla, Quoted
+from wager.arch.attention import Attention, DeltaNet, Gqa, Indexer, Mla, Quoted
 from wager.arch.catalog import TABLE, find_model
+from wager.arch.compressed import Compressed
 from wager.arch.feed_forward import Dense, Experts, Gating
 from wager.arch.formats import FORMATS, Format, Precision, Stream, find_format
-from wager.arch.gguf_config import read_gguf
+from wager.arch.gguf_config import TensorSize, gguf_precision, read_gguf
 from wager.arch.hf_config import read_config
 from wager.arch.rope import Rope
 from wager.arch.spec import DecoderDetails, Layer, LayerStack, ModelSpec
@@ -30,8 +31,10 @@ __all__ = [
     "Quoted",
     "Rope",
     "Stream",
+    "TensorSize",
     "find_format",
     "find_model",
+    "gguf_precision",
     "read_config",
     "read_gguf",
 ]

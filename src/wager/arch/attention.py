@@ -80,6 +80,29 @@ class Gqa:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """Scores every cached entry with `heads` small heads of `dim` elements against one shared key; attention reads the
+    `picks` (index_topk) best. 0 heads: the layer reads the picks of a layer before it."""
+
+    heads: int
+    dim: int
+    picks: int
+
+    def weights(self, hidden: int, q_rank: int) -> int:
+        """Elements of its query projection and of its heads' weights."""
+        return q_rank * self.heads * self.dim + hidden * self.heads
+
+    def key_bytes(self, precision: Precision) -> float:
+        """Of an entry's key; at 8 bits with a scale of 4 bytes."""
+        return (self.dim * precision.cache + (0 if precision.cache >= 2 else 4)) if self.heads else 0.0
+
+    def stream(self, entries: float, rows: float, precision: Precision) -> Stream:
+        """Scoring that many entries."""
+        flops = 2 * self.heads * self.dim * entries * rows
+        return Stream("indexer", flops, 0.0, precision.index, entries * self.key_bytes(precision))
+
+
+@dataclass(frozen=True, slots=True)
 class Mla:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) in its absorbed form.
 
@@ -87,7 +110,8 @@ class Mla:
     heads. A head's query has `nope` elements, which the key projection maps to the latent's `kv_rank`, and `rope`
     rotated ones; its output is mapped from `kv_rank` to `value` elements. `q_rank` is the size of the compressed query,
     None where queries are projected by one matrix. Their keys in config.json: kv_lora_rank, qk_rope_head_dim,
-    qk_nope_head_dim, v_head_dim and q_lora_rank.
+    qk_nope_head_dim, v_head_dim and q_lora_rank. With an `indexer` (DeepSeek-V3.2) attention reads only its picks,
+    counted as distinct for every row, which is the worst case.
 
     FLOPs 2 n_h (2 d_c + d_r) per pair; elements d_c + d_r per cached position, n_h (d_c + d_r) per query.
     """
@@ -98,6 +122,7 @@ class Mla:
     nope: int
     rope: int
     value: int
+    indexer: Indexer | None = None
 
     @property
     def kv_heads(self) -> int:
@@ -133,92 +158,26 @@ class Mla:
         query = self.query_width
         queries = hidden * query if self.q_rank is None else self.q_rank * (hidden + query)
         latent = hidden * self.cache_width + self.kv_rank * self.heads * (self.nope + self.value)
-        return queries + latent + self.output_width * hidden
-
-    def kv_bytes(self, context: float, precision: Precision) -> float:
-        return self.cache_width * precision.cache * context
-
-    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
-        flops = 2 * self.heads * (2 * self.kv_rank + self.rope) * context * rows
-        query = self.heads * (self.kv_rank + self.rope) * precision.query * rows
-        return (Stream("latent attention", flops, query, precision.attention, self.kv_bytes(context, precision)),)
-
-
-@dataclass(frozen=True, slots=True)
-class Indexer:
-    """Scores every compressed entry with `heads` small heads of `dim` elements against one shared key; attention reads
-    the `picks` (index_topk) best."""
-
-    heads: int
-    dim: int
-    picks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Compressed:
-    """DeepSeek-V4's attention: one shared key-value vector of `width` elements (its last `rope` rotary) per position.
-
-    Every layer reads a window of uncompressed entries; with `ratio` r it also reads one compressed entry per r
-    positions: all of them (heavily compressed attention, HCA), or those an indexer picks (compressed sparse attention,
-    CSA). Keys are values, so FLOPs are 4 n_h width per pair; queries are read and outputs written, n_h width each. An
-    indexer's picks are counted as distinct for every row, which is the worst case.
-    """
-
-    heads: int
-    width: int
-    rope: int
-    q_rank: int
-    groups: int
-    group_rank: int
-    window: int
-    ratio: int = 0
-    indexer: Indexer | None = None
-
-    def weights(self, hidden: int) -> int:
-        query = self.heads * self.width
-        elements = hidden * self.q_rank + self.q_rank * query + hidden * self.width
-        elements += query * self.group_rank + self.groups * self.group_rank * hidden
-        if self.ratio:
-            elements += self._compressor(hidden, self.width)
-        if self.indexer:
-            scored = self.indexer.heads * self.indexer.dim
-            elements += self.q_rank * scored + hidden * self.indexer.heads
-            elements += self._compressor(hidden, self.indexer.dim)
+        elements = queries + latent + self.output_width * hidden
+        if self.indexer and self.indexer.heads:
+            elements += self.indexer.weights(hidden, self.q_rank or hidden) + hidden * self.indexer.dim
         return elements
 
-    def _compressor(self, hidden: int, width: int) -> int:
-        """Key and gate projections and position biases; with an indexer each entry mixes two strides of positions."""
-        strides = 2 if self.indexer else 1
-        return strides * width * (2 * hidden + self.ratio)
-
     def kv_bytes(self, context: float, precision: Precision) -> float:
-        entries = min(context, self.window) + (context / self.ratio if self.ratio else 0.0)
-        keys = context / self.ratio * self._key(precision) if self.indexer else 0.0
-        return entries * self._entry(precision) + keys
+        key = self.indexer.key_bytes(precision) if self.indexer else 0.0
+        return (self.cache_width * precision.cache + key) * context
 
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
-        near, far = min(context, self.window), context // self.ratio if self.ratio else 0.0
-        attended = read = far
+        attended = read = context
         if self.indexer:
-            attended, read = min(self.indexer.picks, far), min(self.indexer.picks * rows, far)
-        query = self.heads * self.width
-        name = "sparse attention" if self.indexer else "compressed attention" if self.ratio else "window attention"
-        flops, cached = 4 * query * (near + attended) * rows, (near + read) * self._entry(precision)
-        streams = (Stream(name, flops, 2 * query * precision.query * rows, precision.attention, cached),)
-        if not self.indexer:
+            attended, read = min(self.indexer.picks, context), min(self.indexer.picks * rows, context)
+        flops = 2 * self.heads * (2 * self.kv_rank + self.rope) * attended * rows
+        query = self.heads * (self.kv_rank + self.rope) * precision.query * rows
+        name, cached = "sparse attention" if self.indexer else "latent attention", self.cache_width * precision.cache
+        streams = (Stream(name, flops, query, precision.attention, cached * read),)
+        if not self.indexer or not self.indexer.heads:
             return streams
-        flops = 2 * self.indexer.heads * self.indexer.dim * far * rows
-        return (*streams, Stream("indexer", flops, 0.0, precision.index, far * self._key(precision)))
-
-    def _entry(self, precision: Precision) -> float:
-        """Bytes of an entry: at 8 bits the rotary part stays 16 bits wide, and 8 bytes of scales are added."""
-        if precision.cache >= 2:
-            return self.width * precision.cache
-        return (self.width - self.rope) * precision.cache + 2 * self.rope + 8
-
-    def _key(self, precision: Precision) -> float:
-        dim = self.indexer.dim if self.indexer else 0
-        return dim * precision.cache + (0 if precision.cache >= 2 else 4)
+        return (*streams, self.indexer.stream(context, rows, precision))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from wager.arch.attention import Compressed, DeltaNet, Gqa, Indexer, Mla
+from wager.arch.attention import DeltaNet, Gqa, Indexer, Mla
+from wager.arch.compressed import Compressed
 from wager.arch.feed_forward import Dense, Experts
 from wager.arch.formats import Precision
 from wager.arch.spec import Layer, ModelSpec

@@ -5,6 +5,7 @@ One row for each model_type of Hugging Face. Of a family without `engine` only t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -75,6 +76,12 @@ class Family:
 
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000,
+    "sliding_window": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
+_GEMMA3 = {**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6}
+_GLM = {"vocab_size": 151552, "max_position_embeddings": 131072}
 _MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
 
 FAMILIES: Mapping[str, Family] = {
@@ -103,6 +110,27 @@ FAMILIES: Mapping[str, Family] = {
         },
         EngineSupport(gating=GatingKeys()),
     ),
+    "gemma2": Family("Gemma2ForCausalLM", read.alternating, read.dense, {**_GEMMA, "max_position_embeddings": 8192}),
+    "gemma3": Family("Gemma3ForCausalLM", read.sliding_between, read.dense, _GEMMA3),
+    "phi3": Family("Phi3ForCausalLM", read.sliding, read.dense, {"max_position_embeddings": 4096}),
+    "glm": Family("GlmForCausalLM", read.full, read.dense, {**_GLM, "head_dim": 128}),
+    "glm4": Family("Glm4ForCausalLM", read.full, read.dense, {**_GLM, "head_dim": 128}),
+    "glm4_moe": Family("Glm4MoeForCausalLM", read.full, read.experts_after_dense, _GLM),
+    "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", read.indexed, read.experts_after_dense),
+    "llama4": Family("Llama4ForCausalLM", read.chunked, read.experts_interleaved, {"attention_chunk_size": 8192}),
+    "olmo2": Family("Olmo2ForCausalLM", read.full, read.dense, {"max_position_embeddings": 2048}),
+    "olmo3": Family(
+        "Olmo3ForCausalLM", read.sliding_between, read.dense, {"sliding_window": 4096, "sliding_window_pattern": 4}
+    ),
+    "olmoe": Family("OlmoeForCausalLM", read.full, read.experts_everywhere),
+    "granite": Family("GraniteForCausalLM", read.full, read.dense),
+    "granitemoe": Family("GraniteMoeForCausalLM", read.full, read.experts_everywhere),
+    "cohere2": Family(
+        "Cohere2ForCausalLM", read.sliding_between, read.dense,
+        {"tie_word_embeddings": True, "sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
+    "smollm3": Family("SmolLM3ForCausalLM", read.sliding_by_layer, read.dense, {"tie_word_embeddings": True}),
+    "minimax_m2": Family("MiniMaxM2ForCausalLM", read.full, read.experts_everywhere),
     "qwen2_moe": Family("Qwen2MoeForCausalLM", read.sliding_by_layer, read.experts_stepped),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM", read.sliding_if_enabled, read.experts_stepped,
@@ -138,6 +166,7 @@ FAMILIES: Mapping[str, Family] = {
             ),
         ),
     ),
+    "deepseek_v32": Family("DeepseekV32ForCausalLM", read.indexed, read.experts_after_dense),
     "kimi_k2": Family("DeepseekV3ForCausalLM", read.latent, read.experts_after_dense),
     "deepseek_v4": Family("DeepseekV4ForCausalLM", read.compressed, read.experts_after_dense, cache="fp8"),
 }  # fmt: skip
@@ -158,11 +187,39 @@ def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:
             if family.architecture == name:
                 return family
     model_type = str(config.get("model_type") or "")
-    known = f"Known are: {', '.join(FAMILIES)}."
+    model_type = str(config.get("model_type") or "")
     if named and (runnable or not model_type):
-        raise ModelError(f"Architecture {named[0]!r} is not supported.", known)
+        raise ModelError(f"Architecture {named[0]!r} is not supported.", _known_families(config))
     known_family = FAMILIES.get(model_type.removesuffix("_text"))
     if known_family is None:
         cause = "which is not known" if model_type else "and it names no architecture"
-        raise ModelError(f"The model_type of config.json is {model_type or 'none'}, {cause}.", known)
+        raise ModelError(
+            f"The model_type of config.json is {model_type or 'none'}, {cause}.{_unread(config)}",
+            _known_families(config),
+        )
     return known_family
+
+
+_PLAIN = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}
+_SHAPING = re.compile(
+    r"expert|moe|lora|latent|window|chunk|linear_|ssm|mamba|conv|index_|compress|layer_types|recurrent|state_|head_dim"
+)
+"""Keys of a configuration that change the shape of a layer."""
+
+
+def _unread(config: Mapping[str, Any]) -> str:
+    """What keeps a configuration from being read as a plain decoder, as a sentence that begins with a space."""
+    missing = sorted(name for name in _PLAIN if config.get(name) is None)
+    shaping = sorted(name for name, value in config.items() if _SHAPING.search(name) and value not in (None, False, 0))
+    cause = f" Of a plain decoder's keys it lacks {', '.join(missing)}." if missing else ""
+    if shaping:
+        cause += f" Its layers depend on {', '.join(shaping[:8])}, which were not understood."
+    return cause
+
+
+def _known_families(config: Mapping[str, Any]) -> str:
+    """The known families, and, for a configuration with all keys of a plain decoder, how to have it read as one."""
+    known = f"Known are: {', '.join(FAMILIES)}."
+    plain = all(config.get(name) is not None for name in _PLAIN) and not _unread(config)
+    advice = ' If its layers are shaped as a known family\'s, write that model_type, such as "llama", into a copy.'
+    return known + (advice if plain else "")

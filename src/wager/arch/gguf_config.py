@@ -1,16 +1,19 @@
-"""Reads a ModelSpec from the metadata of a GGUF file, whose keys have llama.cpp's names."""
+"""Reads a ModelSpec from the metadata of a GGUF file, whose keys have llama.cpp's names, and its number formats from
+the types of its tensors."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.arch.attention import Gqa
 from wager.arch.config_keys import ConfigKeys
 from wager.arch.families import FAMILIES, EngineSupport, GgufLayout
 from wager.arch.feed_forward import Dense
-from wager.arch.formats import Precision
+from wager.arch.formats import FORMATS, Format, Precision
 from wager.arch.rope import Rope, read_rope
 from wager.arch.sizes import grouped_query, read_num_layers
 from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec
@@ -40,10 +43,23 @@ _RENAMED = {
 }
 
 
-def read_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], *, name: str = "") -> ModelSpec:
+@dataclass(frozen=True, slots=True)
+class TensorSize:
+    """How a tensor is stored: ggml's name of its type, elements, bytes."""
+
+    kind: str
+    elements: int
+    bytes: int
+
+
+def read_gguf(
+    metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], *, name: str = "",
+    precision: Precision | None = None,
+) -> ModelSpec:  # fmt: skip
     """The model of a GGUF file from its metadata and the names and shapes of its tensors (for biases and a tied head).
 
-    ModelError names what is not supported or missing. Factors stored as a tensor are not in the spec yet.
+    `precision` are the number formats to count in (None: bf16). ModelError names what is not supported or missing.
+    Factors stored as a tensor are not in the spec yet.
     """
     architecture = str(metadata.get("general.architecture"))
     engine, layout = _support(architecture)
@@ -59,7 +75,7 @@ def read_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]
         vocab=keys.integer("vocab_size", default=len(metadata.get("tokenizer.ggml.tokens", ()))),
         tied="output.weight" not in tensors,
         layers=stack.layers,
-        precision=Precision.of("bf16"),
+        precision=precision or Precision.of("bf16"),
         context=context,
         source="the model's own files",
         decoder=DecoderDetails(
@@ -73,6 +89,52 @@ def read_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]
             qk_norm=engine.qk_norm,
         ),
     )
+
+
+_PARTS = (
+    ("embedding", r"token_embd\.weight"),
+    ("head", r"output\.weight"),
+    ("projections", r"blk\.\d+\.attn_(q|k|v|qkv|output|[a-z]+_[ab])\.weight"),
+    ("router", r"blk\.\d+\.ffn_gate_inp\.weight"),
+    ("experts", r"blk\.\d+\.ffn_\w+_exps\.weight"),
+    ("shared", r"blk\.\d+\.ffn_\w+_shexp\.weight"),
+    ("weights", r"blk\.\d+\.ffn_(gate|up|down)\.weight"),
+)
+"""The parts of a model by the names of their tensors."""
+
+
+def gguf_precision(tensors: Mapping[str, TensorSize]) -> Precision:
+    """The number formats of a GGUF file, part by part. Files mix types within a part, which then has their mean bytes
+    per element and the arithmetic of most of its elements."""
+    parts: dict[str, list[TensorSize]] = {}
+    for name, size in tensors.items():
+        part = next((part for part, pattern in _PARTS if re.fullmatch(pattern, name)), None)
+        if part is not None:
+            parts.setdefault(part, []).append(size)
+    formats = {part: _mean_format(sizes) for part, sizes in parts.items()}
+    weights = formats.get("weights") or formats.get("experts") or FORMATS["bf16"]
+    return Precision.of(
+        weights,
+        formats.get("experts"),
+        shared=formats.get("shared"),
+        projections=formats.get("projections"),
+        router=formats.get("router"),
+        head=formats.get("head") or formats.get("embedding"),
+        embedding=formats.get("embedding"),
+    )
+
+
+def _mean_format(sizes: list[TensorSize]) -> Format:
+    elements: Counter[str] = Counter()
+    for size in sizes:
+        elements[size.kind.lower()] += size.elements
+    name = "+".join(kind for kind, _ in elements.most_common())
+    most = elements.most_common(1)[0][0]
+    wide = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
+    if len(elements) == 1 and most in wide:
+        return FORMATS[wide[most]]
+    # quantised weights are multiplied with activations in 8-bit integers
+    return Format(name, sum(size.bytes for size in sizes) / elements.total(), wide.get(most, "int8"))
 
 
 def gguf_layout(architecture: str) -> GgufLayout:

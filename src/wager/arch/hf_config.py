@@ -56,7 +56,7 @@ def read_config(
         vocab=keys.integer("vocab_size"),
         tied=keys.flag("tie_word_embeddings"),
         layers=stack.layers,
-        precision=precision or read_precision(text, layers, cache=family.cache),
+        precision=precision or read_precision(keys.values, layers, cache=family.cache),
         context=keys.integer("max_position_embeddings"),
         source="config.json",
     )

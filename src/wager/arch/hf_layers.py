@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from wager.arch.attention import Attention, Compressed, DeltaNet, Gqa, Indexer, Mla
+from wager.arch.attention import Attention, DeltaNet, Gqa, Indexer, Mla
+from wager.arch.compressed import Compressed
 from wager.arch.config_keys import ConfigKeys
 from wager.arch.feed_forward import Dense, Experts
 from wager.arch.sizes import check_head_dim, grouped_query
@@ -67,8 +68,27 @@ def sliding_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     return [narrow if sliding else everywhere for sliding in types]
 
 
+def sliding_between(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Gemma 3, Cohere2, OLMo 3: a window in every layer but each sliding_window_pattern-th, unless layer_types is
+    given."""
+    every = keys.integer("sliding_window_pattern", "_sliding_window_pattern")
+    pattern = [(layer + 1) % every != 0 for layer in range(layers)]
+    narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window")), _gqa(keys)
+    return [narrow if sliding else everywhere for sliding in _sliding_types(keys, layers) or pattern]
+
+
+def chunked(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Llama 4: layers without RoPE (each fourth, or 0 in no_rope_layers) attend to all positions, the others within
+    chunks, which are counted as full."""
+    rotated = keys.get("no_rope_layers") or [(layer + 1) % 4 for layer in range(layers)]
+    if not isinstance(rotated, list) or len(rotated) < layers:
+        raise ModelError(f"no_rope_layers in config.json must list each of the {layers} layers.")
+    near, everywhere = _gqa(keys, window=keys.integer("attention_chunk_size")), _gqa(keys)
+    return [near if uses_rope else everywhere for uses_rope in rotated[:layers]]
+
+
 def alternating(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """gpt-oss: every other layer has a window, unless layer_types is given."""
+    """gpt-oss, Gemma 2: every other layer has a window, unless layer_types is given."""
     types = keys.per_layer("layer_types", layers) or [_SLIDING, _FULL] * layers
     narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window")), _gqa(keys)
     return [narrow if types[layer] == _SLIDING else everywhere for layer in range(layers)]
@@ -120,6 +140,26 @@ def latent(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """DeepSeek-V2, V3 and Kimi-K2: multi-head latent attention over all positions."""
     if any(_sliding_types(keys, layers) or ()):
         raise _mixed()
+    return [_mla(keys)] * layers
+
+
+def indexed(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """DeepSeek-V3.2 and GLM-5: latent attention to the positions that an indexer picks. GLM-5 has an indexer in some
+    layers (indexer_types, index_topk_pattern or index_topk_freq); the others use the picks of the last one."""
+    kinds = keys.per_layer("indexer_types", layers)
+    pattern = keys.get("index_topk_pattern")
+    if kinds is None and isinstance(pattern, str | list):
+        kinds = ConfigKeys({"index_topk_pattern": list(pattern)}).per_layer("index_topk_pattern", layers)
+    if kinds is None:
+        every, first = keys.integer("index_topk_freq", default=1), keys.count("index_skip_topk_offset", default=2)
+        kinds = ["shared" if max(layer - first + 1, 0) % every else "full" for layer in range(layers)]
+    own = Indexer(keys.integer("index_n_heads"), keys.integer("index_head_dim"), keys.integer("index_topk"))
+    kind = _mla(keys)
+    scored, picked = replace(kind, indexer=own), replace(kind, indexer=replace(own, heads=0))
+    return [picked if name in ("shared", "S") else scored for name in kinds]
+
+
+def _mla(keys: ConfigKeys) -> Mla:
     kind = Mla(
         heads=keys.integer("num_attention_heads"), q_rank=keys.count("q_lora_rank") or None,
         kv_rank=keys.integer("kv_lora_rank"), nope=keys.integer("qk_nope_head_dim"),
@@ -127,7 +167,7 @@ def latent(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     )  # fmt: skip
     check_head_dim("qk_rope_head_dim", kind.rope)
     check_head_dim("kv_lora_rank + qk_rope_head_dim", kind.head_dim)
-    return [kind] * layers
+    return kind
 
 
 _V4_KINDS = {"0": _SLIDING, "4": "compressed_sparse_attention", "128": "heavily_compressed_attention"}
@@ -193,6 +233,17 @@ def experts_after_dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     )  # fmt: skip
     first, step = keys.count("first_k_dense_replace"), keys.integer("moe_layer_freq", default=1)
     return _mixture(keys, experts, [layer >= first and layer % step == 0 for layer in range(layers)])
+
+
+def experts_interleaved(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Llama 4: a shared and routed experts in the moe_layers, or in every interleave_moe_layer_step-th layer."""
+    step = keys.integer("interleave_moe_layer_step", default=1)
+    listed = keys.get("moe_layers")
+    sparse = set(listed) if isinstance(listed, list) else set(range(step - 1, layers, step))
+    count, active = keys.integer("num_local_experts"), keys.integer("num_experts_per_tok")
+    experts = _experts(count, active, shared=1, width=keys.integer("intermediate_size"))
+    wide = Dense(keys.integer("intermediate_size_mlp"))
+    return [experts if layer in sparse else wide for layer in range(layers)]
 
 
 def _mixture(keys: ConfigKeys, experts: Experts, sparse: Sequence[bool]) -> Sequence[FeedForward]:

@@ -86,6 +86,8 @@ def read_precision(config: Mapping[str, Any], layers: int, *, cache: str | None 
     scheme = _read_scheme(stored)
     wide = "bf16" if wide == "fp32" else wide  # what is left alone is served in 16 bits
     formats = {part: scheme.format_of(part, layers) or wide for part in (*_MODULES, "head")}
+    if config.get("tie_word_embeddings"):  # the head is the embedding, which is no module of its own
+        formats["head"] = wide
     if config.get("expert_dtype") == "fp4":  # DeepSeek-V4 states it beside an fp8 quantisation
         formats["experts"] = FORMATS["fp4"]
     return Precision.of(**formats, embedding=wide, cache=scheme.cache or cache or "bf16")
@@ -94,7 +96,7 @@ def read_precision(config: Mapping[str, Any], layers: int, *, cache: str | None 
 def _read_scheme(stored: Mapping[str, Any]) -> _Scheme:
     nested = stored.get("quantization")  # hf_quant_config.json of modelopt
     if isinstance(nested, Mapping):
-        stored = {**stored, **nested}
+        stored = {"quant_method": "modelopt", **stored, **nested}
     method = str(stored.get("quant_method", "unnamed"))
     excluded = tuple(_patterns(stored))
     cache = "fp8" if _narrow_cache(stored) else None
@@ -156,6 +158,7 @@ def _groups(sections: Mapping[str, Any]) -> Iterator[_Group]:
         if not isinstance(section, Mapping) or not isinstance(section.get("weights"), Mapping):
             raise ModelError(f"{name} in quantization_config.config_groups of config.json has no weights.")
         targets = section.get("targets") or [_LINEAR]
+        targets = [targets] if isinstance(targets, str) else targets
         yield _Group(tuple(str(target) for target in targets), _group_format(name, section))
 
 

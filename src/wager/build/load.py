@@ -104,12 +104,13 @@ def load(
     report: Report | None = None,
     target: LoadedTarget | None = None,
     drafter: Drafter | None = None,
+    keep_expert_choices: bool = False,
 ) -> LoadedEngine:
     """Build an engine. `report` is called with lines of progress.
 
     `target` is a loaded model to share instead of loading it again; `drafter` is used in place of those that the
-    configuration names. Sets torch to one thread: the kernels have their own. Raises subclasses of WagerError that
-    name the cause.
+    configuration names; `keep_expert_choices` is Decoder's. Sets torch to one thread: the kernels have their own.
+    Raises subclasses of WagerError that name the cause.
     """
     config, report = config or EngineConfig(), report or (lambda _: None)
     limit_torch_threads()
@@ -118,12 +119,18 @@ def load(
     if drafter is not None and drafter.makes_trees:
         check_rule_for_trees(drafter.name, config.speculation.verify)
     model = target.opened if target else open_target(config)
+    if keep_expert_choices and model.spec.experts is None:
+        raise UsageError(
+            f"{config.model.model} has no experts: every token uses all of its weights.",
+            "Give a mixture of experts, such as random:qwen3-moe:300m.",
+        )
     kernels = target.kernels if target else _select_kernels(config, model)
     opened = [] if drafter else drafting.open_drafters(config, model)
     plan = _plan_memory(config, kernels, model, opened, shared=target)
     if target is None:
         report(f"loading {model.path.name} ({memory.gib(plan.weights)})")
-        target = LoadedTarget(config, model, model.load(kernels, plan.num_blocks), kernels, plan)
+        decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
+        target = LoadedTarget(config, model, decoder, kernels, plan)
     for item in opened:
         if item.model is not None:
             report(f"loading the draft model {item.model.path.name}")

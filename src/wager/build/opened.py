@@ -63,7 +63,7 @@ class OpenedModel:
         """Bytes of keys and values per position."""
         return footprint.block_bytes(self.spec, kernels) // BLOCK_SIZE
 
-    def load(self, kernels: Kernels, num_blocks: int) -> Decoder:
+    def load(self, kernels: Kernels, num_blocks: int, *, keep_expert_choices: bool = False) -> Decoder:
         limits = self.limits
         return Decoder(
             self.weights,
@@ -73,6 +73,7 @@ class OpenedModel:
             max_sequences=limits.sequences,
             max_blocks=limits.max_blocks,
             max_logits_rows=limits.logits_rows,
+            keep_expert_choices=keep_expert_choices,
         )
 
 

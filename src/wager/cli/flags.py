@@ -132,19 +132,19 @@ def _prefix_cache_flag(*, default: bool) -> Function:
 def engine_flags(
     *, drafter: Function | None = None, prefix_cache: bool = True, only: Collection[str] | None = None
 ) -> Decorator:
-    """Flags of the engine, or `only` those named; the command receives `config`.
+    """Flags of the engine, or `only` those named and `drafter`; the command receives `config`.
 
     `drafter` replaces the flag of that name; if it may be repeated, the command receives `drafters` beside a config
     that has none of them. `prefix_cache` is the default of the flag of that name.
     """
     flags = {**ENGINE_FLAGS, "prefix_cache": _prefix_cache_flag(default=prefix_cache)}
     flags["drafter"] = drafter or flags["drafter"]
-    chosen = [name for name in flags if only is None or name in only or name == "drafter"]
+    chosen = [name for name in flags if only is None or name in only or (name == "drafter" and drafter)]
     groups = ("model", "capacity") if only else ("model", "capacity", "speculation")
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def command(*, drafter: str | tuple[str, ...], **values: Any) -> Any:
+        def command(*, drafter: str | tuple[str, ...] = "none", **values: Any) -> Any:
             options = {**_options_of_file(groups), **{key: values.pop(key) for key in chosen if key != "drafter"}}
             options.pop("drafter", None)
             if isinstance(drafter, tuple):

@@ -24,17 +24,28 @@ def open_llm(config: EngineConfig) -> LLM:
 
 
 def open_engine(
-    config: EngineConfig, *, like: LoadedEngine | None = None, drafter: Drafter | None = None
+    config: EngineConfig,
+    *,
+    like: LoadedEngine | None = None,
+    drafter: Drafter | None = None,
+    keep_expert_choices: bool = False,
 ) -> LoadedEngine:
     """Load an engine, and fetch its models first if they are not stored; for commands that compare engines.
 
-    `like` shares its target, so that weights load once; `drafter` is used in place of the configuration's.
+    `like` shares its target, so that weights load once; `drafter` is used in place of the configuration's;
+    `keep_expert_choices` is Decoder's.
     """
     from wager.build.load import load
 
     _fetch([*([config.model.model] if like is None else []), *_draft_models(config)])
     with console.working(f"Loading {config.model.model}") as report:
-        return load(config, report=report, target=like.target if like else None, drafter=drafter)
+        return load(
+            config,
+            report=report,
+            target=like.target if like else None,
+            drafter=drafter,
+            keep_expert_choices=keep_expert_choices,
+        )
 
 
 def _draft_models(config: EngineConfig) -> list[str]:

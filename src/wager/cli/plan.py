@@ -22,7 +22,7 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     default=DEFAULT_MODEL,
     show_default=True,
     metavar="MODEL",
-    help="A published model by name, a directory with config.json, or a GGUF file.",
+    help="A published model by name, a config.json or its directory, or a GGUF file.",
 )
 @click.option(
     "--hardware",
@@ -37,13 +37,13 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     default="1,2,4,8,16,32,64,128,256",
     show_default=True,
     metavar="N,...",
-    help="Requests decoded together (of each rank, with --ep).",
+    help="Requests decoded together (of each rank or group, with --ep). k is 1024.",
 )
 @click.option(
     "--context",
     "contexts",
     metavar="N,...",
-    help="Positions each request has cached.  [default: 4096, or the model's maximum if it is smaller]",
+    help="Positions each request has cached; 128k is 131072.  [default: 4096, or the model's maximum if it is smaller]",
 )
 @click.option(
     "--acceptance",
@@ -59,8 +59,10 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     "shape",
     metavar="SHAPE",
     help="The cost of drafting, by the drafter's own roofline. free: lookup; mtp: one layer like the target's "
-    "and its head, a pass per token; block[:N]: one pass over N positions; model:NAME: a smaller model; with "
-    "--hardware this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
+    "and its head, a pass per token; eagle[:VOCAB]: one layer on three hidden states, with a head over VOCAB tokens or "
+    "the target's; block[:N]: one pass over N positions; medusa[:HEADS]: heads on the last hidden state; model:NAME: "
+    "a smaller model; staged:NAME,INNER,P[,DEPTH]: a smaller model that speculates with a shape INNER, accepted at "
+    "rate P; with --hardware this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
 )
 @click.option(
     "--drafter-cost",
@@ -68,10 +70,41 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     metavar="COST",
     help="The cost of a draft token instead: 0.1 is a tenth of a plain step; 300us or 2ms is time.",
 )
+@click.option(
+    "--drafter-tp",
+    type=int,
+    metavar="N",
+    help="Devices that split the drafter.  [default: as many as split the target]",
+)
+@click.option("--drafter-hardware", metavar="NAME", help="A device of its own for the drafter, named as --hardware.")
+@click.option(
+    "--drafter-link",
+    metavar="SPEED",
+    help="The link to the drafter's own device, such as 50GB/s.  [default: the slower of both devices' own]",
+)
+@click.option(
+    "--draft-async",
+    is_flag=True,
+    help="Drafting runs beside verification, for its likely outcomes: a round takes the longer of both instead of "
+    "their sum.",
+)
+@click.option(
+    "--draft-hit-rate",
+    "hit_rate",
+    type=float,
+    metavar="P",
+    help="Share of rounds whose outcome --draft-async drafted for; in the others the sum is paid.  [default: 1]",
+)
 @click.option("--depth", type=int, metavar="N", help="Plan this depth. Without it the one with the largest speed-up.")
 @click.option("--max-depth", type=int, default=16, show_default=True, metavar="N", help="Deepest draft to try.")
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")
-@click.option("--ep", type=int, default=1, show_default=True, metavar="N", help="Ranks that split the experts.")
+@click.option(
+    "--ep", type=int, default=1, show_default=True, metavar="N", help="Ranks that split the experts, in groups of --tp."
+)
+@click.option("--balanced", is_flag=True, help="Experts are balanced: a rank reads the mean, not the fullest rank's.")
+@click.option(
+    "--link-latency", metavar="TIME", help="Time of every all-reduce or dispatch beside its bytes.  [default: 8us]"
+)
 @click.option(
     "--popularity",
     type=_PATH,
@@ -115,9 +148,10 @@ def command(
         console.check_writable(path)
     if html_path or plot_path:
         from wager.cli import plan_page
-    query = plan_inputs.plan_query(model, hardware, **settings)
+    query = plan_inputs.plan_query(model, hardware, plan_inputs.PlanSettings(**settings))
     rates = plan_inputs.parse_acceptances(acceptances)
-    contexts = contexts or str(min(4096, query.cost.model.context))
+    if contexts is None:
+        contexts = str(min(4096, query.cost.model.context, query.drafter.max_context or 4096))
     grid = plan_inputs.PlanGrid(
         plan_inputs.parse_integers("batch", batches), plan_inputs.parse_integers("context", contexts), tuple(rates)
     )

@@ -8,7 +8,8 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from wager.cli.plan_inputs import PlanGrid
-from wager.economics.costmodel.calibrated import CalibratedCostModel
+from wager.cli.plan_notes import rank_word, remarks
+from wager.cli.plan_values import check_finite
 from wager.economics.costmodel.memory import SPARE_SHARE, largest_batch
 from wager.economics.costmodel.plan import AcceptanceRates, BatchRange, PlanPoint, PlanQuery
 
@@ -55,17 +56,25 @@ class PlanReport:
         stored = dict.fromkeys((precision.weights.name, precision.experts.name if model.sparse else ""))
         head = "" if precision.head.name in stored else f", head {precision.head.name}"
         peaks = ", ".join(f"{kind} {_amount(peak, 'FLOP/s')}" for kind, peak in device.peaks.items())
-        kind = "tensor" if cluster.tp > 1 else "expert"
-        spread = f" x {cluster.devices} ({kind} parallel)" if cluster.devices > 1 else ""
+        kinds = [f"{kind} parallel" for kind, size in (("tensor", cluster.tp), ("expert", cluster.ep)) if size > 1]
+        groups = f", {cluster.groups} groups of {cluster.tp}" if len(kinds) > 1 else ""
+        spread = f" x {cluster.devices} ({' and '.join(kinds)}{groups})" if kinds else ""
         memory = "memory unknown" if device.memory is None else f"{_amount(device.memory, 'B')} memory"
         weights = f", {_amount(drafter.resident_bytes, 'B')} of weights" if drafter.resident_bytes else ""
         return [
             f"model     {model.name}: {model.parameters / 1e9:.4g}B parameters, {model.active / 1e9:.3g}B a token, "
             f"{model.num_layers} layers, {' and '.join(filter(None, stored))}{head} ({model.source})",
             f"hardware  {device.name}{spread}: {peaks}, {_amount(device.bandwidth, 'B/s')}, {memory} ({device.label})",
-            f"drafter   {drafter.name}{weights}",
+            f"drafter   {drafter.name}{weights}{self._placement()}",
             f"memory    {self._memory()}",
         ]
+
+    def _placement(self) -> str:
+        """What the drafter runs on, where that is not what the target runs on, and beside what."""
+        device = self.query.drafter.own_device
+        return (f", on {device.name} of its own" if device else "") + (
+            ", beside verification" if self.query.hit_rate is not None else ""
+        )
 
     def _memory(self) -> str:
         cost, drafter = self.query.cost, self.query.drafter
@@ -82,33 +91,30 @@ class PlanReport:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows; one row a point."""
-        return list(_COLUMNS), [self._row(point) for point in self.points]
+        word = rank_word(self.query)
+        columns = [f"tok/s/{word}" if word and column == "tok/s" else column for column in _COLUMNS]
+        return columns, [self._row(point) for point in self.points]
 
     def _row(self, point: PlanPoint) -> list[str]:
         chosen, binding = point.chosen, point.step.parts[point.step.binding]
         share = binding.seconds / point.step.seconds
-        fits = {None: "", True: "", False: " !"}[point.memory.fits]
+        fits = {None: "", True: "", False: " !"}[point.fits]
+        depth = "off" if not chosen.depth else f"{chosen.depth}{'+' * point.at_max_depth}"
+        pays = "–" if len(point.outcomes) == 1 else "never" if point.break_even is None else f"{point.break_even:.2f}"
         return [
-            str(point.context), point.acceptance, str(point.batch), "off" if not chosen.depth else str(chosen.depth),
+            str(point.context), point.acceptance, str(point.batch), depth,
             f"{chosen.speedup:.3f}", f"{chosen.tokens:.2f}", _time(point.plain_step.seconds), _time(chosen.step_s),
             _time(chosen.draft_s) if chosen.draft_s else "–", f"{point.tokens_per_second:,.1f}",
             f"{point.batch * point.tokens_per_second:,.0f}", _slower_depths(point),
-            "never" if point.break_even is None else f"{point.break_even:.2f}",
-            f"{point.step.binding} {share:.0%} {binding.bound}", _amount(point.memory.total, "B") + fits,
+            pays, f"{point.step.binding} {share:.0%} {binding.bound}", _amount(point.memory.total, "B") + fits,
         ]  # fmt: skip
 
     def notes(self) -> list[str]:
         """Where plain decoding is fastest, what bounds the step, and the meaning of the columns."""
-        lines = [self._losing_batches(losing) for losing in self.losing_batches]
+        tried = self.query.max_depth > 0 or self.query.depth is not None
+        lines = [self._losing_batches(losing) for losing in self.losing_batches if tried]
         lines += [self._waiting(context) for context in self.grid.contexts]
-        if any(point.memory.fits is False for point in self.points):
-            lines.append("Memory: rows marked ! do not fit on the device; their times are a lower bound.")
-        cost = self.query.cost
-        if isinstance(cost, CalibratedCostModel):
-            lines.append(
-                f"Steps of up to {cost.measured.rows[-1]} rows were measured, larger ones are extrapolated; "
-                "their parts are the roofline's shares of them."
-            )
+        lines += remarks(self.query, self.points)
         lines.append(
             "Columns: speed-up is over plain decoding at the same batch; slower at: depths slower than plain decoding; "
             "break-even: the acceptance from which one draft token pays off; tok/round counts the bonus token."
@@ -142,7 +148,12 @@ class PlanReport:
     # ---- JSON -------------------------------------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON of `wager plan --json`."""
+        """The JSON of `wager plan --json`. UsageError for a figure that is not finite."""
+        values = self._values()
+        check_finite(values)
+        return values
+
+    def _values(self) -> dict[str, Any]:
         cost, drafter = self.query.cost, self.query.drafter
         model, device = cost.model, cost.device
         largest = {str(c): largest_batch(cost, drafter, context=max(1, c)) for c in self.grid.contexts}
@@ -156,10 +167,16 @@ class PlanReport:
                 "precision": asdict(model.precision),
             },
             "hardware": {
-                **device.as_dict(), "tp": cost.cluster.tp, "ep": cost.cluster.ep,
+                **device.as_dict(), "tp": cost.cluster.tp, "ep": cost.cluster.ep, "groups": cost.cluster.groups,
+                "balanced": cost.balanced, "link_latency": cost.cluster.latency,
                 "ridge": {kind: device.ridge(kind) for kind in device.peaks}, "largest_batch": largest,
             },
-            "drafter": {"name": drafter.name, "resident_bytes": drafter.resident_bytes},
+            "drafter": {
+                "name": drafter.name, "resident_bytes": drafter.resident_bytes, "device_bytes": drafter.device_bytes,
+                "own_device": drafter.own_device.name if drafter.own_device else None,
+                "max_depth": drafter.max_depth, "max_context": drafter.max_context, "hit_rate": self.query.hit_rate,
+            },
+            "remarks": remarks(self.query, self.points),
             "routing": {"locality": cost.routing.locality},
             "gutter": [
                 {"context": losing.context, "acceptance": losing.acceptance.label,

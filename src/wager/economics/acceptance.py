@@ -28,16 +28,17 @@ AGING_INTERVAL = 32  # steps between calls of `age`
 _AGED = 0.92  # weight an observation keeps then: half of it after some 250 steps
 _MAX_DEPTH = 16  # deeper tokens share the estimate of this depth
 _BIN_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # of conditional confidence
+_BORDERS = np.array(_BIN_BORDERS)
 _LOWEST, _HIGHEST = 0.001, 0.999  # bounds of an acceptance rate, so that its log-odds stay moderate
 _PRIOR_TRIALS, _CHAINED_PRIOR_TRIALS = 5.0, 12.0  # trials that a prior counts for; where it follows the depth above
-_SPREAD = 0.4  # variance of log-odds between sequences, at first
-_DRIFT = 0.001  # variance of the change of a sequence's log-odds per round
-_MIN_SPREAD, _MAX_SPREAD, _SPREAD_RATE = 0.05, 4.0, 0.03  # bounds of that between sequences; weight of a new sequence
-_KNOWN_SEQUENCE = 0.7  # share of it that a sequence's own variance must have fallen below, for it to count there
+_SPREAD = 0.4  # variance of log-odds between sequences, before any was observed
+_PRIOR_SEQUENCES = 4.0  # sequences that this counts for
+_ENDED = 0.97  # weight that sequences that ended keep at each further end
+_DRIFT = 0.0025  # variance of the change of a sequence's log-odds per round, as a share of that between sequences
 _MAX_OFFSET = 6.0  # of a sequence, in log-odds
 _TRIAL_WEIGHT = 0.5  # of a trial in a sequence's offset: trials of one round are correlated
-_OPTIMISM = 0.25  # standard deviations above its mean: what is underestimated is not drafted, and so never corrected
 _CONFIDENCE_SHIFTS = 64  # drafts remembered for how much confidence moved their survival
+_SIMILAR = 32  # groups of similar sequences by which admission is forecast in larger batches
 _MAX_SHIFT = 1e3  # factor of the odds of survival, either way
 _HERMITE_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gauss-Hermite quadrature
 _HERMITE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])[:, None, None]
@@ -94,11 +95,14 @@ class SequenceAcceptance:
     def __init__(self, mean: float, variance: float) -> None:
         self.mean, self.odds, self.variance = mean, math.exp(mean), variance
 
-    def update(self, surprise: float, information: float, *, max_variance: float) -> None:
+    def update(self, surprise: float, information: float, *, spread: float) -> None:
         """A round: the sums over its trials of (accepted - expected) and of the variance of what was expected."""
-        self.variance = min(max_variance, 1.0 / (1.0 / (self.variance + _DRIFT) + _TRIAL_WEIGHT * information))
-        mean = self.mean + self.variance * _TRIAL_WEIGHT * surprise
-        self.mean = min(_MAX_OFFSET, max(-_MAX_OFFSET, mean))
+        predicted = min(spread, self.variance + _DRIFT * spread)
+        self.variance = predicted / (1.0 + predicted * _TRIAL_WEIGHT * information)
+        self.set(self.mean + self.variance * _TRIAL_WEIGHT * surprise, self.variance)
+
+    def set(self, mean: float, variance: float) -> None:
+        self.mean, self.variance = min(_MAX_OFFSET, max(-_MAX_OFFSET, mean)), variance
         self.odds = math.exp(self.mean)
 
 
@@ -119,7 +123,8 @@ class AcceptanceModel:
         self.depths = LogOddsTable(by_depth, chained=True)
         self.bins = LogOddsTable([0.0] * (len(_BIN_BORDERS) + 1), chained=False)
         self.has_scores = False  # whether its last draft carried confidence
-        self._mean, self._spread = 0.0, _SPREAD  # of the offsets that sequences ended with
+        self._mean, self._spread = 0.0, _SPREAD  # of the offsets of sequences
+        self._ended = np.zeros(3)  # of sequences that ended: number, sum of offsets, and of their squares
         self._shifts, self._num_shifts = np.ones((_CONFIDENCE_SHIFTS, _MAX_DEPTH)), 0
 
     def start_sequence(self) -> SequenceAcceptance:
@@ -127,19 +132,33 @@ class AcceptanceModel:
         return SequenceAcceptance(self._mean, self._spread)
 
     def end_sequence(self, sequence: SequenceAcceptance) -> None:
-        """Its final offset updates how much sequences differ (a step of expectation-maximisation)."""
-        if sequence.variance < _KNOWN_SEQUENCE * self._spread:
-            away = sequence.mean - self._mean
-            self._mean += _SPREAD_RATE * away
-            spread = self._spread + _SPREAD_RATE * (away**2 + sequence.variance - self._spread)
-            self._spread = min(_MAX_SPREAD, max(_MIN_SPREAD, spread))
+        """It goes on counting for how much sequences differ."""
+        self._ended = _ENDED * self._ended + [1.0, sequence.mean, sequence.mean**2 + sequence.variance]
+
+    def compare_sequences(self, sequences: Sequence[SequenceAcceptance]) -> None:
+        """Estimate anew how much sequences differ (a step of expectation-maximisation), and what each of them is
+        therefore taken for: what was observed of it counts the less, the less they differ."""
+        mean = np.array([sequence.mean for sequence in sequences])
+        variance = np.array([sequence.variance for sequence in sequences])
+        number, total, squares = self._ended + [len(mean), mean.sum(), (mean**2 + variance).sum()]
+        number += _PRIOR_SEQUENCES
+        centre = total / number
+        # squares around the centre; the prior's are around 0
+        spread = (squares + _PRIOR_SEQUENCES * _SPREAD) / number - centre**2
+        observed = np.maximum(1 / variance - 1 / self._spread, 0.0)
+        evidence = mean / variance - self._mean / self._spread
+        variance = 1 / (1 / spread + observed)
+        mean = variance * (centre / spread + evidence)
+        self._mean, self._spread = float(centre), float(spread)
+        for sequence, *posterior in zip(sequences, mean.tolist(), variance.tolist(), strict=True):
+            sequence.set(*posterior)
 
     def forecast(self, sequences: Sequence[SequenceAcceptance], depth: int) -> Floats:
         """Survival of depths 1 .. `depth`, [sequences, depth], averaged over what the offset of a sequence may be."""
         log_odds = np.array([self.depths.log_odds[min(index, _MAX_DEPTH - 1)] for index in range(depth)])
         mean = np.array([sequence.mean for sequence in sequences])[:, None]
         deviation = np.sqrt(np.array([sequence.variance for sequence in sequences]))[:, None]
-        log_odds = log_odds + mean + deviation * (_HERMITE_POINTS + _OPTIMISM)  # [points, sequences, depth]
+        log_odds = log_odds + mean + deviation * _HERMITE_POINTS  # [points, sequences, depth]
         survival = np.cumprod(1.0 / (1.0 + np.exp(-log_odds)), axis=2)
         expected: Floats = (survival * _HERMITE_WEIGHTS).sum(0)
         return expected
@@ -154,6 +173,27 @@ class AcceptanceModel:
         everything = ExpectedAdmission(survival, (survival > 0).astype(np.float64), np.ones_like(survival))
         if not self.has_scores:
             return everything
+        if len(survival) > _SIMILAR and np.ptp(min_admitted) == 0 and np.ptp(min_survival) == 0:
+            judged = self._admission_of_groups(survival, float(min_admitted[0]), float(min_survival[0]))
+        else:
+            judged = self._admission(survival, min_admitted, min_survival)
+        if not unjudged.any():
+            return judged
+        return ExpectedAdmission(*(np.where(unjudged[:, None], *pair) for pair in zip(everything, judged, strict=True)))
+
+    def _admission_of_groups(self, survival: Floats, min_admitted: float, min_survival: float) -> ExpectedAdmission:
+        """`_admission` of many sequences, those of about the same survival together."""
+        order = np.argsort(survival.sum(1))
+        first = np.unique(np.linspace(0, len(order), _SIMILAR, endpoint=False).astype(np.intp))
+        sizes = np.diff(np.append(first, len(order)))
+        groups = np.add.reduceat(survival[order], first, axis=0) / sizes[:, None]
+        limits = np.full(len(groups), min_admitted), np.full(len(groups), min_survival)
+        group = np.empty(len(order), np.intp)
+        group[order] = np.repeat(np.arange(len(groups)), sizes)
+        accepted, verified, drafted = (each[group] for each in self._admission(groups, *limits))
+        return ExpectedAdmission(accepted * (survival > 0), verified * (survival > 0), drafted)
+
+    def _admission(self, survival: Floats, min_admitted: Floats, min_survival: Floats) -> ExpectedAdmission:
         columns = np.minimum(np.arange(survival.shape[1]), _MAX_DEPTH - 1)
         shifts = self._shifts[: max(4, self._num_shifts), columns]
         later = (survival / np.maximum(1 - survival, 1e-6))[:, None] * shifts  # odds, [sequences, samples, depth]
@@ -163,8 +203,7 @@ class AcceptanceModel:
         drafted = np.ones(later.shape, dtype=bool)
         drafted[:, :, 1:] = later[:, :, :-1] > min_survival[:, None, None]
         verified = drafted & (later > min_admitted[:, None, None])
-        judged = ((later * verified).mean(1), verified.mean(1), drafted.mean(1))
-        return ExpectedAdmission(*(np.where(unjudged[:, None], *pair) for pair in zip(everything, judged, strict=True)))
+        return ExpectedAdmission((later * verified).mean(1), verified.mean(1), drafted.mean(1))
 
     def score_of(self, survival: float) -> float:
         """About the score that the drafter itself gives a first token with this survival."""
@@ -190,6 +229,28 @@ class AcceptanceModel:
             survival.append(above * odds / (odds + 1.0 - confidence))
         return survival
 
+    def chain_survival(
+        self, scores: Floats | None, sizes: Ints, sequences: Sequence[SequenceAcceptance], width: int
+    ) -> Floats:
+        """`survival` of many drafts that are chains of `sizes` tokens, [drafts, width], 0 beyond their ends. `scores`
+        are those of all drafts in a row (None: they have none)."""
+        inside = np.arange(width) < sizes[:, None]
+        self.has_scores = scores is not None
+        if scores is None:
+            by_depth = np.array([self.depths.odds[min(depth, _MAX_DEPTH - 1)] for depth in range(width)])
+            odds = by_depth * np.array([sequence.odds for sequence in sequences])[:, None]
+            rates = np.where(inside, odds / (1.0 + odds), 0.0)
+        else:
+            confidence = np.zeros(inside.shape)
+            confidence[inside] = scores
+            above = confidence[:, :-1]
+            confidence[:, 1:] /= np.where(above > 0, above, np.inf)
+            np.minimum(confidence, _HIGHEST, out=confidence)
+            scored = confidence * np.array(self.bins.odds)[np.searchsorted(_BORDERS, confidence, side="right")]
+            rates = scored / (scored + 1.0 - confidence)
+        survival: Floats = np.cumprod(rates, axis=1, dtype=np.float64)
+        return survival
+
     def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int, known: int = 0) -> None:
         """Of depths 1, 2, ... `tested` were tested and the first `accepted` accepted; `known` were learned before."""
         offset, odds = sequence.mean, sequence.odds
@@ -198,7 +259,7 @@ class AcceptanceModel:
             rate = self.depths.add(min(depth, _MAX_DEPTH - 1), accepted=depth < accepted, offset=offset, odds=odds)
             surprise -= rate
             information += rate * (1.0 - rate)
-        sequence.update(surprise, information, max_variance=self._spread)
+        sequence.update(surprise, information, spread=self._spread)
         self.depths.refresh()
 
     def learn_scores(self, draft: Draft, tested: Sequence[int], accepted: Container[int]) -> None:

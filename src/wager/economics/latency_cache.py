@@ -4,6 +4,7 @@ times, and the model changes slowly."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -63,11 +64,11 @@ class LatencyCache:
     def ragged_draft_seconds(self, drafter: str, depths: Sequence[int]) -> float:
         """Drafting to `depths`, one per sequence: each pass of the drafter is for the sequences that go that deep."""
         total, done, left = 0.0, 0, len(depths)
-        for depth in sorted(depths):
+        for depth, count in sorted(Counter(depths).items()):
             if depth > done:
                 total += self.draft_seconds(drafter, left, depth) - self.draft_seconds(drafter, left, done)
                 done = depth
-            left -= 1
+            left -= count
         return total
 
     def marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> NDArray[np.float64]:

@@ -20,6 +20,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
+from wager.arch.gguf_config import TensorSize
 from wager.errors import ModelError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -68,6 +69,13 @@ class GgufFile:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: stored.shape for name, stored in self.tensors.items()}
+
+    @property
+    def sizes(self) -> dict[str, TensorSize]:
+        return {
+            name: TensorSize(stored.kind.name, math.prod(stored.shape), stored.size)
+            for name, stored in self.tensors.items()
+        }
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """One tensor as `dtype`, dequantised in parts, so that there is never a float32 copy of all of it."""

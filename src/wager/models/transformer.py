@@ -6,6 +6,7 @@ Every difference between families is a value of the spec. Kernels are used throu
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ class Decoder:
     `num_blocks` is the size of the cache, `max_rows` the maximum rows of one pass, `max_logits_rows` the maximum
     of them with logits (None: all), `max_sequences` the maximum sequences of one pass, `max_blocks` the maximum cache
     blocks of one sequence. ModelError if a tensor cannot be read.
+
+    `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
+    int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Decoder:
         max_sequences: int,
         max_blocks: int,
         max_logits_rows: int | None = None,
+        keep_expert_choices: bool = False,
     ) -> None:
         spec = self.spec = weights.spec
         attention = spec.attention
@@ -56,6 +61,8 @@ class Decoder:
         limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         self.weight_bytes = memory.weight_bytes(spec, kernels)
         self.workspace_bytes = memory.workspace_bytes(spec, kernels, **limits, max_logits_rows=self.max_logits_rows)
+        self.expert_choices: list[Tensor] = []
+        self._keep_expert_choices = keep_expert_choices
         self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
         self._logits = torch.empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = torch.empty(self.max_logits_rows, dtype=torch.int32)
@@ -139,11 +146,14 @@ class Decoder:
         tape.per_head(to.latent_out, kernels.pack_heads(kv_b[:, attention.nope :]), to.attention_out)
 
     def _record_experts(self, tensors: _LayerWeights, experts: Experts, to: _Buffers) -> None:
-        tape, act = self._tape, self.kernels.act
+        tape, act, routing = self._tape, self.kernels.act, to.routing
+        if self._keep_expert_choices:
+            routing = replace(routing, ids=torch.zeros_like(routing.ids))
+            self.expert_choices.append(routing.ids)
         bias = tensors.vector("correction", "bias") if experts.gating.correction_bias else None
-        tape.route(to.normed, tensors.vector("router"), bias, experts, to.routing)
+        tape.route(to.normed, tensors.vector("router"), bias, experts, routing)
         parts = (tensors.expert(expert, act) for expert in range(experts.count))
-        tape.experts(to.normed, self.kernels.pack_experts(parts, count=experts.count), experts, to.routing, to.x)
+        tape.experts(to.normed, self.kernels.pack_experts(parts, count=experts.count), experts, routing, to.x)
         if experts.shared:
             self._record_feed_forward(tensors, "shared_", to.shared_inner, to)
 

@@ -6,20 +6,30 @@ A device is one GPU (or one CPU's cores together). What is not published is None
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from wager.errors import UsageError
 
-_WIDER = {"fp4": "bf16", "fp8": "bf16", "int8": "bf16", "bf16": "fp32"}
-"""The arithmetic used instead on a device that lacks one. 4-bit weights without fp4 units are multiplied as bf16."""
+_INSTEAD = {
+    "fp4": ("bf16", "fp16", "fp32"), "fp8": ("bf16", "fp16", "fp32"), "int8": ("bf16", "fp16", "fp32"),
+    "bf16": ("fp16", "fp32"), "fp16": ("bf16", "fp32"),
+}  # fmt: skip
+"""The arithmetic used instead on a device that lacks one. 4-bit weights without fp4 units are multiplied as 16 bits;
+devices with both kinds of 16 bits multiply them at one rate, so that only one of them is listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """`peaks` are FLOP/s by arithmetic, `bandwidth` bytes/s of its memory, `memory` bytes. `intra` and `inter` are
-    bytes/s per direction to devices of the same node and of others, `node` how many devices a node has."""
+    bytes/s per direction to devices of the same node and of others, `node` how many devices a node has.
+
+    `overlap` states how far reading and computing overlap: r seconds of reading and c of computing take together
+    (r^p + c^p)^(1/p) seconds for an overlap p; None: the larger of both, the limit for large p.
+    """
 
     name: str
     peaks: Mapping[str, float]
@@ -29,16 +39,24 @@ class Device:
     inter: float | None = None
     node: int | None = None
     label: str = ""
+    overlap: float | None = None
 
     def arithmetic(self, compute: str) -> str:
-        """The arithmetic that `compute` is done in on this device: itself, or the next wider one there is."""
-        arithmetic: str | None = compute
-        while arithmetic is not None and arithmetic not in self.peaks:
-            arithmetic = _WIDER.get(arithmetic)
-        if arithmetic is None:
+        """The arithmetic that `compute` is done in on this device: itself, or the one used instead."""
+        found = next((kind for kind in (compute, *_INSTEAD.get(compute, ())) if kind in self.peaks), None)
+        if found is None:
             known = ", ".join(self.peaks)
             raise UsageError(f"{self.name} has no known peak for {compute} arithmetic.", f"Its known peaks: {known}.")
-        return arithmetic
+        return found
+
+    def seconds(self, size: float, flops: float, *, compute: str) -> float:
+        """Reading `size` bytes and computing `flops` in that arithmetic."""
+        read, computed = size / self.bandwidth, flops / self.peak(compute)
+        if self.overlap is None or not read or not computed:
+            return max(read, computed)
+        longer = max(read, computed)  # divided out, so that the powers of small numbers do not vanish
+        shorter = min(read, computed)
+        return longer * math.exp(math.log1p((shorter / longer) ** self.overlap) / self.overlap)
 
     def peak(self, compute: str) -> float:
         """FLOP/s for numbers of that arithmetic."""
@@ -51,10 +69,10 @@ class Device:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Device:
         """A device that is not in the table: {"name", "peaks": {"bf16": FLOP/s, ...}, "bandwidth": bytes/s,
-        "memory": bytes or null, "intra", "inter", "node"}. UsageError names what is missing or not a number."""
-        unknown = sorted(set(values) - {"name", "peaks", "bandwidth", "memory", "intra", "inter", "node"})
+        "memory": bytes or null, "intra", "inter", "node", "overlap"}. UsageError names what is missing or no number."""
+        unknown = sorted(set(values) - {"name", "peaks", "bandwidth", "memory", "intra", "inter", "node", "overlap"})
         if unknown:
-            known = "name, peaks, bandwidth, memory, intra, inter and node"
+            known = "name, peaks, bandwidth, memory, intra, inter, node and overlap"
             raise UsageError(f"A device has no {unknown[0]!r}.", f"It has {known}.")
         missing = [name for name in ("name", "peaks", "bandwidth") if values.get(name) is None]
         if missing or not isinstance(values["peaks"], Mapping) or not values["peaks"]:
@@ -66,7 +84,7 @@ class Device:
             bandwidth=_positive("bandwidth", values["bandwidth"]),
             label="given",
             **{key: _positive(key, values[key]) if values.get(key) is not None else None
-               for key in ("memory", "intra", "inter")},
+               for key in ("memory", "intra", "inter", "overlap")},
             node=int(_positive("node", values["node"])) if values.get("node") is not None else None,
         )  # fmt: skip
 
@@ -81,6 +99,7 @@ class Device:
             "inter": self.inter,
             "node": self.node,
             "label": self.label,
+            "overlap": self.overlap,
         }
 
 
@@ -91,63 +110,106 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _gpu(
-    name: str, peaks: tuple[float, float | None, float | None], bandwidth: float, memory: float,
-    links: tuple[float | None, float | None] = (None, None), *, node: int | None = None, label: str,
+    name: str, peaks: Mapping[str, float], bandwidth: float, memory: float, links: tuple[float | None, float | None],
+    *, node: int | None = None, label: str,
 ) -> Device:  # fmt: skip
-    """Peaks of bf16, fp8 and fp4 in TFLOP/s, bandwidth in GB/s, memory in GB, links in GB/s per direction."""
-    known = zip(("bf16", "fp8", "fp4"), peaks, strict=True)
+    """Peaks in TFLOP/s, bandwidth in GB/s, memory in MiB, links in GB/s per direction."""
     intra, inter = (None if link is None else link * 1e9 for link in links)
-    flops = {kind: peak * 1e12 for kind, peak in known if peak is not None}
-    return Device(name, flops, bandwidth * 1e9, memory * 1e9, intra, inter, node, label)
+    flops = {kind: peak * 1e12 for kind, peak in peaks.items()}
+    return Device(name, flops, bandwidth * 1e9, memory * 2**20, intra, inter, node, label)
 
 
+_HOPPER = {"bf16": 989.5, "fp8": 1979, "int8": 1979}
+_AMPERE = {"bf16": 312, "int8": 624}
+_CDNA3 = {"bf16": 1307.4, "fp8": 2614.9, "int8": 2614.9}
+_UNKNOWN = (None, None)
 _CARD = "vendor architecture white paper: dense, 32-bit accumulation"
+_PCIE = "vendor datasheet, dense; link: PCIe"
+_FABRIC = "vendor datasheet, dense; links: 7 of 128 GB/s in both directions together"
 
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
-        _gpu("B300", (2250, 4500, 13500), 8000, 288, (900, 100), node=8, label="catalog"),
-        _gpu("B200", (2250, 4500, 9000), 8000, 192, (900, 50), node=8, label="catalog"),
-        _gpu("H200", (989.5, 1979, None), 4800, 141, (450, 50), node=8, label="vendor pages; NIC unchecked"),
-        _gpu("GH200", (989, 1979, None), 4000, 96, (450, 25), label="catalog; NIC of one site's node"),
-        _gpu("H100", (989.5, 1979, None), 3350, 80, (450, 50), node=8, label="catalog"),
-        _gpu("H100-PCIe", (756.5, 1513, None), 2000, 80, label="vendor datasheet, dense"),
-        _gpu("MI300X", (1307.4, 2614.9, None), 5300, 192, label="vendor datasheet, dense"),
-        _gpu("A100-80GB", (312, None, None), 2039, 80, (300, None), node=8, label="vendor pages"),
-        _gpu("A100-80GB-PCIe", (312, None, None), 1935, 80, label="vendor pages"),
-        _gpu("A100-40GB", (312, None, None), 1555, 40, (300, None), node=8, label="vendor pages"),
-        _gpu("L40S", (362, 733, None), 864, 48, label="vendor datasheet, dense"),
-        _gpu("RTX-5090", (209.5, 419, 1676), 1792, 32, label=_CARD),
-        _gpu("RTX-4090", (165.2, 330.3, None), 1008, 24, label=_CARD),
-        _gpu("RTX-3090", (71, None, None), 936, 24, label=_CARD),
-        Device("CPU-2core-AVX512", {"bf16": 814e9}, 52e9, None,
-               label="measured: best rate and read bandwidth seen, two cores with AVX-512 BF16"),
+        _gpu("B300", {"bf16": 2250, "fp8": 4500, "fp4": 13500, "int8": 150}, 8000, 275_040, (900, 100), node=8,
+             label="catalog; int8: vendor pages"),
+        _gpu("B200", {"bf16": 2250, "fp8": 4500, "fp4": 9000, "int8": 4500}, 8000, 183_359, (900, 50), node=8,
+             label="catalog; int8: vendor pages"),
+        _gpu("H200", _HOPPER, 4800, 143_771, (450, 50), node=8, label="vendor pages; NIC unchecked"),
+        _gpu("GH200", {"bf16": 989, "fp8": 1979, "int8": 1979}, 4000, 97_871, (450, 25),
+             label="catalog; NIC of one site's node"),
+        _gpu("H100", _HOPPER, 3350, 81_559, (450, 50), node=8, label="catalog"),
+        _gpu("H100-PCIe", {"bf16": 756.5, "fp8": 1513, "int8": 1513}, 2000, 81_559, _UNKNOWN,
+             label="vendor datasheet, dense"),
+        _gpu("H20", {"bf16": 148, "fp8": 296, "int8": 296}, 4000, 97_871, (450, None), node=8,
+             label="resellers' datasheets, dense"),
+        _gpu("MI325X", _CDNA3, 6000, 262_128, (448, None), node=8, label=_FABRIC),
+        _gpu("MI300X", _CDNA3, 5300, 196_592, (448, None), node=8, label=_FABRIC),
+        _gpu("A100-80GB", _AMPERE, 2039, 81_920, (300, None), node=8, label="vendor pages"),
+        _gpu("A100-80GB-PCIe", _AMPERE, 1935, 81_920, _UNKNOWN, label="vendor pages"),
+        _gpu("A100-40GB", _AMPERE, 1555, 40_960, (300, None), node=8, label="vendor pages"),
+        _gpu("L40S", {"bf16": 362, "fp8": 733, "int8": 733}, 864, 46_068, (32, None), label=_PCIE),
+        _gpu("L4", {"bf16": 121, "fp8": 242.5, "int8": 242.5}, 300, 23_034, (32, None), label=_PCIE),
+        _gpu("A10G", {"bf16": 70, "int8": 140}, 600, 23_028, (32, None), label=_PCIE),
+        _gpu("T4", {"fp16": 65, "int8": 130, "fp32": 8.1}, 320, 15_360, (16, None), label=_PCIE),
+        _gpu("RTX-5090", {"bf16": 209.5, "fp8": 419, "fp4": 1676, "int8": 838}, 1792, 32_607, _UNKNOWN, label=_CARD),
+        _gpu("RTX-4090", {"bf16": 165.2, "fp8": 330.3, "int8": 660.6}, 1008, 24_564, _UNKNOWN, label=_CARD),
+        _gpu("RTX-3090", {"bf16": 71, "int8": 284}, 936, 24_576, _UNKNOWN, label=_CARD),
+        Device("CPU-2core-AVX512", {"bf16": 425e9, "int8": 600e9}, 51e9, None, overlap=2.0,
+               label="measured: products of 1 to 16 rows by two cores with AVX-512 BF16 and VNNI, within 7 %"),
     )
 }  # fmt: skip
-"""Devices by name. GB are 1e9 bytes."""
+"""Devices by name. Memory is what the driver reports, in bytes: an H100 of 80 GB has 85.5e9. The T4 has no bf16: such
+weights are served in fp16."""
 
-ALIASES: Mapping[str, str] = {
-    "CPU": "CPU-2core-AVX512",
-    "A100": "A100-80GB",
-    "H100-SXM": "H100",
-    "H200-SXM": "H200",
-    "H100-SXM5": "H100",
-    "RTX5090": "RTX-5090",
-    "RTX4090": "RTX-4090",
-    "RTX3090": "RTX-3090",
-}
+ALIASES: Mapping[str, str] = {"CPU": "CPU-2core-AVX512", "A100": "A100-80GB"}
+
+_WORDS = {"nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hgx", "oam",
+          "hbm2", "hbm2e", "hbm3", "hbm3e", "ac"}  # fmt: skip
+"""Parts of a name that do not tell two devices of the table apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A name as it was typed: the model of device in lower case without separators, and its gigabytes if stated."""
+
+    model: str
+    gigabytes: float | None
 
 
 def find_device(name: str) -> Device:
-    """The device of that name, whatever its case; UsageError names the nearest ones."""
-    names = {known.lower(): known for known in (*DEVICES, *ALIASES)}
-    key = name.strip().lower().replace(" ", "-").replace("_", "-")
-    known_name = names.get(key)
-    if known_name is None:
-        near = difflib.get_close_matches(key, names, n=2, cutoff=0.4)
-        close = f"Did you mean {' or '.join(names[key] for key in near)}? " if near else ""
-        raise UsageError(
-            f"Hardware {name!r} is not known.",
-            f"{close}Known are: {', '.join(DEVICES)}. Describe another in a JSON file with its peaks and bandwidth.",
-        )
-    return DEVICES[ALIASES.get(known_name, known_name)]
+    """The device of that name, as typed or as drivers spell it ("H100 80GB", "NVIDIA A100-SXM4-80GB", "rtx 4090 24gb").
+
+    UsageError names the nearest ones if there is none, or if its memory is another.
+    """
+    wanted = _wanted(ALIASES.get(name.strip().upper(), name))
+    alike = [device for device in DEVICES.values() if _wanted(device.name).model == wanted.model]
+    fitting = [device for device in alike if _has_memory(device, wanted.gigabytes)]
+    if fitting:
+        return fitting[0]
+    known = (
+        f"Known are: {', '.join(DEVICES)}. Describe another in a JSON file with its peaks and bandwidth; `this` is "
+        "this machine as calibrated, where a command takes measurements."
+    )
+    if alike:
+        sizes = " and ".join(f"{device.memory / 1e9:.4g} GB" for device in alike if device.memory is not None)
+        raise UsageError(f"No {alike[0].name} of {wanted.gigabytes:.4g} GB is known.", f"Known: {sizes}. {known}")
+    models = {_wanted(device).model: device for device in (*DEVICES, *ALIASES)}
+    near = difflib.get_close_matches(wanted.model, models, n=2, cutoff=0.4)
+    longer = [model for model in models if wanted.model and (wanted.model in model or model in wanted.model)]
+    longer.sort(key=lambda model: abs(len(model) - len(wanted.model)))
+    close = " or ".join(models[model] for model in list(dict.fromkeys([*longer, *near]))[:2])
+    raise UsageError(f"Hardware {name!r} is not known.", f"Did you mean {close}? {known}" if close else known)
+
+
+def _wanted(name: str) -> _Wanted:
+    text = re.sub(r"(?<=[a-z])(?=\d+ ?gi?b)|[\s_/,()-]+", " ", name.lower()).strip()
+    size = re.search(r"\b(\d+) ?gi?b\b", text)
+    words = [word for word in re.sub(r"\b\d+ ?gi?b\b", " ", text).split() if word not in _WORDS]
+    return _Wanted("".join(words), None if size is None else float(size[1]))
+
+
+def _has_memory(device: Device, gigabytes: float | None) -> bool:
+    """Whether the device is sold with that memory: of 1e9 or 2^30 bytes each, less what the driver keeps."""
+    if gigabytes is None or device.memory is None:
+        return True
+    return any(abs(gigabytes * unit / device.memory - 1) < 0.06 for unit in (1e9, 2**30))

@@ -1,17 +1,20 @@
-"""The cost model as a LatencyModel, for `replay --model --hardware`."""
+"""The cost model as a LatencyModel, for `replay`: by datasheet, or as this machine was calibrated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
-from wager.economics.costmodel.draft_cost import DraftCost
+from wager.economics.costmodel.calibrated import CalibratedCostModel
+from wager.economics.costmodel.draft_cost import DraftCost, FreeDraftCost
+from wager.economics.costmodel.memory import Footprint, footprint
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.economics.latency_model import StaticLatency
 from wager.errors import UsageError
 
 
 class RooflineLatency(StaticLatency):
-    """Seconds of the cost model, about 30 microseconds a call.
+    """Seconds of the cost model, about 30 microseconds a call; or those that were measured, about one.
 
     Every request of a step is taken to have the mean context and the mean number of rows; `context` is that of
     drafters that read a cache of their own.
@@ -26,6 +29,8 @@ class RooflineLatency(StaticLatency):
         """See LatencyModel."""
         if rows <= 0 or requests <= 0:
             return 0.0
+        if isinstance(self.cost, CalibratedCostModel):
+            return self.cost.measured.seconds(rows, requests, context_sum)
         return self.cost.seconds([SequenceLoad(context_sum / requests, rows / requests, requests)])
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
@@ -34,3 +39,12 @@ class RooflineLatency(StaticLatency):
             known = ", ".join(self.drafters) or "none"
             raise UsageError(f"The cost of drafter {drafter!r} is not known.", f"Known are: {known}.")
         return self.drafters[drafter].seconds(requests, depth, context=self.context) if requests > 0 else 0.0
+
+    def footprint(self, drafters: Collection[str], *, requests: int, context: float) -> Footprint:
+        """Bytes on a device that the weights, those drafters and the caches of `requests` sequences take."""
+        without = footprint(self.cost, FreeDraftCost(), batch=requests, context=context)
+        total = without
+        for name in drafters:
+            one = footprint(self.cost, self.drafters[name], batch=requests, context=context)
+            total = replace(total, drafter=total.drafter + one.drafter, cache=total.cache + one.cache - without.cache)
+        return total

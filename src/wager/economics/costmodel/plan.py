@@ -198,6 +198,11 @@ class PlanQuery:
             raise UsageError(
                 f"Depth {self.depth} is deeper than acceptance {acceptance.label} is known for ({len(outcomes) - 1})."
             )
+        if not all(0 < outcome.round_s < float("inf") for outcome in outcomes):
+            raise UsageError(
+                f"The times of {self.cost.model.name} on {self.cost.device.name} are not finite numbers above 0.",
+                "Check the peaks and the bandwidth of the hardware.",
+            )
         chosen = best_outcome(outcomes) if self.depth is None else outcomes[self.depth]
         plain = [SequenceLoad(context, 1, batch)]
         steps, drafts = [o.step_s for o in outcomes], [o.round_s - o.step_s for o in outcomes]

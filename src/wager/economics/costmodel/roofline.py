@@ -194,7 +194,7 @@ class _StepSum:
         if before.bound not in ("", bound):
             bound = "both"
         self.parts[stream.part] = StepPart(
-            before.seconds + times * max(read, computed),
+            before.seconds + times * self._device.seconds(stream.bytes, stream.flops, compute=stream.compute),
             before.bytes + times * stream.bytes,
             before.flops + times * stream.flops,
             bound,

@@ -6,21 +6,22 @@ sequence, and how deep, is planned every few steps (`planning`); what to verify 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
-from wager.economics.policy.admission import keep_nodes, select
 from wager.economics.policy.base import DrafterCapabilities, Policy, longest_that_fits
 from wager.economics.policy.explain import explain
 from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget
-from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
+from wager.economics.policy.goodput import GoodputEstimator
+from wager.economics.policy.judging import DraftJudge
 from wager.economics.policy.learning import DeferredLearning
 from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWeights
+from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.planning import Planner
-from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState, StepDraft
+from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState, StepLoad
 from wager.types import (
     DRAFT_STAGE,
     POLICY_STAGE,
@@ -37,8 +38,7 @@ from wager.types import (
 _EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
 _NEVER_SKIPPED = 64  # first steps, in which planning is never skipped
-_GOODPUT_INTERVAL, _GOODPUT_INTERVAL_PLAIN = 2, 8  # steps between updates of goodput and row cost; in plain decoding
-_DRAFT_TIME_INTERVAL = 4  # steps between those whose drafting the latency model learns; a multiple of _GOODPUT_INTERVAL
+_DRAFT_TIME_INTERVAL = 4  # steps between those whose drafting the latency model learns
 
 
 class Adaptive(Policy):
@@ -57,13 +57,18 @@ class Adaptive(Policy):
     ) -> None:
         self.acceptance = {name: AcceptanceModel() for name, capabilities in drafters.items() if capabilities.max_depth}
         self._drafters = [DrafterProfile(name, drafters[name], model) for name, model in self.acceptance.items()]
+        self._drafter_index = {name: index for index, name in enumerate(self.acceptance)}
         self._model, self._latency, self._goodput = latency, LatencyCache(latency), GoodputEstimator()
         self._weights, self._exploration = ObjectiveWeights(objective), ExplorationBudget(exploration_share)
-        self._planner = Planner(self._drafters, self._latency, self._goodput)
-        self._learning = DeferredLearning(list(self.acceptance.values()), latency)
+        self._own = OwnSeconds()
+        self._planner = Planner(self._drafters, self._latency, goodput=self._goodput, own=self._own)
+        self._judge = DraftJudge(self._drafters, self._latency, self._weights, goodput=self._goodput, own=self._own)
+        self._learning = DeferredLearning(list(self.acceptance.values()), latency, own=self._own)
         self._exact = RULES[rule].needs_draft_probs
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, SequencePolicyState] = {}
+        self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
+        self._plain_seconds = 0.0  # of a step like the last one that was described
         self._step = self._last_planned = PolicyStep()
         self._steps = self._skip = 0
         self._batch: tuple[int, str] = (0, "")  # sequences in the last step, and the last of them
@@ -76,6 +81,9 @@ class Adaptive(Policy):
         self._request_weights.pop(sequence, None)
         state = self._sequences.pop(sequence, None)
         if state is not None:
+            self._step.ended[sequence] = self._last_planned.ended[sequence] = state
+            self._decoding.pop(sequence, None)
+            self._planner.end_sequence(sequence)
             self._learning.end_sequence(state)
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
@@ -84,27 +92,31 @@ class Adaptive(Policy):
         if self._steps % AGING_INTERVAL == 0:
             for model in self.acceptance.values():
                 model.age()
-        step = self._step = PolicyStep()
+        step = self._step = PolicyStep(
+            self._describe, spans, states=self._sequences, drafter_index=self._drafter_index, draws_tokens=self._exact
+        )
         if self._skips_planning(spans):
             return {}
-        self._describe(step, spans)
-        if not step.candidates or not self._drafters:
+        self._meet(step)
+        if not step.spans or not self._drafters:
             return {}
         self._last_planned = step
-        if self._planner.due(step, now=self._steps):
+        if self._planner.due(step.decoding, now=self._steps) and step.candidates:
             self._learning.learn()
+            self._note_drafted(step)
             self._planner.plan(step, self._weights)
-        speculates = self._planner.speculates
-        step.measures_plain = self._model.learns and self._exploration.takes_plain_step(step, speculates=speculates)
+            step.planned = True
+            self._judge.judge_next()
+        step.measures_plain = self._model.learns and self._exploration.takes_plain_step(
+            step, speculates=self._planner.speculates
+        )
         if not step.measures_plain:
             self._request_planned(step)
-            self._explore(step)
+            if self._exploration.affords_draft(self._plain_seconds):
+                self._explore(step)
         if self._exact:
             self._fit(step, budget)
-        return {
-            seq_id: DraftDecision(step_draft.depth, self._drafters[step_draft.drafter].name, step_draft.min_survival)
-            for seq_id, step_draft in step.drafts.items()
-        }
+        return step.plan
 
     def _skips_planning(self, spans: Sequence[Span]) -> bool:
         """Planning is skipped while the last plan was empty and the batch is unchanged; new sequences come last."""
@@ -113,48 +125,71 @@ class Adaptive(Policy):
         self._batch = batch
         return self._skip > 0
 
-    def _describe(self, step: PolicyStep, spans: Sequence[Span]) -> None:
-        step.sequences = len(spans)
-        cached = 0  # positions of the sequences that decode
-        for span in spans:
-            step.rows += len(span.tokens)
-            step.context_sum += span.num_computed_tokens
-            if span.needs_logits:
-                state = self._sequences.get(span.seq_id) or self._start_sequence(span.seq_id)
-                state.known, state.room = span.num_computed_tokens + 1, span.max_draft_tokens
-                step.decoding += 1
-                step.weight += self._weights.weight(state.weight)
-                cached += span.num_computed_tokens
-                if state.room > 0:
-                    step.candidates.append(state)
-        if step.decoding:
-            step.plain_seconds = self._latency.plain_seconds(step.decoding, cached)
-            step.goodput = self._goodput.ratio(step.decoding) * step.weight / step.plain_seconds
+    def _meet(self, step: PolicyStep) -> None:
+        """Which sequences decode; those that were not known before are started."""
+        step.spans = [span for span in step.all_spans if span.needs_logits]
+        step.ids = ids = [span.seq_id for span in step.spans]
+        before = list(self._decoding)
+        new = ids[len(before) :] if ids[: len(before)] == before else ids  # new ones come last
+        if new or len(ids) < len(before):
+            for seq_id in new:
+                if seq_id not in self._sequences:
+                    self._start_sequence(step, seq_id)
+            self._decoding = dict.fromkeys(ids)
 
-    def _start_sequence(self, seq_id: str) -> SequencePolicyState:
+    def _describe(self, step: PolicyStep) -> StepLoad:
+        spans, decoding = step.all_spans, step.spans
+        if not decoding:
+            return StepLoad()
+        context = cached = sum([span.num_computed_tokens for span in spans])
+        if len(decoding) < len(spans):
+            cached = sum([span.num_computed_tokens for span in decoding])
+        count, weight = len(decoding), float(len(decoding))
+        if not self._weights.uniform:
+            states = self._sequences
+            weight = sum([self._weights.weight(states[span.seq_id].weight) for span in decoding])
+        plain = self._plain_seconds = self._latency.plain_seconds(count, cached)
+        rows = sum([len(span.tokens) for span in spans])
+        return StepLoad(rows, context, weight, plain, self._goodput.ratio(count) * weight / plain)
+
+    def _start_sequence(self, step: PolicyStep, seq_id: str) -> None:
         weight, count = self._weights.start_sequence(self._request_weights.pop(seq_id, 1.0)), len(self._drafters)
         acceptance = [profile.acceptance.start_sequence() for profile in self._drafters]
-        state = SequencePolicyState(seq_id, weight, acceptance, self._planner.default_plan, [0] * count, [-1] * count)
-        self._sequences[seq_id] = state
-        return state
+        plan = self._planner.start_sequence(seq_id)
+        self._sequences[seq_id] = SequencePolicyState(seq_id, weight, acceptance, plan, [0] * count, [-1] * count)
+        step.catches_up |= plan.depth > 0 and self._drafters[plan.drafter].capabilities.catch_up_s > 0
+
+    def _note_drafted(self, step: PolicyStep) -> None:
+        """Before a plan: until now the drafters kept up with the sequences that they were to draft for."""
+        standing, candidates = self._planner.standing, step.candidates
+        for state in candidates:
+            decision = standing.get(state.seq_id)
+            if decision is not None and state.known_before:
+                self._note_request(state, self._drafter_index[decision.drafter])
+            state.known_before = True
+
+    def _note_request(self, state: SequencePolicyState, drafter: int) -> None:
+        state.last_position[drafter], state.last_step[drafter] = state.known, self._steps
 
     def _request_planned(self, step: PolicyStep) -> None:
-        for state in step.candidates:
-            plan = state.plan
-            if plan.depth:
-                self._request(step, StepDraft(state, plan.drafter, min(plan.depth, state.room), plan.min_survival))
-        self._skip = 0 if step.drafts or self._steps < _NEVER_SKIPPED else _SKIPPED_STEPS
-
-    def _request(self, step: PolicyStep, step_draft: StepDraft) -> None:
-        state, drafter = step_draft.state, step_draft.drafter
-        step.catches_up |= state.catch_up_seconds(drafter, self._drafters[drafter].capabilities) > 0
-        state.last_position[drafter], state.last_step[drafter] = state.known, self._steps
-        step.drafts[state.seq_id] = step_draft
+        standing, states = self._planner.standing, self._sequences
+        if len(states) == step.decoding:
+            step.plan = standing.copy()
+        else:  # some sequences wait
+            step.plan = {seq_id: standing[seq_id] for seq_id in self._decoding if seq_id in standing}
+        deepest = self._planner.deepest
+        for span in [span for span in step.spans if span.max_draft_tokens < deepest]:
+            decision = step.plan.get(span.seq_id)
+            if decision is not None and not span.max_draft_tokens:
+                del step.plan[span.seq_id]
+            elif decision is not None and decision.depth > span.max_draft_tokens:
+                step.plan[span.seq_id] = replace(decision, depth=span.max_draft_tokens)
+        self._skip = 0 if step.plan or self._steps < _NEVER_SKIPPED else _SKIPPED_STEPS
 
     def _explore(self, step: PolicyStep) -> None:
         """Exploration drafts for sequences that decode plainly or use another drafter, as the budget allows; before
         planning is skipped, those of the skipped steps too."""
-        if len(step.drafts) == len(step.candidates) and len(self._drafters) == 1:
+        if len(step.plan) == step.num_candidates and len(self._drafters) == 1:
             return
         for _ in range(self._skip + 1):
             if self._exploration.affords_draft(step.plain_seconds):
@@ -164,9 +199,9 @@ class Adaptive(Policy):
     def _explore_drafter(self, step: PolicyStep, index: int) -> None:
         """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
         name, capabilities, _ = self._drafters[index]
-        drafts, candidates = step.drafts, step.candidates
-        plain = [state for state in candidates if state.seq_id not in drafts]
-        others = [state for state in candidates if state.seq_id in drafts and drafts[state.seq_id].drafter != index]
+        plan, candidates = step.plan, step.candidates
+        plain = [state for state in candidates if state.seq_id not in plan]
+        others = [state for state in candidates if state.seq_id in plan and plan[state.seq_id].drafter != name]
         if not plain and not others:
             return
         state = min(plain or others, key=lambda state: state.last_step[index])
@@ -175,104 +210,70 @@ class Adaptive(Policy):
         cost = ragged(name, [*depths, depth]) - ragged(name, depths)
         if self._exact:  # it may be verified in any case
             cost += self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=depth)[depth]
-        cost += state.catch_up_seconds(index, capabilities) + self._planner.seconds_per_draft
+        catch_up = state.catch_up_seconds(index, capabilities)
+        cost += catch_up
         if not plain:  # what the other drafter's tokens would have gained
             cost += step.speculation_gain / len(candidates)
         if self._exploration.spend(cost, step.plain_seconds):
-            self._request(step, StepDraft(state, index, depth, exploration=True))
+            step.catches_up |= catch_up > 0
+            self._note_request(state, index)
+            step.plan[state.seq_id] = DraftDecision(depth, name)
+            step.explored.add(state.seq_id)
 
     def _fit(self, step: PolicyStep, budget: int) -> None:
         """Make the depths fit the row budget before drafting, for drafts that are verified as planned."""
-        longest = longest_that_fits([step_draft.depth for step_draft in step.drafts.values()], budget)
-        step.drafts = {seq_id: step_draft for seq_id, step_draft in step.drafts.items() if longest}
-        for step_draft in step.drafts.values():
-            step_draft.depth = min(step_draft.depth, longest)
+        longest = longest_that_fits([decision.depth for decision in step.plan.values()], budget)
+        for seq_id, decision in list(step.plan.items()):
+            if not longest:
+                del step.plan[seq_id]
+            elif decision.depth > longest:
+                step.plan[seq_id] = replace(decision, depth=longest)
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         step = self._step
-        if not step.decoding or (not step.drafts and self._steps % _GOODPUT_INTERVAL_PLAIN):
-            if step.decoding:
-                self._goodput.record(step.decoding, expected=step.weight, plain=step.weight)
-            return {}
-        admitted: dict[str, Draft] = {}
-        gains: list[float] = []
-        unjudged_rows, unjudged_gain = 0, 0.0
-        for seq_id, draft in drafts.items():
-            step_draft = step.drafts.get(seq_id)
-            if step_draft is None:
-                continue
-            step_draft.draft, state = draft, step_draft.state
-            weight = self._weights.weight(state.weight)
-            state.unjudged = self._exact and draft.draft_probs is not None
-            if state.unjudged:
-                admitted[seq_id] = draft
-                unjudged_rows += len(draft)
-                forecast = state.plan.forecast
-                unjudged_gain += weight * sum(forecast[step_draft.drafter][: len(draft)] if forecast else ())
-            else:
-                model = self._drafters[step_draft.drafter].acceptance
-                step_draft.survival = model.survival(draft, state.acceptance[step_draft.drafter])
-                step_draft.first = len(gains)
-                gains += [weight * survival for survival in step_draft.survival]
-        count = unjudged_rows + len(gains) + ADJACENT_ROWS
-        extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count)
-        seconds = extra[unjudged_rows:] if unjudged_rows else extra
-        chosen = select(gains, seconds, goodput=step.goodput, limit=budget - unjudged_rows)
-        taken = sorted(chosen.taken)
-        for seq_id, step_draft in step.drafts.items():
-            if step_draft.draft and step_draft.survival:
-                first, last = step_draft.first, step_draft.first + len(step_draft.survival)
-                nodes = [index - first for index in taken[bisect_left(taken, first) : bisect_left(taken, last)]]
-                if nodes:
-                    admitted[seq_id] = keep_nodes(step_draft.draft, nodes)
-        step.admitted = admitted
-        if self._steps % _GOODPUT_INTERVAL == 0:
-            rows = unjudged_rows + len(chosen.taken)
-            self._record_goodput(step, extra, rows, gain=unjudged_gain + chosen.gain, cut=chosen.cut)
-        return admitted
-
-    def _record_goodput(
-        self, step: PolicyStep, extra: Sequence[float], rows: int, *, gain: float, cut: float | None
-    ) -> None:
-        """Update the goodput and the cost of a row with what is expected of the step."""
-        ragged, drafters = self._latency.ragged_draft_seconds, self._drafters
-        step.draft_seconds = sum([ragged(drafters[index].name, depths) for index, depths in step.passes().items()])
-        seconds = step.plain_seconds + extra[rows] + step.draft_seconds
-        plain = step.weight / step.plain_seconds * seconds
-        self._goodput.record(step.decoding, expected=step.weight + gain, plain=plain)
-        self._goodput.record_row_cost(step.decoding, extra=extra, rows=rows, cut=cut, goodput=step.goodput)
+        step.drafted = drafts
+        step.admitted = self._judge.admit(step, budget, now=self._steps, deepest=self._planner.deepest)
+        return step.admitted
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        known = [verdict for verdict in verdicts if verdict.seq_id in self._sequences]
-        for verdict in known:
-            self._weights.learn(self._sequences[verdict.seq_id].weight, len(verdict.tokens))
-            step_draft = self._step.drafts.get(verdict.seq_id)
-            if (
-                step_draft
-                and step_draft.exploration
-                and step_draft.draft
-                and step_draft.draft.tokens[:1] == verdict.tokens[:1]
+        verdicts, step = list(verdicts), self._step
+        if self._weights.learns:
+            for verdict in verdicts:
+                if verdict.seq_id in self._sequences:
+                    self._weights.learn(self._sequences[verdict.seq_id].weight, len(verdict.tokens))
+        if step.explored:
+            explored = [verdict for verdict in verdicts if verdict.seq_id in step.explored]
+            drafted = step.drafted
+            if any(
+                drafted[verdict.seq_id].tokens[:1] == verdict.tokens[:1]
+                for verdict in explored
+                if verdict.seq_id in drafted
             ):
                 self._planner.plan_soon()
-        self._learning.add_verdicts(known, self._sequences, self._step.drafts)
+        self._learning.add_verdicts(verdicts, step)
 
     def observe(self, record: StepRecord) -> None:
         step, seconds = self._step, sum(record.seconds.values())
         self._weights.observe(seconds)
         self._exploration.earn(seconds)
-        self._planner.observe(record.seconds.get(POLICY_STAGE, 0.0), len(step.drafts))
+        self._own.observe(
+            record.seconds.get(POLICY_STAGE, 0.0),
+            step_seconds=seconds,
+            kind=step.kind,
+        )
         self._learning.add_record(record, always=step.measures_plain)
         if self._model.learns and self._steps % _DRAFT_TIME_INTERVAL == 0 and not step.catches_up:
             self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
+        step.let_go()
 
     def _learn_draft_seconds(self, step: PolicyStep, taken: float) -> None:
         """Pass each drafter's seconds to the latency model. It models drafts of one depth for all sequences, so it gets
         what such a draft would have taken, were it as far from its expectation as this step's drafting."""
-        passes = step.passes()
+        passes, expected = step.passes(), self._judge.draft_seconds(step)
         for index, depths in passes.items():
             drafter, count, depth = self._drafters[index].name, len(depths), max(depths)
             even = self._latency.draft_seconds(drafter, count, depth)
-            seconds = taken * even / step.draft_seconds if step.draft_seconds > 0 else taken / len(passes)
+            seconds = taken * even / expected if expected > 0 else taken / len(passes)
             self._model.observe_draft(drafter, count, depth, seconds=seconds)
 
     def explain(self) -> str:

@@ -10,17 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from wager.economics.acceptance import Floats, Ints
 from wager.types import Draft
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The tokens taken, by index, best first, and their total gain; `cut` lies between the gain of the last one taken
-    and that of the first one left (None if all or none are taken)."""
+    and that of the first one left (None if all or none are taken); `benefit` is the profit beyond that of taking every
+    token with gain."""
 
     taken: Sequence[int]
     gain: float
     cut: float | None
+    benefit: float = 0.0
 
 
 def select(gains: Sequence[float], seconds: Sequence[float], *, goodput: float, limit: int | None = None) -> Selection:
@@ -31,7 +36,7 @@ def select(gains: Sequence[float], seconds: Sequence[float], *, goodput: float, 
     """
     order = sorted(range(len(gains)), key=gains.__getitem__, reverse=True)
     limit = len(order) if limit is None else max(0, min(limit, len(order)))
-    profit, best, count = goodput * seconds[0], 0.0, 0
+    profit, best, count, net = goodput * seconds[0], 0.0, 0, 0.0
     for number, index in enumerate(order[:limit], 1):
         gain = gains[index]
         if gain <= 0:
@@ -43,7 +48,38 @@ def select(gains: Sequence[float], seconds: Sequence[float], *, goodput: float, 
             best, count = net, number
     cut = (gains[order[count - 1]] + gains[order[count]]) / 2 if 0 < count < limit else None
     taken = order[:count]
-    return Selection(taken, sum([gains[index] for index in taken]), cut)
+    return Selection(taken, sum([gains[index] for index in taken]), cut, best - net)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSelection:
+    """Of each draft the tokens taken, [drafts], from its first; all of them together and their gain; `cut` as in
+    Selection, and `benefit`, the profit beyond that of taking every token."""
+
+    lengths: Ints
+    count: int
+    gain: float
+    cut: float | None
+    benefit: float
+
+
+def select_prefixes(gains: Floats, seconds: Sequence[float], *, goodput: float, limit: int) -> PrefixSelection:
+    """What `select` takes of drafts that are chains, whose gains, [drafts, depth], never rise with depth and are 0
+    beyond their ends."""
+    ranked = np.sort(gains, axis=None)[::-1]
+    ranked = ranked[: np.searchsorted(-ranked, 0.0)]  # those with gain
+    possible = max(0, min(limit, len(ranked)))
+    profit = np.concatenate([[0.0], np.cumsum(ranked)]) - goodput * np.asarray(seconds[: len(ranked) + 1])
+    count = int(np.argmax(profit[: possible + 1]))
+    benefit = float(profit[count] - profit[-1])
+    if not count:
+        return PrefixSelection(np.zeros(len(gains), np.intp), 0, 0.0, None, benefit)
+    lengths = (gains >= ranked[count - 1]).sum(axis=1)
+    if int(lengths.sum()) > count:  # of equal ones the earlier come first
+        order = np.argsort(-gains.ravel(), kind="stable")[:count]
+        lengths = np.bincount(order // gains.shape[1], minlength=len(gains))
+    cut = float(ranked[count - 1] + ranked[count]) / 2 if count < possible else None
+    return PrefixSelection(lengths, count, float(ranked[:count].sum()), cut, benefit)
 
 
 def keep_nodes(draft: Draft, nodes: Sequence[int]) -> Draft:

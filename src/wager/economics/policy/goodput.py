@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one more is averaged
-_DECAY = 0.98  # of what earlier steps count in the goodput, per step
-_ROW_COST_SMOOTHING = 0.1  # weight of a new step in the running mean of the cost of a row
+_DECAY = 0.96  # of what earlier steps count in the goodput, per recorded step
+_ROW_COST_SMOOTHING = 0.2  # weight of a new step in the running mean of the cost of a row
 
 
 class GoodputEstimator:

@@ -8,53 +8,80 @@ draft that was right so far is compared with the tokens of later steps. Depths t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from wager.economics.acceptance import AcceptanceModel
 from wager.economics.latency_model import LatencyModel
-from wager.economics.policy.sequence_state import RemainingDraft, SequencePolicyState, StepDraft
+from wager.economics.policy.own_seconds import OwnSeconds
+from wager.economics.policy.sequence_state import (
+    PolicyStep,
+    RemainingDraft,
+    SequencePlan,
+    SequencePolicyState,
+    StepDraft,
+)
 from wager.types import Draft, StepRecord, Verdict
 
 _INTERVAL = 16  # steps after which what was collected is learned, if no plan was made before
-_EARLY_STEPS = 64  # first steps, in which more is learned from
+_EARLY_DRAFTS = 1024  # the first ones, of which more in a step are learned from
 _MAX_DRAFTS, _MAX_DRAFTS_EARLY = 4, 256  # about so many drafts of a step are learned from, in rotation
 _SHIFTS_EARLY = 16  # drafts of a step whose shift of survival by scores is learned; later one in every other step
+_EARLY_RECORDS = 64  # first steps whose seconds are all learned
 _RECORD_INTERVAL = 5  # steps between those whose seconds the latency model learns
 
 
 class DeferredLearning:
     """Collects observations for `models` (by drafter) and `latency`, and applies them every few steps."""
 
-    def __init__(self, models: Sequence[AcceptanceModel], latency: LatencyModel) -> None:
-        self._models, self._latency = models, latency
-        self._steps = 0
+    def __init__(self, models: Sequence[AcceptanceModel], latency: LatencyModel, *, own: OwnSeconds) -> None:
+        self._models, self._latency, self._own = models, latency, own
+        self._steps = self._turn = self._drafts = 0
+        self._next = 0.0  # the step from which drafts are learned from again
         self._pending: list[Callable[[], None]] = []
-        self._drafted: set[str] = set()  # sequences with a draft that is pending
+        self._remaining: dict[str, SequencePolicyState] = {}  # sequences whose last draft may be compared further
 
-    def add_verdicts(
-        self, verdicts: Sequence[Verdict], states: Mapping[str, SequencePolicyState], drafts: Mapping[str, StepDraft]
-    ) -> None:
-        """A step's verdicts and drafts."""
-        number, early = self._steps + 1, self._steps < _EARLY_STEPS
-        interval = max(1, len(drafts) // (_MAX_DRAFTS_EARLY if early else _MAX_DRAFTS))
-        for turn, verdict in enumerate(verdicts, number):
-            state, step_draft = states[verdict.seq_id], drafts.get(verdict.seq_id)
-            if step_draft is not None and (step_draft.exploration or turn % interval == 0):
-                self._drafted.add(verdict.seq_id)
-                self._pending.append(partial(self._learn_draft, step_draft, verdict))
-            elif state.remaining is not None or verdict.seq_id in self._drafted:
-                emitted = verdict.tokens if step_draft is None else None
-                self._pending.append(partial(self._compare_remaining, state, emitted))
-        if drafts and (early or number % 2):
-            interval = max(1, len(drafts) // (_SHIFTS_EARLY if early else 1))
-            sample = list(drafts.values())[number // 2 % interval :: interval]
-            self._pending += [partial(self._learn_shift, step_draft) for step_draft in sample]
+    def add_verdicts(self, verdicts: Sequence[Verdict], step: PolicyStep) -> None:
+        """A step's verdicts."""
+        number, early = self._steps + 1, self._drafts < _EARLY_DRAFTS
+        if self._remaining:
+            self._compare(verdicts, step)
+        sampled: list[Verdict] = []
+        if step.plan and number >= self._next:
+            self._next = max(self._next, number - 1) + self._own.pace
+            interval = max(1, len(step.plan) // (_MAX_DRAFTS_EARLY if early else _MAX_DRAFTS))
+            self._turn += 1
+            sampled = list(verdicts[self._turn % interval :: interval])
+        explored = step.explored
+        if explored:
+            sampled += [each for each in verdicts if each.seq_id in explored and each not in sampled]
+        self._drafts += len(sampled)
+        shifts = _SHIFTS_EARLY if early else number % 2
+        for verdict in sampled:
+            state = step.states.get(verdict.seq_id)
+            if state is not None and verdict.seq_id in step.plan:
+                step_draft = step.draft_of(state)
+                drawn = step_draft.draft is not None and step.draws_tokens and step_draft.draft.draft_probs is not None
+                self._remaining[verdict.seq_id] = state
+                self._pending.append(partial(self._learn_draft, step_draft, verdict, comparable=not drawn))
+                if shifts > 0 and not drawn:
+                    shifts -= 1
+                    self._pending.append(partial(self._learn_shift, step_draft, state.plan))
+
+    def _compare(self, verdicts: Sequence[Verdict], step: PolicyStep) -> None:
+        """Compare what is left of drafts with the tokens of this step, where it has no newer one."""
+        plain = {seq_id: state for seq_id, state in self._remaining.items() if seq_id not in step.plan}
+        for seq_id in [seq_id for seq_id in self._remaining if seq_id in step.plan]:
+            self._pending.append(partial(self._compare_remaining, self._remaining.pop(seq_id), None))
+        emitted = {verdict.seq_id: verdict.tokens for verdict in verdicts} if plain else {}
+        for seq_id, state in plain.items():
+            if seq_id in emitted:
+                self._pending.append(partial(self._compare_remaining, state, emitted[seq_id]))
 
     def add_record(self, record: StepRecord, *, always: bool) -> None:
         """What a step took; `always`: it is learned from in any case."""
         self._steps += 1
-        sampled = always or self._steps < _EARLY_STEPS or self._steps % _RECORD_INTERVAL == 0
+        sampled = always or self._steps < _EARLY_RECORDS or self._steps % _RECORD_INTERVAL == 0
         if sampled and self._latency.learns:
             self._pending.append(partial(self._latency.observe, record))
         if self._steps % _INTERVAL == 0:
@@ -62,6 +89,7 @@ class DeferredLearning:
 
     def end_sequence(self, state: SequencePolicyState) -> None:
         """The sequence is over."""
+        self._remaining.pop(state.seq_id, None)
         ended = zip(self._models, state.acceptance, strict=True)
         self._pending += [partial(model.end_sequence, sequence) for model, sequence in ended]
 
@@ -70,9 +98,9 @@ class DeferredLearning:
         for learn in self._pending:
             learn()
         self._pending.clear()
-        self._drafted.clear()
+        self._remaining = {seq_id: state for seq_id, state in self._remaining.items() if state.remaining is not None}
 
-    def _learn_draft(self, step_draft: StepDraft, verdict: Verdict) -> None:
+    def _learn_draft(self, step_draft: StepDraft, verdict: Verdict, *, comparable: bool) -> None:
         draft, state, model = step_draft.draft, step_draft.state, self._models[step_draft.drafter]
         sequence, emitted = state.acceptance[step_draft.drafter], verdict.tokens
         state.remaining = None
@@ -80,16 +108,15 @@ class DeferredLearning:
             model.learn_round(sequence, accepted=0, tested=1)  # a token that is not drafted is not accepted
             return
         tested, path = compare(draft, emitted)
-        judged = step_draft.survival is not None
-        if not judged:  # sampled from draft_probs: what is accepted need not equal what is emitted
+        if not comparable:  # sampled from draft_probs: what is accepted need not equal what is emitted
             path = list(verdict.accepted)
         right, deepest = len(path), max(draft.depths, default=0)
         # the drafter could have drafted deeper and did not: a token that is not accepted
         declined = right == deepest < step_draft.depth and not step_draft.min_survival and len(emitted) > right
         model.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))
-        if judged and draft.scores:
+        if comparable and draft.scores:
             model.learn_scores(draft, tested, path)
-        if judged and right == len(emitted) < deepest == len(draft):
+        if comparable and right == len(emitted) < deepest == len(draft):
             state.remaining = RemainingDraft(step_draft.drafter, draft.tokens, right)
 
     def _compare_remaining(self, state: SequencePolicyState, emitted: Sequence[int] | None) -> None:
@@ -105,15 +132,12 @@ class DeferredLearning:
         self._models[drafter].learn_round(sequence, accepted=right, tested=tested, known=known)
         state.remaining = RemainingDraft(drafter, tokens, right) if right == last < len(tokens) else None
 
-    def _learn_shift(self, step_draft: StepDraft) -> None:
-        forecast, model, survival = (
-            step_draft.state.plan.forecast,
-            self._models[step_draft.drafter],
-            step_draft.survival or [],
-        )
-        judged = step_draft.draft is None or (step_draft.survival is not None and step_draft.draft.is_chain)
-        if forecast and model.has_scores and judged:
-            model.learn_shift(forecast[step_draft.drafter], survival + [0.0] * (step_draft.passes - len(survival)))
+    def _learn_shift(self, step_draft: StepDraft, plan: SequencePlan) -> None:
+        draft, model, state = step_draft.draft, self._models[step_draft.drafter], step_draft.state
+        if plan.forecasts and model.has_scores and (draft is None or draft.is_chain):
+            survival = model.survival(draft, state.acceptance[step_draft.drafter]) if draft else []
+            forecast = plan.forecasts[step_draft.drafter][plan.row].tolist()
+            model.learn_shift(forecast, survival + [0.0] * (step_draft.passes - len(survival)))
 
 
 def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]:

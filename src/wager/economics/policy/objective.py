@@ -66,9 +66,21 @@ class ObjectiveWeights:
     def __init__(self, objective: Objective) -> None:
         self._kind, self._slo = objective.kind, objective.seconds_per_token
         self._mean_tokens, self._step_seconds = _INITIAL_TOKENS, 0.0
+        self._weighted = False  # whether there was a request of another weight than 1
 
     def start_sequence(self, request_weight: float) -> SequenceWeight:
+        self._weighted |= request_weight != 1.0
         return SequenceWeight(request_weight, self._mean_tokens)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether a token of any sequence counts 1."""
+        return self._kind == "throughput" and not self._weighted
+
+    @property
+    def learns(self) -> bool:
+        """Whether weights depend on what sequences got."""
+        return self._kind != "throughput"
 
     def weight(self, sequence: SequenceWeight) -> float:
         """Of one of its tokens."""

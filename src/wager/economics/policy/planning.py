@@ -8,7 +8,7 @@ row, and the most profitable one is kept; profit is weighted tokens - goodput * 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
@@ -18,89 +18,107 @@ from wager.economics.acceptance import AcceptanceModel, Bools, Floats, Ints
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights
+from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePlan
+from wager.types import DraftDecision
 
 _MAX_INTERVAL, _GROWTH = 32, 1  # steps between plans at most, and by how many each interval is longer than the last
 _MAX_INTERVAL_PLAIN, _GROWTH_PLAIN = 128, 4  # the same while no sequence drafts
 _SOON = 4  # steps until the next plan, if an exploration draft was right while no sequence drafts
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 _CATCH_UP_STEPS = 64.0  # steps over which the seconds of catching up are spread
-_SMOOTHING = 0.05  # weight of a new step in the running means of the policy's own seconds
-_NEGLIGIBLE = 0.002  # share of the batch's weight: tokens that cost less are drafted, as they may turn out better
 _SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
 _MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
 
 
 class Planner:
-    """Plans every sequence anew every few steps; the only one to write SequencePolicyState.plan."""
+    """Plans every sequence anew every few steps; the only one to write SequencePolicyState.plan. `standing` is what
+    drafters are asked for until then, by sequence, without those that decode plainly, and `deepest` its depth."""
 
-    def __init__(self, drafters: Sequence[DrafterProfile], latency: LatencyCache, goodput: GoodputEstimator) -> None:
-        self.default_plan = SequencePlan()  # of sequences that come between two plans
+    def __init__(
+        self, drafters: Sequence[DrafterProfile], latency: LatencyCache, *, goodput: GoodputEstimator, own: OwnSeconds
+    ) -> None:
+        self.standing: dict[str, DraftDecision] = {}
+        self.deepest = 0
         self.speculates = True  # whether any sequence drafts, by the last plan
-        self._drafters, self._latency, self._goodput = drafters, latency, goodput
+        self._drafters, self._latency, self._goodput, self._own = drafters, latency, goodput, own
+        self._default = SequencePlan()  # of sequences that come between two plans
         self._uniform = False  # whether all sequences got the same plan
-        self._due = self._now = self._interval = self._planned = self._newcomers = 0
-        self._plain_seconds = self._seconds = self._drafts = 0.0  # the policy's own, without drafts and with so many
+        self._due = self._now = self._planned = self._newcomers = 0
+        self._interval = 0.0
+        self._default_decision: DraftDecision | None = None
 
-    def due(self, step: PolicyStep, *, now: int) -> bool:
-        """Whether to plan in step number `now`: the interval is over, the batch grew or shrank, or there are as many
-        new sequences as others (counted in every step) and not all plans are the same."""
-        self._now, size = now, len(step.candidates)
+    def due(self, size: int, *, now: int) -> bool:
+        """Whether to plan in step number `now`, of `size` sequences: the interval is over, the batch grew or shrank, or
+        as many sequences are new as others (counted in every step) and not all plans are the same."""
+        self._now = now
         if now >= self._due or max(size, self._planned) > _SIZE_RATIO * min(size, self._planned):
             return True
-        if self._uniform:
-            return False
-        self._newcomers += sum([state.plan.is_default for state in step.candidates])
-        return self._newcomers >= size
+        return not self._uniform and self._newcomers >= size
 
     def plan_soon(self) -> None:
         """An exploration draft was right: plan within a few steps."""
         if not self.speculates:
             self._due = min(self._due, self._now + _SOON)
 
+    def start_sequence(self, seq_id: str) -> SequencePlan:
+        """A sequence came; until the next plan it gets one that many got."""
+        self._newcomers += 1
+        if self._default_decision is not None:
+            self.standing[seq_id] = self._default_decision
+        return self._default
+
+    def end_sequence(self, seq_id: str) -> None:
+        self.standing.pop(seq_id, None)
+
     def plan(self, step: PolicyStep, weights: ObjectiveWeights) -> None:
         """Plan the candidates of the step."""
         longest, growth = (_MAX_INTERVAL, _GROWTH) if self.speculates else (_MAX_INTERVAL_PLAIN, _GROWTH_PLAIN)
-        self._interval = min(longest, self._interval + growth)
-        self._due, self._planned, self._newcomers = self._now + self._interval, len(step.candidates), 0
-        rooms = np.array([state.room for state in step.candidates])
-        batch = PlannedBatch(step, rooms, np.array([weights.weight(state.weight) for state in step.candidates]))
+        slower = max(1.0, self._own.planning_interval / longest)
+        self._interval = min(longest * slower, self._interval + growth * slower)
+        self._due = self._now + round(self._interval)
+        self._planned, self._newcomers = step.decoding, 0
+        candidates = step.candidates
+        rooms = np.array([state.room for state in candidates])
+        batch = PlannedBatch(step, rooms, np.array([weights.weight(state.weight) for state in candidates]))
         forecasts = [self._forecast(index, batch) for index in range(len(self._drafters))]
         choice = self._most_profitable(forecasts, batch)
-        survival = [forecast.survival.tolist() for forecast in forecasts]
-        plans = []
-        for row, state in enumerate(step.candidates):
-            drafter, depth, stop = int(choice.drafters[row]), int(choice.depths[row]), float(choice.min_survival[row])
-            score = self._drafters[drafter].acceptance.score_of(stop) if depth and stop > 0 else 0.0
-            state.plan = SequencePlan(drafter, depth, score, [forecast[row] for forecast in survival], is_default=False)
-            plans.append(state.plan)
-        plans.sort(key=lambda plan: (plan.drafter, plan.depth))
-        first, last = plans[0], plans[-1]
-        self.speculates = bool(choice.depths.any())
-        self.default_plan = replace(plans[len(plans) // 2], is_default=True)
-        self._uniform = len(plans) > 1 and (first.drafter, first.depth) == (last.drafter, last.depth)
+        survival = [forecast.survival for forecast in forecasts]
+        self.standing = {}
+        columns = choice.drafters.tolist(), choice.depths.tolist(), choice.min_survival.tolist()
+        plans: dict[tuple[int, int, float], tuple[float, DraftDecision | None]] = {}  # score to stop at, and decision
+        for row, (state, *columns_of_row) in enumerate(zip(candidates, *columns, strict=True)):
+            drafter, depth, stop = columns_of_row
+            entry = plans.get((drafter, depth, stop))
+            if entry is None:
+                entry = plans[drafter, depth, stop] = self._decide(drafter, depth, stop)
+            score, decision = entry
+            state.plan = SequencePlan(drafter, depth, score, survival, row, is_default=False)
+            if decision is not None:
+                self.standing[state.seq_id] = decision
+        self.deepest = int(choice.depths.max())
+        order = np.lexsort((choice.depths, choice.drafters))
+        middle = candidates[int(order[len(order) // 2])]
+        self._default = middle.plan._replace(is_default=True)
+        self._default_decision = self.standing.get(middle.seq_id)
+        self.speculates = bool(self.standing)
+        self._uniform = len(order) > 1 and all(np.ptp(column) == 0 for column in (choice.depths, choice.drafters))
 
-    def observe(self, seconds: float, drafts: int) -> None:
-        """The seconds that the policy itself took in a step with so many drafts."""
-        if drafts:
-            self._seconds += _SMOOTHING * (seconds - self._seconds)
-            self._drafts += _SMOOTHING * (drafts - self._drafts)
-        else:
-            self._plain_seconds += _SMOOTHING * (seconds - self._plain_seconds)
-
-    @property
-    def seconds_per_draft(self) -> float:
-        """What one more draft takes the policy itself; before a step without drafts was timed, half of its seconds."""
-        plain = self._plain_seconds or self._seconds / 2
-        return max(0.0, self._seconds - plain) / self._drafts if self._drafts else 0.0
+    def _decide(self, drafter: int, depth: int, stop: float) -> tuple[float, DraftDecision | None]:
+        """The score after which the drafter stops, 0 if after none, and what it is asked for."""
+        if not depth:
+            return 0.0, None
+        name, _, model = self._drafters[drafter]
+        score = model.score_of(stop) if stop > 0 else 0.0
+        return score, DraftDecision(depth, name, score)
 
     def _forecast(self, index: int, batch: PlannedBatch) -> DrafterForecast:
         (name, capabilities, model), states = self._drafters[index], batch.step.candidates
         depth = min(capabilities.max_depth, int(batch.rooms.max()))
+        model.compare_sequences([state.acceptance[index] for state in states])
         survival = model.forecast([state.acceptance[index] for state in states], depth)
         survival = np.where(np.arange(depth) < batch.rooms[:, None], survival, 0.0)
-        seconds = self._latency.marginal_draft_seconds(name, len(states), depth).copy()
-        seconds[:, 0] += self.seconds_per_draft
+        seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
         catch_up = np.array([state.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for state in states])
         unjudged = np.array([state.unjudged for state in states])
         return DrafterForecast(model, survival, seconds, catch_up, unjudged, capabilities.stops_early)
@@ -128,11 +146,6 @@ class PlannedBatch(NamedTuple):
     step: PolicyStep
     rooms: Ints
     weights: Floats
-
-    @property
-    def negligible(self) -> float:
-        """Profit that does not matter."""
-        return _NEGLIGIBLE * float(self.weights.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +203,21 @@ def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float)
     gain = accepted * weights[:, None]
     net = np.minimum.accumulate(gain - row_cost * rows, axis=1)
     profit = np.cumsum(net - goodput * seconds[-1] * drafted, axis=1)
-    anyone = 1 - np.prod(1 - drafted * (profit > 0), axis=0)  # drafts this deep: probability
-    shared_cost = goodput * np.cumsum(np.maximum(seconds[0] - seconds[-1], 0.0) * anyone)
+    shared_cost = goodput * np.cumsum(_shared_seconds(seconds, (drafted * (profit > 0)).sum(0)))
     best = np.maximum.accumulate(profit, axis=1) - goodput * forecast.catch_up[:, None]
     total = best.clip(0.0).sum(0) - shared_cost
-    depth = int(np.flatnonzero(total >= total.max() - batch.negligible)[-1]) + 1
+    depth = int(total.argmax()) + 1
     gain, rows, drafted, net, seconds = (array[:, :depth] for array in (gain, rows, drafted, net, seconds))
     profit, shared = best[:, depth - 1].clip(0.0), float(shared_cost[depth - 1])
     return DrafterValue(gain, rows, drafted, net, seconds, profit, min_survival, shared)
+
+
+def _shared_seconds(seconds: Floats, drafting: Floats) -> Floats:
+    """By depth, the seconds of a pass for `drafting` sequences beyond what each would add as the last one."""
+    beyond = np.vstack([np.zeros(seconds.shape[1]), np.cumsum(seconds - seconds[-1], axis=0)])
+    numbers = np.arange(len(beyond))
+    columns = zip(drafting, beyond.T, strict=True)
+    return np.maximum([np.interp(number, numbers, column) for number, column in columns], 0.0)
 
 
 def choose_drafters(values: Sequence[DrafterValue]) -> Ints:
@@ -234,6 +254,6 @@ def choose_depths(
     sums = [np.concatenate([[0.0], np.cumsum(amount.ravel()[cells])]) for amount in (gain, rows, seconds)]
     extra = latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=int(sums[1][-1]) + 2)
     profit = sums[0] - step.goodput * (np.interp(sums[1], np.arange(len(extra)), extra) + sums[2])
-    taken = cells[: int(np.flatnonzero(profit >= profit.max() - batch.negligible)[-1])]
+    taken = cells[: int(profit.argmax())]
     min_survival = np.choose(drafters + 1, [np.full(size, -1.0), *[value.min_survival for value in values]])
     return PlanChoice(drafters, np.bincount(taken // width, minlength=size), min_survival, float(profit.max()))

@@ -1,18 +1,21 @@
 """What the adaptive policy keeps of each drafter, of each sequence, and of the step that is being decided.
 
 Drafters are referred to by their index in the policy's list. Survival is the probability that a draft token is reached
-and accepted."""
+and accepted. What only some steps need is made when it is asked for: a step may have a thousand sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wager.economics.acceptance import AcceptanceModel, SequenceAcceptance
+from wager.economics.acceptance import AcceptanceModel, Floats, SequenceAcceptance
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.objective import SequenceWeight
-from wager.types import Draft
+from wager.economics.policy.own_seconds import StepKind
+from wager.types import Draft, DraftDecision, Span
+
+_KEPT = 32  # sequences up to which a step is kept whole, for `explain`
 
 
 class DrafterProfile(NamedTuple):
@@ -21,16 +24,22 @@ class DrafterProfile(NamedTuple):
     acceptance: AcceptanceModel
 
 
-@dataclass(frozen=True, slots=True)
-class SequencePlan:
+class SequencePlan(NamedTuple):
     """How a sequence drafts until it is planned anew: drafter (-1: none), depth and min_survival as in DraftDecision,
-    and the survival by depth forecast for each drafter. `is_default`: it was not made for this sequence."""
+    and the survival forecast for each drafter, row `row` of [sequences, depth]. `is_default`: it was not made for this
+    sequence."""
 
     drafter: int = -1
     depth: int = 0
     min_survival: float = 0.0
-    forecast: Sequence[Sequence[float]] = ()
+    forecasts: Sequence[Floats] = ()
+    row: int = 0
     is_default: bool = True
+
+    @property
+    def forecast(self) -> Sequence[Sequence[float]]:
+        """Survival by depth, for each drafter."""
+        return [forecast[self.row].tolist() for forecast in self.forecasts]
 
 
 class RemainingDraft(NamedTuple):
@@ -49,10 +58,11 @@ class SequencePolicyState:
     weight: SequenceWeight  # ObjectiveWeights
     acceptance: list[SequenceAcceptance]  # by drafter; AcceptanceModel
     plan: SequencePlan  # Planner
-    last_position: list[int]  # by drafter: known tokens at its last draft request (0: never); Adaptive
+    last_position: list[int]  # by drafter: known tokens when it last was to draft, as of the last plan; Adaptive
     last_step: list[int]  # by drafter: the step in which that was (-1: never); Adaptive
-    known: int = 0  # tokens, in this step; Adaptive
-    room: int = 0  # for draft tokens, in this step; Adaptive
+    known: int = 0  # tokens, when it was last a candidate; PolicyStep
+    room: int = 0  # for draft tokens, then; PolicyStep
+    known_before: bool = False  # whether it was a candidate before the last plan; Adaptive
     unjudged: bool = False  # its last draft was verified whatever its scores; Adaptive
     remaining: RemainingDraft | None = None  # what is left to compare of its last draft; DeferredLearning
 
@@ -64,8 +74,7 @@ class SequencePolicyState:
 
 @dataclass(slots=True, eq=False)
 class StepDraft:
-    """The draft requested for one sequence in a step (`exploration`: only to learn), and the result: the draft, the
-    survival of its nodes (None: not judged), and the index of the first among those of the step."""
+    """The draft requested for one sequence in a step (`exploration`: only to learn), and the draft made."""
 
     state: SequencePolicyState
     drafter: int
@@ -73,8 +82,6 @@ class StepDraft:
     min_survival: float = 0.0
     exploration: bool = False
     draft: Draft | None = None
-    survival: list[float] | None = None
-    first: int = 0
 
     @property
     def passes(self) -> int:
@@ -82,32 +89,136 @@ class StepDraft:
         return max(1, len(self.draft) if self.draft else 0) if self.min_survival else self.depth
 
 
+class StepLoad(NamedTuple):
+    """A step without drafts: rows, cached positions of all its sequences, the weight of one token of each sequence that
+    decodes, together, and its seconds; and the weighted tokens that a second must yield."""
+
+    rows: int = 0
+    context_sum: int = 0
+    weight: float = 0.0
+    plain_seconds: float = 0.0
+    goodput: float = 0.0
+
+
 @dataclass(slots=True)
 class PolicyStep:
-    """A step as Adaptive decides it."""
+    """A step as Adaptive decides it. `describe` gives its load, which most steps of a large batch do not need."""
 
-    rows: int = 0  # without drafts
-    sequences: int = 0
-    context_sum: int = 0  # cached positions of all sequences
-    decoding: int = 0  # sequences that decode
-    weight: float = 0.0  # of one token of each of them together
-    plain_seconds: float = 0.0  # the step without drafts
-    goodput: float = 0.0  # weighted tokens that a second must yield
-    draft_seconds: float = 0.0  # that drafting is expected to take
+    describe: Callable[[PolicyStep], StepLoad] = lambda _: StepLoad()
+    all_spans: Sequence[Span] = ()
+    spans: Sequence[Span] = ()  # of the sequences that decode
+    ids: Sequence[str] = ()  # of these sequences
+    states: Mapping[str, SequencePolicyState] = field(default_factory=dict)  # of all sequences by now, by id
+    ended: dict[str, SequencePolicyState] = field(default_factory=dict)  # of those that ended since
+    drafter_index: Mapping[str, int] = field(default_factory=dict)  # by name
+    draws_tokens: bool = False  # under a rule that draws from draft_probs: what is accepted need not be what is emitted
     measures_plain: bool = False  # it is taken without drafts to measure that
     catches_up: bool = False  # a drafter has to catch up, so its seconds are not comparable
-    candidates: list[SequencePolicyState] = field(default_factory=list)  # those with room for draft tokens
-    drafts: dict[str, StepDraft] = field(default_factory=dict)
+    planned: bool = False  # every sequence was planned anew
+    judged: bool = False  # admission compared the tokens; otherwise the drafts are verified as they are
+    plan: dict[str, DraftDecision] = field(default_factory=dict)
+    explored: set[str] = field(default_factory=set)  # sequences of the plan that draft for exploration only
+    drafted: Mapping[str, Draft] = field(default_factory=dict)
     admitted: Mapping[str, Draft] = field(default_factory=dict)
+    _candidates: list[SequencePolicyState] | None = None
+    _load: StepLoad | None = None
+
+    @property
+    def load(self) -> StepLoad:
+        if self._load is None:
+            self._load = self.describe(self)
+        return self._load
+
+    @property
+    def sequences(self) -> int:
+        return len(self.all_spans)
+
+    @property
+    def rows(self) -> int:
+        return self.load.rows
+
+    @property
+    def context_sum(self) -> int:
+        return self.load.context_sum
+
+    @property
+    def weight(self) -> float:
+        return self.load.weight
+
+    @property
+    def plain_seconds(self) -> float:
+        return self.load.plain_seconds
+
+    @property
+    def goodput(self) -> float:
+        return self.load.goodput
+
+    @property
+    def decoding(self) -> int:
+        """Sequences that decode."""
+        return len(self.ids)
+
+    @property
+    def kind(self) -> StepKind:
+        """What the policy's own seconds are counted as."""
+        if self.planned:
+            return "planned"
+        return "judged" if self.judged else "unjudged" if self.drafted else "plain"
+
+    @property
+    def num_candidates(self) -> int:
+        """Sequences with room for draft tokens."""
+        return len([span for span in self.spans if span.max_draft_tokens])
+
+    @property
+    def candidates(self) -> list[SequencePolicyState]:
+        """Those with room for draft tokens, with what is known of them in this step."""
+        if self._candidates is None:
+            if not self.spans:  # they were let go of
+                return [self.states.get(seq_id) or self.ended[seq_id] for seq_id in self.ids]
+            self._candidates = []
+            for span in self.spans:
+                state = self.states.get(span.seq_id) or self.ended[span.seq_id]
+                state.known, state.room = span.num_computed_tokens + 1, span.max_draft_tokens
+                if state.room > 0:
+                    self._candidates.append(state)
+        return self._candidates
+
+    def let_go(self) -> None:
+        """The step is over: of a large batch its spans and drafts are not kept, so that they can be freed with it."""
+        if len(self.spans) > _KEPT:
+            self.all_spans, self.spans, self.drafted, self.admitted, self._candidates = (), (), {}, {}, None
 
     @property
     def speculation_gain(self) -> float:
         """Seconds of plain decoding that speculation lately saves in the time of a plain step."""
         return (self.goodput * self.plain_seconds / self.weight - 1) * self.plain_seconds
 
+    @property
+    def drafts(self) -> dict[str, StepDraft]:
+        """The draft requested for each sequence of the plan, and what came of it."""
+        return {seq_id: self.draft_of(self.states.get(seq_id) or self.ended[seq_id]) for seq_id in self.plan}
+
+    def draft_of(self, state: SequencePolicyState) -> StepDraft:
+        """The same for one of them."""
+        seq_id, decision = state.seq_id, self.plan[state.seq_id]
+        drafter, exploration = self.drafter_index[decision.drafter], seq_id in self.explored
+        draft = self.drafted.get(seq_id)
+        return StepDraft(state, drafter, decision.depth, decision.min_survival, exploration, draft)
+
     def passes(self) -> dict[int, list[int]]:
-        """By drafter, the passes that each of its sequences took."""
+        """By drafter, the passes that each of its sequences took; where it can stop early and has not drafted yet, as
+        many as were asked for."""
         passes: dict[int, list[int]] = {}
-        for draft in self.drafts.values():
-            passes.setdefault(draft.drafter, []).append(draft.passes)
+        drafted, index = self.drafted, self.drafter_index
+        decisions = list(self.plan.values())
+        if drafted and decisions.count(decisions[0]) == len(decisions) and decisions[0].min_survival:
+            sizes = [len(draft.tokens) for draft in drafted.values()]
+            return {index[decisions[0].drafter]: sizes + [1] * (len(decisions) - len(sizes))}
+        for seq_id, decision in self.plan.items():
+            depth = decision.depth
+            if decision.min_survival and drafted:
+                draft = drafted.get(seq_id)
+                depth = 1 if draft is None else len(draft.tokens)
+            passes.setdefault(index[decision.drafter], []).append(depth)
         return passes

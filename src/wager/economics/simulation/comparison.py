@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from wager.economics.costmodel.latency import RooflineLatency
+from wager.economics.costmodel.memory import Footprint
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
@@ -20,12 +22,14 @@ from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.objective import THROUGHPUT, Objective
 from wager.economics.policy.threshold import Threshold
 from wager.economics.policy_spec import parse_policy
+from wager.economics.simulation.policy_time import PolicyClock, UncountedLatency
 from wager.economics.simulation.server import SimulatedServer, SimulationResult
 from wager.economics.simulation.traces import TraceSource
 from wager.economics.simulation.workload import Workload
 from wager.errors import UsageError
+from wager.types import DraftDecision
 
-_FIXED_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15)
+_FIXED_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 28)
 _PER_PASS = 1.5
 """A drafter whose second draft token costs more than half of the first is taken to make a pass for each."""
 
@@ -33,12 +37,15 @@ _PER_PASS = 1.5
 @dataclass(frozen=True, slots=True)
 class ReplaySetting:
     """What is replayed: requests, step times, the objective of adaptive policies, and how many devices throughput is
-    divided by."""
+    divided by. `policy_seconds` is what a policy's decisions take in each step (None: as measured), `machine` the
+    cost model whose memory the requests must fit (None: not checked)."""
 
     traces: TraceSource
     latency: LatencyModel
     objective: Objective = THROUGHPUT
     devices: int = 1
+    policy_seconds: float | None = 0.0
+    machine: RooflineLatency | None = None
 
     def drafters(self) -> dict[str, DrafterCapabilities]:
         """What each drafter can do; one that makes a pass for each draft token can stop early."""
@@ -52,11 +59,15 @@ class ReplaySetting:
 @dataclass(frozen=True, slots=True)
 class ReplayPoint:
     """One policy under one workload. Rates are tokens a second; `tau` is the mean acceptance length, bonus token
-    included; `drafted` and `admitted` are draft tokens a round, `drafting` the share of time spent on drafting;
-    `pace_p50` and `pace_p90` are seconds per token over requests; `regret` is against the best fixed depth, as a share;
-    `frontier`: no other point is better in both tokens a second per user and per device."""
+    included; `drafted` and `admitted` are draft tokens a round, `drafting` and `policy_share` the shares of time spent
+    on drafting and on the policy's own decisions; `pace_p50` and `pace_p90` are seconds per token over requests,
+    `first_token_p50` and `first_token_p90` those from arrival to the first token (None: no request finished);
+    `within_slo` is the share of requests within an SLO; `memory` counts bytes on a device in the fullest step, in which
+    `peak_requests` ran; `regret` is against the best fixed depth, as a share; `frontier`: no other point is better in
+    both tokens a second per user and per device."""
 
     policy: str
+    workload: str
     concurrency: int | None
     rate: float | None
     throughput: float
@@ -66,19 +77,29 @@ class ReplayPoint:
     drafted: float
     admitted: float
     drafting: float
+    policy_share: float
     pace_p50: float
     pace_p90: float
+    first_token_p50: float | None = None
+    first_token_p90: float | None = None
+    within_slo: float | None = None
+    peak_requests: int = 0
+    memory: Footprint | None = None
     best_fixed: str = ""
     regret: float = 0.0
     frontier: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self)
+        memory = None
+        if self.memory is not None:
+            memory = {**asdict(self.memory), "total": self.memory.total, "fits": self.memory.fits}
+        return {**asdict(self), "memory": memory}
 
 
-def build_policy(name: str, setting: ReplaySetting) -> Policy:
-    """A policy by name (parse_policy), with a latency model of its own: what it learns does not change the setting's.
+def build_policy(name: str, setting: ReplaySetting, *, clock: PolicyClock | None = None) -> Policy:
+    """A policy by name (parse_policy), with a latency model of its own: what it learns does not change the setting's,
+    and what that takes does not count in `clock`.
 
     UsageError for a policy that is not known, an unknown drafter, or a depth that it cannot draft.
     """
@@ -99,7 +120,8 @@ def build_policy(name: str, setting: ReplaySetting) -> Policy:
         return FixedDepth(depth, drafter=drafter)
     if spec.kind == "threshold":
         return Threshold(max_depth, drafter=drafter, threshold=spec.threshold)
-    return Adaptive(deepcopy(setting.latency), drafters=drafters, objective=setting.objective)
+    latency = UncountedLatency(deepcopy(setting.latency), clock or PolicyClock(0.0))
+    return Adaptive(latency, drafters=drafters, objective=setting.objective)
 
 
 def fixed_policies(setting: ReplaySetting) -> list[str]:
@@ -107,8 +129,7 @@ def fixed_policies(setting: ReplaySetting) -> list[str]:
     return ["none"] + [
         f"fixed:{name}:{depth}"
         for name, max_depth in setting.traces.max_depths().items()
-        for depth in _FIXED_DEPTHS
-        if depth <= max_depth
+        for depth in [depth for depth in _FIXED_DEPTHS if depth < max_depth] + [max_depth] * (max_depth > 0)
     ]
 
 
@@ -124,54 +145,98 @@ def compare(
         build_policy(name, setting)  # a misspelt name is reported before the work
     points: list[ReplayPoint] = []
     for workload in workloads:
-        simulated = []
-        for name in names:
-            simulated.append(simulate(setting, name, workload))
+        simulated: dict[str, ReplayPoint] = {}
+        for name in sorted(names, key=lambda name: not _is_fixed(name)):
+            best = max(filter(_is_compared, simulated.values()), key=_rate, default=None)
+            before = _decision(best.policy if best and not _is_fixed(name) else name, setting)
+            simulated[name] = simulate(setting, name, workload, drafted_before=before)
             if on_point:
-                on_point(simulated[-1])
-        points += _with_regret(simulated)
+                on_point(simulated[name])
+        points += _with_regret([simulated[name] for name in names])
     return _with_frontier(points)
 
 
-def simulate(setting: ReplaySetting, name: str, workload: Workload) -> ReplayPoint:
-    """One simulation."""
-    policy = build_policy(name, setting)
-    server = SimulatedServer(setting.traces, setting.latency, policy=policy, workload=workload)
-    return _point(name, workload, server.run(), devices=setting.devices)
+def simulate(
+    setting: ReplaySetting, name: str, workload: Workload, *, drafted_before: DraftDecision | None = None
+) -> ReplayPoint:
+    """One simulation; `drafted_before` (see SimulatedServer) is by default what the policy drafts, at most."""
+    clock = PolicyClock(setting.policy_seconds)
+    server = SimulatedServer(
+        setting.traces, setting.latency, policy=build_policy(name, setting, clock=clock), workload=workload,
+        clock=clock, drafted_before=drafted_before or _decision(name, setting),
+    )  # fmt: skip
+    return _point(name, setting, workload, server.run())
 
 
-def _point(name: str, workload: Workload, result: SimulationResult, *, devices: int) -> ReplayPoint:
-    users = workload.concurrency
+def _is_fixed(name: str) -> bool:
+    return name == "none" or name.startswith("fixed")
+
+
+def _is_compared(point: ReplayPoint) -> bool:
+    return _is_fixed(point.policy)
+
+
+def _decision(name: str, setting: ReplaySetting) -> DraftDecision:
+    """What a policy drafts for a sequence with room: at most, if it is not fixed."""
+    spec, depths = parse_policy(name, replay=True), setting.traces.max_depths()
+    drafter = spec.drafter or next(iter(depths), "")
+    if spec.kind == "none":
+        return DraftDecision(0)
+    return DraftDecision(depths.get(drafter, 0) if spec.depth is None else spec.depth, drafter)
+
+
+def _point(name: str, setting: ReplaySetting, workload: Workload, result: SimulationResult) -> ReplayPoint:
+    users, slo = workload.concurrency, setting.objective.seconds_per_token
     paces = result.seconds_per_token() or [result.seconds * (users or 1) / max(1, result.tokens)]
+    waits = [request.first_token - request.arrived for request in result.finished]
     rounds = max(1, result.rounds)
     return ReplayPoint(
         policy=name,
+        workload=workload.label,
         concurrency=users,
         rate=workload.rate,
         throughput=result.throughput,
         per_user=result.throughput / users if users else 1 / float(np.mean(paces)),
-        per_device=result.throughput / devices,
+        per_device=result.throughput / setting.devices,
         tau=result.tau,
         drafted=result.drafted / rounds,
         admitted=result.admitted / rounds,
         drafting=result.draft_seconds / result.seconds,
+        policy_share=result.policy_seconds / result.seconds,
         pace_p50=float(np.quantile(paces, 0.5)),
         pace_p90=float(np.quantile(paces, 0.9)),
+        first_token_p50=float(np.quantile(waits, 0.5)) if waits else None,
+        first_token_p90=float(np.quantile(waits, 0.9)) if waits else None,
+        within_slo=float(np.mean([pace <= slo for pace in paces])) if slo else None,
+        peak_requests=result.peak_requests,
+        memory=_memory(name, setting, result),
     )
+
+
+def _memory(name: str, setting: ReplaySetting, result: SimulationResult) -> Footprint | None:
+    """Of the step with most cached positions, with the drafters that the policy uses."""
+    if setting.machine is None or not result.peak_requests:
+        return None
+    spec = parse_policy(name, replay=True)
+    drafters = [] if spec.kind == "none" else list(setting.traces.max_depths())
+    if spec.kind in ("fixed", "threshold"):
+        drafters = [spec.drafter or drafters[0]]
+    mean = result.peak_context / result.peak_requests
+    return setting.machine.footprint(drafters, requests=result.peak_requests, context=mean)
 
 
 def _with_regret(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:
     """Points of one workload with what they lose against the best fixed depth among them (negative: what they gain)."""
-    fixed = [point for point in points if point.policy == "none" or point.policy.startswith("fixed")]
+    fixed = [point for point in points if _is_compared(point)]
     if not fixed:
         return list(points)
-    best = max(fixed, key=_compared_rate)
-    best_rate = _compared_rate(best)
-    return [replace(point, best_fixed=best.policy, regret=1 - _compared_rate(point) / best_rate) for point in points]
+    best = max(fixed, key=_rate)
+    return [replace(point, best_fixed=best.policy, regret=1 - _rate(point) / _rate(best)) for point in points]
 
 
-def _compared_rate(point: ReplayPoint) -> float:
-    return point.per_user if point.rate else point.throughput
+def _rate(point: ReplayPoint) -> float:
+    """By which policies are compared: the server's throughput in a closed loop, else a user's tokens a second."""
+    return point.throughput if point.concurrency else point.per_user
 
 
 def _with_frontier(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:

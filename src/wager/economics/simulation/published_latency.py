@@ -6,7 +6,10 @@ all of its best depths (tests/economics/test_simulation.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from wager.economics.latency_model import StaticLatency
+from wager.errors import UsageError
 
 _PEAK, _BANDWIDTH = 2.25e15, 8e12  # FLOP/s in bf16, byte/s
 _EXPERTS, _ACTIVE_EXPERTS, _LAYERS = 256, 8, 40
@@ -17,6 +20,9 @@ _STATE_BYTES = 33.42e6  # recurrent state of a sequence, read every step
 _KV_BYTES = 20_480  # keys and values of one position
 _MTP_DENSE, _MTP_ACTIVE = 535_822_336, 564_133_888
 _BLOCK_SIZE, _BLOCK_ELEMENTS = 16, 982_515_712
+
+PUBLISHED_SHAPES = {"mtp": None, "block:16": _BLOCK_SIZE - 1, "free": None}
+"""Shapes of drafters whose seconds are published (or 0), and how deep each drafts at most (None: any depth)."""
 
 
 def distinct_with_replacement(count: int, active: int, tokens: float) -> float:
@@ -29,9 +35,16 @@ def distinct_with_replacement(count: int, active: int, tokens: float) -> float:
 class PublishedLatency(StaticLatency):
     """A LatencyModel: the larger of bytes / bandwidth and FLOPs / peak, one maximum over the pass as in the source.
 
-    Drafters: `mtp` (one pass per depth) and `dflash` (one pass over a block, the same at every depth); any other takes
-    no time.
+    `shapes` are those of the drafters by name: `mtp` (one pass per depth), `block:16` (one pass over a block, the same
+    at every depth) or `free`.
     """
+
+    def __init__(self, shapes: Mapping[str, str] | None = None) -> None:
+        self.shapes = dict(shapes or {"mtp": "mtp", "dflash": "block:16"})
+        unknown = [shape for shape in self.shapes.values() if shape not in PUBLISHED_SHAPES]
+        if unknown:
+            hint = f"Published are {', '.join(PUBLISHED_SHAPES)}; --model and --hardware price any shape."
+            raise UsageError(f"The seconds of the drafter shape {unknown[0]!r} are not published.", hint)
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
         """See LatencyModel."""
@@ -42,13 +55,14 @@ class PublishedLatency(StaticLatency):
         return max(_DENSE_SECONDS + (experts + caches) / _BANDWIDTH, 2 * _ACTIVE_ELEMENTS * rows / _PEAK)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
-        """See LatencyModel."""
-        if requests <= 0 or depth <= 0:
+        """See LatencyModel; UsageError for a drafter without a shape."""
+        if drafter not in self.shapes:
+            raise UsageError(f"The cost of drafter {drafter!r} is not known.", f"Known are: {', '.join(self.shapes)}.")
+        shape = self.shapes[drafter]
+        if requests <= 0 or depth <= 0 or shape == "free":
             return 0.0
-        if drafter == "mtp":
+        if shape == "mtp":
             experts = 1 + distinct_with_replacement(_EXPERTS, _ACTIVE_EXPERTS, requests)
             elements = _MTP_DENSE + experts * _EXPERT_ELEMENTS
             return depth * max(2 * _MTP_ACTIVE * requests / _PEAK, 2 * elements / _BANDWIDTH)
-        if drafter == "dflash":
-            return max(2 * _BLOCK_ELEMENTS * requests * _BLOCK_SIZE / _PEAK, 2 * _BLOCK_ELEMENTS / _BANDWIDTH)
-        return 0.0
+        return max(2 * _BLOCK_ELEMENTS * requests * _BLOCK_SIZE / _PEAK, 2 * _BLOCK_ELEMENTS / _BANDWIDTH)

@@ -1,54 +1,38 @@
 """A server without a model: requests arrive, are batched, drafted for and verified, at the seconds of a latency model.
 
 A discrete-event simulation, one event per step: the policies are those of the engine and see the same spans and drafts;
-the clock advances by the latency model's seconds of a step of that shape.
+the clock advances by the latency model's seconds of a step of that shape, and by what the policy itself takes.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.base import Policy
-from wager.economics.simulation.traces import RequestTrace, TraceSource
+from wager.economics.simulation.policy_time import PolicyClock, TimedPolicy
+from wager.economics.simulation.requests import RequestTimes, SimulatedDraft, SimulatedRequest
+from wager.economics.simulation.traces import TraceSource
 from wager.economics.simulation.workload import Workload
-from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
-
-_WRONG = -1
-"""A draft token that does not match the answer."""
+from wager.types import DRAFT_STAGE, POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 _PACED_TOKENS = 16
 """Requests of fewer tokens have no speed of their own."""
 
-
-@dataclass(slots=True)
-class RequestTimes:
-    """One request: its number, when it arrived and got its first and last token (-1: not yet), tokens and rounds."""
-
-    number: int
-    arrived: float
-    first_token: float = -1.0
-    last_token: float = -1.0
-    tokens: int = 0
-    rounds: int = 0
-
-    def add_round(self, now: float, tokens: int) -> None:
-        """A round at `now` emitted that many tokens."""
-        self.first_token = now if self.first_token < 0 else self.first_token
-        self.last_token = now
-        self.tokens += tokens
-        self.rounds += 1
+_PLAIN = DraftDecision(0)
 
 
 @dataclass(slots=True)
 class SimulationResult:
     """The result of a simulation. Seconds are of the simulated clock; `rounds` are summed over requests; `drafted`,
-    `admitted` and `accepted` count draft tokens."""
+    `admitted` and `accepted` count draft tokens; `peak_requests` ran in the step with most cached positions,
+    `peak_context` of them together."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -58,6 +42,9 @@ class SimulationResult:
     admitted: int = 0
     accepted: int = 0
     draft_seconds: float = 0.0
+    policy_seconds: float = 0.0
+    peak_requests: int = 0
+    peak_context: int = -1
     finished: list[RequestTimes] = field(default_factory=list)
 
     @property
@@ -71,72 +58,46 @@ class SimulationResult:
         return self.tokens / self.rounds if self.rounds else 0.0
 
     def seconds_per_token(self) -> list[float]:
-        """Seconds per token after the first, of every request with at least sixteen."""
-        return [
-            (request.last_token - request.first_token) / (request.tokens - 1)
-            for request in self.finished
-            if request.tokens >= _PACED_TOKENS
-        ]
-
-
-class _RunningRequest:
-    """A request in the batch: `done` of its answer's tokens are known, and the keys of `cached` tokens stored."""
-
-    __slots__ = ("cached", "done", "seq_id", "times", "trace")
-
-    def __init__(self, trace: RequestTrace, times: RequestTimes, *, done: int = 0) -> None:
-        self.seq_id = f"r{times.number}"
-        self.trace, self.times, self.done = trace, times, done
-        self.cached = trace.prompt_tokens + done - 1 if done else 0
-
-    def draft(self, drafter: str, decision: DraftDecision) -> _Drafting:
-        """The drafter's draft under the decision. Draft tokens are positions of the answer, or _WRONG."""
-        trace, at = self.trace.drafts[drafter], self.done
-        size = min(decision.depth, int(trace.num_drafted[at]))
-        if decision.min_survival and trace.scores is not None:
-            unlikely = np.flatnonzero(trace.scores[at, :size] < decision.min_survival)
-            size = int(unlikely[0]) + 1 if len(unlikely) else size
-        passes = max(1, size) if decision.min_survival else decision.depth
-        matching = min(size, int(trace.num_matching[at]))
-        tokens = (*range(at, at + matching), *((_WRONG,) * (size - matching)))
-        scores = () if trace.scores is None else tuple(trace.scores[at, :size].tolist())
-        return _Drafting(Draft.chain(self.seq_id, tokens, drafter=drafter, scores=scores), passes)
-
-    def verify(self, draft: Draft | None) -> Verdict:
-        """Tokens are numbered by their position in the answer, so a draft token matches if it is its own position."""
-        at, run = self.done, 0
-        if draft is not None:
-            while run < len(draft.tokens) and draft.tokens[run] == at + run:
-                run += 1
-        return Verdict(self.seq_id, tuple(range(run)), tuple(range(at, at + run + 1)))
-
-    def commit(self, tokens: int) -> None:
-        """That many tokens more of the answer are known."""
-        self.done += tokens
-        self.cached = self.trace.prompt_tokens + self.done - 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Drafting:
-    """A draft, and the passes of the drafter that it took."""
-
-    draft: Draft
-    passes: int
+        """Seconds per token after the first, of every request with more than one round and at least sixteen tokens (or
+        any number, if none has as many)."""
+        requests = [request for request in self.finished if request.rounds > 1]
+        paced = [request for request in requests if request.tokens >= _PACED_TOKENS] or requests
+        return [(request.last_token - request.first_token) / (request.tokens - 1) for request in paced]
 
 
 class SimulatedServer:
     """Requests of `traces`, arriving by `workload`, served under `policy`. `latency` gives the seconds of steps;
-    the policy may assume another latency model."""
+    the policy may assume another latency model.
 
-    def __init__(self, traces: TraceSource, latency: LatencyModel, *, policy: Policy, workload: Workload) -> None:
-        self._traces, self._latency, self._policy, self._workload = traces, latency, policy, workload
+    Every step is charged what `clock` says of the policy's own decisions (None: nothing).
+    `drafted_before` is how the requests that run at first were decoded until then: the slow ones are more often met.
+    """
+
+    def __init__(
+        self,
+        traces: TraceSource,
+        latency: LatencyModel,
+        *,
+        policy: Policy,
+        workload: Workload,
+        clock: PolicyClock | None = None,
+        drafted_before: DraftDecision = _PLAIN,
+    ) -> None:
+        self._traces, self._latency, self._workload = traces, latency, workload
+        self._clock = clock or PolicyClock(0.0)
+        self._policy = TimedPolicy(policy, self._clock)
         self._max_depths = dict(traces.max_depths())
         self._max_depth = max(self._max_depths.values(), default=0)
         self._rng = np.random.default_rng((workload.seed, 17))
-        self._running: list[_RunningRequest] = []
-        self._waiting: deque[_RunningRequest] = deque()
+        self._running: list[SimulatedRequest] = []
+        self._waiting: deque[SimulatedRequest] = deque()
         self._started = 0
-        self._next_arrival = 0.0
+        self._limit = workload.num_requests or sys.maxsize
+        self._arrivals: Iterator[float] = iter(()) if workload.closed else workload.arrival_times(self._rng)
+        self._next_arrival = next(self._arrivals, math.inf)
+        self._first_numbers: list[int] = []
+        if workload.concurrency is not None and workload.num_requests is None:
+            self._first_numbers = self._numbers_that_run(workload.concurrency, drafted_before)
         self.result = SimulationResult()
 
     def run(self) -> SimulationResult:
@@ -150,31 +111,48 @@ class SimulatedServer:
         return self.result
 
     def _done(self) -> bool:
-        if self._workload.requests is None:
+        if self._workload.num_requests is None:
             return self.result.rounds >= self._workload.rounds
-        return len(self.result.finished) >= self._workload.requests
+        return len(self.result.finished) >= self._limit
 
     # ---- arrivals ----------------------------------------------------------------------------------------------
 
     def _add_arrivals(self) -> None:
         workload, now = self._workload, self.result.seconds
-        limit = workload.requests or sys.maxsize
         if workload.concurrency is not None:
-            while len(self._running) + len(self._waiting) < workload.concurrency and self._started < limit:
-                self._start(now, midway=workload.requests is None and self._started < workload.concurrency)
+            while len(self._running) + len(self._waiting) < workload.concurrency and self._started < self._limit:
+                self._start(now)
         else:
-            while self._next_arrival <= now and self._started < limit:
-                self._start(self._next_arrival, midway=False)
-                self._next_arrival += float(self._rng.exponential(1 / (workload.rate or 1.0)))
+            while self._next_arrival <= now and self._started < self._limit:
+                self._start(self._next_arrival)
+                self._next_arrival = next(self._arrivals, math.inf)
         while self._waiting and len(self._running) < workload.max_batch:
             self._running.append(self._waiting.popleft())
 
-    def _start(self, now: float, *, midway: bool) -> None:
-        """The next request arrives; `midway`: at a random point of its answer."""
-        trace = self._traces.request(self._started)
-        done = int(self._rng.integers(trace.output_tokens)) if midway else 0
-        self._waiting.append(_RunningRequest(trace, RequestTimes(self._started, now), done=done))
+    def _start(self, now: float) -> None:
+        """The next request arrives; one of the first on a server that has been running is somewhere in its answer."""
+        number, done = self._started, 0
+        if number < len(self._first_numbers):
+            trace = self._traces.request(self._first_numbers[number])
+            done = int(self._rng.integers(trace.output_tokens))
+        else:
+            trace = self._traces.request(number)
+        request = SimulatedRequest(trace, RequestTimes(number, now), done=done)
+        self._policy.begin(request.seq_id, weight=1.0)
+        self._waiting.append(request)
         self._started += 1
+
+    def _numbers_that_run(self, count: int, before: DraftDecision) -> list[int]:
+        """Numbers of the requests that run at first. A request that takes more rounds a token is met more often, so of
+        the first `count` each is taken as often as it has rounds a token (systematic resampling)."""
+        drafter = before.drafter or next(iter(self._max_depths), "")
+        if not before.depth or not drafter:
+            return list(range(count))
+        requests = [self._traces.request(number).drafts[drafter] for number in range(count)]
+        rounds = np.array([1 / request.tokens_per_round(before.depth) for request in requests])
+        share = np.cumsum(rounds / rounds.sum())
+        taken: list[int] = np.searchsorted(share, (np.arange(count) + self._rng.random()) / count).tolist()
+        return [min(number, count - 1) for number in taken]
 
     # ---- one step ----------------------------------------------------------------------------------------------
 
@@ -184,16 +162,17 @@ class SimulatedServer:
         budget = self._max_depth * len(spans)  # as many as there can be: the rows of a step are not bounded
         plan = self._policy.plan(spans, budget)
         drafted = self._draft(plan, requests)
-        drafts = {seq_id: drafting.draft for seq_id, drafting in drafted.items() if len(drafting.draft)}
-        drafting = self._draft_seconds(drafted.values())
+        drafts = {seq_id: drafting.draft for seq_id, drafting in drafted.items() if drafting.draft.tokens}
         admitted = self._policy.admit(drafts, budget)
         verdicts = [requests[span.seq_id].verify(admitted.get(span.seq_id)) for span in spans if span.needs_logits]
-        record = self._record(spans, admitted, verdicts, drafting=drafting)
-        self.result.seconds += sum(record.seconds.values())
         self._policy.learn(verdicts)
+        ended = self._commit(spans, requests, verdicts)
+        record = self._record(spans, admitted, verdicts, drafting=self._draft_seconds(drafted.values()))
         self._count(record, drafts, verdicts)
-        self._commit(spans, requests, verdicts)
-        self._policy.observe(record)
+        for verdict in verdicts:
+            requests[verdict.seq_id].times.add_round(self.result.seconds, len(verdict.tokens))
+        self.result.finished += [request.times for request in ended]
+        self._policy.observe(record)  # its seconds count for the next step, as in the engine
 
     def _spans(self) -> list[Span]:
         """One row of each decoding request, and prompt chunks as far as the prefill budget goes."""
@@ -211,67 +190,81 @@ class SimulatedServer:
             spans.append(Span(request.seq_id, request.cached, (0,) * rows, needs_logits, max_draft_tokens))
         return spans
 
-    def _draft(self, plan: Plan, requests: Mapping[str, _RunningRequest]) -> dict[str, _Drafting]:
+    def _draft(self, plan: Plan, requests: Mapping[str, SimulatedRequest]) -> dict[str, SimulatedDraft]:
         first = next(iter(self._max_depths), "")
         return {
             seq_id: requests[seq_id].draft(decision.drafter or first, decision) for seq_id, decision in plan.items()
         }
 
-    def _draft_seconds(self, drafted: Collection[_Drafting]) -> float:
+    def _draft_seconds(self, drafted: Collection[SimulatedDraft]) -> float:
         """Seconds of drafting: for each drafter a pass per depth, for the requests drafted that deep."""
-        passes: dict[str, list[int]] = {}
-        for drafting in drafted:
-            passes.setdefault(drafting.draft.drafter, []).append(drafting.passes)
-        return sum(self._seconds_of_passes(name, depths) for name, depths in passes.items())
+        passes: dict[str, dict[int, int]] = {}
+        for (name, depth), count in Counter([(each.draft.drafter, each.passes) for each in drafted]).items():
+            passes.setdefault(name, {})[depth] = count
+        return sum([self._seconds_of_passes(name, depths) for name, depths in passes.items()])
 
-    def _seconds_of_passes(self, drafter: str, depths: Sequence[int]) -> float:
-        seconds_at, total = self._latency.draft_seconds, 0.0
-        for depth in range(1, max(depths) + 1):
-            requests = sum([size >= depth for size in depths])
-            before = seconds_at(drafter, requests, depth - 1) if depth > 1 else 0.0
-            total += seconds_at(drafter, requests, depth) - before
+    def _seconds_of_passes(self, drafter: str, depths: Mapping[int, int]) -> float:
+        """`depths` counts requests by the passes they take. Between two depths at which some stop, all others go on."""
+        seconds_at, total, before = self._latency.draft_seconds, 0.0, 0
+        going_on = sum(depths.values())
+        for depth in sorted(depths):
+            if depth > before:
+                already = seconds_at(drafter, going_on, before) if before else 0.0
+                total += seconds_at(drafter, going_on, depth) - already
+                before = depth
+            going_on -= depths[depth]
         return total
 
     def _record(
         self, spans: Sequence[Span], admitted: Mapping[str, Draft], verdicts: Sequence[Verdict], *, drafting: float
     ) -> StepRecord:
         """What the step did and took, as the engine reports it."""
-        guesses = sum(len(draft) for draft in admitted.values())
-        rows = guesses + sum(len(span.tokens) for span in spans)
-        context_lens = tuple(span.num_computed_tokens for span in spans)
+        guesses = sum([len(draft.tokens) for draft in admitted.values()])
+        rows = guesses + sum([len(span.tokens) for span in spans])
+        context_lens = tuple([span.num_computed_tokens for span in spans])
         return StepRecord(
             rows=rows,
             sequences=len(spans),
             drafted=guesses,
-            accepted=sum(len(verdict.accepted) for verdict in verdicts),
-            emitted=sum(len(verdict.tokens) for verdict in verdicts),
-            seconds={"draft": drafting, "forward": self._latency.seconds(rows, len(spans), sum(context_lens))},
+            accepted=sum([len(verdict.accepted) for verdict in verdicts]),
+            emitted=sum([len(verdict.tokens) for verdict in verdicts]),
+            seconds={
+                POLICY_STAGE: self._clock.take(),
+                DRAFT_STAGE: drafting,
+                "forward": self._latency.seconds(rows, len(spans), sum(context_lens)),
+            },
             context_lens=context_lens,
         )
 
     def _count(self, record: StepRecord, drafts: Mapping[str, Draft], verdicts: Sequence[Verdict]) -> None:
         result = self.result
+        result.seconds += sum(record.seconds.values())
         result.steps += 1
         result.rounds += len(verdicts)
-        result.draft_seconds += record.seconds["draft"]
-        result.drafted += sum(len(draft) for draft in drafts.values())
+        result.draft_seconds += record.seconds[DRAFT_STAGE]
+        result.policy_seconds += record.seconds[POLICY_STAGE]
+        result.drafted += sum([len(draft.tokens) for draft in drafts.values()])
         result.admitted += record.drafted
         result.accepted += record.accepted
         result.tokens += record.emitted
+        context = sum(record.context_lens)
+        if context > result.peak_context:
+            result.peak_requests, result.peak_context = record.sequences, context
 
     def _commit(
-        self, spans: Sequence[Span], requests: Mapping[str, _RunningRequest], verdicts: Sequence[Verdict]
-    ) -> None:
+        self, spans: Sequence[Span], requests: Mapping[str, SimulatedRequest], verdicts: Sequence[Verdict]
+    ) -> list[SimulatedRequest]:
+        """Append the tokens; the requests that ended."""
         for span in spans:
             requests[span.seq_id].cached += len(span.tokens)
-        ended = set()
+        ended = []
         for verdict in verdicts:
             request = requests[verdict.seq_id]
-            request.times.add_round(self.result.seconds, len(verdict.tokens))
             request.commit(len(verdict.tokens))
             if request.done >= request.trace.output_tokens:
-                ended.add(request.seq_id)
-                self.result.finished.append(request.times)
+                ended.append(request)
                 self._policy.end(request.seq_id)
         if ended:
-            self._running = [request for request in self._running if request.seq_id not in ended]
+            gone = {request.seq_id for request in ended}
+            self._running = [request for request in self._running if request.seq_id not in gone]
+        return ended

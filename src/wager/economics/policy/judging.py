@@ -1,0 +1,228 @@
+"""Whether and how the drafts of a step are judged: how much each token is expected to gain, and which are verified.
+
+Judging takes the policy time, so it must gain more than that: where rows are so cheap that every token is taken, the
+drafts of the next steps are verified as they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from wager.economics.acceptance import Floats, Ints
+from wager.economics.latency_cache import LatencyCache
+from wager.economics.policy.admission import keep_nodes, select, select_prefixes
+from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
+from wager.economics.policy.objective import ObjectiveWeights
+from wager.economics.policy.own_seconds import OwnSeconds
+from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
+from wager.types import Draft
+
+_GOODPUT_INTERVAL = 4  # steps between updates of goodput and row cost
+_MAX_UNJUDGED = 31  # steps in a row whose drafts are not judged
+_NEGLIGIBLE = 0.002  # share of the step's weight that judging must gain beyond what it takes
+_SMOOTHING = 0.05  # weight of a new step in the running mean of what judging gains
+_ONE_BY_ONE = 12  # drafts up to which they are judged one by one, which takes less than arrays do
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedDrafts:
+    """What is verified, and how many `rows` that are; their expected gain and `cut` (Selection), the profit beyond that
+    of verifying everything, and what 0, 1, ... more rows add to the step."""
+
+    admitted: Mapping[str, Draft]
+    rows: int
+    gain: float
+    cut: float | None
+    benefit: float
+    extra: Sequence[float]
+
+
+class DraftJudge:
+    """Decides what is verified, and passes what is expected of it to `goodput`. Tokens drawn from draft_probs, under a
+    rule that needs these, are verified whatever they are."""
+
+    def __init__(
+        self,
+        drafters: Sequence[DrafterProfile],
+        latency: LatencyCache,
+        weights: ObjectiveWeights,
+        *,
+        goodput: GoodputEstimator,
+        own: OwnSeconds,
+    ) -> None:
+        self._drafters, self._latency, self._weights, self._goodput = drafters, latency, weights, goodput
+        self._own = own
+        self._interval = self._skipped = self._recorded = 0
+        self._benefit = 0.0  # of judging lately, as a share of the weight of one token of each sequence
+
+    def judge_next(self) -> None:
+        """There is a new plan: its drafts are judged once at least."""
+        self._skipped = self._interval
+
+    def admit(self, step: PolicyStep, budget: int, *, now: int, deepest: int) -> Mapping[str, Draft]:
+        """What is verified in step number `now`, whose drafts have at most `deepest` tokens each, in `budget` rows."""
+        drafts = step.drafted
+        if not step.spans or (not step.plan and now < self._recorded + _GOODPUT_INTERVAL):
+            return {}
+        may_skip = drafts and not (step.draws_tokens or step.explored)
+        if may_skip and deepest * len(drafts) <= budget and self._skips():
+            return drafts
+        step.judged = bool(drafts)
+        unjudged = self._unjudged(step) if step.draws_tokens else {}
+        rest = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in unjudged} if unjudged else drafts
+        rows = sum([len(draft) for draft in unjudged.values()])
+        judged = self._judge(step, rest, limit=budget - rows, unjudged_rows=rows)
+        if rest and not unjudged:
+            self._schedule(step, judged.benefit)
+        if now >= self._recorded + _GOODPUT_INTERVAL:
+            self._recorded = now
+            self._record_goodput(step, judged, unjudged)
+        return {**unjudged, **judged.admitted} if unjudged else judged.admitted
+
+    def draft_seconds(self, step: PolicyStep) -> float:
+        """What the step's drafting is expected to take."""
+        ragged, drafters = self._latency.ragged_draft_seconds, self._drafters
+        return sum([ragged(drafters[index].name, depths) for index, depths in step.passes().items()])
+
+    def _skips(self) -> bool:
+        """Whether the drafts of this step are verified as they are."""
+        self._skipped += 1
+        return self._skipped <= self._interval
+
+    def _schedule(self, step: PolicyStep, benefit: float) -> None:
+        """A step was judged, which gained `benefit`, in weighted tokens: whether the next ones are judged."""
+        self._benefit += _SMOOTHING * (benefit / step.weight - self._benefit)
+        cost = step.goodput * self._own.of_judging / step.weight
+        self._skipped = 0
+        self._interval = 0 if self._benefit > cost + _NEGLIGIBLE else min(_MAX_UNJUDGED, 2 * self._interval + 1)
+
+    def _unjudged(self, step: PolicyStep) -> dict[str, Draft]:
+        """Drafts sampled from draft_probs, which are verified as planned."""
+        unjudged = {}
+        for seq_id, draft in step.drafted.items():
+            state = step.states[seq_id]
+            state.unjudged = draft.draft_probs is not None
+            if state.unjudged:
+                unjudged[seq_id] = draft
+        return unjudged
+
+    def _record_goodput(self, step: PolicyStep, judged: JudgedDrafts, unjudged: Mapping[str, Draft]) -> None:
+        """Update the goodput and the cost of a row with what is expected of the step."""
+        gain, rows = judged.gain, judged.rows + sum([len(draft) for draft in unjudged.values()])
+        for seq_id, draft in unjudged.items():
+            state = step.states[seq_id]
+            forecasts, drafter = state.plan.forecasts, step.drafter_index[step.plan[seq_id].drafter]
+            if forecasts:
+                survival = float(forecasts[drafter][state.plan.row, : len(draft)].sum())
+                gain += self._weights.weight(state.weight) * survival
+        seconds = step.plain_seconds + judged.extra[rows] + self.draft_seconds(step)
+        plain = step.weight / step.plain_seconds * seconds
+        self._goodput.record(step.decoding, expected=step.weight + gain, plain=plain)
+        self._goodput.record_row_cost(
+            step.decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=step.goodput
+        )
+
+    def _judge(self, step: PolicyStep, drafts: Mapping[str, Draft], *, limit: int, unjudged_rows: int) -> JudgedDrafts:
+        """The most profitable tokens of `drafts`, at most `limit`, beside `unjudged_rows` that are verified in any
+        case."""
+        sizes = [len(draft.tokens) for draft in drafts.values()]
+        count = unjudged_rows + sum(sizes) + ADJACENT_ROWS
+        extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count)
+        seconds = extra[unjudged_rows:] if unjudged_rows else extra
+        if len(drafts) > _ONE_BY_ONE and are_chains(list(drafts.values()), sizes):
+            return self._judge_chains(step, drafts, seconds, limit=limit, extra=extra)
+        return self._judge_each(step, drafts, seconds, limit=limit, extra=extra)
+
+    def _by_drafter(self, step: PolicyStep, drafts: Mapping[str, Draft]) -> dict[int, list[Draft]]:
+        if len(self._drafters) == 1:
+            return {0: list(drafts.values())}
+        parts: dict[int, list[Draft]] = {}
+        for seq_id, draft in drafts.items():
+            parts.setdefault(step.drafter_index[step.plan[seq_id].drafter], []).append(draft)
+        return parts
+
+    def _judge_chains(
+        self,
+        step: PolicyStep,
+        drafts: Mapping[str, Draft],
+        seconds: Sequence[float],
+        *,
+        limit: int,
+        extra: Sequence[float],
+    ) -> JudgedDrafts:
+        parts = self._by_drafter(step, drafts)
+        ordered = [draft for part in parts.values() for draft in part]
+        sizes = np.array([len(draft.tokens) for draft in ordered])
+        gains = np.zeros((len(ordered), int(sizes.max())))
+        first = 0
+        for index, part in parts.items():
+            last = first + len(part)
+            survival = self._chain_survival(step, index, part, sizes[first:last])
+            gains[first:last, : survival.shape[1]] = survival
+            first = last
+        if not self._weights.uniform:
+            states = step.states
+            gains *= np.array([self._weights.weight(states[draft.seq_id].weight) for draft in ordered])[:, None]
+        chosen = select_prefixes(gains, seconds, goodput=step.goodput, limit=limit)
+        admitted = {draft.seq_id: draft for draft in ordered}
+        for cut in np.flatnonzero(chosen.lengths < sizes).tolist():
+            draft, length = ordered[cut], int(chosen.lengths[cut])
+            if length:
+                admitted[draft.seq_id] = draft.truncate(length)
+            else:
+                del admitted[draft.seq_id]
+        return JudgedDrafts(admitted, chosen.count, chosen.gain, chosen.cut, chosen.benefit, extra)
+
+    def _chain_survival(self, step: PolicyStep, index: int, drafts: Sequence[Draft], sizes: Ints) -> Floats:
+        width, model = int(sizes.max()), self._drafters[index].acceptance
+        if drafts[0].scores:
+            scores = chain.from_iterable([draft.scores for draft in drafts])
+            return model.chain_survival(np.fromiter(scores, np.float64, int(sizes.sum())), sizes, (), width)
+        states = step.states
+        return model.chain_survival(None, sizes, [states[draft.seq_id].acceptance[index] for draft in drafts], width)
+
+    def _judge_each(
+        self,
+        step: PolicyStep,
+        drafts: Mapping[str, Draft],
+        seconds: Sequence[float],
+        *,
+        limit: int,
+        extra: Sequence[float],
+    ) -> JudgedDrafts:
+        gains: list[float] = []
+        first: list[int] = []
+        for seq_id, draft in drafts.items():
+            state, index = step.states[seq_id], step.drafter_index[step.plan[seq_id].drafter]
+            survival = self._drafters[index].acceptance.survival(draft, state.acceptance[index])
+            weight = self._weights.weight(state.weight)
+            first.append(len(gains))
+            gains += survival if weight == 1.0 else [weight * each for each in survival]
+        chosen = select(gains, seconds, goodput=step.goodput, limit=limit)
+        taken = sorted(chosen.taken)
+        admitted = {}
+        if len(taken) == len(gains):
+            admitted = dict(drafts)
+        else:
+            for start, (seq_id, draft) in zip(first, drafts.items(), strict=True):
+                nodes = taken[bisect_left(taken, start) : bisect_left(taken, start + len(draft.tokens))]
+                if nodes:
+                    admitted[seq_id] = keep_nodes(draft, [node - start for node in nodes])
+        return JudgedDrafts(admitted, len(taken), chosen.gain, chosen.cut, chosen.benefit, extra)
+
+
+_CHAIN_PARENTS = [tuple(range(-1, size - 1)) for size in range(64)]
+
+
+def are_chains(drafts: Sequence[Draft], sizes: Sequence[int]) -> bool:
+    """Whether all drafts, of these sizes, are short chains, with scores for all tokens of all of them or for none."""
+    if max(sizes) >= len(_CHAIN_PARENTS):
+        return False
+    if any(draft.scores for draft in drafts) and [len(draft.scores) for draft in drafts] != sizes:
+        return False
+    return [draft.parents for draft in drafts] == [_CHAIN_PARENTS[size] for size in sizes]

@@ -1,0 +1,46 @@
+"""What the policy itself takes, and what it can afford: its own seconds are part of the step that it plans."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+StepKind = Literal["planned", "plain", "unjudged", "judged"]
+
+_BUDGET = 0.015  # of a step's seconds: to keep to it learning is slowed down
+_PLANNING_BUDGET = 0.005  # the share of it for planning
+_SMOOTHING = 0.05  # weight of a new step in the running means
+_MAX_PACE = 4.0
+
+
+class OwnSeconds:
+    """Running means of the policy's seconds, by kind of step: those it planned in, and of the others those without
+    drafts, with drafts that are verified as they are, and with drafts that it judged. On a clock that does not count
+    them they are 0, and nothing is slowed down."""
+
+    def __init__(self) -> None:
+        self.pace = 1.0
+        """By how much fewer steps than usual it learns from."""
+        self._seconds: dict[StepKind, float] = {}
+        self._step_seconds = 0.0
+
+    def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
+        """A step of `step_seconds`, `seconds` of them the policy's."""
+        before = self._seconds.get(kind, seconds)
+        self._seconds[kind] = before + _SMOOTHING * (seconds - before)
+        self._step_seconds += (_SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
+        if kind != "planned" and step_seconds > 0:
+            over = min(2.0, seconds / (_BUDGET * step_seconds)) - 1
+            self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + _SMOOTHING * over)))
+
+    @property
+    def planning_interval(self) -> float:
+        """Steps between plans that keep planning within its budget."""
+        if not self._step_seconds:
+            return 0.0
+        return self._seconds.get("planned", 0.0) / (_PLANNING_BUDGET * self._step_seconds)
+
+    @property
+    def of_judging(self) -> float:
+        """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
+        judged = self._seconds.get("judged", 0.0)
+        return max(0.0, judged - self._seconds.get("unjudged", judged / 2))

@@ -1,0 +1,122 @@
+"""docs/lesson.md: its commands run, and print what the page shows."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "lesson.md").read_text(encoding="utf-8")
+SHORT = {"calibrate": ["--seconds", "1"]}
+KERNELS = "avx512-bf16"
+"""The kernels that the page's texts come from; others may round differently and choose other tokens."""
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("lesson", ROOT / "dev" / "lesson.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    sys.modules["lesson"] = script
+    spec.loader.exec_module(script)
+    return script
+
+
+lesson = load_script()
+EXAMPLES = lesson.examples(PAGE)
+IN_TABLES = [
+    lesson.Example(call, python=False, shown="", table=False, kind="", span=(0, 0))
+    for line in PAGE.splitlines()
+    for call in re.findall(r"`(wager \w+ [^`]*)`", line)
+    if line.startswith("|")
+]
+
+
+def names(found: list) -> list[str]:
+    return [example.code.splitlines()[0][:60] for example in found]
+
+
+COMPUTED = [example for example in EXAMPLES if not example.uses_model]
+LOSING = [example for example in IN_TABLES if not example.uses_model]
+
+
+@pytest.mark.parametrize("example", COMPUTED, ids=names(COMPUTED))
+def test_computed_figures_are_those_of_the_page(example) -> None:  # type: ignore[no-untyped-def]
+    assert lesson.differences(example, lesson.output_of(example)) == [], "run: python dev/lesson.py --write"
+
+
+@pytest.mark.parametrize("example", LOSING, ids=names(LOSING))
+def test_where_the_page_says_not_to_speculate_plain_decoding_is_fastest(example) -> None:  # type: ignore[no-untyped-def]
+    output = lesson.output_of(example)
+    if "--drafter-shape model:" in example.code:
+        assert "not even one request fits" in output
+        without = example.code.replace("--drafter-shape model:Llama-3.1-8B", "--drafter-shape free")
+        assert "not even one request fits" not in lesson.output_of(
+            lesson.Example(without, False, "", False, "", (0, 0))
+        )
+    elif example.code.startswith("wager replay"):
+        best = re.search(r"none +\S+ +\S+ +\S+ +1\.00 +0\.00 +0\.00 +-0\.0 %", output)
+        assert best, output
+    else:
+        assert re.search(r" off +1\.000 ", output), output
+
+
+@pytest.mark.real
+def test_the_lessons_commands_run_on_the_model(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the page, so that what one stores the next finds."""
+    from wager.kernels import select
+
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))  # nothing is stored among the user's own calibrations
+    name = select("auto").name
+    ran = set()
+    for example in [example for example in [*EXAMPLES, *IN_TABLES] if example.uses_model]:
+        for line in example.code.splitlines():
+            verb = shlex.split(line)[1]
+            ran.add(verb)
+            short = lesson.Example(shlex.join([*shlex.split(line), *SHORT.get(verb, [])]), *_rest(example))
+            output = lesson.output_of(short, model=str(smollm2) if verb != "doctor" else None)
+            assert output.strip()
+            if example.kind == "model" and KERNELS in name:
+                assert lesson.differences(example, output) == [], line
+    assert {"run", "prove", "calibrate", "bench", "doctor"} <= ran
+
+
+def _rest(example) -> tuple:  # type: ignore[no-untyped-def, type-arg]
+    return example.python, example.shown, example.table, example.kind, example.span
+
+
+def test_the_page_has_examples_and_differences_are_found() -> None:
+    assert len(COMPUTED) > 10
+    assert sum(bool(example.shown) for example in EXAMPLES) > 12
+    [example] = lesson.examples("```sh\nwager plan\n```\n\n| batch | depth |\n|---|---|\n| 1 | 4 |\n| 8 | 2 |\n")
+    printed = "\n context  batch  depth \n ────\n 4096      1      4 \n 4096      8      2 \n"
+    assert lesson.differences(example, printed) == []
+    assert lesson.differences(example, printed.replace("8      2", "8      3")) == ["| 8 | 2 |"]
+    assert len(lesson.differences(example, "")) == 4
+    [example] = lesson.examples(
+        "```sh\nwager run x\n```\n\n```text model\nround 1: 3 rows, 1.5 ms (draft 0.1)\n  a: b\n```\n"
+    )
+    assert lesson.differences(example, "round 1: 3 rows, 27 ms (draft 9.25)\n  a: b\n") == []
+    assert lesson.differences(example, "round 1: 4 rows, 27 ms (draft 9.25)\n  a: b\n") != []
+    assert lesson.differences(example, "round 1: 3 rows, 27 ms (draft 9.25)\n  a: c\n") == ["a: b"]
+
+
+def test_every_number_the_lesson_says_of_the_formula() -> None:
+    """The expected tokens per round: 3.05 at alpha 0.75 and gamma 4, 3.29 at gamma 5; the experts of 5 rows."""
+    assert f"{sum(0.75**k for k in range(5)):.2f}" == "3.05"
+    assert f"{sum(0.75**k for k in range(6)):.2f}" == "3.29"
+    for accept, depth in ((0.25, 4), (0.5, 4), (0.75, 4), (0.9, 4), (0.25, 5), (0.5, 5), (0.75, 5), (0.9, 5)):
+        assert f"| {accept:g} | {depth} | {sum(accept**k for k in range(depth + 1)):.2f} |" in PAGE
+    for rows, read in re.findall(r"^ +(\d+) +([\d.]+) +[\d.]+$", PAGE, re.MULTILINE):
+        assert read == f"{128 * (1 - (1 - 8 / 128) ** int(rows)):.1f}"
+    measured = re.findall(r"^(\d)    (\d\.\d\d)          (\d\.\d\d)$", PAGE, re.MULTILINE)
+    assert [int(gamma) for gamma, _, _ in measured] == [2, 4, 5]
+    for gamma, tau, formula in measured:
+        assert f"{sum(0.75**k for k in range(int(gamma) + 1)):.2f}" == formula
+        assert float(tau) == pytest.approx(float(formula), rel=0.02)

@@ -1,0 +1,301 @@
+"""Command lines of `wager plan` as practitioners type them, right and wrong ones.
+
+A right one gives JSON without NaN and figures that hang together; a wrong one exits with 1 or 2 and one sentence that
+names what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from wager.cli import main
+
+CONFIG = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+          "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 4000,
+          "max_position_embeddings": 131072}  # fmt: skip
+BOX = {"name": "box", "peaks": {"bf16": 1e14}, "bandwidth": 1e12, "memory": 2e10}
+FILES: dict[str, Any] = {
+    "config.json": CONFIG,
+    "box.json": BOX,
+    "slow.json": {**BOX, "bandwidth": 1e-300},
+    "ridge.json": {**BOX, "bandwidth": 1e-3, "peaks": {"bf16": 1e307}},
+    "rates.json": {"acceptance": [0.8, 0.7, 0.6]},
+    "measured.json": {"drafter": "ngram", "model": "SmolLM2-135M-Instruct", "temperature": 0.0,
+                      "survival": [0.6, 0.4, 0.3, 0.2], "tau": 2.5, "alpha": 0.62,
+                      "categories": {"qa": {"survival": [0.5, 0.25]}}, "intervals": {"alpha": [0.6, 0.64]}},
+    "both.json": {"acceptance": [0.5], "survival": [0.5]},
+    "huge.json": {"survival": [10**300]},
+    "list.json": [0.5],
+    "skewed.json": {"popularity": [0.5] * 8 + [4 / 120] * 120},
+}  # fmt: skip
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def wager(arguments: tuple[str, ...]) -> None:
+    """The program as it is installed."""
+    raise SystemExit(main(arguments))
+
+
+def plan(line: str, folder: Path) -> Result:
+    """`wager plan LINE` in a folder with the files above, which the line names as @NAME."""
+    for name, content in FILES.items():
+        if not (folder / name).exists():
+            (folder / name).write_text(json.dumps(content))
+    words = [word.replace("@", f"{folder}/") for word in shlex.split(line)]
+    return CliRunner().invoke(wager, ["plan", *words])
+
+
+def refuse_constant(text: str) -> float:
+    raise AssertionError(f"{text} in the JSON")
+
+
+def answer(line: str, folder: Path) -> dict[str, Any]:
+    result = plan(f"{line} --json -", folder)
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout, parse_constant=refuse_constant)
+    return found
+
+
+LLAMA = "--model Llama-3.1-8B --hardware H100 --batch 8"
+RIGHT = [
+    "--hardware H100",
+    "--model llama-3.1-8b --hardware h100",
+    "--model meta-llama/Llama-3.1-8B-Instruct --hardware 'RTX 4090' --batch 1 --precision int4",
+    "--model @ --hardware B200 --batch 1",
+    "--model @config.json --hardware B200 --context 128k",
+    "--model @config.json --hardware @box.json --context 0,1k,2K,131072",
+    "--model Kimi-K2 --hardware B200 --ep 32 --context 256K --batch 1",
+    "--model DeepSeek-V4-Flash --hardware B200 --context 1m --batch 1",
+    f"{LLAMA} --context 0.5k",
+    f"{LLAMA} --batch 1k --context 1",
+    f"{LLAMA} --acceptance 0,1,0.5,.75",
+    f"{LLAMA} --acceptance @rates.json",
+    f"{LLAMA} --acceptance @measured.json,0.6",
+    f"{LLAMA} --max-depth 0",
+    f"{LLAMA} --depth 0",
+    f"{LLAMA} --depth 32",
+    f"{LLAMA} --drafter-shape free",
+    f"{LLAMA} --drafter-shape eagle",
+    f"{LLAMA} --drafter-shape eagle:32000",
+    f"{LLAMA} --drafter-shape block:8",
+    f"{LLAMA} --drafter-shape medusa",
+    f"{LLAMA} --drafter-shape medusa:3",
+    f"{LLAMA} --drafter-shape model:SmolLM2-135M",
+    f"{LLAMA} --drafter-shape model:@config.json",
+    f"{LLAMA} --drafter-shape staged:SmolLM2-135M,free,0.5",
+    f"{LLAMA} --drafter-shape staged:SmolLM2-135M,eagle:8000,0.6,2",
+    f"{LLAMA} --drafter-cost 0.05",
+    f"{LLAMA} --drafter-cost 300us",
+    f"{LLAMA} --drafter-cost '1.5 ms' --draft-async --draft-hit-rate 0.7",
+    f"{LLAMA} --drafter-shape model:SmolLM2-135M --drafter-hardware L40S --drafter-link 25GB/s --draft-async",
+    f"{LLAMA} --drafter-shape eagle --drafter-hardware H100",
+    f"{LLAMA} --overhead 50us --cache fp8 --precision fp8",
+    "--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:Llama-3.1-8B --batch 1",
+    "--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:Llama-3.1-8B --drafter-tp 1 --batch 1",
+    "--model Llama-3.1-70B --hardware H100 --tp 8 --link-latency 5us --batch 1",
+    "--model DeepSeek-V3 --hardware H200 --ep 16 --batch 64",
+    "--model DeepSeek-V3 --hardware H200 --ep 16 --batch 64 --balanced",
+    "--model DeepSeek-V3 --hardware B200 --tp 4 --ep 32 --batch 16 --drafter-shape eagle:32000",
+    "--model Qwen3-30B-A3B --hardware H100 --batch 8 --locality 0.79 --popularity @skewed.json",
+    "--model gpt-oss-120b --hardware H100 --tp 8 --batch 64 --drafter-shape block:8",
+    "--model Qwen3-30B-A3B --hardware H100 --tp 8 --batch 4 --drafter-shape block",
+]
+
+
+@pytest.mark.parametrize("line", RIGHT)
+def test_a_right_command_line(line: str, tmp_path: Path) -> None:
+    found = answer(line, tmp_path)
+    assert found["points"]
+    for point in found["points"]:
+        assert point["speedup"] >= 1 or "--depth" in line
+        assert 1 <= point["tokens_per_round"] <= point["depth"] + 1
+        assert point["step_s"] >= point["plain_s"] * (1 - 1e-12) > 0
+        assert max(point["step_s"], point["draft_s"]) <= point["round_s"] * (1 + 1e-12)
+        assert point["round_s"] <= (point["step_s"] + point["draft_s"]) * (1 + 1e-12)
+        assert point["price"] == pytest.approx(point["round_s"] / (point["batch"] * point["tokens_per_round"]))
+        assert point["tokens_per_s_all"] == pytest.approx(point["tokens_per_s"] * found["hardware"]["groups"])
+        assert (point["draft_s"] > 0) == (point["depth"] > 0) or found["drafter"]["name"] == "free"
+    text = plan(line, tmp_path)
+    assert (text.exit_code, text.stderr) == (0, "")
+    assert "speed-up" in text.stdout
+
+
+WRONG = [
+    ("", 2, "--hardware"),
+    ("--hardware H100 --model Lama", 1, "Model 'Lama' is not known"),
+    ("--hardware H100 --model ''", 1, "name of the model is empty"),
+    ("--hardware H100 --drafter-shape ''", 2, "drafter shape ''"),
+    ("--hardware H100 --model @nowhere", 1, "nowhere"),
+    ("--hardware H100 --model @nowhere.json", 1, "no file"),
+    ("--hardware H100 --model @box.json", 1, "model_type"),
+    ("--hardware H100 --model @list.json", 1, "JSON object"),
+    ("--hardware Z900", 2, "Hardware 'Z900' is not known"),
+    ("--hardware @nowhere.json", 2, "no file"),
+    ("--hardware @config.json", 2, "no 'hidden_size'"),
+    ("--hardware @slow.json", 2, "times of SmolLM2-135M on box are not finite"),
+    ("--hardware @ridge.json --json -", 2, "hardware.ridge.bf16"),
+    (f"{LLAMA} --batch 0", 2, "batch = 0"),
+    (f"{LLAMA} --batch -4", 2, "batch = '-4'"),
+    (f"{LLAMA} --batch ²", 2, "batch = '²'"),
+    (f"{LLAMA} --batch ١٢", 2, "batch = "),
+    (f"{LLAMA} --batch {'9' * 400}", 2, "batch = '9999"),
+    (f"{LLAMA} --batch 1e3", 2, "batch = '1e3'"),
+    (f"{LLAMA} --batch 1.5", 2, "batch = '1.5'"),
+    (f"{LLAMA} --batch 99999999", 2, "batch = 99999999"),
+    (f"{LLAMA} --batch 1,", 2, "batch = '1,'"),
+    (f"{LLAMA} --batch ''", 2, "batch = ''"),
+    (f"{LLAMA} --batch {','.join(map(str, range(1, 2002)))}", 2, "2001 batches"),
+    (f"{LLAMA} --context {','.join(map(str, range(201)))}", 2, "201 contexts"),
+    (f"{LLAMA} --context -5", 2, "context = '-5'"),
+    (f"{LLAMA} --context 129k", 2, "context = 132096"),
+    (f"{LLAMA} --context ,", 2, "context = ','"),
+    (f"{LLAMA} --context 128kb", 2, "context = '128kb'"),
+    (f"{LLAMA} --acceptance 0.75,", 2, "acceptance = '0.75,'"),
+    (f"{LLAMA} --acceptance ''", 2, "acceptance = ''"),
+    (f"{LLAMA} --acceptance 0,75", 2, "acceptance = 75"),
+    (f"{LLAMA} --acceptance -0.1", 2, "acceptance = -0.1"),
+    (f"{LLAMA} --acceptance nan", 2, "acceptance = nan"),
+    (f"{LLAMA} --acceptance 1_0", 2, "1_0"),
+    (f"{LLAMA} --acceptance 75%", 2, "75%"),
+    (f"{LLAMA} --acceptance @both.json", 2, "gives no acceptance"),
+    (f"{LLAMA} --acceptance @huge.json", 2, "outside 0 to 1"),
+    (f"{LLAMA} --acceptance @list.json", 1, "JSON object"),
+    (f"{LLAMA} --overhead 1e400s", 2, "overhead = '1e400s'"),
+    (f"{LLAMA} --overhead 5", 2, "overhead = '5'"),
+    (f"{LLAMA} --overhead -5us", 2, "overhead = '-5us'"),
+    (f"{LLAMA} --overhead ''", 2, "overhead = ''"),
+    (f"{LLAMA} --drafter-cost inf", 2, "drafter-cost = 'inf'"),
+    (f"{LLAMA} --drafter-cost 1e300", 2, "drafter-cost = '1e300'"),
+    (f"{LLAMA} --drafter-cost 1e400s", 2, "drafter-cost = '1e400s'"),
+    (f"{LLAMA} --drafter-cost 0.1 --drafter-tp 2", 2, "--drafter-tp has no effect"),
+    (f"{LLAMA} --drafter-shape eagel", 2, "drafter shape 'eagel'"),
+    (f"{LLAMA} --drafter-shape eagle:", 2, "drafter shape 'eagle:'"),
+    (f"{LLAMA} --drafter-shape eagle:-1", 2, "drafter shape 'eagle:-1'"),
+    (f"{LLAMA} --drafter-shape eagle:200000", 2, "draft vocabulary of 200000"),
+    (f"{LLAMA} --drafter-shape mtp:2", 2, "drafter shape 'mtp:2'"),
+    (f"{LLAMA} --drafter-shape block:²", 2, "drafter shape 'block:²'"),
+    (f"{LLAMA} --drafter-shape block:1", 2, "block of 1"),
+    (f"{LLAMA} --drafter-shape block:999999999", 2, "block:999999999"),
+    (f"{LLAMA} --drafter-shape medusa:0", 2, "drafter shape 'medusa:0'"),
+    (f"{LLAMA} --drafter-shape model:", 2, "drafter shape 'model:'"),
+    (f"{LLAMA} --drafter-shape model:nobody", 1, "Model 'nobody'"),
+    (f"{LLAMA} --drafter-shape model:SmolLM2-135M --context 16k", 2, "more than the 8192 positions"),
+    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M", 2, "incomplete"),
+    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M,free,1.5", 2, "inner acceptance '1.5'"),
+    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M,nothing,0.5", 2, "inner drafter 'nothing'"),
+    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M,free,0.5,0", 2, "inner depth '0'"),
+    (f"{LLAMA} --drafter-shape free --drafter-hardware L40S", 2, "--drafter-hardware has no effect"),
+    (f"{LLAMA} --drafter-hardware L40S", 2, "speed of a link between H100 and L40S"),
+    (f"{LLAMA} --drafter-hardware L40S --drafter-link fast", 2, "drafter-link = 'fast'"),
+    (f"{LLAMA} --drafter-link 50GB/s", 2, "--drafter-link has no effect"),
+    (f"{LLAMA} --drafter-tp 0", 2, "drafter-tp = 0"),
+    (f"{LLAMA} --drafter-tp 2", 2, "drafter-tp = 2 is more than the 1"),
+    (f"{LLAMA} --draft-hit-rate 0.5", 2, "--draft-hit-rate has no effect"),
+    (f"{LLAMA} --draft-async --draft-hit-rate 1.5", 2, "hit rate of 1.5"),
+    (f"{LLAMA} --draft-async --draft-hit-rate nan", 2, "hit rate of nan"),
+    (f"{LLAMA} --tp 0", 2, "error: tp = 0 is out of range"),
+    (f"{LLAMA} --ep 0", 2, "error: ep = 0 is out of range"),
+    (f"{LLAMA} --tp 7", 2, "tp = 7 does not divide the 32 attention heads"),
+    (f"{LLAMA} --tp 16", 2, "more than the 8 devices"),
+    (f"{LLAMA} --ep 2", 2, "no experts"),
+    (f"{LLAMA} --balanced", 2, "--balanced has no effect"),
+    (f"{LLAMA} --link-latency 5us", 2, "--link-latency has no effect"),
+    (f"{LLAMA} --locality 0.79", 2, "--locality has no effect"),
+    (f"{LLAMA} --locality nan", 2, "locality = nan"),
+    (f"{LLAMA} --popularity @skewed.json", 2, "--popularity has no effect"),
+    (f"{LLAMA} --precision bf16:mxfp4", 2, "precision = 'bf16:mxfp4'"),
+    (f"{LLAMA} --precision fp7", 2, "fp7"),
+    (f"{LLAMA} --max-depth -1", 2, "largest depth of -1"),
+    (f"{LLAMA} --max-depth 1000000", 2, "largest depth of 1000000"),
+    (f"{LLAMA} --depth 100000", 2, "Depth 100000"),
+    (f"{LLAMA} --depth 9 --drafter-shape medusa:3", 2, "Depth 9"),
+    (f"{LLAMA} --depth x", 2, "'x' is not a valid integer"),
+    ("--model DeepSeek-V3 --hardware H200 --tp 4 --ep 6", 2, "tp = 4 does not divide ep = 6"),
+    ("--model DeepSeek-V3 --hardware H200 --ep 512", 2, "ep = 512 is more than the 256 experts"),
+    ("--model DeepSeek-V3 --hardware H200 --ep 16 --drafter-tp 1", 2, "no effect on mtp under --ep"),
+    ("--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:SmolLM2-135M", 2, "drafter: tp = 8"),
+    ("--model Llama-3.1-70B --hardware RTX-4090 --tp 2", 2, "link speed of RTX-4090"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "code", "named"), WRONG, ids=[line[:90] for line, _, _ in WRONG])
+def test_a_wrong_command_line(line: str, code: int, named: str, tmp_path: Path) -> None:
+    started = time.monotonic()
+    result = plan(line, tmp_path)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.exit_code == code, result.output
+    assert named in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    [sentence] = [row for row in result.stderr.splitlines() if row.lower().startswith("error")]
+    assert len(sentence) < 300
+    assert time.monotonic() - started < 5
+
+
+def test_the_deepest_depth_is_marked_in_table_notes_and_json(tmp_path: Path) -> None:
+    line = f"{LLAMA} --batch 1,256 --context 1k --acceptance 0.9 --drafter-shape free --max-depth 3"
+    found, text = answer(line, tmp_path), plan(line, tmp_path).stdout
+    assert [(point["depth"], point["at_max_depth"]) for point in found["points"]] == [(3, True), (3, True)]
+    assert " 3+ " in text
+    assert "Depth 3+ is the deepest that was tried" in " ".join(text.split())
+    assert any("Depth 3+" in remark for remark in found["remarks"])
+    limited = answer(f"{LLAMA} --acceptance @rates.json --drafter-shape free --max-depth 3", tmp_path)
+    assert [point["at_max_depth"] for point in limited["points"]] == [False]  # no deeper rate is known
+
+
+def test_figures_of_a_rank_are_said_to_be(tmp_path: Path) -> None:
+    for flags, word, groups in (("--ep 16", "rank", 16), ("--tp 4 --ep 16", "group", 4), ("--tp 8", "", 1)):
+        line = f"--model DeepSeek-V3 --hardware B200 --batch 8 {flags}"
+        found, text = answer(line, tmp_path), plan(line, tmp_path).stdout
+        assert (f"tok/s/{word} " in text) == bool(word)
+        assert (f"those of one {word}" in " ".join(text.split())) == bool(word)
+        [point] = found["points"]
+        assert point["tokens_per_s_all"] == pytest.approx(groups * point["tokens_per_s"])
+
+
+def test_what_a_reader_would_not_expect_is_said(tmp_path: Path) -> None:
+    for line, said in (
+        ("--model Qwen3-30B-A3B --hardware H100 --tp 8 --batch 1", "4 key-value heads over 8 devices: each keeps 1"),
+        (f"{LLAMA} --drafter-shape model:SmolLM2-135M", "SmolLM2-135M has 49152 tokens, Llama-3.1-8B 128256"),
+        (f"{LLAMA} --draft-async", "100% of the rounds take the longer of step and draft"),
+        (f"{LLAMA} --draft-async", "competes with the step"),
+        (f"{LLAMA} --max-depth 0", "No draft depth was tried"),
+        (f"{LLAMA} --batch 512 --drafter-shape model:SmolLM2-135M --drafter-hardware RTX-4090 --drafter-link 25GB/s "
+         "--context 8k", "do not fit on the drafter's own device"),
+    ):  # fmt: skip
+        assert any(said in remark for remark in answer(line, tmp_path)["remarks"]), said
+    silent = answer("--model Llama-3.1-70B --hardware H100 --tp 8 --batch 1", tmp_path)
+    assert silent["remarks"] == []
+
+
+def test_an_acceptance_file_of_the_measurement_is_read(tmp_path: Path) -> None:
+    """Its drafter is the label; survival by depth gives the rounds."""
+    [point] = answer(f"{LLAMA} --acceptance @measured.json --depth 2 --drafter-shape free", tmp_path)["points"]
+    assert point["acceptance"] == "ngram"
+    assert point["tokens_per_round"] == pytest.approx(1 + 0.6 + 0.4)
+    (tmp_path / "other.json").write_text(json.dumps({"drafter": "ngram", "survival": [0.9]}))
+    found = answer(f"{LLAMA} --acceptance @measured.json,@other.json", tmp_path)["points"]
+    assert [point["acceptance"] for point in found] == ["ngram", f"{tmp_path}/other.json"]
+
+
+def test_sizes_are_powers_of_two(tmp_path: Path) -> None:
+    found = answer("--model @config.json --hardware B200 --batch 1K,1024 --context 128k,32K,0.5k", tmp_path)
+    assert [(point["batch"], point["context"]) for point in found["points"]] == [
+        (1024, 131072), (1024, 32768), (1024, 512)
+    ]  # fmt: skip
+
+
+def test_collectives_cost_their_latency(tmp_path: Path) -> None:
+    line = "--model Llama-3.1-70B --hardware H100 --tp 8 --batch 1 --depth 0 --link-latency"
+    [slow], [fast] = (answer(f"{line} {latency}", tmp_path)["points"] for latency in ("10us", "0us"))
+    assert slow["plain_s"] - fast["plain_s"] == pytest.approx(160 * 10e-6)
+    assert slow["bound"]["link latency"] == "link"

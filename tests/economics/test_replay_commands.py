@@ -1,0 +1,272 @@
+"""`wager replay` as a practitioner types it, right and wrong: parsable figures, or one sentence with a hint."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from wager.cli import cli
+from wager.errors import WagerError
+
+QUICK = ["--rounds", "120", "--output", "48", "--policy-time", "0us", "--policy", "none"]
+LOOKUP = {"right": [2, 0, 0], "scores": [[0.9, 0.8], [], []]}
+ROW: dict[str, Any] = {"id": 1, "prompt_tokens": 3, "tokens": 3, "drafters": {"ngram": LOOKUP}}
+
+
+def replay(*arguments: str) -> dict[str, Any]:
+    """The JSON of a run that succeeds, in which every number is finite."""
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is no JSON")
+
+    result = CliRunner().invoke(cli, ["replay", *arguments, "--json", "-"])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout, parse_constant=refuse)
+    assert found["points"]
+    return found
+
+
+def trace_file(folder: Path, *rows: dict[str, Any]) -> str:
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def with_draft(**changes: Any) -> dict[str, Any]:
+    return {**ROW, "drafters": {"ngram": {**LOOKUP, **changes}}}
+
+
+# ---- what works -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--concurrency 1,4",
+        "--concurrency 4,4",
+        "--concurrency 1e1",
+        "--rate 0.5,20",
+        "--rate 1e-6",
+        "--rate 100000",
+        "--load day:40",
+        "--load day:40:0 --load day:8:4:20s",
+        "--curve dflash --concurrency 2",
+        "--curve mtp,dflash,0.6 --concurrency 2",
+        "--curve 0.9 --drafter-shape block:4 --concurrency 2",
+        "--curve 1.0 --curve 0 --concurrency 2 --drafter-shape 1.0=free",
+        "--hardware published --curve 0.5 --concurrency 2",
+        "--hardware published --curve dflash --drafter-shape free --concurrency 2",
+        "--model Qwen3-8B --hardware H100 --concurrency 8 --drafter-shape free",
+        "--model Llama-3.1-70B --hardware H100 --tp 4 --concurrency 8 --objective latency",
+        "--model DeepSeek-V3 --hardware H200 --ep 16 --locality 0.79 --concurrency 8 --drafter-shape mtp",
+        "--hardware RTX-4090 --concurrency 2",
+        "--hardware cpu --concurrency 2 --drafter-shape model:SmolLM2-135M",
+        "--policy fixed:3 --policy fixed:mtp:3 --policy threshold:0.5 --policy adaptive --concurrency 2",
+        "--objective slo:20ms --concurrency 2 --policy adaptive",
+        "--prompt 3000 --concurrency 2",
+        "--max-depth 1 --concurrency 1",
+        "--max-depth 20 --curve 0.95 --concurrency 1",
+        "--policy-time measured --concurrency 2 --policy adaptive",
+        "--policy-time 1ms --concurrency 2",
+        "--concurrency 16384 --rounds 1 --max-depth 1",
+    ],
+)
+def test_a_line_that_works(line: str) -> None:
+    found = replay(*QUICK, *line.split())
+    for point in found["points"]:
+        assert point["throughput"] > 0
+        assert point["tau"] >= 1
+        assert 0 <= point["policy_share"] < 1
+        assert math.isfinite(point["regret"])
+        assert point["memory"]["fits"] in (True, False, None)
+
+
+def test_every_drafter_has_a_price_and_the_output_says_which() -> None:
+    found = replay(*QUICK, "--concurrency", "1", "--curve", "0.6,dflash,mtp", "--drafter-shape", "0.6=block:3")
+    prices = {price["name"]: (price["shape"], price["depth"]) for price in found["setting"]["prices"]}
+    assert prices == {"0.6": ("block:3", 2), "dflash": ("block:16", 15), "mtp": ("mtp", 8)}
+    shown = CliRunner().invoke(cli, ["replay", *QUICK, "--concurrency", "1", "--curve", "0.6"]).stdout
+    assert "0.6: priced as mtp (no --drafter-shape given), at most 8 deep" in shown
+    assert "Qwen3.6-35B-A3B on B200, by the cost model" in shown
+
+
+@pytest.mark.parametrize("hardware", [["--hardware", "published"], []])
+def test_a_curve_of_another_name_does_not_draft_for_free(hardware: list[str]) -> None:
+    found = replay(*QUICK, *hardware, "--concurrency", "1", "--curve", "0.6", "--policy", "fixed:0.6:8")
+    depth_8 = next(point for point in found["points"] if point["policy"] == "fixed:0.6:8")
+    assert depth_8["drafting"] > 0.2
+
+
+def test_a_block_drafts_no_deeper_than_it_is_wide() -> None:
+    found = replay(*QUICK, "--concurrency", "1", "--curve", "0.9", "--drafter-shape", "block:2")
+    assert {point["policy"] for point in found["points"]} == {"none", "fixed:0.9:1"}
+
+
+def test_what_does_not_fit_is_said() -> None:
+    found = replay(*QUICK, "--model", "Llama-3.1-70B", "--hardware", "H100", "--concurrency", "1")
+    assert all(point["memory"]["fits"] is False for point in found["points"])
+    assert any("do not fit" in note for note in found["notes"])
+    roomy = replay(*QUICK, "--model", "Llama-3.1-8B", "--hardware", "H100", "--concurrency", "1")
+    assert all(point["memory"]["fits"] for point in roomy["points"])
+    assert not any("do not fit" in note for note in roomy["notes"])
+
+
+def test_an_slo_that_cannot_be_met_is_said() -> None:
+    impossible = replay(*QUICK, "--concurrency", "4", "--objective", "slo:1us")
+    assert {point["within_slo"] for point in impossible["points"]} == {0.0}
+    assert any("cannot be met" in note for note in impossible["notes"])
+    easy = replay(*QUICK, "--concurrency", "4", "--objective", "slo:1s")
+    assert {point["within_slo"] for point in easy["points"]} == {1.0}
+    assert not any("cannot be met" in note for note in easy["notes"])
+    assert replay(*QUICK, "--concurrency", "4")["points"][0]["within_slo"] is None
+
+
+def test_a_fixed_policy_time_gives_the_same_figures_twice() -> None:
+    line = [*QUICK, "--policy", "adaptive", "--concurrency", "3", "--policy-time", "50us"]
+    first, second = replay(*line), replay(*line)
+    assert first == second
+    for point in first["points"]:
+        assert point["policy_share"] > 0
+
+
+def test_recorded_arrivals_are_kept(tmp_path: Path) -> None:
+    rows = [{**ROW, "arrival": time} for time in (9.0, 0.0, 4.0)]
+    found = replay(trace_file(tmp_path, *rows), "--policy", "none", "--policy-time", "0us")
+    assert {point["workload"] for point in found["points"]} == {"3 arrivals"}
+    assert all(point["throughput"] == pytest.approx(9 / 9, rel=0.02) for point in found["points"]), "9 tokens in 9 s"
+    times = tmp_path / "arrivals.txt"
+    times.write_text("0\n0.5\n2\n")
+    slow = replay(*QUICK, "--load", str(times))
+    assert all(point["throughput"] == pytest.approx(3 * 48 / 2, rel=0.05) for point in slow["points"])
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def refusal(*arguments: str) -> str:
+    """The sentence and hint of a run that is refused."""
+    result = CliRunner().invoke(cli, ["replay", *arguments])
+    assert result.exit_code != 0
+    if isinstance(result.exception, SystemExit):
+        return result.output
+    assert isinstance(result.exception, WagerError), repr(result.exception)
+    assert result.exception.message.endswith(".")
+    return str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--curve foo", "mtp, dflash"),
+        ("--curve nan", "nan"),
+        ("--curve -0.1", "-0.1"),
+        ("--curve mtp --curve mtp", "two curves"),
+        ("--curve 0.6,,0.7", "curve"),
+        ("--drafter-shape dflash=free", "Known are: mtp"),
+        ("--drafter-shape free --drafter-shape mtp", "already"),
+        ("--drafter-shape block:0", "block:0"),
+        ("--drafter-shape block:1", "0 tokens"),
+        ("--drafter-shape mtp=eagle9000", "eagle9000"),
+        ("--concurrency 0", "concurrency"),
+        ("--concurrency 1000000000", "16384"),
+        ("--concurrency 10**9", "concurrency"),
+        ("--concurrency ²", "concurrency"),
+        (f"--concurrency {'9' * 400}", "concurrency"),
+        ("--concurrency=", "concurrency"),
+        ("--concurrency 4096 --output 100000", "GB"),
+        ("--rate 1e-300", "rate"),
+        ("--rate 1e300", "rate"),
+        ("--rate inf", "rate"),
+        ("--rate 1 --load day:4", "two kinds"),
+        ("--load day", "day:PEAK"),
+        ("--load day:0", "load"),
+        ("--load day:4:8", "low"),
+        ("--load day:4:1:1", "unit"),
+        ("--load day:4:1:24000000s", "requests a day"),
+        ("--load recorded", "arrival"),
+        ("--load nowhere.txt", "nowhere.txt"),
+        ("--rounds 0", "rounds"),
+        ("--rounds 100000000000", "rounds"),
+        ("--output 0", "output"),
+        ("--prompt 300000", "262144"),
+        ("--max-depth 0", "max-depth"),
+        ("--hardware H1000", "H1000"),
+        ("--hardware published --model Qwen3-8B", "--model"),
+        ("--model Qwen3-8B --hardware H100 --tp 0", "tp"),
+        ("--model Qwen3-8B --hardware H100 --ep 8", "experts"),
+        ("--locality 0", "locality"),
+        ("--locality nan", "locality"),
+        ("--policy fixed:99", "8"),
+        ("--policy adaptive:3", "adaptive"),
+        ("--policy-time 3", "policy-time"),
+        ("--policy-time 100s", "policy-time"),
+        ("--objective slo:0ms", "objective"),
+    ],
+)
+def test_a_line_that_is_refused(line: str, said: str) -> None:
+    assert said in refusal(*line.split(" "))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({**ROW, "prompt_tokens": 10**30}, "prompt_tokens"),
+        ({**ROW, "prompt_tokens": -5}, "prompt_tokens = -5"),
+        ({**ROW, "prompt_tokens": True}, "prompt_tokens = true"),
+        ({**ROW, "prompt_tokens": 2.5}, "prompt_tokens = 2.5"),
+        ({**ROW, "tokens": 3.9}, "tokens = 3.9"),
+        ({**ROW, "tokens": 0}, "tokens = 0"),
+        ({**ROW, "tokens": 4}, "3 positions"),
+        ({**ROW, "arrival": -1}, "-1 is not a time"),
+        ({**ROW, "arrival": 3.0}, "arrival"),
+        ({"tokens": 3, "drafters": {}}, "prompt_tokens"),
+        ({**ROW, "drafters": {}}, "drafters"),
+        ({**ROW, "drafters": [1]}, "drafters"),
+        ({**ROW, "drafters": {"ngram": [1, 2, 3]}}, "right"),
+        (with_draft(right=[-1, 0, 0]), "-1"),
+        (with_draft(right=[2, 0, 1]), "more matching"),
+        (with_draft(right=["2", 0, 0]), '"2"'),
+        (with_draft(right=[1.0, 0, 0]), "1.0"),
+        (with_draft(right=[2, 0]), "2 positions"),
+        (with_draft(right=[0, 0, 2], scores=[[], [], [0.9, 0.8]]), "2 is no number"),
+        (with_draft(scores=[[0.5, 0.8], [], []]), "rise"),
+        (with_draft(scores=[[float("nan"), 0.8], [], []]), "NaN"),
+        (with_draft(scores=[[1.5, 0.8], [], []]), "1.5"),
+        (with_draft(scores=[["a", "b"], [], []]), '"a"'),
+        (with_draft(scores=[0.9, [], []]), "list"),
+        (with_draft(scores=None), "scores"),
+        ([ROW], "not an object"),
+    ],
+)
+def test_a_hostile_row_is_named(row: Any, said: str, tmp_path: Path) -> None:
+    message = refusal(trace_file(tmp_path, ROW, row), "--concurrency", "1")
+    assert said in message
+    if said not in ("drafters", "arrival") or "answers of" not in message:
+        assert "Line 2 of the trace" in message
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n \n", "{", "[" * 100_000, '{"prompt_tokens": ' + "9" * 5000 + "}", "\ufeff{}", "null", "\x00"]
+)
+def test_a_file_that_is_no_trace_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text(text, encoding="utf-8")
+    assert "broken.jsonl" in refusal(str(path))
+
+
+def test_a_directory_and_bytes_are_named(tmp_path: Path) -> None:
+    assert "directory" in refusal(str(tmp_path))
+    (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\x00")
+    assert "UTF-8" in refusal(str(tmp_path / "b.jsonl"))
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1\n2", "[1, null]", "nan", "[[1]]", "1e400"])
+def test_arrivals_that_are_no_times_are_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "arrivals.txt"
+    path.write_text(text, encoding="utf-8")
+    assert "arrivals.txt" in refusal("--load", str(path))

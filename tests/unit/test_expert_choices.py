@@ -1,0 +1,124 @@
+"""Experts that a running model chose: as transformers chooses, in chunks and token by token, and off by default."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import TOKENS, oracle, save
+
+from wager.cli import main
+from wager.config import EngineConfig
+from wager.errors import UsageError
+from wager.kernels import select
+from wager.kernels.base import Kernels
+from wager.kernels.reference import ReferenceKernels
+from wager.models.random_models import make
+from wager.models.transformer import Decoder
+from wager.models.weights import Weights, open_weights
+from wager.profiling.expert_choices import record_choices
+
+MOE = "random:qwen3-moe:tiny"
+QWEN = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "head_dim": 16}
+
+
+def decoder_of(weights: Weights, kernels: Kernels, *, rows: int = 64, keep: bool = True) -> Decoder:
+    return Decoder(
+        weights, kernels, num_blocks=16, max_rows=rows, max_sequences=1, max_blocks=16, keep_expert_choices=keep
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("MixtralForCausalLM", {"num_local_experts": 5}),
+        ("Qwen3MoeForCausalLM", QWEN),
+        ("Qwen3MoeForCausalLM", {**QWEN, "decoder_sparse_step": 2}),
+    ],
+)
+def test_the_choices_are_the_routers_top_experts(architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
+    """The experts of the highest router logits that transformers computes, at each position and layer."""
+    model = oracle(architecture, **config)
+    weights = open_weights(save(model, tmp_path))
+    with torch.no_grad():
+        logits = model(torch.tensor([list(TOKENS)]), output_router_logits=True).router_logits
+    experts = weights.spec.experts
+    assert experts is not None
+    expected = [layer.topk(experts.active).indices.sort().values.numpy() for layer in logits]
+    kernels = ReferenceKernels("float32")
+    [found] = record_choices(decoder_of(weights, kernels), [TOKENS], max_tokens=0, max_context=256)
+    assert found.shape == (len(TOKENS), len(expected), experts.active)
+    for layer, chosen in enumerate(expected):
+        np.testing.assert_array_equal(found[:, layer], chosen)
+
+
+@pytest.mark.parametrize("name", [MOE, "random:deepseek:tiny", "random:mixtral:tiny"])
+def test_chunks_and_single_tokens_choose_alike(name: str) -> None:
+    """A prompt in one pass, in passes of 5 rows, and as the answer of its own beginning."""
+    weights, tokenizer = make(name)
+    kernels = select("auto", threads=1, head_dim=weights.spec.attention.head_dim, latent=latent(weights))
+    prompt = tokenizer.encode("What does a router of experts choose?")
+    whole, chunked = decoder_of(weights, kernels), decoder_of(weights, kernels, rows=5)
+    [answered] = record_choices(whole, [prompt], max_tokens=9, max_context=256)
+    assert len(answered) == len(prompt) + 9
+    [first] = record_choices(whole, [prompt], max_tokens=0, max_context=256)
+    [again] = record_choices(chunked, [prompt], max_tokens=9, max_context=256)
+    np.testing.assert_array_equal(first, answered[: len(prompt)])
+    np.testing.assert_array_equal(again, answered)
+
+
+def latent(weights: Weights) -> tuple[int, int] | None:
+    attention = weights.spec.attention
+    return (attention.kv_rank, attention.rope) if hasattr(attention, "kv_rank") else None
+
+
+def test_nothing_is_kept_unless_asked_for() -> None:
+    weights, _ = make(MOE)
+    off = decoder_of(weights, ReferenceKernels("float32"), keep=False)
+    assert off.expert_choices == []
+    with pytest.raises(UsageError, match="no experts whose choice could be recorded"):
+        record_choices(off, [[1, 2]], max_tokens=0, max_context=16)
+
+
+def test_an_answer_ends_with_its_text_and_with_the_context() -> None:
+    weights, _ = make(MOE)
+    decoder = decoder_of(weights, ReferenceKernels("float32"))
+    [all_of_it] = record_choices(decoder, [[5, 6, 7]], max_tokens=4, max_context=256)
+    [ended] = record_choices(decoder, [[5, 6, 7]], max_tokens=4, max_context=256, eos=range(weights.spec.vocab))
+    [cut] = record_choices(decoder, [[5, 6, 7]], max_tokens=4, max_context=5)
+    assert (len(all_of_it), len(ended), len(cut)) == (7, 3, 5)
+    with pytest.raises(UsageError, match="Prompt 2 has 6 tokens; the context holds 1 to 5"):
+        record_choices(decoder, [[1], [1] * 6], max_tokens=0, max_context=5)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_what_plan_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer experts than under uniform routing, so planned steps are cheaper; the file's locality is used and said."""
+    path = tmp_path / "routing.json"
+    assert main(["popularity", "--model", MOE, "--limit", "6", "--max-tokens", "8", "--json", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert "distinct experts of 16 in a layer, 4 a token" in shown.out
+    assert "Locality: T consecutive tokens" in shown.out
+    assert f"--popularity {path}" in shown.err
+    values = json.loads(path.read_text())
+    assert (values["model"], values["experts"], values["active"]) == (MOE, 16, 4)
+    assert sum(values["popularity"]) == pytest.approx(4)
+
+
+def test_a_dense_model_is_refused_before_it_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["popularity", "--model", "random:llama:tiny"]) == 2
+    assert "random:llama:tiny has no experts" in capsys.readouterr().err
+
+
+def test_an_engine_keeps_choices_only_if_asked() -> None:
+    from wager.build.load import load
+
+    config = EngineConfig.from_options(model=MOE, drafter="none", max_context=64)
+    assert load(config).target.decoder.expert_choices == []
+    assert len(load(config, keep_expert_choices=True).target.decoder.expert_choices) == 2
