@@ -91,7 +91,7 @@ def test_the_survival_of_chains_is_that_of_each(rates: list[list[float]], scored
 
 
 def admitted(users: int, *, one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Draft]]:
-    monkeypatch.setattr(judging, "_ONE_BY_ONE", BUDGET if one_by_one else 0)
+    monkeypatch.setattr(judging, "LARGE_BATCH", BUDGET if one_by_one else 0)
     policy = Adaptive(Rows(0.1), drafters={"d": DrafterCapabilities(6)})
     draw, seen = np.random.default_rng(3), []
     for step in range(30):

@@ -12,7 +12,13 @@ from dataclasses import replace
 from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
-from wager.economics.policy.base import DrafterCapabilities, Policy, longest_that_fits
+from wager.economics.policy.base import (
+    EARLY_STEPS,
+    UPDATE_INTERVAL,
+    DrafterCapabilities,
+    Policy,
+    longest_that_fits,
+)
 from wager.economics.policy.explain import explain
 from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget
 from wager.economics.policy.goodput import GoodputEstimator
@@ -37,8 +43,6 @@ from wager.types import (
 
 _EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
-_NEVER_SKIPPED = 64  # first steps, in which planning is never skipped
-_DRAFT_TIME_INTERVAL = 4  # steps between those whose drafting the latency model learns
 
 
 class Adaptive(Policy):
@@ -186,7 +190,7 @@ class Adaptive(Policy):
                 del step.plan[span.seq_id]
             elif decision is not None and decision.depth > span.max_draft_tokens:
                 step.plan[span.seq_id] = replace(decision, depth=span.max_draft_tokens)
-        self._skip = 0 if step.plan or self._steps < _NEVER_SKIPPED else _SKIPPED_STEPS
+        self._skip = 0 if step.plan or self._steps < EARLY_STEPS else _SKIPPED_STEPS
 
     def _explore(self, step: PolicyStep) -> None:
         """Exploration drafts for sequences that decode plainly or use another drafter, as the budget allows; before
@@ -264,7 +268,7 @@ class Adaptive(Policy):
             kind=step.kind,
         )
         self._learning.add_record(record, always=step.measures_plain)
-        if self._model.learns and self._steps % _DRAFT_TIME_INTERVAL == 0 and not step.catches_up:
+        if self._model.learns and self._steps % UPDATE_INTERVAL == 0 and not step.catches_up:
             self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
         step.let_go()
 

@@ -16,17 +16,16 @@ import numpy as np
 
 from wager.economics.acceptance import AcceptanceModel, Bools, Floats, Ints
 from wager.economics.latency_cache import LatencyCache
+from wager.economics.policy.base import UPDATE_INTERVAL
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePlan
 from wager.types import DraftDecision
 
-_MAX_INTERVAL, _GROWTH = 32, 1  # steps between plans at most, and by how many each interval is longer than the last
-_MAX_INTERVAL_PLAIN, _GROWTH_PLAIN = 128, 4  # the same while no sequence drafts
-_SOON = 4  # steps until the next plan, if an exploration draft was right while no sequence drafts
+MAX_INTERVAL = 32  # steps between plans; as many plans in which the interval grows to that
+_MAX_INTERVAL_PLAIN = 128  # the same while no sequence drafts
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
-_CATCH_UP_STEPS = 64.0  # steps over which the seconds of catching up are spread
 _SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
 _MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
 
@@ -59,7 +58,7 @@ class Planner:
     def plan_soon(self) -> None:
         """An exploration draft was right: plan within a few steps."""
         if not self.speculates:
-            self._due = min(self._due, self._now + _SOON)
+            self._due = min(self._due, self._now + UPDATE_INTERVAL)
 
     def start_sequence(self, seq_id: str) -> SequencePlan:
         """A sequence came; until the next plan it gets one that many got."""
@@ -73,9 +72,8 @@ class Planner:
 
     def plan(self, step: PolicyStep, weights: ObjectiveWeights) -> None:
         """Plan the candidates of the step."""
-        longest, growth = (_MAX_INTERVAL, _GROWTH) if self.speculates else (_MAX_INTERVAL_PLAIN, _GROWTH_PLAIN)
-        slower = max(1.0, self._own.planning_interval / longest)
-        self._interval = min(longest * slower, self._interval + growth * slower)
+        longest = max(MAX_INTERVAL if self.speculates else _MAX_INTERVAL_PLAIN, self._own.planning_interval)
+        self._interval = min(longest, self._interval + longest / MAX_INTERVAL)
         self._due = self._now + round(self._interval)
         self._planned, self._newcomers = step.decoding, 0
         candidates = step.candidates
@@ -124,7 +122,7 @@ class Planner:
         seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
         catch_up = np.zeros(len(states))
         if capabilities.catch_up_s:
-            catch_up[:] = [state.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for state in states]
+            catch_up[:] = [state.catch_up_seconds(index, capabilities) / (2 * MAX_INTERVAL) for state in states]
         unjudged = np.array([state.unjudged for state in states])
         return DrafterForecast(model, survival, seconds, catch_up, unjudged, capabilities.stops_early)
 
