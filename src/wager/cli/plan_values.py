@@ -164,7 +164,9 @@ def read_json(path: Path) -> Mapping[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"), parse_int=_json_integer)
     except FileNotFoundError as error:
-        raise UsageError(f"There is no file {path}.", "Check the path.") from error
+        percent = str(path).endswith("%")
+        hint = "Write a probability as a fraction, such as 0.75." if percent else "Check the path."
+        raise UsageError(f"There is no file {path}.", hint) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}.", "It must hold JSON.") from error
     if not isinstance(values, dict):
