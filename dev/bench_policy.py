@@ -1,84 +1,135 @@
-"""What the adaptive policy itself costs, in microseconds a step.
+"""What the adaptive policy itself takes, from 1 to 1,024 users: microseconds and share of a step.
 
-    python dev/bench_policy.py [--steps N] [--no-scores] [--cold]
+    python dev/bench_policy.py [--curve mtp|dflash] [--users N,...] [--steps N] [--no-scores]
+    python dev/bench_policy.py --engine [MODEL] [--users N,...]
 
-A simulated server (no model) on a machine whose rows are so cheap that nearly everything is drafted, judged and
-verified: the most work that a policy can have. Drafts are 7 deep, with scores unless --no-scores. Times are of this
-process alone, by stage; the share is of a 19 ms step, a plain one of 32 requests on the reference's two cores. With
---cold 160 MB are read before plan and before learn, as by a pass over the weights.
+The first form is a replay on the published prices of a B200; the policy's seconds are those that its thread computes,
+by stage, and are part of the simulated step. By kind of step: "planned" those in which every sequence is planned anew,
+"judged" those whose draft tokens are compared with what a row costs. The second runs MODEL with its default drafters on
+this machine and reads the seconds of the policy from the records of its steps. To compare with an older version, run
+this file with that version's src on PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.surface import LatencySurface
-from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.policy.base import Policy
+from wager.economics.simulation.comparison import ReplaySetting, build_policy
+from wager.economics.simulation.published_latency import PublishedLatency
 from wager.economics.simulation.server import SimulatedServer
 from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
 from wager.economics.simulation.workload import Workload
-from wager.economics.survival import MTP_SURVIVAL
+from wager.economics.survival import CURVES
+from wager.types import POLICY_STAGE, StepRecord
 
-REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 STAGES = ("plan", "admit", "learn", "observe")
-STEP = 19e-3
+USERS = "1,2,4,8,16,32,64,128,256,512,1024"
+PROMPT = "Explain in a few sentences how a refrigerator works, and why its back side is warm."
 
 
-class Timed:
-    """A policy whose calls are timed, seconds by stage and step."""
+class Charged:
+    """A policy whose calls are timed; the server's step is charged with them. `taken` is by stage and step; what
+    `observe` takes counts for the next step."""
 
-    def __init__(self, policy: Adaptive, *, cold: bool) -> None:
-        self._weights = np.ones(20_000_000 if cold else 0)
-        self.seconds: dict[str, list[float]] = {stage: [] for stage in STAGES}
-        self.end = policy.end
-        for stage in STAGES:
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.end, self.begin = policy, policy.end, policy.begin
+        self.server: SimulatedServer | None = None
+        self.taken: list[dict[str, float]] = [dict.fromkeys(STAGES, 0.0)]
+        self.kinds: list[str] = []
+        for stage in STAGES[:3]:
             setattr(self, stage, self._timed(stage, getattr(policy, stage)))
 
-    def _timed(self, stage: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _timed(self, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
-            if stage in ("plan", "learn"):
-                self._weights.sum()
-            clock = time.perf_counter()
+            begin = time.thread_time()
             result = call(*arguments)
-            self.seconds[stage].append(time.perf_counter() - clock)
+            self.taken[-1][stage] += time.thread_time() - begin
             return result
 
         return timed
 
+    def observe(self, record: StepRecord) -> None:
+        seconds = sum(self.taken[-1].values())
+        if self.server is not None:
+            self.server.result.seconds += seconds
+        record = replace(record, seconds={**record.seconds, POLICY_STAGE: seconds})
+        self.kinds.append(getattr(getattr(self.policy, "_step", None), "kind", ""))
+        self.taken.append(dict.fromkeys(STAGES, 0.0))
+        self._timed("observe", self.policy.observe)(record)
 
-def measure(requests: int, *, steps: int, scores: bool, cold: bool) -> np.ndarray:
-    """Microseconds by stage and step, [4, steps]."""
-    rows = [1, 8, 64, 1024]
-    surface = LatencySurface(rows, [5e-3 + 1e-5 * row for row in rows], drafters={"d": DraftCurve.unmeasured()})
-    curve = SyntheticDrafter(MTP_SURVIVAL[:7]) if scores else SyntheticDrafter(MTP_SURVIVAL[:7], score_sd=None)
-    policy = Timed(Adaptive(surface, drafters={"d": DrafterCapabilities(7)}), cold=cold)
-    load = Workload(concurrency=requests, rounds=requests * (steps + 50))
-    traces = SyntheticTraces({"d": curve}, output_tokens=128)
-    SimulatedServer(traces, surface, policy=policy, workload=load).run()  # type: ignore[arg-type]
-    return 1e6 * np.array([policy.seconds[stage][50 : 50 + steps] for stage in STAGES])
+
+def replayed(curve: str, users: int, *, steps: int, scores: bool) -> str:
+    drafter = SyntheticDrafter(CURVES[curve]) if scores else SyntheticDrafter(CURVES[curve], score_sd=None)
+    setting = ReplaySetting(SyntheticTraces({curve: drafter}, output_tokens=1024), PublishedLatency())
+    policy = Charged(build_policy("adaptive", setting))
+    load = Workload(concurrency=users, rounds=users * steps)
+    server = SimulatedServer(setting.traces, setting.latency, policy=policy, workload=load)  # type: ignore[arg-type]
+    policy.server = server
+    result = server.run()
+    taken = 1e6 * np.array([[each[stage] for stage in STAGES] for each in policy.taken[:-1]])
+    return row(users, taken, 1e6 * result.seconds / result.steps, policy.kinds, f"{result.throughput:9.0f}")
+
+
+def row(users: int, taken: np.ndarray, step: float, kinds: Sequence[str], throughput: str) -> str:
+    """`taken` in microseconds by step and stage, `step` the mean of whole steps."""
+    whole = taken.sum(axis=1)
+    stages = "".join(f"{mean:9.1f}" for mean in taken.mean(axis=0))
+    later = whole[len(whole) // 2 :].mean()
+    by_kind = []
+    for kind in sorted(set(kinds) - {""}):
+        mine = whole[np.array(kinds) == kind]
+        by_kind.append(f"{kind} {len(mine)} of {np.median(mine):.0f}")
+    shares = f"{whole.mean() / step:7.2%}{later / step:10.2%}"
+    return f"{users:5}{stages}{whole.mean():9.1f}{step:10.0f}{shares}{throughput}   {', '.join(by_kind)}"
+
+
+def in_engine(model: str, users: int) -> str:
+    """The engine's own records: its steps are as long as this machine makes them."""
+    import wager
+
+    llm = wager.LLM(model=model)
+    records: list[StepRecord] = []
+    policy = llm.engine.policy
+    observe = policy.observe
+
+    def recorded(record: StepRecord) -> None:
+        records.append(record)
+        observe(record)
+
+    policy.observe = recorded  # type: ignore[method-assign]
+    params = wager.SamplingParams(max_tokens=200, temperature=0.0)
+    llm.generate([PROMPT] * users, params)
+    decoding = [record for record in records if record.emitted]
+    seconds = 1e6 * np.array([[record.seconds.get(POLICY_STAGE, 0.0)] for record in decoding])
+    step = 1e6 * float(np.mean([sum(record.seconds.values()) for record in decoding]))
+    tokens = sum(record.emitted for record in decoding)
+    llm.close()
+    return row(users, seconds, step, [], f"{1e6 * tokens / step / len(decoding):9.0f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--curve", choices=sorted(CURVES), default="mtp")
+    parser.add_argument("--users", default="")
+    parser.add_argument("--steps", type=int, default=0, help="0: 4,000 at one user, fewer at more, at least 300")
     parser.add_argument("--no-scores", action="store_true")
-    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--engine", nargs="?", const="SmolLM2-135M-Instruct")
     args = parser.parse_args()
-    print(f"{'requests':>8}  " + "  ".join(f"{stage:>7}" for stage in STAGES) + "     mean   median  of 19 ms")
-    for requests in REQUESTS:
-        taken = measure(requests, steps=args.steps, scores=not args.no_scores, cold=args.cold)
-        whole = taken.sum(0)
-        stages = "  ".join(f"{mean:7.1f}" for mean in taken.mean(1))
-        print(
-            f"{requests:8}  {stages}  {whole.mean():7.1f}  {np.median(whole):7.1f}  {1e-6 * whole.mean() / STEP:8.2%}"
-        )
+    stages = ("policy",) if args.engine else STAGES
+    print("users" + "".join(f"{stage:>9}" for stage in stages) + "  all, us   step, us  share  2nd half    tok/s")
+    for users in map(int, (args.users or ("1,2,4,8" if args.engine else USERS)).split(",")):
+        steps = args.steps or max(300, 4000 // users)
+        if args.engine:
+            print(in_engine(args.engine, users), flush=True)
+        else:
+            print(replayed(args.curve, users, steps=steps, scores=not args.no_scores), flush=True)
 
 
 if __name__ == "__main__":

@@ -61,8 +61,7 @@ def test_where_the_page_says_not_to_speculate_plain_decoding_is_fastest(example)
             lesson.Example(without, False, "", False, "", (0, 0))
         )
     elif example.code.startswith("wager replay"):
-        best = re.search(r"none +\S+ +\S+ +\S+ +1\.00 +0\.00 +0\.00 +-0\.0 %", output)
-        assert best, output
+        assert re.search(r" none .* 0\.0 %", output), output
     else:
         assert re.search(r" off +1\.000 ", output), output
 

@@ -1,8 +1,8 @@
 """A second cost model, written from published formulas and dimensions alone, to compare the first one with.
 
 It shares no code with wager. Dimensions are of the published configurations; formulas are the usual rooflines: a stream
-takes the larger of bytes / bandwidth and FLOPs / peak, streams add up. Weights and experts may be stored in different
-formats; the head's and the router's are inputs, since releases differ in them.
+takes the larger of bytes / bandwidth and FLOPs / peak (on the CPU a power mean of them), streams add up. Weights and
+experts may be stored in different formats; the head's and the router's are inputs, since releases differ in them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ PEAKS = {
     "H100": {"bf16": 0.9895e15, "fp8": 1.979e15},
     "H200": {"bf16": 0.9895e15, "fp8": 1.979e15},
     "A100-80GB": {"bf16": 0.312e15},
-    "CPU-2core-AVX512": {"bf16": 814e9},
+    "CPU-2core-AVX512": {"bf16": 425e9},
 }
-BANDWIDTH = {"B200": 8e12, "H100": 3.35e12, "H200": 4.8e12, "A100-80GB": 2.039e12, "CPU-2core-AVX512": 52e9}
+BANDWIDTH = {"B200": 8e12, "H100": 3.35e12, "H200": 4.8e12, "A100-80GB": 2.039e12, "CPU-2core-AVX512": 51e9}
+OVERLAP = {"CPU-2core-AVX512": 2.0}
+"""Where reading and computing overlap in part, seconds are (a^p + b^p)^(1/p) of both; elsewhere the larger."""
 
 SIZE = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.53, "mxfp4": 0.53, "int4": 0.53}
 ARITHMETIC = {"bf16": "bf16", "fp8": "fp8", "fp4": "fp4", "mxfp4": "bf16", "int4": "bf16"}
@@ -204,7 +206,11 @@ def step(
 
     def stream(part: str, flops: float, size: float, arithmetic: str, times: float = 1.0) -> None:
         total = parts.setdefault(part, Part())
-        total.seconds += times * max(flops / peak(device, arithmetic), size / BANDWIDTH[device])
+        computed, read = flops / peak(device, arithmetic), size / BANDWIDTH[device]
+        power = OVERLAP.get(device)
+        total.seconds += times * (
+            max(computed, read) if power is None else (computed**power + read**power) ** (1 / power)
+        )
         total.size += times * size
         total.flops += times * flops
 

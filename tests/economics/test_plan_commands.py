@@ -166,6 +166,7 @@ WRONG = [
     (f"{LLAMA} --acceptance nan", 2, "acceptance = nan"),
     (f"{LLAMA} --acceptance 1_0", 2, "1_0"),
     (f"{LLAMA} --acceptance 75%", 2, "75%"),
+    (f"{LLAMA} --acceptance 75%", 2, "such as 0.75"),
     (f"{LLAMA} --acceptance @both.json", 2, "gives no acceptance"),
     (f"{LLAMA} --acceptance @huge.json", 2, "outside 0 to 1"),
     (f"{LLAMA} --acceptance @list.json", 1, "JSON object"),
@@ -299,3 +300,22 @@ def test_collectives_cost_their_latency(tmp_path: Path) -> None:
     [slow], [fast] = (answer(f"{line} {latency}", tmp_path)["points"] for latency in ("10us", "0us"))
     assert slow["plain_s"] - fast["plain_s"] == pytest.approx(160 * 10e-6)
     assert slow["bound"]["link latency"] == "link"
+
+
+def test_the_batches_of_the_table_and_of_the_sentence_agree(tmp_path: Path) -> None:
+    """A batch is in the ranges where plain decoding is fastest exactly if its row says so."""
+    line = "--model Llama-3.1-8B --hardware H100 --batch 64,100,256,512,1000 --context 256 --acceptance 0.5 --json -"
+    values = json.loads(plan(line, tmp_path).stdout)
+    ranges = values["gutter"][0]["batches"]
+    off = [point["batch"] for point in values["points"] if point["depth"] == 0]
+    inside = [p["batch"] for p in values["points"] if any(first <= p["batch"] <= last for first, last in ranges)]
+    assert off == inside
+    assert 256 in off
+
+
+def test_a_folder_that_does_not_exist_is_named_for_every_output(tmp_path: Path) -> None:
+    for flag in ("--json", "--html", "--plot"):
+        result = plan(f"--model Llama-3.1-8B --hardware H100 --batch 1 {flag} @none/x.svg", tmp_path)
+        assert result.exit_code == 2
+        assert "none/x.svg" in result.stderr
+        assert flag == "--json" or "--json" not in result.stderr

@@ -17,7 +17,7 @@ from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import Kernels
 from wager.kernels.reference import ReferenceKernels
-from wager.models.random_models import make
+from wager.models.random_models import MODELS, make
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
 from wager.profiling.expert_choices import record_choices
@@ -109,6 +109,23 @@ def test_the_command_writes_what_plan_reads(tmp_path: Path, capsys: pytest.Captu
     values = json.loads(path.read_text())
     assert (values["model"], values["experts"], values["active"]) == (MOE, 16, 4)
     assert sum(values["popularity"]) == pytest.approx(4)
+    shape = {"architectures": ["Qwen3MoeForCausalLM"], **MODELS["qwen3-moe"][1]["tiny"], "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    plan = ["plan", "--model", str(tmp_path), "--hardware", "H100", "--batch", "2", "--json", "-"]
+    read = []
+    for options in ([], ["--popularity", str(path)], ["--popularity", str(path), "--locality", "0.5"]):
+        assert main([*plan, "--depth", "3", *options]) == 0
+        read.append(json.loads(capsys.readouterr().out))
+    locality = values["locality"]
+    assert [plan["routing"]["locality"] for plan in read] == [1, locality, 0.5]
+    assert [plan["routing"]["popularity"] for plan in read] == [None, values["popularity"], values["popularity"]]
+    uniform, measured, local = (plan["points"][0]["parts"]["experts"]["bytes"] for plan in read)
+    assert local < measured < uniform
+    expert = 3 * 64 * 24 * 2
+    distinct = sum(1 - (1 - p) ** (2 * 4**locality) for p in values["popularity"])
+    assert measured == pytest.approx(2 * expert * distinct)
+    [said] = [remark for remark in read[1]["remarks"] if remark.startswith("Experts: chosen by the given popularity")]
+    assert f"as T^{locality:.3g} unrelated ones" in said
 
 
 def test_a_dense_model_is_refused_before_it_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,3 +139,13 @@ def test_an_engine_keeps_choices_only_if_asked() -> None:
     config = EngineConfig.from_options(model=MOE, drafter="none", max_context=64)
     assert load(config).target.decoder.expert_choices == []
     assert len(load(config, keep_expert_choices=True).target.decoder.expert_choices) == 2
+
+
+@pytest.mark.parametrize("locality", [0, 1.5, "x", True])
+def test_a_locality_that_is_none_is_refused(
+    locality: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "routing.json"
+    path.write_text(json.dumps({"popularity": [8 / 128] * 128, "locality": locality}))
+    assert main(["plan", "--model", "Qwen3-30B-A3B", "--hardware", "H100", "--popularity", str(path)]) == 2
+    assert f"locality = {locality!r} in {path} is out of range" in capsys.readouterr().err

@@ -51,7 +51,10 @@ def check_writable(path: Path | None) -> None:
 
 
 def _unwritable(path: Path, cause: str) -> UsageError:
-    return UsageError(f"The results cannot be written to {path}: {cause}.", "Give another path to --json.")
+    return UsageError(
+        f"The results cannot be written to {path}: {cause}.",
+        "Give a path in a folder that exists and can be written to.",
+    )
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stdout: bool) -> None:

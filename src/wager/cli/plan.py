@@ -109,16 +109,15 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     "--popularity",
     type=_PATH,
     metavar="FILE",
-    help='How likely a token is to choose each expert: {"popularity": [...]}. Without it all are equal.',
+    help='How likely a token is to choose each expert, as `wager popularity` measures it: {"popularity": [...]}. '
+    "Without it all are equal.",
 )
 @click.option(
     "--locality",
     type=float,
-    default=1.0,
-    show_default=True,
     metavar="X",
     help="T tokens of one request choose as many distinct experts as T^X unrelated ones. 1: no locality; 0.79 was "
-    "measured on one model.",
+    "measured on one model.  [default: that of the --popularity file, or 1]",
 )
 @click.option(
     "--precision",

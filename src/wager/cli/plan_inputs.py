@@ -80,7 +80,7 @@ class PlanSettings:
     ep: int = 1
     balanced: bool = False
     link_latency: str | None = None
-    locality: float = 1.0
+    locality: float | None = None
     popularity: Path | None = None
     precision: str | None = None
     cache: str | None = None
@@ -103,9 +103,8 @@ def plan_query(model: str, hardware: str, settings: PlanSettings) -> PlanQuery:
 
 def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostModel:
     spec = with_formats(find_plan_model(model, parse_precision(settings.precision)), settings.precision, settings.cache)
-    shares = None if settings.popularity is None else read_popularity(settings.popularity)
-    routing = ExpertRouting(shares, settings.locality)
-    for flag, is_set in (("popularity", shares is not None), ("locality", settings.locality != 1)):
+    routing = _routing(settings)
+    for flag, is_set in (("popularity", routing.popularity is not None), ("locality", routing.locality != 1)):
         if is_set and not spec.sparse:
             raise UsageError(f"--{flag} has no effect: {spec.name} has no experts.", "Leave it out.")
     if settings.balanced and settings.ep == 1:
@@ -121,6 +120,13 @@ def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostMo
         spec, find_hardware(hardware), routing=routing, tp=settings.tp, ep=settings.ep, balanced=settings.balanced,
         link_latency=latency, overhead=parse_seconds("overhead", settings.overhead),
     )  # fmt: skip
+
+
+def _routing(settings: PlanSettings) -> ExpertRouting:
+    """By the file of --popularity, whose locality --locality replaces."""
+    file = None if settings.popularity is None else read_popularity(settings.popularity)
+    locality = settings.locality if file is None or settings.locality is not None else file.locality
+    return ExpertRouting(None if file is None else file.popularity, 1.0 if locality is None else locality)
 
 
 def _refuse_for_measurements(settings: PlanSettings, hardware: str) -> None:

@@ -13,8 +13,8 @@ from wager.economics.costmodel.plan import PlanPoint, PlanQuery
 def remarks(query: PlanQuery, points: Sequence[PlanPoint]) -> list[str]:
     """Those that apply, most important first."""
     return [
-        *_memory(points), *_depth(query, points), *_groups(query), *_key_value_heads(query), *_vocabulary(query),
-        *_asynchronous(query), *_measurements(query),
+        *_memory(points), *_depth(query, points), *_routing(query), *_groups(query), *_key_value_heads(query),
+        *_vocabulary(query), *_asynchronous(query), *_measurements(query),
     ]  # fmt: skip
 
 
@@ -42,6 +42,19 @@ def _depth(query: PlanQuery, points: Sequence[PlanPoint]) -> list[str]:
             "be faster."
         ]
     return []
+
+
+def _routing(query: PlanQuery) -> list[str]:
+    routing, experts = query.cost.routing, query.cost.model.experts
+    if experts is None or (routing.popularity is None and routing.locality == 1):
+        return []
+    words = []
+    if routing.popularity is not None:
+        times = max(routing.popularity) * experts.count / experts.active
+        words.append(f"chosen by the given popularity (the most popular one {times:.1f} times as often as on average)")
+    if routing.locality < 1:
+        words.append(f"T tokens of one request choose as many distinct ones as T^{routing.locality:.3g} unrelated ones")
+    return [f"Experts: {', and '.join(words)}."]
 
 
 def _groups(query: PlanQuery) -> list[str]:

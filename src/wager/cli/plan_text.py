@@ -177,7 +177,7 @@ class PlanReport:
                 "max_depth": drafter.max_depth, "max_context": drafter.max_context, "hit_rate": self.query.hit_rate,
             },
             "remarks": remarks(self.query, self.points),
-            "routing": {"locality": cost.routing.locality},
+            "routing": {"locality": cost.routing.locality, "popularity": cost.routing.popularity},
             "gutter": [
                 {"context": losing.context, "acceptance": losing.acceptance.label,
                  "batches": [list(batches) for batches in losing.ranges]}

@@ -14,7 +14,6 @@ from wager.cli.replay_loads import DEFAULT_OUTPUT, DEFAULT_PROMPT, ReplayOptions
 from wager.config import DEFAULT_MODEL
 from wager.economics.costmodel.calibrated import CalibratedCostModel
 from wager.economics.costmodel.draft_cost import DraftCost
-from wager.economics.costmodel.experts import ExpertRouting
 from wager.economics.costmodel.latency import RooflineLatency
 from wager.economics.costmodel.roofline import CostModel
 from wager.economics.policy.objective import parse_objective
@@ -33,6 +32,7 @@ PUBLISHED = "published"
 """The name of the published step times in --hardware."""
 
 _MODEL, _HARDWARE = "Qwen3.6-35B-A3B", "B200"  # without --model and --hardware; those of the published step times
+_STEP_FLAGS = ("tp", "ep", "locality", "popularity", "precision", "cache", "overhead")
 _SHAPES = {"mtp": "mtp", "dflash": "block:16", "ngram": "free"}  # of drafters whose name says it
 _LONGEST_POLICY_TIME = 60.0  # seconds a step
 
@@ -135,26 +135,21 @@ def _cost(options: ReplayOptions) -> CostModel:
     """Of the model on the hardware, as `plan` finds them; of the published step times, for memory and context."""
     if options.model is not None and options.hardware is None:
         raise UsageError("--model and --hardware go together.", "Say on which hardware: --hardware H100, or this.")
-    cluster = {"tp": options.tp != 1, "ep": options.ep != 1, "locality": options.locality != 1.0}
-    changed = [flag for flag, is_set in cluster.items() if is_set]
+    settings = plan_inputs.PlanSettings(
+        tp=options.tp, ep=options.ep, locality=options.locality,
+        popularity=options.popularity, precision=options.precision, cache=options.cache,
+        overhead=options.overhead,
+    )  # fmt: skip
     if _is_published(options):
-        changed = ["model"] * (options.model is not None) + changed
+        default = plan_inputs.PlanSettings()
+        changed = ["model"] * (options.model is not None)
+        changed += [name for name in _STEP_FLAGS if getattr(settings, name) != getattr(default, name)]
         if changed:
             cause = f"--{changed[0]} has no effect on the published step times: {_MODEL} on a {_HARDWARE}."
             raise UsageError(cause, "Name another --hardware, or leave it out.")
-    elif options.hardware is not None:
-        model = options.model or DEFAULT_MODEL
-        calibrated = plan_inputs.calibrated_cost(model, options.hardware)
-        if calibrated is not None and changed:
-            cause = f"--{changed[0]} does not change measurements."
-            raise UsageError(cause, f"Leave it out with --hardware {options.hardware}.")
-        return calibrated or _roofline(model, options.hardware, options)
-    return _roofline(_MODEL, _HARDWARE, options)
-
-
-def _roofline(model: str, hardware: str, options: ReplayOptions) -> CostModel:
-    return CostModel(plan_inputs.find_plan_model(model), plan_inputs.find_hardware(hardware),
-                     routing=ExpertRouting(locality=options.locality), tp=options.tp, ep=options.ep)  # fmt: skip
+    if options.hardware is None or _is_published(options):
+        return plan_inputs.plan_query(_MODEL, _HARDWARE, settings).cost
+    return plan_inputs.plan_query(options.model or DEFAULT_MODEL, options.hardware, settings).cost
 
 
 def _step_times(cost: CostModel, *, published: bool) -> str:

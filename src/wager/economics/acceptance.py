@@ -24,22 +24,22 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
+LARGE_BATCH = 16  # sequences from which arrays, and groups of similar sequences, take less than one after another
 AGING_INTERVAL = 32  # steps between calls of `age`
 _AGED = 0.92  # weight an observation keeps then: half of it after some 250 steps
 _MAX_DEPTH = 16  # deeper tokens share the estimate of this depth
 _BIN_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # of conditional confidence
 _BORDERS = np.array(_BIN_BORDERS)
-_LOWEST, _HIGHEST = 0.001, 0.999  # bounds of an acceptance rate, so that its log-odds stay moderate
+_HIGHEST = 0.999  # bound of an acceptance rate, so that its log-odds stay moderate; 1 less it is the lowest
+_MAX_ODDS = _HIGHEST / (1 - _HIGHEST)
+_MAX_LOG_ODDS = math.log(_MAX_ODDS)
 _PRIOR_TRIALS, _CHAINED_PRIOR_TRIALS = 5.0, 12.0  # trials that a prior counts for; where it follows the depth above
 _SPREAD = 0.4  # variance of log-odds between sequences, before any was observed
 _PRIOR_SEQUENCES = 4.0  # sequences that this counts for
 _ENDED = 0.97  # weight that sequences that ended keep at each further end
 _DRIFT = 0.0025  # variance of the change of a sequence's log-odds per round, as a share of that between sequences
-_MAX_OFFSET = 6.0  # of a sequence, in log-odds
 _TRIAL_WEIGHT = 0.5  # of a trial in a sequence's offset: trials of one round are correlated
 _CONFIDENCE_SHIFTS = 64  # drafts remembered for how much confidence moved their survival
-_SIMILAR = 32  # groups of similar sequences by which admission is forecast in larger batches
-_MAX_SHIFT = 1e3  # factor of the odds of survival, either way
 _HERMITE_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gauss-Hermite quadrature
 _HERMITE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])[:, None, None]
 
@@ -102,7 +102,7 @@ class SequenceAcceptance:
         self.set(self.mean + self.variance * _TRIAL_WEIGHT * surprise, self.variance)
 
     def set(self, mean: float, variance: float) -> None:
-        self.mean, self.variance = min(_MAX_OFFSET, max(-_MAX_OFFSET, mean)), variance
+        self.mean, self.variance = min(_MAX_LOG_ODDS, max(-_MAX_LOG_ODDS, mean)), variance
         self.odds = math.exp(self.mean)
 
 
@@ -173,7 +173,7 @@ class AcceptanceModel:
         everything = ExpectedAdmission(survival, (survival > 0).astype(np.float64), np.ones_like(survival))
         if not self.has_scores:
             return everything
-        if len(survival) > _SIMILAR and np.ptp(min_admitted) == 0 and np.ptp(min_survival) == 0:
+        if len(survival) > LARGE_BATCH and np.ptp(min_admitted) == 0 and np.ptp(min_survival) == 0:
             judged = self._admission_of_groups(survival, float(min_admitted[0]), float(min_survival[0]))
         else:
             judged = self._admission(survival, min_admitted, min_survival)
@@ -184,7 +184,7 @@ class AcceptanceModel:
     def _admission_of_groups(self, survival: Floats, min_admitted: float, min_survival: float) -> ExpectedAdmission:
         """`_admission` of many sequences, those of about the same survival together."""
         order = np.argsort(survival.sum(1))
-        first = np.unique(np.linspace(0, len(order), _SIMILAR, endpoint=False).astype(np.intp))
+        first = np.linspace(0, len(order), LARGE_BATCH, endpoint=False).astype(np.intp)
         sizes = np.diff(np.append(first, len(order)))
         groups = np.add.reduceat(survival[order], first, axis=0) / sizes[:, None]
         limits = np.full(len(groups), min_admitted), np.full(len(groups), min_survival)
@@ -276,7 +276,7 @@ class AcceptanceModel:
         depths that were not requested repeat the last one."""
         pairs = zip(survival[:_MAX_DEPTH], forecast, strict=False)
         odds = [[max(1e-6, rate) / max(1e-6, 1.0 - rate) for rate in pair] for pair in pairs]
-        shifts = [min(_MAX_SHIFT, max(1 / _MAX_SHIFT, after / before)) for after, before in odds]
+        shifts = [min(_MAX_ODDS, max(1 / _MAX_ODDS, after / before)) for after, before in odds]
         self._shifts[self._num_shifts % _CONFIDENCE_SHIFTS] = shifts + shifts[-1:] * (_MAX_DEPTH - len(shifts))
         self._num_shifts += 1
 
@@ -292,5 +292,5 @@ def _conditional_confidence(score: float, score_above: float) -> float:
 
 
 def _log_odds(probability: float) -> float:
-    probability = min(_HIGHEST, max(_LOWEST, probability))
+    probability = min(_HIGHEST, max(1 - _HIGHEST, probability))
     return math.log(probability / (1.0 - probability))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
-from wager.economics.policy.base import DrafterCapabilities, Policy, truncate_to
+from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL, DrafterCapabilities, Policy, truncate_to
 from wager.economics.policy.explain import explain
 from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget
 from wager.economics.policy.goodput import GoodputEstimator
@@ -39,8 +39,6 @@ from wager.types import (
 
 _EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
-_NEVER_SKIPPED = 64  # first steps, in which planning is never skipped
-_DRAFT_TIME_INTERVAL = 4  # steps between those whose drafting the latency model learns
 
 
 class Adaptive(Policy):
@@ -163,6 +161,8 @@ class Adaptive(Policy):
 
     def _note_drafted(self, step: PolicyStep) -> None:
         """Before a plan: until now the drafters kept up with the sequences that they were to draft for."""
+        if not any(profile.capabilities.catch_up_s for profile in self._drafters):
+            return
         standing, candidates = self._planner.standing, step.candidates
         for state in candidates:
             decision = standing.get(state.seq_id)
@@ -186,7 +186,7 @@ class Adaptive(Policy):
                 del step.plan[span.seq_id]
             elif decision is not None and decision.depth > span.max_draft_tokens:
                 step.plan[span.seq_id] = replace(decision, depth=span.max_draft_tokens)
-        self._skip = 0 if step.plan or self._steps < _NEVER_SKIPPED else _SKIPPED_STEPS
+        self._skip = 0 if step.plan or self._steps < EARLY_STEPS else _SKIPPED_STEPS
 
     def _measure_rows(self, step: PolicyStep) -> bool:
         """Replace what is planned by a step that shows what rows cost, if that is worth it; returns whether it is."""
@@ -273,7 +273,7 @@ class Adaptive(Policy):
             self._planner.plan_now()
         elif step.plan:
             self._verified = record.drafted
-        if self._model.learns and self._steps % _DRAFT_TIME_INTERVAL == 0 and not step.catches_up:
+        if self._model.learns and self._steps % UPDATE_INTERVAL == 0 and not step.catches_up:
             self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
         step.let_go()
 

@@ -8,6 +8,10 @@ from typing import Protocol
 
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
+UPDATE_INTERVAL = 4  # steps between updates of what changes slowly: goodput, cost of a row, latency
+EARLY_STEPS = 64  # first steps, in which nothing is left out
+SMOOTHING = 0.05  # weight of a new step in a running mean: about the last 20 count
+
 
 class Policy(Protocol):
     """Called by the engine in every step, in this order: plan, admit, learn, observe. Methods that return
@@ -62,5 +66,7 @@ def longest_that_fits(lengths: Collection[int], budget: int) -> int:
 
 def truncate_to(drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
     """The drafts within `budget` rows together: the longest are truncated."""
+    if sum([len(draft.tokens) for draft in drafts.values()]) <= budget:
+        return drafts
     longest = longest_that_fits([len(draft) for draft in drafts.values()], budget)
     return {seq_id: draft.truncate(longest) for seq_id, draft in drafts.items() if longest}

@@ -14,15 +14,14 @@ class FixedDepth(Policy):
 
     def __init__(self, depth: int, *, drafter: str = "") -> None:
         self.depth, self.drafter = depth, drafter
+        self._decisions = [DraftDecision(size, drafter) for size in range(depth + 1)]
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        if not self.depth:
+            return {}
         depths = {span.seq_id: min(self.depth, span.max_draft_tokens) for span in spans if span.needs_logits}
         longest = longest_that_fits(depths.values(), budget)
-        return {
-            seq_id: DraftDecision(min(depth, longest), self.drafter)
-            for seq_id, depth in depths.items()
-            if min(depth, longest) > 0
-        }
+        return {seq_id: self._decisions[min(depth, longest)] for seq_id, depth in depths.items() if depth and longest}
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         return truncate_to(drafts, budget)

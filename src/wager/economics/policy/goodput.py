@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wager.economics.policy.base import SMOOTHING, UPDATE_INTERVAL
+
 ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one more is averaged
-_DECAY = 0.96  # of what earlier steps count in the goodput, per recorded step
-_ROW_COST_SMOOTHING = 0.2  # weight of a new step in the running mean of the cost of a row
 
 
 class GoodputEstimator:
@@ -34,8 +34,8 @@ class GoodputEstimator:
         """A step of `decoding` sequences: the weighted tokens expected of it, and those that plain decoding would yield
         in its seconds."""
         size = decoding.bit_length()
-        self._expected[size] = expected + _DECAY * self._expected[size]
-        self._plain[size] = plain + _DECAY * self._plain[size]
+        self._expected[size] = expected + (1 - SMOOTHING) * self._expected[size]
+        self._plain[size] = plain + (1 - SMOOTHING) * self._plain[size]
 
     def record_row_cost(
         self, decoding: int, *, extra: Sequence[float], rows: int, cut: float | None, goodput: float
@@ -53,4 +53,4 @@ class GoodputEstimator:
             cost = max(cost, min(cut, above))
         size = decoding.bit_length()
         before = self._row_cost.get(size, cost)
-        self._row_cost[size] = before + _ROW_COST_SMOOTHING * (cost - before)
+        self._row_cost[size] = before + (1 - (1 - SMOOTHING) ** UPDATE_INTERVAL) * (cost - before)

@@ -13,20 +13,18 @@ from itertools import chain
 
 import numpy as np
 
-from wager.economics.acceptance import Floats, Ints
+from wager.economics.acceptance import LARGE_BATCH, Floats, Ints
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.admission import keep_nodes, select, select_prefixes
+from wager.economics.policy.base import SMOOTHING, UPDATE_INTERVAL
 from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights
 from wager.economics.policy.own_seconds import OwnSeconds
+from wager.economics.policy.planning import MAX_INTERVAL
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 from wager.types import Draft
 
-_GOODPUT_INTERVAL = 4  # steps between updates of goodput and row cost
-_MAX_UNJUDGED = 31  # steps in a row whose drafts are not judged
 _NEGLIGIBLE = 0.002  # share of the step's weight that judging must gain beyond what it takes
-_SMOOTHING = 0.05  # weight of a new step in the running mean of what judging gains
-_ONE_BY_ONE = 12  # drafts up to which they are judged one by one, which takes less than arrays do
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class DraftJudge:
     def admit(self, step: PolicyStep, budget: int, *, now: int, deepest: int) -> Mapping[str, Draft]:
         """What is verified in step number `now`, whose drafts have at most `deepest` tokens each, in `budget` rows."""
         drafts = step.drafted
-        if not step.spans or (not step.plan and now < self._recorded + _GOODPUT_INTERVAL):
+        if not step.spans or (not step.plan and now < self._recorded + UPDATE_INTERVAL):
             return {}
         may_skip = drafts and not (step.draws_tokens or step.explored)
         if may_skip and deepest * len(drafts) <= budget and self._skips():
@@ -79,7 +77,7 @@ class DraftJudge:
         judged = self._judge(step, rest, limit=budget - rows, unjudged_rows=rows)
         if rest and not unjudged:
             self._schedule(step, judged.benefit)
-        if now >= self._recorded + _GOODPUT_INTERVAL:
+        if now >= self._recorded + UPDATE_INTERVAL:
             self._recorded = now
             self._record_goodput(step, judged, unjudged)
         return {**unjudged, **judged.admitted} if unjudged else judged.admitted
@@ -96,10 +94,10 @@ class DraftJudge:
 
     def _schedule(self, step: PolicyStep, benefit: float) -> None:
         """A step was judged, which gained `benefit`, in weighted tokens: whether the next ones are judged."""
-        self._benefit += _SMOOTHING * (benefit / step.weight - self._benefit)
+        self._benefit += SMOOTHING * (benefit / step.weight - self._benefit)
         cost = step.goodput * self._own.of_judging / step.weight
         self._skipped = 0
-        self._interval = 0 if self._benefit > cost + _NEGLIGIBLE else min(_MAX_UNJUDGED, 2 * self._interval + 1)
+        self._interval = 0 if self._benefit > cost + _NEGLIGIBLE else min(MAX_INTERVAL, 2 * self._interval + 1)
 
     def _unjudged(self, step: PolicyStep) -> dict[str, Draft]:
         """Drafts sampled from draft_probs, which are verified as planned."""
@@ -134,7 +132,7 @@ class DraftJudge:
         count = unjudged_rows + sum(sizes) + ADJACENT_ROWS
         extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count)
         seconds = extra[unjudged_rows:] if unjudged_rows else extra
-        if len(drafts) > _ONE_BY_ONE and are_chains(list(drafts.values()), sizes):
+        if len(drafts) > LARGE_BATCH and are_chains(list(drafts.values()), sizes):
             return self._judge_chains(step, drafts, seconds, limit=limit, extra=extra)
         return self._judge_each(step, drafts, seconds, limit=limit, extra=extra)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from wager.economics.acceptance import AcceptanceModel
+from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency_model import LatencyModel
+from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import (
     PolicyStep,
@@ -23,12 +24,8 @@ from wager.economics.policy.sequence_state import (
 )
 from wager.types import Draft, StepRecord, Verdict
 
-_INTERVAL = 16  # steps after which what was collected is learned, if no plan was made before
-_EARLY_DRAFTS = 1024  # the first ones, of which more in a step are learned from
-_MAX_DRAFTS, _MAX_DRAFTS_EARLY = 4, 256  # about so many drafts of a step are learned from, in rotation
-_SHIFTS_EARLY = 16  # drafts of a step whose shift of survival by scores is learned; later one in every other step
-_EARLY_RECORDS = 64  # first steps whose seconds are all learned
-_RECORD_INTERVAL = 5  # steps between those whose seconds the latency model learns
+_EARLY_DRAFTS = 1024  # the first ones, of which up to a quarter in a step are learned from
+_MAX_DRAFTS = 4  # about so many drafts of a step are learned from, in rotation
 
 
 class DeferredLearning:
@@ -49,14 +46,14 @@ class DeferredLearning:
         sampled: list[Verdict] = []
         if step.plan and number >= self._next:
             self._next = max(self._next, number - 1) + self._own.pace
-            interval = max(1, len(step.plan) // (_MAX_DRAFTS_EARLY if early else _MAX_DRAFTS))
+            interval = max(1, len(step.plan) // (_EARLY_DRAFTS // 4 if early else _MAX_DRAFTS))
             self._turn += 1
             sampled = list(verdicts[self._turn % interval :: interval])
         explored = step.explored
         if explored:
             sampled += [each for each in verdicts if each.seq_id in explored and each not in sampled]
         self._drafts += len(sampled)
-        shifts = _SHIFTS_EARLY if early else number % 2
+        shifts = len(sampled) if early else number % 2  # whose shift of survival by scores is learned
         for verdict in sampled:
             state = step.states.get(verdict.seq_id)
             if state is not None and verdict.seq_id in step.plan:
@@ -81,10 +78,10 @@ class DeferredLearning:
     def add_record(self, record: StepRecord, *, always: bool) -> None:
         """What a step took; `always`: it is learned from in any case."""
         self._steps += 1
-        sampled = always or self._steps < _EARLY_RECORDS or self._steps % _RECORD_INTERVAL == 0
+        sampled = always or self._steps < EARLY_STEPS or self._steps % UPDATE_INTERVAL == 0
         if sampled and self._latency.learns:
             self._pending.append(partial(self._latency.observe, record))
-        if self._steps % _INTERVAL == 0:
+        if self._steps % AGING_INTERVAL == 0:
             self.learn()
 
     def end_sequence(self, state: SequencePolicyState) -> None:

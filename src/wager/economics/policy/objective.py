@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wager.economics.durations import is_time, parse_seconds
+from wager.economics.policy.base import SMOOTHING
 from wager.errors import UsageError
 
-_SMOOTHING = 0.04  # weight of a new step in the running means of tokens and seconds
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _MAX_RATIO = 20.0  # by which a sequence may count more or less than an average one, under `latency`
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
@@ -107,8 +107,8 @@ class ObjectiveWeights:
         """The sequence got that many tokens in the step."""
         if self._kind == "throughput":
             return
-        sequence.tokens += _SMOOTHING * (tokens - sequence.tokens)
-        self._mean_tokens += 0.2 * _SMOOTHING * (tokens - self._mean_tokens)  # a mean over many sequences
+        sequence.tokens += SMOOTHING * (tokens - sequence.tokens)
+        self._mean_tokens += 0.2 * SMOOTHING * (tokens - self._mean_tokens)  # a mean over many sequences
         if self._kind == "slo" and self._step_seconds:
             late = self._step_seconds > _SLO_MARGIN * self._slo * sequence.tokens
             sequence.late_steps = 0 if not late else sequence.late_steps + (sequence.slo_factor >= _MAX_FACTOR)
@@ -117,7 +117,7 @@ class ObjectiveWeights:
 
     def observe(self, seconds: float) -> None:
         """The step took this long."""
-        self._step_seconds += (_SMOOTHING if self._step_seconds else 1.0) * (seconds - self._step_seconds)
+        self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (seconds - self._step_seconds)
 
     def slo_report(self, sequences: Sequence[SequenceWeight]) -> SloReport | None:
         """How an SLO is met lately; None under another objective, and before there is something to say."""

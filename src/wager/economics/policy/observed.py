@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from wager.economics.acceptance import LARGE_BATCH
 from wager.economics.policy.sequence_state import PolicyStep
 from wager.types import StepRecord, Verdict
 
@@ -67,7 +68,7 @@ class ObservedSteps:
         """The drafts of the step that is taken, and what became of them."""
         self._steps += 1
         self._count, self._asked = None, bool(step.plan)
-        if step.plan and (len(step.plan) <= _LARGE or self._steps % _LARGE_INTERVAL == 0):
+        if step.plan and (len(step.plan) <= LARGE_BATCH or self._steps % _LARGE_INTERVAL == 0):
             self._count = _count(step, verdicts)
 
     def add_record(self, record: StepRecord) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from wager.economics.policy.base import SMOOTHING
+
 StepKind = Literal["planned", "plain", "unjudged", "judged"]
 
 _BUDGET = 0.015  # of a step's seconds: to keep to it learning is slowed down
 _PLANNING_BUDGET = 0.005  # the share of it for planning
-_SMOOTHING = 0.05  # weight of a new step in the running means
-_MAX_PACE = 4.0
+_MAX_PACE = 4.0  # the most by which learning is slowed down
 
 
 class OwnSeconds:
@@ -26,11 +27,11 @@ class OwnSeconds:
     def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
         """A step of `step_seconds`, `seconds` of them the policy's."""
         before = self._seconds.get(kind, seconds)
-        self._seconds[kind] = before + _SMOOTHING * (seconds - before)
-        self._step_seconds += (_SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
+        self._seconds[kind] = before + SMOOTHING * (seconds - before)
+        self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
         if kind != "planned" and step_seconds > 0:
             over = min(2.0, seconds / (_BUDGET * step_seconds)) - 1
-            self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + _SMOOTHING * over)))
+            self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + SMOOTHING * over)))
 
     @property
     def planning_interval(self) -> float:

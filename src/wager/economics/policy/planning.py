@@ -16,17 +16,16 @@ import numpy as np
 
 from wager.economics.acceptance import AcceptanceModel, Bools, Floats, Ints
 from wager.economics.latency_cache import LatencyCache
+from wager.economics.policy.base import UPDATE_INTERVAL
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePlan
 from wager.types import DraftDecision
 
-_MAX_INTERVAL, _GROWTH = 32, 1  # steps between plans at most, and by how many each interval is longer than the last
-_MAX_INTERVAL_PLAIN, _GROWTH_PLAIN = 128, 4  # the same while no sequence drafts
-_SOON = 4  # steps until the next plan, if an exploration draft was right while no sequence drafts
+MAX_INTERVAL = 32  # steps between plans; as many plans in which the interval grows to that
+_MAX_INTERVAL_PLAIN = 128  # the same while no sequence drafts
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
-_CATCH_UP_STEPS = 64.0  # steps over which the seconds of catching up are spread
 _SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
 _MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
 
@@ -59,7 +58,7 @@ class Planner:
     def plan_soon(self) -> None:
         """An exploration draft was right: plan within a few steps."""
         if not self.speculates:
-            self._due = min(self._due, self._now + _SOON)
+            self._due = min(self._due, self._now + UPDATE_INTERVAL)
 
     def plan_now(self) -> None:
         """Prices have changed: plan in the next step."""
@@ -77,14 +76,16 @@ class Planner:
 
     def plan(self, step: PolicyStep, weights: ObjectiveWeights) -> None:
         """Plan the candidates of the step."""
-        longest, growth = (_MAX_INTERVAL, _GROWTH) if self.speculates else (_MAX_INTERVAL_PLAIN, _GROWTH_PLAIN)
-        slower = max(1.0, self._own.planning_interval / longest)
-        self._interval = min(longest * slower, self._interval + growth * slower)
+        longest = max(MAX_INTERVAL if self.speculates else _MAX_INTERVAL_PLAIN, self._own.planning_interval)
+        self._interval = min(longest, self._interval + longest / MAX_INTERVAL)
         self._due = self._now + round(self._interval)
         self._planned, self._newcomers = step.decoding, 0
         candidates = step.candidates
         rooms = np.array([state.room for state in candidates])
-        batch = PlannedBatch(step, rooms, np.array([weights.weight(state.weight) for state in candidates]))
+        each = (
+            np.ones(len(rooms)) if weights.uniform else np.array([weights.weight(state.weight) for state in candidates])
+        )
+        batch = PlannedBatch(step, rooms, each)
         forecasts = [self._forecast(index, batch) for index in range(len(self._drafters))]
         choice = self._most_profitable(forecasts, batch)
         survival = [forecast.survival for forecast in forecasts]
@@ -123,7 +124,9 @@ class Planner:
         survival = model.forecast([state.acceptance[index] for state in states], depth)
         survival = np.where(np.arange(depth) < batch.rooms[:, None], survival, 0.0)
         seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
-        catch_up = np.array([state.catch_up_seconds(index, capabilities) / _CATCH_UP_STEPS for state in states])
+        catch_up = np.zeros(len(states))
+        if capabilities.catch_up_s:
+            catch_up[:] = [state.catch_up_seconds(index, capabilities) / (2 * MAX_INTERVAL) for state in states]
         unjudged = np.array([state.unjudged for state in states])
         return DrafterForecast(model, survival, seconds, catch_up, unjudged, capabilities.stops_early)
 
@@ -207,7 +210,7 @@ def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float)
     gain = accepted * weights[:, None]
     net = np.minimum.accumulate(gain - row_cost * rows, axis=1)
     profit = np.cumsum(net - goodput * seconds[-1] * drafted, axis=1)
-    shared_cost = goodput * np.cumsum(_shared_seconds(seconds, (drafted * (profit > 0)).sum(0)))
+    shared_cost = goodput * np.cumsum(shared_seconds(seconds, (drafted * (profit > 0)).sum(0)))
     best = np.maximum.accumulate(profit, axis=1) - goodput * forecast.catch_up[:, None]
     total = best.clip(0.0).sum(0) - shared_cost
     depth = int(total.argmax()) + 1
@@ -216,7 +219,7 @@ def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float)
     return DrafterValue(gain, rows, drafted, net, seconds, profit, min_survival, shared)
 
 
-def _shared_seconds(seconds: Floats, drafting: Floats) -> Floats:
+def shared_seconds(seconds: Floats, drafting: Floats) -> Floats:
     """By depth, the seconds of a pass for `drafting` sequences beyond what each would add as the last one."""
     beyond = np.vstack([np.zeros(seconds.shape[1]), np.cumsum(seconds - seconds[-1], axis=0)])
     numbers = np.arange(len(beyond))
@@ -241,6 +244,14 @@ def choose_drafters(values: Sequence[DrafterValue]) -> Ints:
     return choice
 
 
+def _ranks(values: Floats) -> Ints:
+    """Of each value in its column, from 0 for the least."""
+    order = np.argsort(values, axis=0, kind="stable")
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.arange(len(values))[:, None], axis=0)
+    return ranks
+
+
 def choose_depths(
     values: Sequence[DrafterValue], drafters: Ints, batch: PlannedBatch, latency: LatencyCache
 ) -> PlanChoice:
@@ -250,7 +261,7 @@ def choose_depths(
     for index, value in enumerate(values):
         mine, depth = np.flatnonzero(drafters == index), value.net.shape[1]
         net[mine, :depth], gain[mine, :depth], rows[mine, :depth] = value.net[mine], value.gain[mine], value.rows[mine]
-        rank = np.argsort(np.argsort(-value.net[mine], axis=0, kind="stable"), axis=0)
+        rank = _ranks(-value.net[mine])
         seconds[mine, :depth] = np.take_along_axis(value.seconds, rank, axis=0) * value.drafted[mine]
         possible[mine, :depth] = np.arange(depth) < batch.rooms[mine, None]
     cells = np.flatnonzero(possible)

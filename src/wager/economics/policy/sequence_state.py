@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from wager.economics.acceptance import AcceptanceModel, Floats, SequenceAcceptance
+from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats, SequenceAcceptance
 from wager.economics.policy.base import DrafterCapabilities, longest_that_fits
 from wager.economics.policy.objective import SequenceWeight
 from wager.economics.policy.own_seconds import StepKind
 from wager.types import Draft, DraftDecision, Span
-
-_KEPT = 32  # sequences up to which a step is kept whole, for `explain`
 
 
 class DrafterProfile(NamedTuple):
@@ -203,7 +201,7 @@ class PolicyStep:
 
     def let_go(self) -> None:
         """The step is over: of a large batch its spans and drafts are not kept, so that they can be freed with it."""
-        if len(self.spans) > _KEPT:
+        if len(self.spans) > LARGE_BATCH:
             self.all_spans, self.spans, self.drafted, self.admitted, self._candidates = (), (), {}, {}, None
 
     @property
