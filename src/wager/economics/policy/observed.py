@@ -12,10 +12,7 @@ from wager.economics.policy.sequence_state import PolicyStep
 from wager.types import StepRecord, Verdict
 
 _STEPS = 64  # that are remembered: a second or less on most machines
-_LARGE, _LARGE_INTERVAL = (
-    32,
-    8,
-)  # of a batch of more sequences the drafts of every eighth step are counted, to save time
+_MAX_INTERVAL = 32  # steps between those whose drafts are counted, at most: two of those that are remembered
 
 
 @dataclass(slots=True)
@@ -68,7 +65,8 @@ class ObservedSteps:
         """The drafts of the step that is taken, and what became of them."""
         self._steps += 1
         self._count, self._asked = None, bool(step.plan)
-        if step.plan and (len(step.plan) <= LARGE_BATCH or self._steps % _LARGE_INTERVAL == 0):
+        interval = min(_MAX_INTERVAL, max(1, len(step.plan) // LARGE_BATCH))  # so that it takes little of a large batch
+        if step.plan and self._steps % interval == 0:
             self._count = _count(step, verdicts)
 
     def add_record(self, record: StepRecord) -> None:
