@@ -318,3 +318,8 @@ class StepRecord:
     emitted: int
     seconds: Mapping[str, float]
     context_lens: tuple[int, ...] = ()
+
+    @property
+    def decodes_only(self) -> bool:
+        """Whether it computed no prompt: every row is a sequence's last known token or a guess."""
+        return self.rows == self.sequences + self.drafted

@@ -144,7 +144,9 @@ SHORT = {
     "run": ["--max-tokens", "8"],
     "chat": ["--max-tokens", "8"],
     "bench": ["--limit", "1", "--max-tokens", "8"],
+    "acceptance": ["--limit", "1", "--max-tokens", "8"],
     "prove": ["--limit", "1", "--max-tokens", "8", "--concurrency", "2"],
+    "popularity": ["--model", "random:qwen3-moe:tiny", "--max-tokens", "4"],
     "calibrate": ["--seconds", "1"],
     "replay": ["--concurrency", "4", "--rounds", "300", "--output", "64"],
 }
@@ -171,7 +173,7 @@ def test_the_readmes_commands_run(
         pytest.skip("the model comes from WAGER_TEST_MODEL; nothing is fetched here")
     if verb != "pull":  # nothing is stored among the user's own calibrations
         monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
-    if verb in ("run", "chat", "bench", "prove", "calibrate"):
+    if verb in ("run", "chat", "bench", "acceptance", "prove", "calibrate"):
         arguments += ["--model", str(smollm2)]
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why is the sky blue?\n/exit\n"))
     code = main(arguments)

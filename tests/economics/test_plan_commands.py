@@ -166,6 +166,7 @@ WRONG = [
     (f"{LLAMA} --acceptance nan", 2, "acceptance = nan"),
     (f"{LLAMA} --acceptance 1_0", 2, "1_0"),
     (f"{LLAMA} --acceptance 75%", 2, "75%"),
+    (f"{LLAMA} --acceptance 75%", 2, "such as 0.75"),
     (f"{LLAMA} --acceptance @both.json", 2, "gives no acceptance"),
     (f"{LLAMA} --acceptance @huge.json", 2, "outside 0 to 1"),
     (f"{LLAMA} --acceptance @list.json", 1, "JSON object"),

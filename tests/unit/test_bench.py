@@ -16,7 +16,7 @@ from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import AdversaryDrafter, RandomTreeDrafter, ToyDistribution
 from wager.testing.engines import toy_engine
-from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
+from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats, StepRecord
 
 ROW_KEYS = [
     "id", "category", "prompt_tokens", "tokens", "token_ids", "text", "prefill_s", "decode_s", "rounds", "drafted",
@@ -268,3 +268,11 @@ def test_another_distribution_is_detected() -> None:
     assert outcome.differing > 50
     assert outcome.first is not None
     assert outcome.first.prompt == "r0"
+
+
+def test_decode_steps_are_those_at_full_concurrency_without_a_prompt() -> None:
+    steps = measure.DecodeSteps(2)
+    assert steps.rate is None
+    for rows, sequences, drafted, emitted in ((6, 2, 4, 3), (2, 2, 0, 2), (40, 2, 4, 1), (1, 1, 0, 1), (9, 3, 6, 5)):
+        steps.add(StepRecord(rows, sequences, drafted, 0, emitted, {"forward": 0.5, "draft": 0.125}))
+    assert steps.as_dict() == {"sequences": 2, "steps": 2, "tokens": 5, "seconds": 1.25, "tok_s": 4.0}

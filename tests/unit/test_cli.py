@@ -341,6 +341,11 @@ def test_bench_compares_with_plain(
     assert set(value["summary"]["per_category"]) == {"qa", "mt_bench"}
     assert value["card"]["settings"]["prefix_cache"] is False
     assert value["compare"]["differing"] == 0
+    decoded = value["summary"]["decode_steps"]
+    assert decoded["sequences"] == int(concurrency)
+    assert 0 < decoded["tokens"] <= 3 * value["summary"]["tokens"]
+    plain = value["compare"]["plain"]["decode_steps"]
+    assert value["compare"]["decode_step_speedup"] == pytest.approx(decoded["tok_s"] / plain["tok_s"])
     assert value["compare"]["plain"]["mean_acceptance_length"] == 1.0
     assert value["summary"]["tokens"] == sum(len(row["token_ids"]) for row in value["rows"])
     assert "all" in result.out

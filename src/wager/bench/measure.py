@@ -13,7 +13,7 @@ from typing import Protocol
 
 from wager.errors import RequestError
 from wager.trace import Trace
-from wager.types import Completion, OutputDelta, Request
+from wager.types import Completion, OutputDelta, Request, StepRecord
 
 OnDelta = Callable[[OutputDelta], None]
 
@@ -24,6 +24,32 @@ class GeneratingEngine(Protocol):
     def generate(
         self, requests: Sequence[Request], *, concurrency: int | None = None, on_output: OnDelta | None = None
     ) -> list[Completion]: ...
+
+
+@dataclass(slots=True)
+class DecodeSteps:
+    """Sums over the steps in which `sequences` requests decode and no prompt is computed, as `wager plan` assumes."""
+
+    sequences: int
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        """Count a step if it is such a one."""
+        if record.sequences == self.sequences and record.decodes_only:
+            self.steps += 1
+            self.tokens += record.emitted
+            self.seconds += sum(record.seconds.values())
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens a second of all requests together; None without such a step."""
+        return self.tokens / self.seconds if self.seconds else None
+
+    def as_dict(self) -> dict[str, float | None]:
+        return {"sequences": self.sequences, "steps": self.steps, "tokens": self.tokens, "seconds": self.seconds,
+                "tok_s": self.rate}  # fmt: skip
 
 
 @dataclass(slots=True)

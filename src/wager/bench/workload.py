@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ OTHER = "mt_bench"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One user turn. `id` is that of the file; `family` is one of FAMILIES or OTHER."""
+    """One user turn. `id` is that of the file; `family` is one of FAMILIES or OTHER. `category` is that of the file,
+    but the family in Spec-Bench's format, whose categories of MT-Bench have few prompts each."""
 
     id: str | int
     family: str
     text: str
+    category: str = field(default="", compare=False)
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -90,7 +92,8 @@ def _row(line: str, *, where: str) -> Prompt:
         prompt = prompt[0] if prompt else ""
     if not isinstance(prompt, str) or not prompt.strip():
         raise UsageError(f"{where}: the prompt is empty or not a text.", hint)
-    return Prompt(identity, category if category in FAMILIES else OTHER, prompt)
+    family = category if category in FAMILIES else OTHER
+    return Prompt(identity, family, prompt, family if "turns" in row else category)
 
 
 def _field(row: Mapping[str, Any], names: Sequence[str], types: tuple[type, ...], *, where: str, hint: str) -> Any:

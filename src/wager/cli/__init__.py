@@ -23,6 +23,7 @@ VERBS = {
     "bench": "Measure speed on a set of prompts.",
     "prove": "Count the tokens that speculation changes: there should be none.",
     "plan": "Compute from published figures which draft depth pays, where, and why.",
+    "acceptance": "Measure how often a drafter's tokens are accepted on your prompts.",
     "popularity": "Count which experts a model chooses for your prompts, for plan.",
     "calibrate": "Measure what steps take on this machine, and store it.",
     "replay": "Compare policies on a simulated server; no model.",

@@ -16,7 +16,7 @@ from wager.errors import UsageError
 from wager.types import OutputDelta, Request, SamplingParams
 
 if TYPE_CHECKING:
-    from wager.bench.measure import Measurement
+    from wager.bench.measure import DecodeSteps, Measurement
     from wager.build.load import LoadedEngine
     from wager.prompts import ChatTokenizer
 
@@ -53,6 +53,9 @@ def command(
 
     console.check_writable(json_path)
     engines = _open_engines(config, compare=compare)
+    steps = {name: measure.DecodeSteps(concurrency) for name in engines}
+    for name, engine in engines.items():
+        engine.on_step = steps[name].add
     requests = to_requests(prompts, engines[FAST].tokenizer, framing=framing, params=params)
     with console.meter("answers") as update:
         records = measure.measure(
@@ -60,7 +63,7 @@ def command(
             on_output=count_answers(update, "Measuring", len(requests) * len(engines) * repeat),
         )  # fmt: skip
     settings = {**settings_of(config, params, framing), "concurrency": concurrency, "repeats": repeat}
-    result = _result(prompts, records, card_of(config, engines[FAST], settings))
+    result = _result(prompts, records, steps, card_of(config, engines[FAST], settings))
     if json_path:
         console.write_json(result, json_path)
     _show(result, to_stdout=str(json_path) != "-")
@@ -96,7 +99,12 @@ def card_of(config: EngineConfig, engine: LoadedEngine, settings: Mapping[str, A
     return report.card(model=config.model.model, kernels=kernels, settings=settings)
 
 
-def _result(prompts: Sequence[Prompt], records: Mapping[str, Measurement], card: dict[str, Any]) -> dict[str, Any]:
+def _result(
+    prompts: Sequence[Prompt],
+    records: Mapping[str, Measurement],
+    steps: Mapping[str, DecodeSteps],
+    card: dict[str, Any],
+) -> dict[str, Any]:
     """The JSON of --json; see docs/bench.md."""
     from wager.bench import report
 
@@ -105,11 +113,14 @@ def _result(prompts: Sequence[Prompt], records: Mapping[str, Measurement], card:
     result: dict[str, Any] = {
         "card": card,
         "rows": rows[FAST],
-        "summary": report.summary(rows[FAST], wall_s=walls[FAST]),
+        "summary": {**report.summary(rows[FAST], wall_s=walls[FAST]), "decode_steps": steps[FAST].as_dict()},
     }
     if PLAIN in records:
         ratios = report.compare(rows[PLAIN], rows[FAST], plain_wall_s=walls[PLAIN], wall_s=walls[FAST])
-        result["compare"] = {"plain": report.summary(rows[PLAIN], wall_s=walls[PLAIN]), **ratios}
+        plain = {**report.summary(rows[PLAIN], wall_s=walls[PLAIN]), "decode_steps": steps[PLAIN].as_dict()}
+        fast_rate, plain_rate = steps[FAST].rate, steps[PLAIN].rate
+        speedup = fast_rate / plain_rate if fast_rate and plain_rate else None
+        result["compare"] = {"plain": plain, **ratios, "decode_step_speedup": speedup}
     return result
 
 
@@ -153,6 +164,9 @@ def _show(result: Mapping[str, Any], *, to_stdout: bool) -> None:
             row += [_figure(ratios[key], 2) for key in keys] + [str(ratios["slower"]), str(ratios["differing"])]
         table.append(row)
     kernels = result["card"]["kernels"]["name"]
+    speedup = compare and compare["decode_step_speedup"]
+    if speedup:
+        console.say(f"Steps that only decode, at full concurrency: {speedup:.2f} times plain (what plan predicts).")
     console.table(f"{result['card']['model']}, {kernels} kernels", columns, table, to_stdout=to_stdout)
 
 

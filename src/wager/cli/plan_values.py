@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from wager.economics.costmodel.measured_rounds import MeasuredRound
 from wager.economics.costmodel.plan import AcceptanceRates
 from wager.economics.durations import shown
 from wager.errors import ModelError, UsageError
@@ -87,7 +88,7 @@ def parse_acceptances(text: str) -> list[AcceptanceRates]:
 
 def _acceptance_file(path: Path) -> AcceptanceRates:
     """From {"acceptance": [...]} or {"survival": [...]}; what else the file holds is not read, but for the "drafter",
-    which is the label."""
+    which is the label, and the rounds of each depth that `wager acceptance` writes beside survival."""
     values = read_json(path)
     keys = [name for name in ("acceptance", "survival") if isinstance(values.get(name), list) and values[name]]
     if len(keys) != 1:
@@ -103,9 +104,31 @@ def _acceptance_file(path: Path) -> AcceptanceRates:
     if any(later > earlier for earlier, later in zip(rates, rates[1:], strict=False)):
         raise UsageError(f"survival in {path} rises with depth.", "Survival cannot be higher at a deeper token.")
     before = [1.0, *rates]
-    return AcceptanceRates(label, tuple(
-        rate / reached if reached else 0.0 for rate, reached in zip(rates, before, strict=False)
-    ))  # fmt: skip
+    conditional = tuple(rate / reached if reached else 0.0 for rate, reached in zip(rates, before, strict=False))
+    return AcceptanceRates(label, conditional, _measured_rounds(values.get("depths"), path, deepest=len(rates)))
+
+
+def _measured_rounds(depths: Any, path: Path, *, deepest: int) -> tuple[MeasuredRound, ...]:
+    """The rounds of depths 1, 2, ... `deepest`; none without "depths"."""
+    if depths is None:
+        return ()
+    rounds = []
+    try:
+        for depth, value in enumerate(depths, 1):
+            shares = tuple(float(share) for share in value["lengths"])
+            rounds.append(MeasuredRound(float(value["tau"]), shares))
+            if len(shares) != depth + 1 or not min(shares) >= 0 or not abs(sum(shares) - 1) < 1e-6:
+                raise ValueError(f"lengths at depth {depth}")
+            if not 1 <= rounds[-1].tokens <= depth + 1:
+                raise ValueError(f"tau at depth {depth}")
+        if len(rounds) != deepest:
+            raise ValueError(f"{len(rounds)} depths, and survival of {deepest}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"depths in {path} does not hold the rounds of every depth: {error}.",
+            "Write the file with `wager acceptance -o FILE`.",
+        ) from error
+    return tuple(rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +164,9 @@ def read_json(path: Path) -> Mapping[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"), parse_int=_json_integer)
     except FileNotFoundError as error:
-        raise UsageError(f"There is no file {path}.", "Check the path.") from error
+        percent = str(path).endswith("%")
+        hint = "Write a probability as a fraction, such as 0.75." if percent else "Check the path."
+        raise UsageError(f"There is no file {path}.", hint) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}.", "It must hold JSON.") from error
     if not isinstance(values, dict):

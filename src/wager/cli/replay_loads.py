@@ -33,7 +33,8 @@ class ReplayOptions:
     max_depth: int | None
     tp: int
     ep: int
-    locality: float
+    locality: float | None
+    popularity: Path | None
     precision: str | None
     cache: str | None
     overhead: str
@@ -84,10 +85,8 @@ def _load(word: str, arrivals: tuple[float, ...] | None, *, requests: int, seed:
     _, *parts = word.split(":")
     if not 1 <= len(parts) <= 3:
         raise UsageError(f"load = {word!r} is not known.", "Write day:PEAK[:LOW[:LENGTH]], as day:40:5:600s.")
-    [peak] = _numbers("load", parts[0])
-    low = peak / 10 if len(parts) < 2 else 0.0 if is_number(parts[1]) and not float(parts[1]) else None
-    if low is None:
-        [low] = _numbers("load", parts[1])
+    peak = _day_rate(word, parts[0], zero=False)
+    low = peak / 10 if len(parts) < 2 else _day_rate(word, parts[1], zero=True)
     mean = (peak + low) / 2
     if len(parts) < 3:
         return Workload(day=DailyLoad(peak, low, requests / mean), requests=requests, seed=seed)
@@ -96,6 +95,15 @@ def _load(word: str, arrivals: tuple[float, ...] | None, *, requests: int, seed:
         cause = f"load = {word!r} is {mean * length:.3g} requests a day, more than {_MAX_REQUESTS}."
         raise UsageError(cause, "Give a shorter day; without a length it is as long as the requests last.")
     return Workload(day=DailyLoad(peak, low, length), requests=max(1, round(mean * length)), seed=seed)
+
+
+def _day_rate(load: str, text: str, *, zero: bool) -> float:
+    """One rate of day:PEAK[:LOW[:LENGTH]], in requests a second; `zero`: whether it may be 0."""
+    rate = float(text) if is_number(text) else -1.0
+    if not 0 <= rate < float("inf") or (rate == 0 and not zero):
+        cause = f"load = {load!r}: {text!r} is not a rate in requests a second."
+        raise UsageError(cause, "Write day:PEAK[:LOW[:LENGTH]], as day:40:5:600s.")
+    return rate
 
 
 def _numbers(name: str, text: str) -> list[float]:

@@ -62,6 +62,8 @@ class Engine:
         self._eos = frozenset(eos)
         self._open: dict[str, int] = {}  # request id -> its choices that have not ended
         self._final_outputs: list[OutputDelta] = []  # of aborted requests, returned by the next step
+        self.on_step: Callable[[StepRecord], object] = lambda record: None
+        """Called after every step, for measurements."""
         self._trace = trace or Trace()
         self._time_stages(self._trace)
 
@@ -118,17 +120,17 @@ class Engine:
         self._learn(outcomes, deltas)
         self._close_requests(deltas)
         drafted = sum([outcome.drafted for outcome in outcomes.values()])
-        self._report(
-            StepRecord(
-                rows=sum([len(span.tokens) for span in spans]) + drafted,
-                sequences=len(spans),
-                drafted=drafted,
-                accepted=sum([1 for delta in deltas for drafter in delta.drafted_by if drafter]),
-                emitted=sum([len(delta.token_ids) for delta in deltas]),
-                seconds=self._trace.take(),
-                context_lens=tuple([span.num_computed_tokens for span in spans]),
-            )
+        record = StepRecord(
+            rows=sum([len(span.tokens) for span in spans]) + drafted,
+            sequences=len(spans),
+            drafted=drafted,
+            accepted=sum([1 for delta in deltas for drafter in delta.drafted_by if drafter]),
+            emitted=sum([len(delta.token_ids) for delta in deltas]),
+            seconds=self._trace.take(),
+            context_lens=tuple([span.num_computed_tokens for span in spans]),
         )
+        self._report(record)
+        self.on_step(record)
 
     def _update_drafters(self, output: TargetOutput, deltas: Iterable[OutputDelta]) -> None:
         self.proposer.observe(output)

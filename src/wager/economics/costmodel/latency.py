@@ -24,6 +24,7 @@ class RooflineLatency(StaticLatency):
         self, cost: CostModel, *, drafters: Mapping[str, DraftCost] | None = None, context: float = 4096
     ) -> None:
         self.cost, self.drafters, self.context = cost, dict(drafters or {}), context
+        self._drafting: dict[tuple[str, int, int], float] = {}  # what was computed: neither drafters nor context change
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
         """See LatencyModel."""
@@ -38,7 +39,12 @@ class RooflineLatency(StaticLatency):
         if drafter not in self.drafters:
             known = ", ".join(self.drafters) or "none"
             raise UsageError(f"The cost of drafter {drafter!r} is not known.", f"Known are: {known}.")
-        return self.drafters[drafter].seconds(requests, depth, context=self.context) if requests > 0 else 0.0
+        if requests <= 0:
+            return 0.0
+        key = drafter, requests, depth
+        if key not in self._drafting:
+            self._drafting[key] = self.drafters[drafter].seconds(requests, depth, context=self.context)
+        return self._drafting[key]
 
     def footprint(self, drafters: Collection[str], *, requests: int, context: float) -> Footprint:
         """Bytes on a device that the weights, those drafters and the caches of `requests` sequences take."""

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from wager.economics.costmodel.draft_cost import DraftCost
+from wager.economics.costmodel.measured_rounds import MeasuredRound
 from wager.economics.costmodel.memory import Footprint, drafter_footprint, footprint
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad, StepCost
 from wager.economics.costmodel.speedup import DepthOutcome, best_outcome, break_even_acceptance, depth_outcomes
@@ -22,14 +25,30 @@ DEEPEST = 256
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRates:
-    """How often draft tokens are accepted: one rate, or one per depth given that the token before was accepted."""
+    """How often draft tokens are accepted: one rate, or one per depth given that the token before was accepted.
+
+    `rounds` are the rounds of depths 1, 2, ... where they were measured (`wager acceptance`). They count for more than
+    the rates: drafts may be shorter than requested, and survival at one depth is not that at another.
+    """
 
     label: str
     rates: float | tuple[float, ...]
+    rounds: tuple[MeasuredRound, ...] = ()
 
     def survival(self, depth: int) -> tuple[float, ...]:
         """S_1..S_depth."""
         return survival(self.rates, depth)
+
+    def added_tokens(self, depth: int) -> tuple[float, ...]:
+        """Tokens that a round of depth 1, 2, ... `depth` has more than one of a depth less: S_k, or as measured."""
+        if not self.rounds:
+            return self.survival(depth)
+        tokens = [1.0, *(each.tokens for each in self.rounds[:depth])]
+        return tuple(later - earlier for earlier, later in pairwise(tokens))
+
+    def rows(self, depth: int, *, batch: float) -> tuple[float, ...]:
+        """Rows per request in a step of that depth, the known token included: equally likely values."""
+        return self.rounds[depth - 1].rows(batch) if self.rounds and depth else (depth + 1.0,)
 
     @property
     def max_depth(self) -> int | None:
@@ -162,9 +181,14 @@ class PlanQuery:
     def outcomes(self, acceptance: AcceptanceRates, *, batch: float, context: float) -> list[DepthOutcome]:
         """Every depth from 0 to the deepest that the drafter can make and whose acceptance is known."""
         depths = range(self._limit(acceptance) + 1)
-        steps = [self.cost.seconds([SequenceLoad(context, depth + 1, batch)]) for depth in depths]
+        steps = [
+            fmean(
+                self.cost.seconds([SequenceLoad(context, rows, batch)]) for rows in acceptance.rows(depth, batch=batch)
+            )
+            for depth in depths
+        ]
         drafts = [self.drafter.seconds(batch, depth, context=context) for depth in depths]
-        return depth_outcomes(steps, drafts, acceptance.survival(len(depths) - 1), hit_rate=self.hit_rate)
+        return depth_outcomes(steps, drafts, acceptance.added_tokens(len(depths) - 1), hit_rate=self.hit_rate)
 
     def point(self, acceptance: AcceptanceRates, *, batch: int, context: int) -> PlanPoint:
         """The answer at one point. UsageError for a batch below 1, or a context the model was not made for."""
@@ -189,7 +213,7 @@ class PlanQuery:
             outcomes=tuple(outcomes),
             chosen=chosen,
             plain_step=self.cost.step(plain),
-            step=self.cost.step([SequenceLoad(context, chosen.depth + 1, batch)]),
+            step=self.cost.step([SequenceLoad(context, fmean(acceptance.rows(chosen.depth, batch=batch)), batch)]),
             marginal_costs=dict(self.cost.marginal_cost(plain)),
             break_even=break_even_acceptance(steps, drafts, 1) if len(outcomes) > 1 else None,
             memory=footprint(self.cost, self.drafter, batch=batch, context=context),

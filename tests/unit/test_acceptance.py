@@ -1,0 +1,205 @@
+"""`wager acceptance` on a target with a closed form and a drafter of known acceptance: what it estimates, what it
+writes, and that `wager plan` and `wager replay` read it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from wager.cli import acceptance, loading, plan, replay
+from wager.config import EngineConfig
+from wager.errors import UsageError
+from wager.profiling.acceptance import estimate_acceptance
+from wager.profiling.draft_records import DraftedAnswer, PositionDraft
+from wager.testing import SetAcceptanceDrafter, ToyDistribution, ToyOracle
+from wager.testing.engines import toy_engine
+
+TEXT = ToyDistribution(vocab=64)
+RATES = (0.8, 0.6, 0.5)
+SURVIVAL = tuple(accumulate(RATES, mul))
+"""The true S_1, S_2, S_3."""
+
+
+class SometimesDeclining(SetAcceptanceDrafter):
+    """Has no draft at a third of all positions, whatever they are."""
+
+    name = "gaps"
+
+    def _draft(self, request: Any) -> Any:
+        draft = super()._draft(request)
+        gap = random.Random(f"gap {request.seq_id} {request.position}").random() < 1 / 3
+        return draft.truncate(0) if gap else draft
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Calls the command on a toy engine; `ngram` stands for the drafter of known acceptance, `ngram:1` for the one with
+    gaps."""
+
+    def open_engine(config: EngineConfig, *, like: object = None) -> Any:
+        kinds: dict[str, type[SetAcceptanceDrafter]] = {"ngram": SetAcceptanceDrafter, "ngram:1": SometimesDeclining}
+        drafter = kinds[config.speculation.drafter](TEXT.vocab, RATES, oracle=ToyOracle(TEXT))
+        engine: Any = toy_engine(TEXT, drafter=drafter, num_blocks=400, max_rows=256)
+        engine.tokenizer = SimpleNamespace(encode=lambda text: [ord(letter) % 64 for letter in text])
+        engine.drafter_name, engine.kernels = drafter.name, SimpleNamespace(name="toy", reason="")
+        return engine
+
+    monkeypatch.setattr(loading, "open_engine", open_engine)
+    rows = [{"id": i, "category": ("code", "math")[i % 2], "prompt": f"prompt {i}"} for i in range(40)]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+
+    def call(*arguments: str) -> Result:
+        defaults = ["--raw", "--depth", "3", "--max-tokens", "100"]
+        return CliRunner().invoke(acceptance.command, [str(prompts), *defaults, *arguments], catch_exceptions=False)
+
+    return call
+
+
+@pytest.mark.parametrize("sampling", [[], ["--temperature", "0.8", "--top-p", "0.95", "--seed", "4"]])
+def test_the_estimates_hold_the_truth(run: Any, tmp_path: Path, sampling: list[str]) -> None:
+    out = tmp_path / "acceptance.json"
+    result = run("--drafter", "ngram", "-o", str(out), *sampling)
+    assert result.exit_code == 0
+    value = json.loads(out.read_text())
+    for true, found, low, high in zip(
+        SURVIVAL, value["survival"], value["survival_low"], value["survival_high"], strict=True
+    ):
+        assert low < true < high
+        assert low < found < high
+        assert high - low < 0.1
+    per_round = sum(SURVIVAL)
+    assert value["tau_low"] < 1 + per_round < value["tau_high"]
+    true_alpha = per_round / (per_round + 1 - SURVIVAL[-1])
+    assert value["alpha_low"] < true_alpha < value["alpha_high"]
+    assert value["coverage"] == 1.0
+    assert value["drafter"] == "set"
+    assert value["temperature"] == (0.8 if sampling else 0.0)
+    assert value["prompts"] == 40
+    assert value["tokens"] == 4000
+    assert {name: each["prompts"] for name, each in value["categories"].items()} == {"code": 20, "math": 20}
+    assert "acceptance" not in value
+
+
+def test_tau_is_one_and_the_survival_but_for_the_ends_of_answers(run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "acceptance.json"
+    run("--drafter", "ngram", "-o", str(out))
+    value = json.loads(out.read_text())
+    assert value["tau"] == value["depths"][-1]["tau"] == value["tokens"] / value["rounds"]
+    assert value["tau"] == pytest.approx(1 + sum(value["survival"]), rel=0.02)
+    for depth in value["depths"]:
+        assert depth["tau"] == pytest.approx(1 + sum(SURVIVAL[: depth["depth"]]), rel=0.04)
+
+
+def test_rounds_without_a_draft_count_as_not_accepted(run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "acceptance.json"
+    run("--drafter", "ngram:1", "-o", str(out))
+    value = json.loads(out.read_text())
+    assert value["coverage"] == pytest.approx(2 / 3, abs=0.03)
+    assert value["survival"][0] == pytest.approx(RATES[0] * 2 / 3, abs=0.03)
+    assert value["survival_given_draft"] == pytest.approx(list(SURVIVAL), abs=0.04)
+    true_alpha = sum(SURVIVAL) / (sum(SURVIVAL) + 1 - SURVIVAL[-1])
+    assert value["alpha"] == pytest.approx(true_alpha, abs=0.03)
+    assert value["depths"][-1]["drafted"] == pytest.approx(3 * 2 / 3, abs=0.1)
+
+
+def test_plan_and_replay_read_the_files(run: Any, tmp_path: Path) -> None:
+    out, trace = tmp_path / "acceptance.json", tmp_path / "trace.jsonl"
+    run("--drafter", "ngram", "-o", str(out), "--trace", str(trace))
+    planned = CliRunner().invoke(
+        plan.command,
+        ["--model", "Llama-3.1-8B", "--hardware", "H100", "--batch", "4", "--acceptance", str(out), "--depth", "3",
+         "--drafter-shape", "free", "--json", "-"],
+        catch_exceptions=False,
+    )  # fmt: skip
+    [point] = json.loads(planned.stdout)["points"]
+    value = json.loads(out.read_text())
+    assert point["tokens_per_round"] == pytest.approx(value["tau"])
+    replayed = CliRunner().invoke(
+        replay.command, [str(trace), "--concurrency", "1", "--policy", "fixed:3", "--json", "-"], catch_exceptions=False
+    )
+    [at_three] = [p for p in json.loads(replayed.stdout)["points"] if p["policy"] == "fixed:3"]
+    assert at_three["tau"] == pytest.approx(value["tau"])
+
+
+def test_several_drafters_are_measured_side_by_side(run: Any, tmp_path: Path) -> None:
+    out, trace, picture = tmp_path / "all.json", tmp_path / "trace.jsonl", tmp_path / "survival.svg"
+    result = run("--drafter", "ngram,ngram:1", "--json", str(out), "--trace", str(trace), "--plot", str(picture))
+    assert result.exit_code == 0
+    value = json.loads(out.read_text())
+    assert list(value["drafters"]) == ["set", "gaps"]
+    assert value["card"]["settings"]["max_tokens"] == 100
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert len(rows) == 40
+    assert list(rows[0]["drafters"]) == ["set", "gaps"]
+    assert "<svg" in picture.read_text()
+    assert all(word in result.stdout for word in ("set", "gaps", "code", "math", "all"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--drafter", "none"], "nothing to measure"),
+        (["--drafter", "ngram", "--drafter", "ngram"], "named twice"),
+        (["--drafter", "ngram", "--depth", "9"], "drafts at most 8"),
+        (["--drafter", "ngram,ngram:1", "-o", "x.json"], "one drafter"),
+        (["--drafter", "ngram", "-o", "same", "--trace", "same"], "Two results"),
+        (["--drafter", "ngram", "-o", "/nowhere/x.json"], "/nowhere/x.json"),
+        (["--drafter", "ngram", "--plot", "x.gif"], "x.gif"),
+    ],
+)
+def test_misuse_is_named(run: Any, arguments: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        run(*arguments)
+
+
+# ---- estimates of answers written by hand ---------------------------------------------------------------------------
+
+
+def answer(matching: Sequence[int], *, drafted: int = 4, room: int = 4) -> DraftedAnswer:
+    """An answer whose drafts all have `drafted` tokens."""
+    drafts = tuple(PositionDraft(room, tuple(range(drafted))) for _ in matching)
+    return DraftedAnswer(10, drafts, tuple(matching))
+
+
+def test_a_depth_beyond_the_end_of_an_answer_is_unobserved() -> None:
+    """Rounds of depth 4 begin at 0, 3 and 7: accepted 2, 3 and 1, where the last has only two tokens to agree with."""
+    estimate = estimate_acceptance([answer([2, 9, 9, 3, 9, 9, 9, 1, 9])], 4)
+    assert estimate.rounds == 3
+    assert [each.value for each in estimate.survival] == pytest.approx([1, 2 / 3, 1 / 3, 0])
+    assert estimate.alpha.value == pytest.approx(6 / (6 + 3))
+    assert estimate.tau.value == pytest.approx(9 / 3)
+    assert (estimate.tau.low, estimate.tau.high) == (None, None)
+
+
+def test_a_limit_on_the_length_leaves_depths_unobserved() -> None:
+    limited = DraftedAnswer(10, (PositionDraft(1, (7,)), PositionDraft(0)), (1, 0))
+    estimate = estimate_acceptance([limited], 2)
+    assert [each.value for each in estimate.survival] == [1.0, 0.0]
+    assert estimate.coverage == 1.0
+    assert estimate.tau.value == 2.0
+
+
+def test_without_a_verdict_alpha_is_unknown() -> None:
+    estimate = estimate_acceptance([answer([0, 0], drafted=0)], 2)
+    assert estimate.alpha.value is None
+    assert estimate.coverage == 0.0
+    assert [each.value for each in estimate.survival] == [0.0, 0.0]
+
+
+def test_survival_depends_on_the_depth_that_is_drafted() -> None:
+    """A stretch in which all is predictable: drafted to depth 1 it has two rounds of three, to depth 4 one of two."""
+    stretch = [answer([4, 3, 2, 1, 0, 0])]
+    shallow, deep = estimate_acceptance(stretch, 1), estimate_acceptance(stretch, 4)
+    assert shallow.survival[0].value == pytest.approx(2 / 4)
+    assert deep.survival[0].value == pytest.approx(1 / 2)
+    assert [each.rounds for each in deep.depths] == [4, 3, 3, 2]
