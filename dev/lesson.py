@@ -30,6 +30,7 @@ _BLOCK = re.compile(
     r"(?:```text(?P<info>[ \w]*)\n(?P<text>.*?)```|(?P<table>(?:\|[^\n]*\n)+)))?",
     re.DOTALL,
 )
+_PROGRESS = re.compile(r"^[A-Z][a-z ]+: \d+ of \d+ [\w ]+\n", re.MULTILINE)
 _TIME = re.compile(r"\b[\d.]+(?= ms|, forward|, rest|\))")
 
 
@@ -117,8 +118,8 @@ def _row(cells: list[str]) -> str:
 
 
 def output_of(example: Example, *, model: str | None = None) -> str:
-    """What its code prints: stdout, then the messages. `model` takes the place of the default one. RuntimeError if a
-    command fails."""
+    """What its code prints: stdout, then the messages without the progress. `model` takes the place of the default one.
+    RuntimeError if a command fails."""
     from wager.cli import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -129,7 +130,7 @@ def output_of(example: Example, *, model: str | None = None) -> str:
             extra = ["--model", model] if model and example.uses_model else []
             if main([*shlex.split(line)[1:], *extra]):
                 raise RuntimeError(f"{line}: {err.getvalue()}")
-    return out.getvalue() + err.getvalue()
+    return out.getvalue() + _PROGRESS.sub("", err.getvalue())
 
 
 def rewritten(page: str, *, measured: bool) -> Iterator[str]:
