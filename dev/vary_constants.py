@@ -4,9 +4,9 @@
 
 The constants are the numbers at the top of the modules of economics/policy, economics/latency, economics/acceptance.py
 and economics/latency_cache.py; what they are for, and in what unit, is the comment beside them or the line below. Each
-is set to half and to twice its value, and a fixed set of small replays is run: tokens a second against those with the value as it is. The policy's own
-time is not charged, so that the figures are the same every time; a replay is chaotic, so differences under 0.3 % are
-noise. Constants that bound what is rare (a limit, the length of a memory) are expected to show nothing here.
+is set to half and to twice its value, and a fixed set of small replays is run: tokens a second against those with the
+value as it is. The policy's own time is not charged, so that the figures are the same every time; a replay is chaotic,
+so differences under 0.3 % are noise. Constants that bound what is rare are expected to show nothing here.
 """
 
 from __future__ import annotations

@@ -146,6 +146,7 @@ SHORT = {
     "bench": ["--limit", "1", "--max-tokens", "8"],
     "acceptance": ["--limit", "1", "--max-tokens", "8"],
     "prove": ["--limit", "1", "--max-tokens", "8", "--concurrency", "2"],
+    "popularity": ["--model", "random:qwen3-moe:tiny", "--max-tokens", "4"],
     "calibrate": ["--seconds", "1"],
     "replay": ["--concurrency", "4", "--rounds", "300", "--output", "64"],
 }

@@ -210,6 +210,7 @@ def refusal(*arguments: str) -> str:
         ("--model Qwen3-8B --hardware H100 --ep 8", "experts"),
         ("--locality 0", "locality"),
         ("--locality nan", "locality"),
+        ("--popularity nowhere.json", "nowhere.json"),
         ("--policy fixed:99", "8"),
         ("--policy adaptive:3", "adaptive"),
         ("--policy-time 3", "policy-time"),

@@ -42,9 +42,10 @@ def by_batch(axes: Any, report: PlanReport) -> None:
         _mark_knee(axes, curve, colour=colour)
     for index, context in enumerate(contexts):
         values = [step_intensity(cost, batch=batch, context=context) for batch in batches]
-        axes.plot(batches, values, color="0.25", linewidth=1.1, linestyle=DASHES[(index + 2) % len(DASHES)],
+        shade = f"{0.1 + 0.5 * index / len(contexts):.2f}"
+        axes.plot(batches, values, color=shade, linewidth=1.1, linestyle=DASHES[(index + 2) % len(DASHES)],
                   label=f"whole step, context {count(context)}")  # fmt: skip
-    _ridge(axes, curves[0], left=batches[0])
+    _ridges(axes, curves[:1])
     axes.axvspan(min(planned), max(planned), color="0.93", zorder=0, label="planned batches")
     axes.set_yscale("log")
     count_axis(axes.xaxis)
@@ -54,18 +55,23 @@ def by_batch(axes: Any, report: PlanReport) -> None:
 
 
 def _mark_knee(axes: Any, curve: IntensityCurve, *, colour: str) -> None:
+    """A dot where the curve meets the ridge; the twin's number above to the left, others below to the right, since the
+    twin's knee is never the later one."""
     if curve.knee is None:
         return
+    left = curve.name == DENSE_TWIN
     axes.plot([curve.knee], [curve.ridge], "o", color=colour, markersize=7, zorder=5)
     axes.annotate(f"knee: {curve.knee:,.0f}" if curve.knee >= 100 else f"knee: {curve.knee:.3g}",
-                  (curve.knee, curve.ridge), textcoords="offset points", xytext=(-7, 7), ha="right", fontsize=9,
-                  color=colour, weight="bold", bbox=BACKGROUND)  # fmt: skip
+                  (curve.knee, curve.ridge), textcoords="offset points", xytext=(-7, 7) if left else (7, -7),
+                  ha="right" if left else "left", va="bottom" if left else "top", fontsize=9, color=colour,
+                  weight="bold", bbox=BACKGROUND)  # fmt: skip
 
 
-def _ridge(axes: Any, curve: IntensityCurve, *, left: float) -> None:
-    axes.axhline(curve.ridge, **REFERENCE)
-    axes.annotate(f"ridge {curve.compute}: {curve.ridge:,.4g}", (left, curve.ridge), textcoords="offset points",
-                  xytext=(2, 3), va="bottom", fontsize=8, color="0.3", bbox=BACKGROUND)  # fmt: skip
+def _ridges(axes: Any, curves: Sequence[IntensityCurve]) -> None:
+    """A line for each arithmetic of the curves."""
+    ridges = {curve.compute: curve.ridge for curve in curves}
+    for (compute, ridge), style in zip(ridges.items(), ("-", (0, (6, 2)), (0, (2, 2))), strict=False):
+        axes.axhline(ridge, **{**REFERENCE, "linestyle": style}, label=f"ridge, {compute}: {ridge:,.4g}")
 
 
 def by_rows(axes: Any, report: PlanReport) -> None:
@@ -74,20 +80,17 @@ def by_rows(axes: Any, report: PlanReport) -> None:
     rows = spread(1, max(64, 2 * (report.query.max_depth + 1)))
     by_context = {context: attention_curves(cost, rows, context=context) for context in contexts}
     kinds = list(dict.fromkeys(curve.name for curves in by_context.values() for curve in curves))
-    ridges: dict[str, IntensityCurve] = {}
     for index, curves in enumerate(by_context.values()):
         for curve in curves:
             colour = COLOURS[kinds.index(curve.name) % len(COLOURS)]
             axes.plot(curve.counts, curve.values, color=colour, linewidth=1.6, linestyle=DASHES[index % len(DASHES)])
             if curve.knee is not None and rows[0] <= curve.knee <= rows[-1]:
                 axes.plot([curve.knee], [curve.ridge], "o", color=colour, markersize=6, zorder=5)
-            ridges.setdefault(curve.compute, curve)
-    for curve in ridges.values():
-        _ridge(axes, curve, left=rows[0])
     for index, kind in enumerate(kinds):
         axes.plot([], [], color=COLOURS[index % len(COLOURS)], linewidth=2.2, label=kind)
     for index, context in enumerate(contexts):
         axes.plot([], [], color="0.25", linestyle=DASHES[index % len(DASHES)], label=f"context {count(context)}")
+    _ridges(axes, [curve for curves in by_context.values() for curve in curves])
     axes.plot([], [], "o", color="0.25", markersize=6, linestyle="none", label="compute-bound\nfrom here on")
     axes.set_yscale("log")
     count_axis(axes.xaxis)
@@ -117,13 +120,14 @@ def of_parts(axes: Any, report: PlanReport) -> None:
         if chosen:
             axes.scatter([point[2] for point in chosen], [parts.index(point[0]) for point in chosen], s=sizes,
                          color=colour, marker=marker, alpha=0.6, linewidths=0, label=f"bound by {bound}")  # fmt: skip
-    for kind in device.peaks:
-        axes.axvline(device.ridge(kind), **REFERENCE)
-        axes.annotate(f"{kind} {device.ridge(kind):,.4g} ", (device.ridge(kind), 1), rotation=90, fontsize=8,
+    for ridge in sorted({device.ridge(kind) for kind in device.peaks}):
+        kinds = ", ".join(kind for kind in device.peaks if device.ridge(kind) == ridge)
+        axes.axvline(ridge, **REFERENCE)
+        axes.annotate(f"{kinds} {ridge:,.4g} ", (ridge, 1), rotation=90, fontsize=8,
                       xycoords=("data", "axes fraction"), ha="right", va="top", color="0.3")  # fmt: skip
     axes.set_xscale("log")
     axes.set_yticks(range(len(parts)), parts)
-    axes.set_ylim(len(parts) + 0.4, -1.6)
+    axes.set_ylim(len(parts) + 0.4, -2.2)
     axes.legend(fontsize=8, loc="lower left", ncols=3, framealpha=0.9, edgecolor="0.85")
     finish(axes, "Parts of the planned steps and the ridges (larger: larger batch)", x=_INTENSITY, y="")
 

@@ -4,7 +4,7 @@ depth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wager.cli import intensity_plots
@@ -98,13 +98,10 @@ def _outcomes(report: PlanReport, rate: AcceptanceRates, batches: Sequence[int],
 def _speedups(axes: Any, report: PlanReport, *, context: int, batches: Sequence[int]) -> None:
     """A line for each planned acceptance, its planned batches marked; a single one is shown among others."""
     planned = {rate.label: rate for rate in report.grid.acceptances}
-    others = {f"{rate:g}": AcceptanceRates(f"{rate:g}", rate) for rate in _RATES} if len(planned) == 1 else {}
-    for label, rate in others.items():
-        if label not in planned:
-            values = [outcome.speedup for outcome in _outcomes(report, rate, batches, context)]
-            axes.plot(batches, values, color="0.6", linewidth=0.9)
-            axes.annotate(label, (batches[-1], values[-1]), fontsize=8, color="0.4", xytext=(3, 0),
-                          textcoords="offset points", va="center")  # fmt: skip
+    others = [AcceptanceRates(f"{rate:g}", rate) for rate in _RATES if len(planned) == 1 and f"{rate:g}" not in planned]
+    _reference_rates(axes, {
+        rate.label: [outcome.speedup for outcome in _outcomes(report, rate, batches, context)] for rate in others
+    }, batches)  # fmt: skip
     for index, (label, rate) in enumerate(planned.items()):
         values = [outcome.speedup for outcome in _outcomes(report, rate, batches, context)]
         marked = [batches.index(batch) for batch in report.grid.batches]
@@ -116,6 +113,21 @@ def _speedups(axes: Any, report: PlanReport, *, context: int, batches: Sequence[
     legend(axes, title="acceptance")
     depth = "the best depth" if report.query.depth is None else f"depth {report.query.depth}"
     finish(axes, f"Speed-up at {depth}, context {count(context)}", x="batch", y="times plain decoding")
+
+
+def _reference_rates(axes: Any, curves: Mapping[str, Sequence[float]], batches: Sequence[int]) -> None:
+    """Thin lines of other acceptances, named where they are furthest apart; of lines that meet there only the first."""
+    if not curves:
+        return
+    spans = [max(values) - min(values) for values in zip(*curves.values(), strict=True)]
+    place = spans.index(max(spans))
+    top, named = max(max(values) for values in curves.values()), list[float]()
+    for label, values in curves.items():
+        axes.plot(batches, values, color="0.6", linewidth=0.9)
+        if all(abs(values[place] - other) > 0.05 * (top - 1) for other in named):
+            named.append(values[place])
+            axes.annotate(label, (batches[place], values[place]), fontsize=8, color="0.3", ha="center", va="center",
+                          bbox=BACKGROUND)  # fmt: skip
 
 
 def _memory_limit(axes: Any, report: PlanReport, *, context: int, last: int) -> None:

@@ -46,8 +46,11 @@ _MAX_ROUNDS = 10_000_000
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")
 @click.option("--ep", type=int, default=1, show_default=True, metavar="N",
               help="Ranks that split the experts, each with the given workload.")  # fmt: skip
-@click.option("--locality", type=float, default=1.0, show_default=True, metavar="X",
-              help="T tokens of one request hit as many experts as T^X unrelated ones.")  # fmt: skip
+@click.option("--popularity", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="How likely a token is to choose each expert; see `wager plan`.")  # fmt: skip
+@click.option("--locality", type=float, metavar="X",
+              help="T tokens of one request choose as many distinct experts as T^X unrelated ones.  "
+              "[default: 1, or that of --popularity]")  # fmt: skip
 @click.option("--precision", metavar="FORMAT[:EXPERTS]", help="How weights (and experts) are stored, such as fp8.  "
               "[default: as published]")  # fmt: skip
 @click.option("--cache", metavar="FORMAT", help="How keys and values are stored.  [default: as published]")

@@ -32,7 +32,7 @@ PUBLISHED = "published"
 """The name of the published step times in --hardware."""
 
 _MODEL, _HARDWARE = "Qwen3.6-35B-A3B", "B200"  # without --model and --hardware; those of the published step times
-_STEP_FLAGS = ("tp", "ep", "locality", "precision", "cache", "overhead")
+_STEP_FLAGS = ("tp", "ep", "locality", "popularity", "precision", "cache", "overhead")
 _SHAPES = {"mtp": "mtp", "dflash": "block:16", "ngram": "free"}  # of drafters whose name says it
 _LONGEST_POLICY_TIME = 60.0  # seconds a step
 
@@ -136,7 +136,8 @@ def _cost(options: ReplayOptions) -> CostModel:
     if options.model is not None and options.hardware is None:
         raise UsageError("--model and --hardware go together.", "Say on which hardware: --hardware H100, or this.")
     settings = plan_inputs.PlanSettings(
-        tp=options.tp, ep=options.ep, locality=options.locality, precision=options.precision, cache=options.cache,
+        tp=options.tp, ep=options.ep, locality=options.locality,
+        popularity=options.popularity, precision=options.precision, cache=options.cache,
         overhead=options.overhead,
     )  # fmt: skip
     if _is_published(options):

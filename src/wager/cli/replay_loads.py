@@ -33,7 +33,8 @@ class ReplayOptions:
     max_depth: int | None
     tp: int
     ep: int
-    locality: float
+    locality: float | None
+    popularity: Path | None
     precision: str | None
     cache: str | None
     overhead: str

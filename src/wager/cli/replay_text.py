@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from wager.cli.replay_inputs import ReplayQuery
@@ -90,13 +91,14 @@ def _slo_note(workload: str, slo: float, points: Sequence[ReplayPoint]) -> str:
 def as_dict(query: ReplayQuery, points: Sequence[ReplayPoint], options: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON of `wager replay --json`."""
     given = {
-        key: list(value) if isinstance(value, tuple) else value
+        key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
         for key, value in options.items()
         if value is not None and value != () and key != "trace"
     }
     return {
         "setting": {
             "trace": str(options.get("trace") or ""),
+            "locality": 1.0 if query.setting.machine is None else query.setting.machine.cost.routing.locality,
             **given,
             "step_times": query.step_times,
             "prices": [asdict(price) for price in query.prices],

@@ -66,5 +66,7 @@ def longest_that_fits(lengths: Collection[int], budget: int) -> int:
 
 def truncate_to(drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
     """The drafts within `budget` rows together: the longest are truncated."""
+    if sum([len(draft.tokens) for draft in drafts.values()]) <= budget:
+        return drafts
     longest = longest_that_fits([len(draft) for draft in drafts.values()], budget)
     return {seq_id: draft.truncate(longest) for seq_id, draft in drafts.items() if longest}
