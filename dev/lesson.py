@@ -88,8 +88,8 @@ def differences(example: Example, output: str) -> list[str]:
 
 
 def _same(shown: str, printed: str) -> bool:
-    """Whether two lines are equal. The adaptive policy's figures may differ a little: one decision that a last bit turns
-    changes those after it, so they depend on the processor."""
+    """Whether two lines are equal. The adaptive policy's figures may differ a little: a decision that one last bit
+    turns changes those after it, so they depend on the processor."""
     if "| adaptive |" not in shown:
         return shown == printed
     one, other = shown.split(), printed.split()
