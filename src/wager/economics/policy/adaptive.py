@@ -38,7 +38,6 @@ from wager.types import (
 )
 
 _EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
-_SKIPPED_STEPS = 6  # steps without planning after a plan without drafts, while the batch is unchanged
 
 
 class Adaptive(Policy):
@@ -186,7 +185,7 @@ class Adaptive(Policy):
                 del step.plan[span.seq_id]
             elif decision is not None and decision.depth > span.max_draft_tokens:
                 step.plan[span.seq_id] = replace(decision, depth=span.max_draft_tokens)
-        self._skip = 0 if step.plan or self._steps < EARLY_STEPS else _SKIPPED_STEPS
+        self._skip = 0 if step.plan or self._steps < EARLY_STEPS else UPDATE_INTERVAL
 
     def _measure_rows(self, step: PolicyStep) -> bool:
         """Replace what is planned by a step that shows what rows cost, if that is worth it; returns whether it is."""
