@@ -14,7 +14,6 @@ from wager.economics.latency_model import LatencyModel
 
 _REFRESH_INTERVAL = 32  # steps after which the model is queried again: it learns, and contexts grow
 _CONTEXTS_PER_DOUBLING = 8  # context lengths within 1/8 of a doubling (9 %) share an entry
-_DENSE_ROWS = 16  # up to this many extra rows the model is queried for each, beyond it for every eighth part more
 
 
 class LatencyCache:
@@ -31,7 +30,11 @@ class LatencyCache:
         """A step begins."""
         self._steps += 1
         if self._steps % _REFRESH_INTERVAL == 0:
-            self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
+            self.clear()
+
+    def clear(self) -> None:
+        """The model has learned something new."""
+        self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
         """A step that decodes one token for each of `sequences`, with `context_sum` cached positions together."""
@@ -89,8 +92,8 @@ def _context_key(context_sum: int) -> int:
 
 
 def _knots(last: int) -> list[int]:
-    """0, 1, 2, ... one by one up to _DENSE_ROWS, then ever further apart, and `last`."""
-    knots = list(range(min(last, _DENSE_ROWS) + 1))
+    """0, 1, 2, ..., from 16 on an eighth part more each time, and `last`."""
+    knots = [0]
     while knots[-1] < last:
         knots.append(min(last, knots[-1] + max(1, knots[-1] // 8)))
     return knots

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
-UPDATE_INTERVAL = 4  # steps between updates of what changes slowly: goodput, cost of a row, latency
+UPDATE_INTERVAL = 4  # steps between updates of what changes slowly: goodput, cost of a row, latency, an empty plan
 EARLY_STEPS = 64  # first steps, in which nothing is left out
 SMOOTHING = 0.05  # weight of a new step in a running mean: about the last 20 count
 
