@@ -144,12 +144,16 @@ def speedup(turns: Sequence[Mapping[str, DecodeSteps]], depth: int) -> tuple[flo
     return ratio(sums), float(low), float(high)
 
 
+def line(o: Outcome) -> str:
+    """A row of the first table."""
+    measured = f"{o.measured:.2f} ({o.low:.2f} to {o.high:.2f})"
+    return f"| {o.load} | {o.temperature:g} | {o.depth} | {o.predicted:.2f} | {measured} | {o.error:+.1%} |"
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """One line per load, temperature and depth, then how well the best depth was predicted."""
     lines = ["| load | temperature | depth | predicted | measured (95 %) | error |", "|---|---|---|---|---|---|"]
-    for o in outcomes:
-        lines.append(f"| {o.load} | {o.temperature:g} | {o.depth} | {o.predicted:.2f} | {o.measured:.2f} "
-                     f"({o.low:.2f} to {o.high:.2f}) | {o.error:+.1%} |")  # fmt: skip
+    lines += map(line, outcomes)
     lines += ["", "| load | temperature | best depth, predicted | measured | predicted one, measured | lost |",
               "|---|---|---|---|---|---|"]  # fmt: skip
     for load_, temperature in dict.fromkeys((o.load, o.temperature) for o in outcomes):
@@ -185,6 +189,8 @@ def main() -> None:
     args.model = args.model if found is None else str(found)
     depths = [int(word) for word in args.depths.split(",")]
     prompts = spread(read_prompts(args.file), args.prompts)
+    if len(prompts) < max(int(word) for word in args.loads.split(",")):
+        parser.error(f"{len(prompts)} prompts do not fill the largest of the loads {args.loads}")
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -200,12 +206,14 @@ def main() -> None:
             for temperature in temperatures:
                 params = SamplingParams(MAX_TOKENS, temperature=temperature, seed=0)
                 turns = engines.turns(prompts, load=load_, params=params)
-                outcomes += [
+                group = [
                     Outcome(load_, temperature, depth, predicted[temperature][load_][depth], *speedup(turns, depth))
                     for depth in depths
                 ]
-    if args.json:
-        args.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+                outcomes += group
+                say("\n".join(["so far:", *map(line, group)]))
+                if args.json:
+                    args.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     print(table(outcomes))
 
 
