@@ -177,3 +177,26 @@ def test_threshold_decoding_leaves_the_distribution_as_it_is(p: Probs, q: Probs)
         return len(policy.admit({"r": drafted(draws, q, tuple(q[x] for x in draws))}, BUDGET).get("r", ()))
 
     assert first_token(p, q, depth=2, keep=keep) == pytest.approx(p, abs=1e-12)
+
+
+@pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.1, 0.9), (0.6, 0.4))])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_threshold_decoding_that_stops_the_drafter_leaves_the_distribution_as_it_is(
+    p: Probs, q: Probs, rule: str
+) -> None:
+    """The drafter heeds min_survival: it stops after an unlikely draw, which is verified all the same."""
+    policy = Threshold(2, threshold=0.4, rule=rule)  # type: ignore[arg-type]
+    stop = policy.plan([Span("r", 100, (0,), True, 2)], BUDGET)["r"].min_survival
+    assert stop == 0.4
+
+    def score(draws: tuple[int, ...]) -> tuple[float, ...]:
+        return (0.8, 0.7)[: len(draws)] if draws[0] == 0 else (0.3, 0.2)[: len(draws)]
+
+    def keep(draws: tuple[int, ...]) -> int:
+        return len(deepcopy(policy).admit({"r": drafted(draws, q, score(draws))}, BUDGET).get("r", ()))
+
+    found = two_tokens(p, q, lambda draws: score(draws)[-1] >= stop, keep)
+    for emitted, mass in found.items():
+        assert mass == pytest.approx(p[emitted[0]] * p[emitted[1]], abs=1e-12)
+    wrong = two_tokens(p, q, lambda draws: score(draws)[-1] >= stop, lambda draws: sum(s >= stop for s in score(draws)))
+    assert any(abs(mass - p[a] * p[b]) > 0.01 for (a, b), mass in wrong.items())

@@ -34,7 +34,7 @@ from wager.economics.latency.shapes import (
     random_shapes,
     uniform_shape,
 )
-from wager.economics.latency.surface import LatencySurface, StepPoint
+from wager.economics.latency.surface import MAX_UNCERTAINTY, LatencySurface, StepPoint
 from wager.economics.latency.typical_steps import ShapeSample, typical_steps
 from wager.errors import UsageError
 from wager.types import StepRecord
@@ -126,7 +126,8 @@ def test_held_out_steps_test_the_fit_and_are_not_fitted() -> None:
     good = calibration()
     wrong = [replace(point, seconds=10 * point.seconds) for point in good.held_out]
     judged = Calibration.fit(HERE, good.points, wrong, seconds=60, drafters=TRUTH.drafters)
-    assert judged.surface_values == good.surface_values
+    assert good.surface_values["uncertainty"] == 1
+    assert judged.surface_values == {**good.surface_values, "uncertainty": MAX_UNCERTAINTY}
     assert judged.errors.median == pytest.approx(0.9, abs=0.01)
     with pytest.raises(UsageError, match="to test the fit with"):
         Calibration.fit(HERE, good.points, [], seconds=60)

@@ -215,6 +215,7 @@ WRONG = [
     (f"{LLAMA} --popularity @skewed.json", 2, "--popularity has no effect"),
     (f"{LLAMA} --precision bf16:mxfp4", 2, "precision = 'bf16:mxfp4'"),
     (f"{LLAMA} --precision fp7", 2, "fp7"),
+    (f"{LLAMA} --depth 20 --max-depth 8", 2, "--max-depth both"),
     (f"{LLAMA} --max-depth -1", 2, "largest depth of -1"),
     (f"{LLAMA} --max-depth 1000000", 2, "largest depth of 1000000"),
     (f"{LLAMA} --depth 100000", 2, "Depth 100000"),

@@ -15,6 +15,11 @@ from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.objective import Objective, parse_objective
 from wager.economics.policy.threshold import Threshold
 from wager.economics.policy_spec import PolicySpec, parse_policy
+from wager.economics.simulation.comparison import ReplaySetting, simulate
+from wager.economics.simulation.published_latency import PublishedLatency
+from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.economics.simulation.workload import Workload
+from wager.economics.survival import MTP_SURVIVAL
 from wager.errors import UsageError
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
@@ -188,6 +193,49 @@ def test_threshold_does_not_truncate_draws_under_an_exact_rule() -> None:
     draw = Draft("a", (1, 2), (-1, 0), (0.1, 0.05), "d", np.eye(2))
     assert len(Threshold(4, rule="rejection").admit({"a": draw}, BUDGET)["a"]) == 2
     assert Threshold(4).admit({"a": draw}, BUDGET) == {}
+
+
+def test_threshold_asks_the_drafter_to_stop() -> None:
+    spans = [Span("a", 9, (1,), True, 5), Span("b", 9, (1,), True, 2), Span("c", 0, (1, 2), False, 0)]
+    policy = Threshold(4, drafter="d", threshold=0.3)
+    assert policy.plan(spans, BUDGET) == {"a": DraftDecision(4, "d", 0.3), "b": DraftDecision(2, "d", 0.3)}
+
+
+def test_threshold_without_scores_drafts_only_as_deep_as_survival_lasts() -> None:
+    policy, spans = Threshold(4, threshold=0.3), [Span("a", 9, (1,), True, 4)]
+
+    def step(right: int) -> int:
+        policy.threshold = 0.3  # it shall not adapt
+        depth = policy.plan(spans, BUDGET)["a"].depth
+        policy.admit({"a": Draft.chain("a", range(depth), drafter="d")}, BUDGET)
+        accepted = min(right, depth)
+        policy.learn([Verdict("a", tuple(range(accepted)), tuple(range(accepted + 1)))])
+        return depth
+
+    assert [step(1) for _ in range(61)][-1] == 1
+    assert [step(0) for _ in range(61)][-1] == 1, "one token, so that it is noticed when drafts get better"
+    policy.threshold = 0.3
+    assert [step(4) for _ in range(1000)][-1] == 4
+
+
+def test_threshold_decoding_ends_drafting_too() -> None:
+    """A draft head that makes a pass for each token, with scores: about one pass more than what is verified."""
+    setting = ReplaySetting(
+        SyntheticTraces({"mtp": SyntheticDrafter(MTP_SURVIVAL)}, output_tokens=256), PublishedLatency()
+    )
+    workload = Workload(concurrency=1, rounds=1500)
+    point, all_of_it = (simulate(setting, name, workload) for name in ("threshold:0.3", "fixed:8"))
+    assert point.admitted < point.drafted < point.admitted + 1
+    assert point.throughput > 1.4 * all_of_it.throughput
+    assert point.throughput > 1.2 * simulate(setting, "none", workload).throughput
+
+
+def test_threshold_says_what_was_accepted_only_once_something_was_verified() -> None:
+    policy = Threshold(4, threshold=0.3)
+    assert "none was verified yet" in policy.explain()
+    policy.admit({"a": Draft.chain("a", range(4), drafter="d", scores=[0.9] * 4)}, BUDGET)
+    policy.learn([Verdict("a", (0,), (0, 9))])
+    assert "lately 25% of those verified were accepted" in policy.explain()
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.2, 3.0])

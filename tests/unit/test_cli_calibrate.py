@@ -62,9 +62,27 @@ def test_a_disturbed_calibration_does_not_replace_a_good_one(
     assert result.code == 0
     assert "not stored: the calibration made just now is kept" in " ".join(result.err.split())
     assert stored.read_bytes() == before
-    edit(stored, errors={**errors, "p90": 1.0})
+    edit(stored, errors={**errors, "p90": 100.0})  # greater than any that is measured now
     assert "stored in" in wager("calibrate", *flags, "--seconds", "0.5").err
     assert stored.read_bytes() != before
+
+
+def test_a_hasty_calibration_does_not_replace_a_careful_one_unless_asked(
+    wager: Call, flags: list[str], stored: Path
+) -> None:
+    errors = json.loads(stored.read_text())["errors"]
+    edit(stored, errors={**errors, "p90": 1e-6}, seconds=60.0)
+    before = stored.read_bytes()
+    result = wager("calibrate", *flags, "--seconds", "0.5")
+    assert "is kept, measured for 60 s, whose error was" in " ".join(result.err.split())
+    assert stored.read_bytes() == before
+    assert "stored in" in wager("calibrate", *flags, "--seconds", "0.5", "--replace").err
+    value = json.loads(stored.read_text())
+    assert value["seconds"] == 0.5
+    assert value["surface"]["uncertainty"] == pytest.approx(min(5.0, max(1.0, value["errors"]["p90"] / 0.05)))
+    refused = wager("calibrate", *flags, "--check", "--replace")
+    assert refused.code != 0
+    assert "--replace has no effect" in refused.err
 
 
 def test_json_is_complete_and_alone_on_stdout(wager: Call, flags: list[str], folder: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from wager.build.opened import OpenedModel
 from wager.economics.latency.calibration import FOLDER, find_calibration
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.latency.surface import MAX_UNCERTAINTY, LatencySurface
 from wager.engine.runner import Runner
 from wager.errors import UsageError
 from wager.kernels.base import Kernels
@@ -37,4 +37,4 @@ def measured(runner: Runner, *, max_context: int, report: Callable[[str], None])
         return quick_surface(runner, max_context=max_context)
     except UsageError as error:
         log.warning("%s Default step latencies are used until steps were timed.", error.message)
-        return LatencySurface([1, 256], [5e-3, 5e-2])
+        return LatencySurface([1, 256], [5e-3, 5e-2], uncertainty=MAX_UNCERTAINTY)

@@ -47,15 +47,23 @@ _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
     is_flag=True,
     help="Store nothing: predict steps of random shapes from what is stored, and report the errors.",
 )
+@click.option("--replace", is_flag=True, help="Store the result even if the stored calibration is better.")
 @flags.json_flag
 def command(
-    *, config: EngineConfig, drafters: tuple[str, ...], seconds: float, checking: bool, json_path: Path | None
+    *,
+    config: EngineConfig,
+    drafters: tuple[str, ...],
+    seconds: float,
+    checking: bool,
+    replace: bool,
+    json_path: Path | None,
 ) -> None:
     """Time real steps of the model on this machine and fit a latency model to them.
 
     Steps with 1 to 128 rows, 1 to 32 requests and short to long contexts are timed in shuffled order, and drafting with
     each --drafter. The fit is tested on steps that it was not fitted to, and stored in the user's cache folder, where
-    the engine and `wager plan --hardware this` find it. Run no other programs meanwhile.
+    the engine and `wager plan --hardware this` find it; one that was measured for longer and fits better is kept unless
+    --replace is given. Run no other programs meanwhile.
     """
     from wager.cli.loading import open_engine
     from wager.models import hub
@@ -63,6 +71,8 @@ def command(
 
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds = {seconds:g} is out of range.", "Give a time above 0, such as --seconds 60.")
+    if checking and replace:
+        raise UsageError("--check stores nothing, so --replace has no effect.", "Give one of them.")
     console.check_writable(json_path)
     engine = open_engine(config.with_options(drafter="none"))
     folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
@@ -74,7 +84,7 @@ def command(
         _check(engine, stored.calibration, seconds=seconds, json_path=json_path)
         return
     calibration = _measure(engine, current, config, ",".join(drafters).split(","), seconds=seconds)
-    _store(calibration, folder, json_path=json_path)
+    _store(calibration, folder, replace=replace, json_path=json_path)
 
 
 def _measure(
@@ -101,18 +111,24 @@ def _measure(
         )
 
 
-def _store(calibration: Calibration, folder: Path, *, json_path: Path | None) -> None:
-    """Write and show a calibration; one disturbed by other programs does not replace an undisturbed one."""
-    previous = find_calibration(folder, calibration.setup).calibration
+def _store(calibration: Calibration, folder: Path, *, replace: bool, json_path: Path | None) -> None:
+    """Write and show a calibration; unless `replace`, a better one is kept, and one disturbed by other programs does
+    not replace an undisturbed one."""
+    previous = None if replace else find_calibration(folder, calibration.setup).calibration
     disturbed = calibration.errors.p90 > DISTURBED
-    kept = previous if disturbed and previous and previous.errors.p90 <= DISTURBED else None
+    kept = None
+    if previous and (previous.is_better_than(calibration) or (disturbed and previous.errors.p90 <= DISTURBED)):
+        kept = previous
     path = None if kept else calibration.write(folder)
     if json_path:
         console.write_json({**calibration.as_dict(), "path": path and str(path)}, json_path)
     if str(json_path) != "-":
         _show(calibration)
     if kept:
-        console.say(f"not stored: the calibration made {kept.age} is kept, whose error was {kept.errors}")
+        console.say(
+            f"not stored: the calibration made {kept.age} is kept, measured for {kept.seconds:g} s, whose error was "
+            f"{kept.errors}; --replace stores the new one"
+        )
     else:
         console.say(f"stored in {path}")
 

@@ -96,7 +96,7 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     help="Share of rounds whose outcome --draft-async drafted for; in the others the sum is paid.  [default: 1]",
 )
 @click.option("--depth", type=int, metavar="N", help="Plan this depth. Without it the one with the largest speed-up.")
-@click.option("--max-depth", type=int, default=16, show_default=True, metavar="N", help="Deepest draft to try.")
+@click.option("--max-depth", type=int, metavar="N", help="Deepest draft to try.  [default: 16]")
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")
 @click.option(
     "--ep", type=int, default=1, show_default=True, metavar="N", help="Ranks that split the experts, in groups of --tp."

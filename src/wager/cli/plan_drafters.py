@@ -34,7 +34,7 @@ _HEADS = ("mtp", "eagle", "block", "medusa")
 _STAGED_DEPTH = 3
 """Guesses of the inner drafter where none are given."""
 
-_MOST_EXPENSIVE = 1000.0
+_MOST_EXPENSIVE = 10.0
 """Plain steps that a draft token may cost; more is a slip of the keyboard."""
 
 ModelFinder = Callable[[str], ModelSpec]

@@ -19,7 +19,7 @@ from wager.economics.costmodel.devices import Device, find_device
 from wager.economics.costmodel.draft_cost import DraftCost
 from wager.economics.costmodel.experts import ExpertRouting
 from wager.economics.costmodel.links import COLLECTIVE_LATENCY
-from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
+from wager.economics.costmodel.plan import DEFAULT_MAX_DEPTH, AcceptanceRates, PlanQuery
 from wager.economics.costmodel.published import B200_ROUNDED, PUBLISHED_MODELS
 from wager.economics.costmodel.roofline import CostModel
 from wager.economics.durations import parse_seconds
@@ -75,7 +75,7 @@ class PlanSettings:
     draft_async: bool = False
     hit_rate: float | None = None
     depth: int | None = None
-    max_depth: int = 16
+    max_depth: int | None = None
     tp: int = 1
     ep: int = 1
     balanced: bool = False
@@ -98,7 +98,10 @@ def plan_query(model: str, hardware: str, settings: PlanSettings) -> PlanQuery:
     own = None if settings.drafter_hardware is None else find_hardware(settings.drafter_hardware)
     options = DrafterOptions(settings.shape, settings.drafter_cost, settings.drafter_tp, own, settings.drafter_link)
     drafter = plan_drafters.draft_cost(cost, options, models=find_plan_model)
-    return PlanQuery(cost, drafter, settings.max_depth, settings.depth, hit_rate)
+    if None not in (settings.depth, settings.max_depth):
+        raise UsageError("--depth and --max-depth both say how deep to draft.", "Give one of the two.")
+    max_depth = DEFAULT_MAX_DEPTH if settings.max_depth is None else settings.max_depth
+    return PlanQuery(cost, drafter, max_depth, settings.depth, hit_rate)
 
 
 def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostModel:

@@ -124,6 +124,9 @@ class PlanReport:
     def _losing_batches(self, losing: LosingBatches) -> str:
         where = f"Plain decoding at context {losing.context}, acceptance {losing.acceptance.label}"
         low, high = min(self.grid.batches), max(self.grid.batches)
+        if low == high:
+            text = "is fastest: no depth pays off" if losing.ranges else "is not the fastest: some depth pays off"
+            return f"{where}, {text} at batch {low}."
         if not losing.ranges:
             return f"{where}, is never fastest: some depth pays off at every batch from {low} to {high}."
         if losing.ranges == [BatchRange(low, high)]:

@@ -30,7 +30,11 @@ class LatencyCache:
         """A step begins."""
         self._steps += 1
         if self._steps % _REFRESH_INTERVAL == 0:
-            self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
+            self.clear()
+
+    def clear(self) -> None:
+        """The model has learned something new."""
+        self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
         """A step that decodes one token for each of `sequences`, with `context_sum` cached positions together."""

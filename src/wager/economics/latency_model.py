@@ -25,6 +25,10 @@ class LatencyModel(Protocol):
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         """Drafting for `requests` sequences, each to `depth`; 0 for none."""
 
+    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
+        """How uncertain the difference in seconds of steps of two row counts is: its standard deviation; 0 where
+        nothing is learned."""
+
     def observe(self, record: StepRecord) -> None:
         """A step was taken."""
 
@@ -38,6 +42,10 @@ class StaticLatency:
     @property
     def learns(self) -> bool:
         return False
+
+    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
+        del rows, other_rows, requests, context_sum
+        return 0.0
 
     def observe(self, record: StepRecord) -> None:
         del record

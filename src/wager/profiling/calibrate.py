@@ -69,7 +69,8 @@ def quick_surface(
     taken = time_steps(timer, quick_shapes(timer.limits), seconds=seconds, seed=None, repeats=1)
     points = _fastest_steps(taken)
     if len({point.rows for point in points}) == 1:
-        return LatencySurface([points[0].rows], [median(point.seconds for point in points)])
+        typical = median(point.seconds for point in points)
+        return LatencySurface([points[0].rows], [typical], uncertainty=_QUICK_UNCERTAINTY)
     return fit_surface(points, uncertainty=_QUICK_UNCERTAINTY)
 
 

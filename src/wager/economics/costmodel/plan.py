@@ -22,6 +22,8 @@ LARGEST_BATCH = 1 << 20
 DEEPEST = 256
 """Limits of what is planned, far beyond any server; a larger figure is a slip of the keyboard."""
 
+DEFAULT_MAX_DEPTH = 16
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRates:
@@ -158,7 +160,7 @@ class PlanQuery:
 
     cost: CostModel
     drafter: DraftCost
-    max_depth: int = 16
+    max_depth: int = DEFAULT_MAX_DEPTH
     depth: int | None = None
     hit_rate: float | None = None
 

@@ -20,12 +20,15 @@ import numpy as np
 from wager.arch.spec import ModelSpec
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.fit import fit_surface
-from wager.economics.latency.surface import LatencySurface, StepPoint
+from wager.economics.latency.surface import MAX_UNCERTAINTY, LatencySurface, StepPoint
 from wager.errors import UsageError
 
 FORMAT = 1
 FOLDER = "calibrations"
 """Name of the folder that calibrations are kept in, below the user's cache folder."""
+
+_FULL_ERROR = 0.05
+"""Error of the fit (90th percentile) of a full calibration on an undisturbed machine: see docs/calibrate.md."""
 
 CALIBRATE_AGAIN = "Run `wager calibrate` again."
 
@@ -106,7 +109,8 @@ class Calibration:
         seconds: float,
         drafters: Mapping[str, DraftCurve] | None = None,
     ) -> Calibration:
-        """Fit `points`, test the fit on `held_out`. UsageError if there are too few of either."""
+        """Fit `points`, test the fit on `held_out`: the greater its error there, the less the surface is trusted beside
+        what steps show. UsageError if there are too few of either."""
         if not held_out:
             raise UsageError(
                 "Too little time or memory for steps to test the fit with.",
@@ -116,8 +120,13 @@ class Calibration:
         errors = PredictionErrors.of(
             [surface.seconds(p.rows, p.requests, p.context_sum) for p in held_out], [p.seconds for p in held_out]
         )
+        values = {**surface.as_dict(), "uncertainty": min(MAX_UNCERTAINTY, max(1.0, errors.p90 / _FULL_ERROR))}
         now = datetime.now(UTC).replace(microsecond=0)
-        return cls(setup, now, seconds, surface.as_dict(), tuple(points), tuple(held_out), errors)
+        return cls(setup, now, seconds, values, tuple(points), tuple(held_out), errors)
+
+    def is_better_than(self, other: Calibration) -> bool:
+        """Whether it was measured for longer and fits better."""
+        return self.seconds > other.seconds and self.errors.p90 < other.errors.p90
 
     def surface(self) -> LatencySurface:
         """A new surface, which steps may correct."""

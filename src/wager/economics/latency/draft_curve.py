@@ -11,13 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wager.economics.latency.kalman import KalmanFilter
 from wager.economics.latency.knots import ascends, locate
 from wager.errors import UsageError
 
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_RATE = 0.2
-_MAX_SURPRISE = 1.0
-"""A call may miss the expected seconds by this many times them; the rest is put down to a pause of the machine."""
+_PRICE_SD, _KNOT_SD = 0.2, 0.1
+"""Standard deviations of the errors of measured draft times, relative: of what a call and what a draft token costs, and
+of both at one number of requests."""
+
+_UNMEASURED = 3.0
+"""How many times larger they are where one call is all that is known."""
+
+_NOISE_SD = 0.3
+"""How far calls of one shape scatter, relative: most take microseconds, so pauses of the machine count more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +50,14 @@ class DraftCurve:
                 "Requests ascend, and each has two times of zero or more.",
             )
         self.requests = list(requests)
-        self.per_call = [float(value) for value in per_call]
-        self.per_token = [float(value) for value in per_token]
+        self._start(per_call, per_token)
+
+    def _start(self, per_call: Sequence[float], per_token: Sequence[float], *, uncertainty: float = 1.0) -> None:
+        self._fitted = [float(value) for value in per_call], [float(value) for value in per_token]
+        self.per_call, self.per_token = (list(values) for values in self._fitted)
+        # The filter follows the logs of what a call and a token cost, and of both at each number of requests.
+        initial = [_PRICE_SD, _PRICE_SD, *[_KNOT_SD] * len(self.requests)]
+        self._filter = KalmanFilter([uncertainty * sd for sd in initial], noise_sd=_NOISE_SD)
 
     @classmethod
     def unmeasured(cls) -> DraftCurve:
@@ -58,17 +71,24 @@ class DraftCurve:
         return max(0.0, sum(weight * (self.per_call[knot] + depth * self.per_token[knot]) for knot, weight in at))
 
     def observe(self, requests: int, depth: int, *, seconds: float) -> None:
-        """Move towards an observed call; the first one ever holds for every batch size."""
-        if not any(self.per_call) and not any(self.per_token):
-            self.per_token = [seconds / depth] * len(self.per_token)
-            return
+        """Correct from an observed call. The first one ever holds for every batch size; half of it is the call's own
+        until calls of other depths show what is."""
+        requests = min(requests, self.requests[-1])
         expected = self.seconds(requests, depth)
-        bound = _MAX_SURPRISE * max(expected, 1e-7)
-        step = _RATE * max(-bound, min(bound, seconds - expected)) / (1 + depth * depth)
-        right, share = locate(self.requests, min(requests, self.requests[-1]))
+        if expected <= 0:
+            count = len(self.requests)
+            self._start([seconds / 2] * count, [seconds / 2 / depth] * count, uncertainty=_UNMEASURED)
+            return
+        right, share = locate(self.requests, requests)
+        slopes, call = [0.0] * (2 + len(self.requests)), 0.0
         for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
-            self.per_call[knot] = max(0.0, self.per_call[knot] + weight * step)
-            self.per_token[knot] = max(0.0, self.per_token[knot] + weight * step * depth)
+            call += weight * self.per_call[knot] / expected
+            slopes[2 + knot] = weight * (self.per_call[knot] + depth * self.per_token[knot]) / expected
+        slopes[:2] = call, 1 - call
+        self._filter.update(slopes, error=math.log(seconds / expected))
+        log_call, log_token, *knots = self._filter.values.tolist()
+        self.per_call = [value * math.exp(log_call + off) for value, off in zip(self._fitted[0], knots, strict=True)]
+        self.per_token = [value * math.exp(log_token + off) for value, off in zip(self._fitted[1], knots, strict=True)]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a calibration file; `from_dict` reads them."""

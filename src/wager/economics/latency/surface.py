@@ -17,11 +17,13 @@ from wager.economics.latency.knots import ascends, locate
 from wager.errors import UsageError
 from wager.types import DRAFT_STAGE, StepRecord
 
-_SCALE_SD, _SCALE_DRIFT = 0.1, 0.01
-_KNOT_SD, _KNOT_DRIFT = 0.05, 1e-3
-_REQUEST_SD, _REQUEST_DRIFT = 0.01, 2e-4
-"""Standard deviations of the errors of a full calibration's fit, at first and per step: of all of it
-(relative), of one row count (relative), and of the cost of a request (in steps of one row)."""
+_SCALE_SD, _ROW_COST_SD, _KNOT_SD, _REQUEST_SD = 0.3, 0.5, 0.1, 0.01
+"""Standard deviations of the errors of prices after a full calibration: of all of it, of what rows cost beyond the
+first measured count, of one row count (these three relative), and of the cost of a request (in steps of the first row
+count). The fit itself is nearer (5 %); these allow for what other programs do to a machine later."""
+
+MAX_UNCERTAINTY = 5.0
+"""Uncertainty of prices that were hardly measured: standard deviations of 1.5 and 2.5 in the logarithm, anything."""
 
 _NOISE_SD = 0.1
 """How far steps of one shape scatter, relative."""
@@ -63,12 +65,12 @@ class LatencySurface:
         self.scale = 1.0
         _check_curve(self.rows, seconds)
         self._fitted = [float(value) for value in seconds]
-        self._corrected = list(self._fitted)
         self._fitted_per_request = per_request
-        # The filter follows the log scale, the log curve at each knot, and the cost of a request.
-        initial = [_SCALE_SD, *[_KNOT_SD] * len(self.rows), _REQUEST_SD]
-        drift = [_SCALE_DRIFT, *[_KNOT_DRIFT] * len(self.rows), _REQUEST_DRIFT]
-        self._filter = KalmanFilter([uncertainty * sd for sd in initial], drift_sd=drift, noise_sd=_NOISE_SD)
+        self.uncertainty = uncertainty
+        # The filter follows the logs of the scale, of what rows cost and of each knot, and the cost of a request.
+        initial = [_SCALE_SD, _ROW_COST_SD, *[_KNOT_SD] * len(self.rows), _REQUEST_SD]
+        self._filter = KalmanFilter([uncertainty * sd for sd in initial], noise_sd=_NOISE_SD)
+        self._correct()
 
     @property
     def learns(self) -> bool:
@@ -103,22 +105,36 @@ class LatencySurface:
         taken = sum(value for stage, value in record.seconds.items() if stage != DRAFT_STAGE)
         if taken <= 0 or record.rows <= 0:
             return
-        expected = self.seconds(record.rows, record.sequences, sum(record.context_lens)) / self.scale
-        right, share = locate(self.rows, record.rows)
-        share = min(1.0, share)
-        knots = {right: share, right - 1: 1 - share} if right else {0: 1.0}
-        unknowns, slopes = [0, len(self.rows) + 1], [1.0, self._fitted[0] * record.sequences / expected]
-        for knot, weight in knots.items():
-            unknowns.append(knot + 1)
-            slopes.append(weight * self._corrected[knot] / expected)
-        self._filter.update(unknowns, slopes, error=math.log(taken / (self.scale * expected)))
+        expected = self.seconds(record.rows, record.sequences, sum(record.context_lens))
+        slopes = self._slopes(record.rows, record.sequences, sum(record.context_lens))
+        self._filter.update([slope / expected for slope in slopes], error=math.log(taken / expected))
         self._correct()
 
+    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
+        """See LatencyModel."""
+        one, other = (self._slopes(count, requests, context_sum) for count in (rows, other_rows))
+        return self._filter.deviation([right - left for left, right in zip(one, other, strict=True)])
+
+    def _slopes(self, rows: int, requests: int, context_sum: int) -> list[float]:
+        """Seconds that a unit of each unknown of the filter adds to a step; beyond the last knot they are its own."""
+        slopes, curve = [0.0] * (len(self.rows) + 3), 0.0
+        right, share = locate(self.rows, rows)
+        share = min(1.0, share)
+        for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
+            seconds = weight * self.scale * self._corrected[knot]
+            slopes[1] += seconds * (1 - self._fitted[0] / self._uncorrected[knot])
+            slopes[2 + knot] = seconds
+            curve += seconds
+        slopes[0] = curve + self.scale * self._others(rows, requests, context_sum)
+        slopes[-1] = self.scale * self._fitted[0] * requests
+        return slopes
+
     def _correct(self) -> None:
-        log_scale, *curve, request = self._filter.values.tolist()
-        self.scale = math.exp(log_scale)
-        self._corrected = [base * math.exp(off) for base, off in zip(self._fitted, curve, strict=True)]
-        self.per_request = max(0.0, self._fitted_per_request + self._fitted[0] * request)
+        log_scale, log_row_cost, *curve, request = self._filter.values.tolist()
+        self.scale, row_cost, first = math.exp(log_scale), math.exp(log_row_cost), self._fitted[0]
+        self._uncorrected = [first + max(row_cost * (value - first), 1e-3 * first - first) for value in self._fitted]
+        self._corrected = [value * math.exp(off) for value, off in zip(self._uncorrected, curve, strict=True)]
+        self.per_request = max(0.0, self._fitted_per_request + first * request)
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
         """See LatencyModel."""
@@ -139,6 +155,7 @@ class LatencySurface:
             "per_request": self.scale * self.per_request,
             "per_context": self.scale * self.per_context,
             "per_pair": self.scale * self.per_pair,
+            "uncertainty": self.uncertainty,
             "drafters": {name: curve.as_dict() for name, curve in self.drafters.items()},
         }
 
@@ -148,6 +165,7 @@ class LatencySurface:
         try:
             drafters = {name: DraftCurve.from_dict(curve) for name, curve in values["drafters"].items()}
             costs = {name: float(values[name]) for name in ("per_request", "per_context", "per_pair")}
+            costs["uncertainty"] = float(values.get("uncertainty", 1.0))  # files without it are of full calibrations
             return cls([int(r) for r in values["rows"]], values["seconds"], drafters=drafters, **costs)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"Stored step times are damaged: {error!r}.", "Run `wager calibrate` again.") from error

@@ -12,21 +12,17 @@ from dataclasses import replace
 from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
-from wager.economics.policy.base import (
-    EARLY_STEPS,
-    UPDATE_INTERVAL,
-    DrafterCapabilities,
-    Policy,
-    longest_that_fits,
-)
+from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL, DrafterCapabilities, Policy, truncate_to
 from wager.economics.policy.explain import explain
 from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.judging import DraftJudge
 from wager.economics.policy.learning import DeferredLearning
 from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWeights
+from wager.economics.policy.observed import ObservedSteps
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.planning import Planner
+from wager.economics.policy.row_exploration import RowExploration
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState, StepLoad
 from wager.types import (
     DRAFT_STAGE,
@@ -63,7 +59,8 @@ class Adaptive(Policy):
         self._drafter_index = {name: index for index, name in enumerate(self.acceptance)}
         self._model, self._latency, self._goodput = latency, LatencyCache(latency), GoodputEstimator()
         self._weights, self._exploration = ObjectiveWeights(objective), ExplorationBudget(exploration_share)
-        self._own = OwnSeconds()
+        self._rows = RowExploration(latency, self._latency, drafters=self._drafters, budget_share=exploration_share)
+        self._own, self._observed = OwnSeconds(), ObservedSteps()
         self._planner = Planner(self._drafters, self._latency, goodput=self._goodput, own=self._own)
         self._judge = DraftJudge(self._drafters, self._latency, self._weights, goodput=self._goodput, own=self._own)
         self._learning = DeferredLearning(list(self.acceptance.values()), latency, own=self._own)
@@ -72,8 +69,9 @@ class Adaptive(Policy):
         self._sequences: dict[str, SequencePolicyState] = {}
         self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
         self._plain_seconds = 0.0  # of a step like the last one that was described
-        self._step = self._last_planned = PolicyStep()
+        self._step = PolicyStep()
         self._steps = self._skip = 0
+        self._verified = 0  # draft tokens in the last step that was taken as planned
         self._batch: tuple[int, str] = (0, "")  # sequences in the last step, and the last of them
 
     def begin(self, sequence: str, *, weight: float) -> None:
@@ -84,7 +82,7 @@ class Adaptive(Policy):
         self._request_weights.pop(sequence, None)
         state = self._sequences.pop(sequence, None)
         if state is not None:
-            self._step.ended[sequence] = self._last_planned.ended[sequence] = state
+            self._step.ended[sequence] = state
             self._decoding.pop(sequence, None)
             self._planner.end_sequence(sequence)
             self._learning.end_sequence(state)
@@ -98,27 +96,25 @@ class Adaptive(Policy):
         step = self._step = PolicyStep(
             self._describe, spans, states=self._sequences, drafter_index=self._drafter_index, draws_tokens=self._exact
         )
-        if self._skips_planning(spans):
+        step.skipped = self._skips_planning(spans)
+        if step.skipped:
             return {}
         self._meet(step)
         if not step.spans or not self._drafters:
             return {}
-        self._last_planned = step
         if self._planner.due(step.decoding, now=self._steps) and step.candidates:
             self._learning.learn()
             self._note_drafted(step)
             self._planner.plan(step, self._weights)
             step.planned = True
             self._judge.judge_next()
-        step.measures_plain = self._model.learns and self._exploration.takes_plain_step(
-            step, speculates=self._planner.speculates
-        )
+        step.measures_plain = self._rows.takes_plain_step(step, speculates=self._planner.speculates)
         if not step.measures_plain:
             self._request_planned(step)
-            if self._exploration.affords_draft(self._plain_seconds):
+            if not self._measure_rows(step) and self._exploration.affords_draft(self._plain_seconds):
                 self._explore(step)
         if self._exact:
-            self._fit(step, budget)
+            step.fit(budget)
         return step.plan
 
     def _skips_planning(self, spans: Sequence[Span]) -> bool:
@@ -191,6 +187,20 @@ class Adaptive(Policy):
                 step.plan[span.seq_id] = replace(decision, depth=span.max_draft_tokens)
         self._skip = 0 if step.plan or self._steps < EARLY_STEPS else UPDATE_INTERVAL
 
+    def _measure_rows(self, step: PolicyStep) -> bool:
+        """Replace what is planned by a step that shows what rows cost, if that is worth it; returns whether it is."""
+        if (measuring := self._rows.measure(step, planned_rows=self._verified if step.plan else 0)) is None:
+            return False
+        step.measures_rows, step.measures_plain = measuring.depth > 0, measuring.depth == 0
+        name, capabilities, _ = self._drafters[measuring.drafter]
+        planned, step.plan = step.plan, {}
+        for state in step.candidates if measuring.depth else ():
+            if state.seq_id not in planned:
+                step.catches_up |= state.catch_up_seconds(measuring.drafter, capabilities) > 0
+                self._note_request(state, measuring.drafter)
+            step.plan[state.seq_id] = DraftDecision(min(measuring.depth, state.room), name)
+        return True
+
     def _explore(self, step: PolicyStep) -> None:
         """Exploration drafts for sequences that decode plainly or use another drafter, as the budget allows; before
         planning is skipped, those of the skipped steps too."""
@@ -225,19 +235,13 @@ class Adaptive(Policy):
             step.plan[state.seq_id] = DraftDecision(depth, name)
             step.explored.add(state.seq_id)
 
-    def _fit(self, step: PolicyStep, budget: int) -> None:
-        """Make the depths fit the row budget before drafting, for drafts that are verified as planned."""
-        longest = longest_that_fits([decision.depth for decision in step.plan.values()], budget)
-        for seq_id, decision in list(step.plan.items()):
-            if not longest:
-                del step.plan[seq_id]
-            elif decision.depth > longest:
-                step.plan[seq_id] = replace(decision, depth=longest)
-
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         step = self._step
         step.drafted = drafts
-        step.admitted = self._judge.admit(step, budget, now=self._steps, deepest=self._planner.deepest)
+        if step.measures_rows:
+            step.admitted = truncate_to(drafts, budget)
+        else:
+            step.admitted = self._judge.admit(step, budget, now=self._steps, deepest=self._planner.deepest)
         return step.admitted
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
@@ -247,26 +251,27 @@ class Adaptive(Policy):
                 if verdict.seq_id in self._sequences:
                     self._weights.learn(self._sequences[verdict.seq_id].weight, len(verdict.tokens))
         if step.explored:
-            explored = [verdict for verdict in verdicts if verdict.seq_id in step.explored]
-            drafted = step.drafted
-            if any(
-                drafted[verdict.seq_id].tokens[:1] == verdict.tokens[:1]
-                for verdict in explored
-                if verdict.seq_id in drafted
-            ):
+            tokens = {verdict.seq_id: verdict.tokens[:1] for verdict in verdicts}
+            drafted = [(seq_id, step.drafted[seq_id]) for seq_id in step.explored if seq_id in step.drafted]
+            if any(draft.tokens[:1] == tokens.get(seq_id) for seq_id, draft in drafted):
                 self._planner.plan_soon()
         self._learning.add_verdicts(verdicts, step)
+        self._observed.add_verdicts(step, verdicts)
 
     def observe(self, record: StepRecord) -> None:
         step, seconds = self._step, sum(record.seconds.values())
         self._weights.observe(seconds)
         self._exploration.earn(seconds)
-        self._own.observe(
-            record.seconds.get(POLICY_STAGE, 0.0),
-            step_seconds=seconds,
-            kind=step.kind,
-        )
-        self._learning.add_record(record, always=step.measures_plain)
+        self._rows.earn(seconds)
+        self._observed.add_record(record)
+        self._own.observe(record.seconds.get(POLICY_STAGE, 0.0), step_seconds=seconds, kind=step.kind)
+        self._learning.add_record(record, always=step.measures)
+        if step.measures:
+            self._learning.learn()
+            self._latency.clear()
+            self._planner.plan_now()
+        elif step.plan:
+            self._verified = record.drafted
         if self._model.learns and self._steps % UPDATE_INTERVAL == 0 and not step.catches_up:
             self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
         step.let_go()
@@ -282,6 +287,13 @@ class Adaptive(Policy):
             self._model.observe_draft(drafter, count, depth, seconds=seconds)
 
     def explain(self) -> str:
-        step = self._last_planned
-        seconds = [self._latency.draft_seconds(profile.name, len(step.candidates), 1) for profile in self._drafters]
-        return explain(step, self._drafters, draft_seconds=seconds, row_cost=self._goodput.row_cost(step.decoding))
+        slo = self._weights.slo_report([state.weight for state in self._step.decoding_states])
+        return explain(
+            self._step,
+            self._drafters,
+            latency=self._latency,
+            goodput=self._goodput,
+            observed=self._observed,
+            plain_seconds=self._plain_seconds,
+            slo=slo,
+        )

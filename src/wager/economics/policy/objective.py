@@ -8,6 +8,7 @@ is faster; one that stays too slow at the greatest factor is given up, so that t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,6 +61,17 @@ class SequenceWeight:
         self.request_weight, self.tokens, self.slo_factor, self.late_steps = request_weight, tokens, 1.0, 0
 
 
+@dataclass(frozen=True, slots=True)
+class SloReport:
+    """Of the sequences that decode, how many are slower than the SLO, how many of these were given up, and the seconds
+    per token of the slowest."""
+
+    seconds_per_token: float
+    late: int
+    given_up: int
+    slowest: float
+
+
 class ObjectiveWeights:
     """Weights of tokens under an objective. A new sequence is taken to be as fast as the average one."""
 
@@ -106,3 +118,12 @@ class ObjectiveWeights:
     def observe(self, seconds: float) -> None:
         """The step took this long."""
         self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (seconds - self._step_seconds)
+
+    def slo_report(self, sequences: Sequence[SequenceWeight]) -> SloReport | None:
+        """How an SLO is met lately; None under another objective, and before there is something to say."""
+        if self._kind != "slo" or not sequences or not self._step_seconds:
+            return None
+        paces = [self._step_seconds / sequence.tokens for sequence in sequences]
+        late = [sequence for sequence, pace in zip(sequences, paces, strict=True) if pace > self._slo]
+        given_up = sum([sequence.late_steps >= _MAX_LATE_STEPS for sequence in late])
+        return SloReport(self._slo, len(late), given_up, max(paces))

@@ -60,6 +60,10 @@ class Planner:
         if not self.speculates:
             self._due = min(self._due, self._now + UPDATE_INTERVAL)
 
+    def plan_now(self) -> None:
+        """Prices have changed: plan in the next step."""
+        self._due = self._now
+
     def start_sequence(self, seq_id: str) -> SequencePlan:
         """A sequence came; until the next plan it gets one that many got."""
         self._newcomers += 1

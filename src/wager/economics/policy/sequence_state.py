@@ -6,11 +6,11 @@ and accepted. What only some steps need is made when it is asked for: a step may
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats, SequenceAcceptance
-from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.policy.base import DrafterCapabilities, longest_that_fits
 from wager.economics.policy.objective import SequenceWeight
 from wager.economics.policy.own_seconds import StepKind
 from wager.types import Draft, DraftDecision, Span
@@ -110,7 +110,9 @@ class PolicyStep:
     ended: dict[str, SequencePolicyState] = field(default_factory=dict)  # of those that ended since
     drafter_index: Mapping[str, int] = field(default_factory=dict)  # by name
     draws_tokens: bool = False  # under a rule that draws from draft_probs: what is accepted need not be what is emitted
+    skipped: bool = False  # planning was skipped: no sequence drafts, as in the last plan
     measures_plain: bool = False  # it is taken without drafts to measure that
+    measures_rows: bool = False  # another depth than planned is drafted and verified to measure what rows cost
     catches_up: bool = False  # a drafter has to catch up, so its seconds are not comparable
     planned: bool = False  # every sequence was planned anew
     judged: bool = False  # admission compared the tokens; otherwise the drafts are verified as they are
@@ -182,10 +184,30 @@ class PolicyStep:
                     self._candidates.append(state)
         return self._candidates
 
+    def fit(self, budget: int) -> None:
+        """Make the depths fit the row budget before drafting, for drafts that are verified as planned."""
+        longest = longest_that_fits([decision.depth for decision in self.plan.values()], budget)
+        for seq_id, decision in list(self.plan.items()):
+            if not longest:
+                del self.plan[seq_id]
+            elif decision.depth > longest:
+                self.plan[seq_id] = replace(decision, depth=longest)
+
+    @property
+    def decoding_states(self) -> list[SequencePolicyState]:
+        """The sequences that decode, also those of a step whose planning was skipped."""
+        ids = self.ids or [span.seq_id for span in self.all_spans if span.needs_logits]
+        return [state for seq_id in ids if (state := self.states.get(seq_id) or self.ended.get(seq_id))]
+
     def let_go(self) -> None:
         """The step is over: of a large batch its spans and drafts are not kept, so that they can be freed with it."""
         if len(self.spans) > LARGE_BATCH:
             self.all_spans, self.spans, self.drafted, self.admitted, self._candidates = (), (), {}, {}, None
+
+    @property
+    def measures(self) -> bool:
+        """Whether it is taken to measure seconds."""
+        return self.measures_plain or self.measures_rows
 
     @property
     def speculation_gain(self) -> float:

@@ -1,27 +1,35 @@
-"""The policy that verifies draft tokens while the drafter finds them likely enough, whatever a row costs."""
+"""The policy that drafts, and verifies, while the drafter finds its tokens likely enough, whatever a row costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 
 from wager.economics.policy.base import truncate_to
 from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy_spec import DEFAULT_THRESHOLD
 from wager.errors import UsageError
-from wager.types import RULES, Draft, Verdict, VerifyRule
+from wager.types import RULES, Draft, DraftDecision, Plan, Span, Verdict, VerifyRule
 
 _TARGET = 0.8  # acceptance rate at which the threshold stays where it is
 _STEP, _LOWEST, _HIGHEST = 0.01, 0.02, 0.98  # change of the threshold in a step with drafts, and its bounds
-_RATE_SMOOTHING, _SURVIVAL_SMOOTHING = 0.1, 0.05  # weight of a new step in the running means
+_MEAN_SMOOTHING, _RATE_SMOOTHING = 0.1, 0.05  # weight of a new step in the running means: of all tokens, of a depth
+_UNTESTED_SMOOTHING = (
+    0.0025  # a depth that is not tested follows the one above: it is tested again after some 100 steps
+)
 
 
 class Threshold(FixedDepth):
-    """A draft token is kept while the likelihood of the draft up to it is at least a threshold.
+    """A draft token is verified while the likelihood of the draft up to it is at least a threshold.
 
     The likelihood is the drafter's own (Draft.scores), or the running survival of the depth for drafts without scores.
+    Drafting ends there too: the threshold is passed on as min_survival, so that a drafter that makes a pass for each
+    token stops after the first unlikely one; drafts without scores are requested only as deep as survival lasts, of
+    one token at least, so that survival is observed again.
     The threshold adapts as in AdaEDL (arXiv 2410.18351): it rises while fewer than 80 % of the verified tokens are
     accepted and falls while more are. Under another rule than `match`, drafts sampled from draft_probs are not
-    truncated, since the length would depend on the tokens drawn.
+    truncated, since the length would depend on the tokens drawn; to stop after an unlikely one is safe, as it is kept.
     """
 
     def __init__(
@@ -32,11 +40,28 @@ class Threshold(FixedDepth):
             raise UsageError(f"threshold = {threshold} is out of range.", "threshold must be between 0 and 1.")
         self.threshold = threshold
         self._exact = RULES[rule].needs_draft_probs
-        self._acceptance_rate = _TARGET
-        self._survival = [0.8 ** (node + 1) for node in range(depth)]
+        self._acceptance_rate, self._verified = _TARGET, 0
+        self._scored = True  # whether the last drafts had scores
+        self._rates = [_TARGET] * depth  # running acceptance rate by depth, given that the token above was accepted
         self._admitted: Mapping[str, Draft] = {}
 
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        deepest = self.depth if self._scored else max(1, self._likely_depth())
+        return {
+            seq_id: DraftDecision(min(decision.depth, deepest), decision.drafter, self.threshold)
+            for seq_id, decision in super().plan(spans, budget).items()
+        }
+
+    def _likely_depth(self) -> int:
+        """The depth down to which the running survival is at least the threshold."""
+        return next((node for node, value in enumerate(self._survival()) if value < self.threshold), self.depth)
+
+    def _survival(self) -> list[float]:
+        return list(accumulate(self._rates, mul))
+
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        if drafts:
+            self._scored = any(draft.scores for draft in drafts.values())
         kept = {seq_id: draft.truncate(self._likely_length(draft)) for seq_id, draft in drafts.items()}
         self._admitted = truncate_to({seq_id: draft for seq_id, draft in kept.items() if len(draft)}, budget)
         return self._admitted
@@ -46,23 +71,30 @@ class Threshold(FixedDepth):
         for verdict in verdicts:
             size, accepted = len(self._admitted.get(verdict.seq_id, ())), len(verdict.accepted)
             verified, total = verified + size, total + accepted
-            for node in range(min(size, self.depth)):
-                self._survival[node] += _SURVIVAL_SMOOTHING * ((node < accepted) - self._survival[node])
+            for node in range(self.depth if size else 0):
+                tested = node <= accepted and node < size
+                target = float(node < accepted) if tested else self._rates[max(0, node - 1)]
+                smoothing = _RATE_SMOOTHING if tested else _UNTESTED_SMOOTHING
+                self._rates[node] += smoothing * (target - self._rates[node])
         if verified:
-            self._acceptance_rate += _RATE_SMOOTHING * (total / verified - self._acceptance_rate)
+            smoothing = _MEAN_SMOOTHING if self._verified else 1.0
+            self._verified += verified
+            self._acceptance_rate += smoothing * (total / verified - self._acceptance_rate)
             step = _STEP if self._acceptance_rate < _TARGET else -_STEP
             self.threshold = min(_HIGHEST, max(_LOWEST, self.threshold + step))
 
     def explain(self) -> str:
+        lately = f"lately {self._acceptance_rate:.0%} of those verified were accepted (running mean of steps)"
         return (
-            f"Draft tokens are verified while the likelihood of the draft is at least {self.threshold:.2f}, at most "
-            f"{self.depth} of them; lately {self._acceptance_rate:.0%} of those verified were accepted."
+            f"Tokens are drafted and verified while the likelihood of the draft is at least {self.threshold:.2f}, "
+            f"at most {self.depth} of them; {lately if self._verified else 'none was verified yet'}."
         )
 
     def _likely_length(self, draft: Draft) -> int:
         """Nodes before the first unlikely one (of a tree too, whose parents precede their children)."""
         if self._exact and draft.draft_probs is not None:
             return len(draft)
-        scored = len(draft.scores) == len(draft)
-        likelihoods = draft.scores if scored else [self._survival[depth - 1] for depth in draft.depths]
-        return next((node for node, value in enumerate(likelihoods) if value < self.threshold), len(draft))
+        if len(draft.scores) == len(draft):
+            return next((node for node, value in enumerate(draft.scores) if value < self.threshold), len(draft))
+        deepest = max(1, self._likely_depth())  # one at least: what is never verified is never found to be right
+        return next((node for node, depth in enumerate(draft.depths) if depth > deepest), len(draft))

@@ -83,6 +83,10 @@ class UncountedLatency:
         """See LatencyModel."""
         return self._clock.count(lambda: self._latency.draft_seconds(drafter, requests, depth), sign=-1.0)
 
+    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
+        """See LatencyModel."""
+        return self._latency.difference_deviation(rows, other_rows, requests=requests, context_sum=context_sum)
+
     def observe(self, record: StepRecord) -> None:
         """See LatencyModel."""
         self._latency.observe(record)

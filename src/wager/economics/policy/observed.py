@@ -1,0 +1,119 @@
+"""What was observed in the latest steps: tokens and seconds, and of each drafter how much was asked for, drafted,
+verified and accepted. For `explain`, which says what was observed beside what was forecast."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from wager.economics.acceptance import LARGE_BATCH
+from wager.economics.policy.sequence_state import PolicyStep
+from wager.types import StepRecord, Verdict
+
+_STEPS = 64  # that are remembered: a second or less on most machines
+_LARGE, _LARGE_INTERVAL = (
+    32,
+    8,
+)  # of a batch of more sequences the drafts of every eighth step are counted, to save time
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Of one drafter: drafts that were asked for, and draft tokens that were drafted, verified and accepted."""
+
+    requested: int = 0
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+
+    def add(self, other: DraftCounts) -> None:
+        self.requested += other.requested
+        self.drafted += other.drafted
+        self.verified += other.verified
+        self.accepted += other.accepted
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedSpeed:
+    """`tokens` in `seconds` over `steps` steps, in which plain decoding would have taken `plain_seconds` for
+    `plain_tokens`; `plain_steps` of the steps were plain, and took `measured_plain` seconds on average."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    plain_tokens: int
+    plain_seconds: float
+    plain_steps: int
+    measured_plain: float
+
+    @property
+    def ratio(self) -> float:
+        """Tokens a second over those that plain decoding would have yielded."""
+        return self.tokens / self.seconds * self.plain_seconds / self.plain_tokens
+
+
+class ObservedSteps:
+    """Remembers the latest steps."""
+
+    def __init__(self) -> None:
+        self._records: deque[StepRecord] = deque(maxlen=_STEPS)
+        self._counts: deque[dict[str, DraftCounts] | None] = deque(maxlen=_STEPS)
+        self._plain: deque[bool] = deque(maxlen=_STEPS)  # whether no draft was asked for
+        self._count: dict[str, DraftCounts] | None = None
+        self._asked = False
+        self._steps = 0
+
+    def add_verdicts(self, step: PolicyStep, verdicts: Iterable[Verdict]) -> None:
+        """The drafts of the step that is taken, and what became of them."""
+        self._steps += 1
+        self._count, self._asked = None, bool(step.plan)
+        if step.plan and (len(step.plan) <= LARGE_BATCH or self._steps % _LARGE_INTERVAL == 0):
+            self._count = _count(step, verdicts)
+
+    def add_record(self, record: StepRecord) -> None:
+        self._records.append(record)
+        self._counts.append(self._count)
+        self._plain.append(not self._asked)
+
+    def drafts(self, drafter: str) -> DraftCounts:
+        """Of the latest steps together, as far as they were counted."""
+        total = DraftCounts()
+        for counts in self._counts:
+            if counts and drafter in counts:
+                total.add(counts[drafter])
+        return total
+
+    def speed(self, plain_seconds: Callable[[int, int], float]) -> ObservedSpeed | None:
+        """Of the latest steps that computed no prompts; None if there was none. `plain_seconds` are those believed of
+        a plain step, by sequences and cached positions."""
+        decoded = [(record, sum(record.seconds.values()), plain)
+                   for record, plain in zip(self._records, self._plain, strict=True)
+                   if record.rows == record.sequences + record.drafted]  # fmt: skip
+        records = [record for record, seconds, _ in decoded if seconds > 0]
+        if not records:
+            return None
+        plain_steps = [seconds for _, seconds, plain in decoded if plain]
+        return ObservedSpeed(
+            steps=len(records),
+            tokens=sum([record.emitted for record in records]),
+            seconds=sum([seconds for _, seconds, _ in decoded]),
+            plain_tokens=sum([record.sequences for record in records]),
+            plain_seconds=sum([plain_seconds(record.sequences, sum(record.context_lens)) for record in records]),
+            plain_steps=len(plain_steps),
+            measured_plain=sum(plain_steps) / len(plain_steps) if plain_steps else 0.0,
+        )
+
+
+def _count(step: PolicyStep, verdicts: Iterable[Verdict]) -> dict[str, DraftCounts]:
+    counts: dict[str, DraftCounts] = {}
+    for seq_id, decision in step.plan.items():
+        count = counts.setdefault(decision.drafter, DraftCounts())
+        draft, kept = step.drafted.get(seq_id), step.admitted.get(seq_id)
+        count.requested += 1
+        count.drafted += len(draft.tokens) if draft else 0
+        count.verified += len(kept.tokens) if kept else 0
+    for verdict in verdicts:
+        if verdict.accepted:
+            counts[step.plan[verdict.seq_id].drafter].accepted += len(verdict.accepted)
+    return counts

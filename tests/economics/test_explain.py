@@ -1,0 +1,196 @@
+"""What `explain` says, against scenarios whose truth is known: counts and seconds are recomputed from what the server
+reported, not taken from the policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+
+from wager.economics.latency.surface import LatencySurface
+from wager.economics.policy.adaptive import Adaptive
+from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.objective import Objective
+from wager.economics.simulation.server import SimulatedServer
+from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.economics.simulation.workload import Workload
+from wager.types import Draft, Plan, Span, StepRecord, Verdict
+
+WINDOW = 64
+"""Steps that explain looks back on."""
+
+CURVE = (0.8, 0.6, 0.5, 0.4)
+PLAIN = 8e-3
+"""Seconds of a plain step of four sequences, on a machine whose rows cost next to nothing up to 32."""
+
+
+class Watched(Policy):
+    """Notes every step of a policy, and what it said after it."""
+
+    def __init__(self, policy: Adaptive) -> None:
+        self.policy = policy
+        self.plans: list[Plan] = []
+        self.drafts: list[Mapping[str, Draft]] = []
+        self.admitted: list[Mapping[str, Draft]] = []
+        self.verdicts: list[list[Verdict]] = []
+        self.records: list[StepRecord] = []
+        self.said: list[str] = []
+
+    def begin(self, sequence: str, *, weight: float) -> None:
+        self.policy.begin(sequence, weight=weight)
+
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        self.plans.append(dict(self.policy.plan(spans, budget)))
+        return self.plans[-1]
+
+    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        self.drafts.append(dict(drafts))
+        self.admitted.append(dict(self.policy.admit(drafts, budget)))
+        return self.admitted[-1]
+
+    def learn(self, verdicts: Iterable[Verdict]) -> None:
+        self.verdicts.append(list(verdicts))
+        self.policy.learn(self.verdicts[-1])
+
+    def observe(self, record: StepRecord) -> None:
+        self.records.append(record)
+        self.policy.observe(record)
+        self.said.append(self.policy.explain())
+
+    def end(self, sequence: str) -> None:
+        self.policy.end(sequence)
+
+    def explain(self) -> str:
+        return self.policy.explain()
+
+
+def watch(
+    survival: tuple[float, ...],
+    *,
+    steps: int,
+    users: int = 4,
+    machine: LatencySurface | None = None,
+    believed: LatencySurface | None = None,
+    objective: Objective | None = None,
+) -> Watched:
+    """A policy on a machine, that believes it to be so (or another one)."""
+    even = SyntheticDrafter(survival, request_sd=0, round_sd=0, token_sd=0, score_sd=None)
+    true = machine or LatencySurface([1, 32, 64], [PLAIN, PLAIN, 2 * PLAIN])
+    policy = Watched(
+        Adaptive(
+            believed or LatencySurface.from_dict(true.as_dict()),
+            drafters={"d": DrafterCapabilities(len(survival))},
+            objective=objective or Objective(),
+        )
+    )
+    workload = Workload(concurrency=users, rounds=steps * users)
+    SimulatedServer(SyntheticTraces({"d": even}, output_tokens=4000), true, policy=policy, workload=workload).run()
+    return policy
+
+
+def found(pattern: str, text: str) -> list[float]:
+    match = re.search(pattern, text)
+    assert match, text
+    return [float(value) for value in match.groups()]
+
+
+def test_observed_counts_are_those_of_the_last_steps() -> None:
+    run = watch(CURVE, steps=150)
+    for end in (10, 60, 100, 150):
+        window = slice(max(0, end - WINDOW), end)
+        requested = sum(map(len, run.plans[window]))
+        drafted = sum(len(draft) for drafts in run.drafts[window] for draft in drafts.values())
+        verified = sum(len(draft) for drafts in run.admitted[window] for draft in drafts.values())
+        accepted = sum(len(verdict.accepted) for verdicts in run.verdicts[window] for verdict in verdicts)
+        said = found(r"asked for (\d+) drafts, (\d+) tokens drafted, (\d+) verified, (\d+) accepted \((\d+)%",
+                     run.said[end - 1])  # fmt: skip
+        assert said[:4] == [requested, drafted, verified, accepted]
+        assert said[4] == round(100 * accepted / verified)
+
+
+def test_observed_speed_is_tokens_over_seconds() -> None:
+    run = watch(CURVE, steps=150)
+    records = run.records[-WINDOW:]
+    tokens = sum(record.emitted for record in records)
+    seconds = sum(sum(record.seconds.values()) for record in records)
+    steps, said_tokens, said_seconds, ratio = found(
+        r"last (\d+) steps: (\d+) tokens in ([\d.]+) s, ([\d.]+) times", run.said[-1]
+    )
+    assert (steps, said_tokens) == (WINDOW, tokens)
+    assert said_seconds == pytest.approx(seconds, rel=0.01)
+    assert ratio == pytest.approx(tokens / seconds / (4 / PLAIN), rel=0.02), "a plain step takes 8 ms, for four tokens"
+    assert ratio > 1.5
+
+
+def test_a_loss_is_said_where_the_forecast_is_a_gain() -> None:
+    """Rows are believed to be free and are not, so the first steps lose; the forecast is plain decoding's at least."""
+    true = LatencySurface([1, 4, 32], [PLAIN, PLAIN, 20 * PLAIN])
+    run = watch(CURVE, steps=7, machine=true, believed=LatencySurface([1, 4, 32], [PLAIN, PLAIN, PLAIN * 1.01]))
+    tokens = sum(record.emitted for record in run.records)
+    truth = tokens / sum(sum(record.seconds.values()) for record in run.records) / (4 / PLAIN)
+    assert truth < 0.6
+    assert found(r"s, ([\d.]+) times the tokens", run.said[-1])[0] == pytest.approx(truth, rel=0.35)
+    assert found(r"s, ([\d.]+) times the tokens", run.said[-1])[0] < 0.8
+    assert found(r"Forecast: ([\d.]+) times", run.said[-1])[0] > 1
+
+
+def test_plain_steps_among_the_others_are_measured() -> None:
+    run = watch(CURVE, steps=40)
+    plain = [sum(record.seconds.values())
+             for record, plan in zip(run.records, run.plans, strict=True) if not plan]  # fmt: skip
+    assert plain
+    count, mean = found(r"(\d+) of them had no drafts and took ([\d.]+) ms", run.said[-1])
+    assert count == len(plain)
+    assert mean == pytest.approx(1e3 * sum(plain) / len(plain), abs=0.01)
+
+
+def test_a_prior_is_no_observation() -> None:
+    policy = Adaptive(LatencySurface([1, 32], [PLAIN, PLAIN]), drafters={"d": DrafterCapabilities(4)})
+    policy.plan([Span("a", 9, (1,), True, 4)], 100)
+    words = policy.explain()
+    assert "by assumption: no observation yet" in words
+    assert "No step was observed yet." in words
+    assert "it was not asked" in words
+    run = watch(CURVE, steps=40)
+    assert "assumption" in run.said[0]
+    assert "assumption" not in run.said[-1]
+
+
+def test_the_step_that_ran_is_described() -> None:
+    """A drafter that is always wrong: planning is skipped for most steps, and no sequence is said to have drafted."""
+    run = watch((0.001,), steps=400, machine=LatencySurface([1, 4, 32], [PLAIN, PLAIN, 4 * PLAIN]))
+    skipped = [index for index, words in enumerate(run.said) if "This step was not planned" in words]
+    assert len(skipped) > 100
+    for index, (plan, words) in enumerate(zip(run.plans, run.said, strict=True)):
+        assert ("d: depth" in words or "exploration only" in words or "deep for every" in words) == bool(plan), words
+        assert found(r"^(\d+) sequences decode", words) == [run.records[index].sequences]
+        if index in skipped:
+            assert not plan
+
+
+def test_admitted_counts_are_those_of_the_step() -> None:
+    run = watch(CURVE, steps=60)
+    for drafts, admitted, words in zip(run.drafts, run.admitted, run.said, strict=True):
+        drafted, kept = sum(map(len, drafts.values())), sum(map(len, admitted.values()))
+        if drafts:
+            assert found(r"(\d+) of (\d+) draft tokens? admitted", words) == [kept, drafted]
+        else:
+            assert "admitted" not in words
+
+
+def test_a_row_that_costs_nothing_is_said_to_cost_nearly_nothing() -> None:
+    run = watch(CURVE, steps=60)
+    assert "0.00 tokens" not in run.said[-1]
+    assert "one more row costs less than 0.005 tokens" in run.said[-1]
+
+
+def test_an_slo_that_cannot_be_met_is_said() -> None:
+    hopeless = watch(CURVE, steps=400, objective=Objective("slo", 1e-4))
+    slowest = found(r"SLO of 0.1 ms a token cannot be met for 4 of 4 sequences: the slowest takes ([\d.]+) ms",
+                    hopeless.said[-1])  # fmt: skip
+    records = hopeless.records[-WINDOW:]
+    pace = sum(sum(record.seconds.values()) for record in records) / sum(record.emitted for record in records) * 4
+    assert slowest[0] / 1e3 == pytest.approx(pace, rel=0.35)
+    assert "SLO of 100 ms a token is met." in watch(CURVE, steps=60, objective=Objective("slo", 0.1)).said[-1]
+    assert "SLO" not in watch(CURVE, steps=20).said[-1]

@@ -1,0 +1,262 @@
+"""Wrong prices: what a policy loses on a machine whose steps take other seconds than it believes, once it has had 200
+steps to notice. Drafts differ in nothing a policy could use, so the best fixed depth is the best there is.
+
+`python dev/bench_wrong_prices.py` prints the whole table (minutes)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from wager.build.load import _latency
+from wager.economics.latency.draft_curve import DraftCurve
+from wager.economics.latency.surface import LatencySurface
+from wager.economics.latency_model import StaticLatency
+from wager.economics.policy.adaptive import Adaptive
+from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.fixed import FixedDepth
+from wager.economics.simulation.server import SimulatedServer
+from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.economics.simulation.traces import TraceSource
+from wager.economics.simulation.workload import Workload
+from wager.types import Draft, Plan, Span, StepRecord, Verdict
+
+DEPTH, OUTPUT = 7, 512
+SETTLED = 200
+"""Steps after which a policy must have corrected what it believes."""
+
+ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+CURVES = {
+    # a processor: rows are cheap up to eight, and dear soon after
+    "processor": (5.25e-3, 5.79e-3, 6.26e-3, 6.87e-3, 9.9e-3, 11.3e-3, 15e-3, 19e-3, 36e-3, 70e-3, 140e-3, 280e-3),
+    # an accelerator: rows are cheap up to a hundred or so
+    "accelerator": (
+        10e-3, 10.05e-3, 10.1e-3, 10.2e-3, 10.4e-3, 10.6e-3, 11e-3, 11.5e-3, 13e-3, 17e-3, 32e-3, 62e-3,
+    ),
+}  # fmt: skip
+PER_REQUEST, PER_CONTEXT = 2e-5, 1e-8
+EVEN = {"request_sd": 0.0, "round_sd": 0.0, "token_sd": 0.0, "score_sd": None}
+"""Drafts that differ in nothing a policy could use, so that the best fixed depth is the best there is."""
+
+DRAFTERS = {
+    "lookup": SyntheticDrafter((0.45, 0.30, 0.22, 0.17, 0.14, 0.12, 0.10), **EVEN),
+    "mtp": SyntheticDrafter((0.78, 0.58, 0.44, 0.35, 0.28, 0.23, 0.19), **EVEN),
+}
+DRAFT_SECONDS = {"lookup": (1e-5, 2e-6), "mtp": (1e-4, 6e-4)}
+"""Seconds of a call and of a draft token, for one request; each request more adds a fiftieth."""
+
+
+def surface(machine: str, drafter: str, *, fixed: float = 1, rows: float = 1, drafting: float = 1, tilt: float = 0,
+            uncertainty: float = 1.0) -> LatencySurface:  # fmt: skip
+    """The machine's prices, of which the fixed part, that of rows and that of drafting are multiplied by factors;
+    `tilt`: rows are multiplied by a factor that grows to 1 + tilt at 64 rows."""
+    curve = CURVES[machine]
+    seconds = [fixed * curve[0] + rows * (1 + tilt * min(1, count / 64)) * (value - curve[0])
+               for count, value in zip(ROWS, curve, strict=True)]  # fmt: skip
+    requests = [1, 2, 4, 8, 16, 32, 64]
+    call, token = (
+        [drafting * value * (1 + (count - 1) / 50) for count in requests] for value in DRAFT_SECONDS[drafter]
+    )
+    return LatencySurface(ROWS, seconds, per_request=rows * PER_REQUEST, per_context=fixed * PER_CONTEXT,
+                          drafters={drafter: DraftCurve(requests, call, token)}, uncertainty=uncertainty)  # fmt: skip
+
+
+class TrueMachine(StaticLatency):
+    """Charges `before` up to the step `change` and `after` from then on; `noise` is the relative standard deviation of
+    a step's seconds."""
+
+    def __init__(self, before: LatencySurface, after: LatencySurface | None = None, *, change: int = 0,
+                 noise: float = 0.0, seed: int = 0) -> None:  # fmt: skip
+        self._before, self._after, self._change = before, after or before, change
+        self._noise, self._random = noise, random.Random(seed)
+        self.steps = 0
+
+    @property
+    def now(self) -> LatencySurface:
+        return self._before if self.steps < self._change else self._after
+
+    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
+        self.steps += 1  # the server asks once a step
+        factor = self._random.lognormvariate(-(self._noise**2) / 2, self._noise) if self._noise else 1.0
+        return factor * self.now.seconds(rows, requests, context_sum)
+
+    def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
+        return self.now.draft_seconds(drafter, requests, depth)
+
+
+class Metered(Policy):
+    """A policy whose tokens and seconds are counted after `skipped` steps."""
+
+    def __init__(self, policy: Policy, *, skipped: int) -> None:
+        self.policy, self._skipped = policy, skipped
+        self.steps = self.tokens = self.drafted = 0
+        self.seconds = 0.0
+
+    def begin(self, sequence: str, *, weight: float) -> None:
+        self.policy.begin(sequence, weight=weight)
+
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        return self.policy.plan(spans, budget)
+
+    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        return self.policy.admit(drafts, budget)
+
+    def learn(self, verdicts: Iterable[Verdict]) -> None:
+        self.policy.learn(verdicts)
+
+    def observe(self, record: StepRecord) -> None:
+        self.policy.observe(record)
+        self.steps += 1
+        if self.steps > self._skipped:
+            self.tokens += record.emitted
+            self.drafted += record.drafted
+            self.seconds += sum(record.seconds.values())
+
+    def end(self, sequence: str) -> None:
+        self.policy.end(sequence)
+
+    def explain(self) -> str:
+        return self.policy.explain()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One machine, drafter and load."""
+
+    machine: str
+    drafter: str
+    users: int
+
+    @property
+    def traces(self) -> TraceSource:
+        return SyntheticTraces({self.drafter: DRAFTERS[self.drafter]}, output_tokens=OUTPUT)
+
+    def rate(self, policy: Policy, machine: TrueMachine, *, skipped: int, steps: int) -> float:
+        """Tokens a second of the `steps` steps after `skipped`."""
+        meter = Metered(policy, skipped=skipped)
+        workload = Workload(concurrency=self.users, rounds=self.users * (skipped + steps))
+        SimulatedServer(self.traces, machine, policy=meter, workload=workload).run()
+        return meter.tokens / meter.seconds
+
+    def best_fixed(self, truth: LatencySurface) -> float:
+        """Tokens a second of the best of plain decoding and fixed depths: of the two best by expected tokens over
+        seconds, halfway through an answer, on the same requests."""
+        users, survival = self.users, DRAFTERS[self.drafter].survival
+
+        def expected(depth: int) -> float:
+            step = truth.seconds(users * (depth + 1), users, users * OUTPUT / 2)
+            return users * (1 + sum(survival[:depth])) / (step + truth.draft_seconds(self.drafter, users, depth))
+
+        best = sorted(range(DEPTH + 1), key=expected)[-2:]
+        return max(
+            self.rate(FixedDepth(depth), TrueMachine(truth), skipped=SETTLED, steps=steps_for(users)) for depth in best
+        )
+
+    def adaptive(self, believed: LatencySurface, machine: TrueMachine, *, skipped: int, steps: int) -> float:
+        capabilities = {self.drafter: DrafterCapabilities(DEPTH, stops_early=self.drafter == "mtp")}
+        return self.rate(Adaptive(believed, drafters=capabilities), machine, skipped=skipped, steps=steps)
+
+
+def steps_for(users: int) -> int:
+    """Enough rounds for a rate within about a per cent."""
+    return {1: 4000, 4: 1200, 16: 400, 64: 200}[users]
+
+
+WRONG: dict[str, dict[str, float]] = {"right": {}}
+for factor in (0.3, 0.5, 2.0, 3.0):
+    WRONG[f"all x{factor:g}"] = {"fixed": factor, "rows": factor, "drafting": factor}
+    WRONG[f"rows x{factor:g}"] = {"rows": factor}
+    WRONG[f"drafting x{factor:g}"] = {"drafting": factor}
+    WRONG[f"fixed x{factor:g}"] = {"fixed": factor}
+WRONG["tilted up"] = {"tilt": 2.0}
+WRONG["tilted down"] = {"tilt": -0.7}
+
+CHANGES = {"rows twice as slow": {"rows": 2.0}, "rows twice as fast": {"rows": 0.5},
+           "busy": {"fixed": 1.6, "rows": 1.6, "drafting": 1.6}}  # fmt: skip
+
+
+def loss(cell: Cell, belief: str, *, uncertainty: float = 1.0, noise: float = 0.05) -> float:
+    """Share that the adaptive policy loses against the best fixed depth after SETTLED steps, if it believes that."""
+    truth = surface(cell.machine, cell.drafter)
+    believed = surface(cell.machine, cell.drafter, uncertainty=uncertainty, **WRONG[belief])
+    machine = TrueMachine(truth, noise=noise)
+    return 1 - cell.adaptive(believed, machine, skipped=SETTLED, steps=steps_for(cell.users)) / cell.best_fixed(truth)
+
+
+def loss_after_change(cell: Cell, change: str) -> float:
+    """The same for a policy that was right until the machine changed in mid-run."""
+    before, after = surface(cell.machine, cell.drafter), surface(cell.machine, cell.drafter, **CHANGES[change])
+    machine = TrueMachine(before, after, change=SETTLED, noise=0.05)
+    believed = surface(cell.machine, cell.drafter)
+    rate = cell.adaptive(believed, machine, skipped=2 * SETTLED, steps=steps_for(cell.users))
+    return 1 - rate / cell.best_fixed(after)
+
+
+@pytest.mark.parametrize(
+    ("machine", "drafter", "users", "belief"),
+    [
+        # rows believed too cheap: drafting too deep
+        ("processor", "lookup", 4, "rows x0.3"), ("processor", "mtp", 4, "rows x0.3"),
+        ("accelerator", "mtp", 64, "rows x0.3"), ("accelerator", "mtp", 64, "tilted down"),
+        # the fixed part believed too dear, which makes rows look cheap once steps correct it
+        ("processor", "lookup", 4, "fixed x3"), ("processor", "mtp", 4, "fixed x3"),
+        ("accelerator", "mtp", 64, "fixed x3"), ("accelerator", "mtp", 16, "fixed x3"),
+        # rows believed too dear: nothing is drafted, so nothing shows that they are not
+        ("accelerator", "lookup", 64, "rows x3"), ("accelerator", "lookup", 64, "tilted up"),
+        ("accelerator", "lookup", 64, "rows x2"), ("accelerator", "mtp", 16, "rows x3"),
+        # drafting believed too dear or too cheap
+        ("accelerator", "mtp", 4, "drafting x0.3"), ("accelerator", "mtp", 64, "drafting x3"),
+        # all of it
+        ("accelerator", "mtp", 64, "all x0.3"), ("accelerator", "mtp", 16, "all x0.5"),
+        ("processor", "lookup", 64, "all x2"),
+        ("accelerator", "lookup", 4, "all x3"),
+        # and nothing: exploration costs little
+        ("processor", "lookup", 4, "right"), ("accelerator", "mtp", 64, "right"), ("processor", "mtp", 1, "right"),
+    ],
+)  # fmt: skip
+def test_wrong_prices_are_noticed(machine: str, drafter: str, users: int, belief: str) -> None:
+    assert loss(Cell(machine, drafter, users), belief) < 0.02
+
+
+@pytest.mark.parametrize("belief", ["right", "rows x0.3", "rows x3"])
+def test_steps_that_scatter_hide_little(belief: str) -> None:
+    assert loss(Cell("accelerator", "mtp", 64), belief, noise=0.1) < 0.02
+
+
+@pytest.mark.parametrize("belief", ["right", "rows x0.3", "rows x3"])
+def test_a_hasty_calibration_costs_little_more(belief: str) -> None:
+    assert loss(Cell("accelerator", "mtp", 4), belief, uncertainty=3.0) < 0.02
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("machine", "drafter", "users"), [("accelerator", "mtp", 64), ("processor", "lookup", 4)])
+def test_a_machine_that_changes_in_mid_run_is_noticed(machine: str, drafter: str, users: int, change: str) -> None:
+    assert loss_after_change(Cell(machine, drafter, users), change) < 0.02
+
+
+def test_a_hasty_calibration_stays_one_in_a_file_and_in_an_engine() -> None:
+    hasty = surface("processor", "lookup", uncertainty=3.0)
+    size = {"requests": 4, "context_sum": 400}
+    engines = _latency(SimpleNamespace(latency=hasty), None, print)  # type: ignore[arg-type]
+    for copy in (LatencySurface.from_dict(json.loads(json.dumps(hasty.as_dict()))), engines):
+        assert copy.uncertainty == 3.0
+        careful = surface("processor", "lookup").difference_deviation(4, 64, **size)
+        assert copy.difference_deviation(4, 64, **size) == pytest.approx(3 * careful)
+
+
+def test_what_is_not_known_is_said_to_be_uncertain() -> None:
+    careful, hasty = (surface("accelerator", "mtp", uncertainty=uncertainty) for uncertainty in (1.0, 3.0))
+    size = {"requests": 4, "context_sum": 400}
+    assert careful.difference_deviation(4, 4, **size) == 0
+    assert hasty.difference_deviation(4, 64, **size) == pytest.approx(3 * careful.difference_deviation(4, 64, **size))
+    before = careful.difference_deviation(4, 64, **size)
+    for _ in range(5):
+        for rows in (4, 64):
+            seconds = surface("accelerator", "mtp").seconds(rows, 4, 400)
+            careful.observe(StepRecord(rows, 4, rows - 4, 0, 4, {"forward": seconds}, (100,) * 4))
+    assert careful.difference_deviation(4, 64, **size) < 0.6 * before
