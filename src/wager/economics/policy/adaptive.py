@@ -129,13 +129,12 @@ class Adaptive(Policy):
         spans, before = step.all_spans, list(self._decoding)
         step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
         step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
-        if ids == before:
-            return
-        new = ids[len(before) :] if ids[: len(before)] == before else ids  # new ones come last
+        continued = ids[: len(before)] == before  # new ones come last
+        new, self._decoding = (ids[len(before) :], self._decoding) if continued else (ids, {})
         for seq_id in new:
             if seq_id not in self._sequences:
                 self._start_sequence(step, seq_id)
-        self._decoding = dict.fromkeys(ids)
+            self._decoding[seq_id] = None
 
     def _describe(self, step: PolicyStep) -> StepLoad:
         spans, decoding = step.all_spans, step.spans

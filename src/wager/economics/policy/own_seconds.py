@@ -45,6 +45,11 @@ class OwnSeconds:
         return self._seconds.get("planned", 0.0) / (_PLANNING_BUDGET * self._step_seconds)
 
     @property
+    def judging_interval(self) -> float:
+        """Steps between judged ones that keep judging to half of that, where it gains nothing."""
+        return 2.0 * self.of_judging / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
+
+    @property
     def of_judging(self) -> float:
         """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
         judged = self._seconds.get("judged", 0.0)

@@ -24,7 +24,7 @@ from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, Se
 from wager.types import DraftDecision
 
 MAX_INTERVAL = 32  # steps between plans; as many plans in which the interval grows to that
-_EARLY_PLANNING = 3.0  # by how much the first plans may exceed the time that planning may take
+_EARLY_PLANNING = 2.0  # by how much the first plans may exceed the time that planning may take
 _MAX_INTERVAL_PLAIN = 128  # the same while no sequence drafts
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 _SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
