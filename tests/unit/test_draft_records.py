@@ -96,7 +96,9 @@ def test_replaying_the_trace_at_a_fixed_depth_gives_the_rounds_of_the_engine(nam
     for depth in (1, 3, recording.depth):
         _, answers = engine_rounds(answered, DRAFTERS[name](), depth)
         workload = Workload(concurrency=1, requests=len(answers))
-        result = SimulatedServer(traces, PublishedLatency(), policy=FixedDepth(depth), workload=workload).run()
+        result = SimulatedServer(
+            traces, PublishedLatency({drafter.name: "free"}), policy=FixedDepth(depth), workload=workload
+        ).run()
         assert result.tokens == sum(len(answer.token_ids) for answer in answers)
         assert result.rounds == sum(answer.stats.rounds for answer in answers)
 

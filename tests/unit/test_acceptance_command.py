@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from wager.cli import acceptance, loading, plan, replay
+from wager.cli import cli, loading
 from wager.config import EngineConfig
 from wager.errors import UsageError
 from wager.profiling.acceptance import estimate_acceptance
@@ -60,7 +60,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def call(*arguments: str) -> Result:
         defaults = ["--raw", "--depth", "3", "--max-tokens", "100"]
-        return CliRunner().invoke(acceptance.command, [str(prompts), *defaults, *arguments], catch_exceptions=False)
+        return CliRunner().invoke(cli, ["acceptance", str(prompts), *defaults, *arguments], catch_exceptions=False)
 
     return call
 
@@ -116,16 +116,16 @@ def test_plan_and_replay_read_the_files(run: Any, tmp_path: Path) -> None:
     out, trace = tmp_path / "acceptance.json", tmp_path / "trace.jsonl"
     run("--drafter", "ngram", "-o", str(out), "--trace", str(trace))
     planned = CliRunner().invoke(
-        plan.command,
-        ["--model", "Llama-3.1-8B", "--hardware", "H100", "--batch", "4", "--acceptance", str(out), "--depth", "3",
-         "--drafter-shape", "free", "--json", "-"],
+        cli,
+        ["plan", "--model", "Llama-3.1-8B", "--hardware", "H100", "--batch", "4", "--acceptance", str(out),
+         "--depth", "3", "--drafter-shape", "free", "--json", "-"],
         catch_exceptions=False,
     )  # fmt: skip
     [point] = json.loads(planned.stdout)["points"]
     value = json.loads(out.read_text())
     assert point["tokens_per_round"] == pytest.approx(value["tau"])
     replayed = CliRunner().invoke(
-        replay.command, [str(trace), "--concurrency", "1", "--policy", "fixed:3", "--json", "-"], catch_exceptions=False
+        cli, ["replay", str(trace), "--concurrency", "1", "--policy", "fixed:3", "--json", "-"], catch_exceptions=False
     )
     [at_three] = [p for p in json.loads(replayed.stdout)["points"] if p["policy"] == "fixed:3"]
     assert at_three["tau"] == pytest.approx(value["tau"])
