@@ -91,6 +91,9 @@ class DraftRequest:
     min_survival: float = 0.0
 
 
+_CHAIN_PARENTS = [tuple(range(-1, size - 1)) for size in range(64)]  # of short chains, by their size
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Guesses of one sequence: tokens and parents; a chain is the tree whose parent is always the previous node.
@@ -117,7 +120,8 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        return self.parents == tuple(range(-1, len(self.tokens) - 1))
+        size = len(self.tokens)
+        return self.parents == (_CHAIN_PARENTS[size] if size < len(_CHAIN_PARENTS) else tuple(range(-1, size - 1)))
 
     @property
     def depths(self) -> tuple[int, ...]:

@@ -194,6 +194,23 @@ def test_what_the_policy_takes_keeps_to_its_budget() -> None:
     assert own.pace == 1
 
 
+def test_steps_that_plan_slow_learning_down_too() -> None:
+    own = OwnSeconds()
+    for step in range(1000):  # 3 % in all, though a step that does not plan takes 0.1 %
+        kind, seconds = ("unjudged", 10e-6) if step % 10 else ("planned", 2.9e-3)
+        own.observe(seconds, step_seconds=10e-3, kind=kind)  # type: ignore[arg-type]
+    assert own.pace == pytest.approx(4, rel=0.2)
+
+
+def test_judging_that_gains_nothing_is_tried_as_seldom_as_it_takes() -> None:
+    own = OwnSeconds()
+    assert own.judging_interval == 0
+    for _ in range(200):
+        own.observe(4e-3, step_seconds=20e-3, kind="judged")
+        own.observe(0.3e-3, step_seconds=20e-3, kind="unjudged")
+    assert own.judging_interval == pytest.approx(3.7e-3 / (0.0025 * 20e-3), rel=0.01), "0.25 % of the time"
+
+
 def test_on_a_clock_without_the_policy_nothing_is_slowed_down() -> None:
     policy, _, _ = served(0.02, steps=40)
     assert (policy._own.pace, policy._own.planning_interval, policy._own.of_judging) == (1, 0, 0)

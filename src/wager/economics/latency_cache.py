@@ -23,6 +23,7 @@ class LatencyCache:
         self._latency, self._steps = latency, 0
         self._plain: dict[tuple[int, int], float] = {}
         self._extra: dict[tuple[int, int, int], list[float]] = {}
+        self._extra_arrays: dict[tuple[int, int, int], NDArray[np.float64]] = {}  # the same
         self._draft: dict[tuple[str, int, int], float] = {}
         self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
@@ -35,6 +36,7 @@ class LatencyCache:
     def clear(self) -> None:
         """The model has learned something new."""
         self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
+        self._extra_arrays = {}
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
         """A step that decodes one token for each of `sequences`, with `context_sum` cached positions together."""
@@ -51,8 +53,14 @@ class LatencyCache:
             knots = _knots(1 << max(3, count.bit_length()))
             seconds = np.array([self._latency.seconds(rows + knot, sequences, context_sum) for knot in knots])
             rising = np.maximum.accumulate(seconds - seconds[0])
-            curve = self._extra[key] = np.interp(np.arange(knots[-1] + 1), knots, rising).tolist()
+            array = self._extra_arrays[key] = np.interp(np.arange(knots[-1] + 1), knots, rising)
+            curve = self._extra[key] = array.tolist()
         return curve
+
+    def extra_array(self, rows: int, sequences: int, context_sum: int, *, count: int) -> NDArray[np.float64]:
+        """`extra_seconds` as an array."""
+        self.extra_seconds(rows, sequences, context_sum, count=count)
+        return self._extra_arrays[rows, sequences, _context_key(context_sum)]
 
     def draft_seconds(self, drafter: str, sequences: int, depth: int) -> float:
         """Drafting for `sequences`, each to `depth`."""
@@ -81,10 +89,21 @@ class LatencyCache:
             return self._marginal[key]
         knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
         totals = np.array([[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots])
-        every = np.arange(sequences + 1)
-        passes = [np.interp(every, knots, seconds) for seconds in np.diff(totals, axis=1).T]
-        marginal = self._marginal[key] = np.diff(np.stack(passes, axis=1), axis=0)
+        passes = totals[:, 1:] - totals[:, :-1]
+        if len(knots) <= sequences:
+            passes = _interpolated(np.arange(sequences + 1), np.array(knots), passes)
+        marginal: NDArray[np.float64] = passes[1:] - passes[:-1]
+        self._marginal[key] = marginal
         return marginal
+
+
+def _interpolated(at: NDArray[np.intp], knots: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The columns of `values` (by knot) at each of `at`, all within the knots."""
+    below = np.minimum(np.searchsorted(knots, at, side="right") - 1, len(knots) - 2)
+    slopes = (values[1:] - values[:-1]) / (knots[1:] - knots[:-1])[:, None]
+    result: NDArray[np.float64] = slopes[below] * (at - knots[below])[:, None] + values[below]
+    result[at == knots[-1]] = values[-1]
+    return result
 
 
 def _context_key(context_sum: int) -> int:

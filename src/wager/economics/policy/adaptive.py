@@ -126,15 +126,15 @@ class Adaptive(Policy):
 
     def _meet(self, step: PolicyStep) -> None:
         """Which sequences decode; those that were not known before are started."""
-        step.spans = [span for span in step.all_spans if span.needs_logits]
-        step.ids = ids = [span.seq_id for span in step.spans]
-        before = list(self._decoding)
-        new = ids[len(before) :] if ids[: len(before)] == before else ids  # new ones come last
-        if new or len(ids) < len(before):
-            for seq_id in new:
-                if seq_id not in self._sequences:
-                    self._start_sequence(step, seq_id)
-            self._decoding = dict.fromkeys(ids)
+        spans, before = step.all_spans, list(self._decoding)
+        step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
+        step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
+        continued = ids[: len(before)] == before  # new ones come last
+        new, self._decoding = (ids[len(before) :], self._decoding) if continued else (ids, {})
+        for seq_id in new:
+            if seq_id not in self._sequences:
+                self._start_sequence(step, seq_id)
+            self._decoding[seq_id] = None
 
     def _describe(self, step: PolicyStep) -> StepLoad:
         spans, decoding = step.all_spans, step.spans
@@ -204,7 +204,7 @@ class Adaptive(Policy):
     def _explore(self, step: PolicyStep) -> None:
         """Exploration drafts for sequences that decode plainly or use another drafter, as the budget allows; before
         planning is skipped, those of the skipped steps too."""
-        if len(step.plan) == step.num_candidates and len(self._drafters) == 1:
+        if len(self._drafters) == 1 and (len(step.plan) == step.decoding or len(step.plan) == step.num_candidates):
             return
         for _ in range(self._skip + 1):
             if self._exploration.affords_draft(step.plain_seconds):

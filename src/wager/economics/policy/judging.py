@@ -97,7 +97,8 @@ class DraftJudge:
         self._benefit += SMOOTHING * (benefit / step.weight - self._benefit)
         cost = step.goodput * self._own.of_judging / step.weight
         self._skipped = 0
-        self._interval = 0 if self._benefit > cost + _NEGLIGIBLE else min(MAX_INTERVAL, 2 * self._interval + 1)
+        longest = max(MAX_INTERVAL, round(self._own.judging_interval))
+        self._interval = 0 if self._benefit > cost + _NEGLIGIBLE else min(longest, 2 * self._interval + 1)
 
     def _unjudged(self, step: PolicyStep) -> dict[str, Draft]:
         """Drafts sampled from draft_probs, which are verified as planned."""
@@ -195,10 +196,11 @@ class DraftJudge:
     ) -> JudgedDrafts:
         gains: list[float] = []
         first: list[int] = []
+        states, plan, indices, uniform = step.states, step.plan, step.drafter_index, self._weights.uniform
         for seq_id, draft in drafts.items():
-            state, index = step.states[seq_id], step.drafter_index[step.plan[seq_id].drafter]
+            state, index = states[seq_id], indices[plan[seq_id].drafter]
             survival = self._drafters[index].acceptance.survival(draft, state.acceptance[index])
-            weight = self._weights.weight(state.weight)
+            weight = 1.0 if uniform else self._weights.weight(state.weight)
             first.append(len(gains))
             gains += survival if weight == 1.0 else [weight * each for each in survival]
         chosen = select(gains, seconds, goodput=step.goodput, limit=limit)

@@ -107,7 +107,7 @@ class DeferredLearning:
         tested, path = compare(draft, emitted)
         if not comparable:  # sampled from draft_probs: what is accepted need not equal what is emitted
             path = list(verdict.accepted)
-        right, deepest = len(path), max(draft.depths, default=0)
+        right, deepest = len(path), len(draft.tokens) if draft.is_chain else max(draft.depths)
         # the drafter could have drafted deeper and did not: a token that is not accepted
         declined = right == deepest < step_draft.depth and not step_draft.min_survival and len(emitted) > right
         model.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))

@@ -104,6 +104,15 @@ class ObservedSteps:
 
 
 def _count(step: PolicyStep, verdicts: Iterable[Verdict]) -> dict[str, DraftCounts]:
+    if len(step.drafter_index) == 1:  # then sums suffice
+        return {
+            next(iter(step.drafter_index)): DraftCounts(
+                requested=len(step.plan),
+                drafted=sum([len(draft.tokens) for draft in step.drafted.values()]),
+                verified=sum([len(draft.tokens) for draft in step.admitted.values()]),
+                accepted=sum([len(verdict.accepted) for verdict in verdicts]),
+            )
+        }
     counts: dict[str, DraftCounts] = {}
     for seq_id, decision in step.plan.items():
         count = counts.setdefault(decision.drafter, DraftCounts())

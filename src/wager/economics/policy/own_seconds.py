@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from wager.economics.policy.base import SMOOTHING
+from wager.economics.policy.base import EARLY_STEPS, SMOOTHING
 
 StepKind = Literal["planned", "plain", "unjudged", "judged"]
 
 _BUDGET = 0.015  # of a step's seconds: to keep to it learning is slowed down
 _PLANNING_BUDGET = 0.005  # the share of it for planning
 _MAX_PACE = 4.0  # the most by which learning is slowed down
+_SHARE_SMOOTHING = 0.01  # weight of a new step in the mean share, which spans several plans
 
 
 class OwnSeconds:
@@ -22,15 +23,18 @@ class OwnSeconds:
         self.pace = 1.0
         """By how much fewer steps than usual it learns from."""
         self._seconds: dict[StepKind, float] = {}
-        self._step_seconds = 0.0
+        self._step_seconds = self._share = 0.0
+        self._steps = 0
 
     def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
         """A step of `step_seconds`, `seconds` of them the policy's."""
         before = self._seconds.get(kind, seconds)
         self._seconds[kind] = before + SMOOTHING * (seconds - before)
         self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
-        if kind != "planned" and step_seconds > 0:
-            over = min(2.0, seconds / (_BUDGET * step_seconds)) - 1
+        self._steps += 1
+        if self._steps > EARLY_STEPS and step_seconds > 0:
+            self._share += _SHARE_SMOOTHING * (seconds / step_seconds - self._share)
+            over = min(2.0, self._share / _BUDGET) - 1
             self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + SMOOTHING * over)))
 
     @property
@@ -39,6 +43,11 @@ class OwnSeconds:
         if not self._step_seconds:
             return 0.0
         return self._seconds.get("planned", 0.0) / (_PLANNING_BUDGET * self._step_seconds)
+
+    @property
+    def judging_interval(self) -> float:
+        """Steps between judged ones that keep judging to half of that, where it gains nothing."""
+        return 2.0 * self.of_judging / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
 
     @property
     def of_judging(self) -> float:

@@ -24,6 +24,7 @@ from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, Se
 from wager.types import DraftDecision
 
 MAX_INTERVAL = 32  # steps between plans; as many plans in which the interval grows to that
+_EARLY_PLANNING = 2.0  # by how much the first plans may exceed the time that planning may take
 _MAX_INTERVAL_PLAIN = 128  # the same while no sequence drafts
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 _SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
@@ -76,8 +77,9 @@ class Planner:
 
     def plan(self, step: PolicyStep, weights: ObjectiveWeights) -> None:
         """Plan the candidates of the step."""
-        longest = max(MAX_INTERVAL if self.speculates else _MAX_INTERVAL_PLAIN, self._own.planning_interval)
-        self._interval = min(longest, self._interval + longest / MAX_INTERVAL)
+        affordable = self._own.planning_interval
+        longest = max(MAX_INTERVAL if self.speculates else _MAX_INTERVAL_PLAIN, affordable)
+        self._interval = min(longest, max(self._interval + longest / MAX_INTERVAL, affordable / _EARLY_PLANNING))
         self._due = self._now + round(self._interval)
         self._planned, self._newcomers = step.decoding, 0
         candidates = step.candidates
@@ -91,14 +93,11 @@ class Planner:
         survival = [forecast.survival for forecast in forecasts]
         self.standing = {}
         columns = choice.drafters.tolist(), choice.depths.tolist(), choice.min_survival.tolist()
-        plans: dict[tuple[int, int, float], tuple[float, DraftDecision | None]] = {}  # score to stop at, and decision
-        for row, (state, *columns_of_row) in enumerate(zip(candidates, *columns, strict=True)):
-            drafter, depth, stop = columns_of_row
-            entry = plans.get((drafter, depth, stop))
-            if entry is None:
-                entry = plans[drafter, depth, stop] = self._decide(drafter, depth, stop)
-            score, decision = entry
-            state.plan = SequencePlan(drafter, depth, score, survival, row, is_default=False)
+        keys = list(zip(*columns, strict=True))
+        plans = {key: self._decide(*key) for key in set(keys)}
+        for row, (state, key) in enumerate(zip(candidates, keys, strict=True)):
+            score, decision = plans[key]
+            state.plan = SequencePlan(key[0], key[1], score, survival, row, False)
             if decision is not None:
                 self.standing[state.seq_id] = decision
         self.deepest = int(choice.depths.max())
@@ -222,9 +221,10 @@ def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float)
 def shared_seconds(seconds: Floats, drafting: Floats) -> Floats:
     """By depth, the seconds of a pass for `drafting` sequences beyond what each would add as the last one."""
     beyond = np.vstack([np.zeros(seconds.shape[1]), np.cumsum(seconds - seconds[-1], axis=0)])
-    numbers = np.arange(len(beyond))
-    columns = zip(drafting, beyond.T, strict=True)
-    return np.maximum([np.interp(number, numbers, column) for number, column in columns], 0.0)
+    rows, columns = np.minimum(drafting.astype(np.intp), len(seconds) - 1), np.arange(len(drafting))
+    lower = beyond[rows, columns]  # interpolated for all depths at once
+    between: Floats = np.maximum(lower + (beyond[rows + 1, columns] - lower) * (drafting - rows), 0.0)
+    return between
 
 
 def choose_drafters(values: Sequence[DrafterValue]) -> Ints:
@@ -248,7 +248,7 @@ def _ranks(values: Floats) -> Ints:
     """Of each value in its column, from 0 for the least."""
     order = np.argsort(values, axis=0, kind="stable")
     ranks = np.empty_like(order)
-    np.put_along_axis(ranks, order, np.arange(len(values))[:, None], axis=0)
+    ranks[order, np.arange(values.shape[1])] = np.arange(len(values))[:, None]
     return ranks
 
 
@@ -262,13 +262,15 @@ def choose_depths(
         mine, depth = np.flatnonzero(drafters == index), value.net.shape[1]
         net[mine, :depth], gain[mine, :depth], rows[mine, :depth] = value.net[mine], value.gain[mine], value.rows[mine]
         rank = _ranks(-value.net[mine])
-        seconds[mine, :depth] = np.take_along_axis(value.seconds, rank, axis=0) * value.drafted[mine]
+        seconds[mine, :depth] = value.seconds[rank, np.arange(depth)] * value.drafted[mine]
         possible[mine, :depth] = np.arange(depth) < batch.rooms[mine, None]
     cells = np.flatnonzero(possible)
     cells = cells[np.argsort(-net.ravel()[cells], kind="stable")]
     sums = [np.concatenate([[0.0], np.cumsum(amount.ravel()[cells])]) for amount in (gain, rows, seconds)]
-    extra = latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=int(sums[1][-1]) + 2)
-    profit = sums[0] - step.goodput * (np.interp(sums[1], np.arange(len(extra)), extra) + sums[2])
+    extra = latency.extra_array(step.rows, step.sequences, step.context_sum, count=int(sums[1][-1]) + 2)
+    below = sums[1].astype(np.intp)  # rows, between which the extra seconds are interpolated
+    of_rows = (extra[below + 1] - extra[below]) * (sums[1] - below) + extra[below]
+    profit = sums[0] - step.goodput * (of_rows + sums[2])
     taken = cells[: int(profit.argmax())]
     min_survival = np.choose(drafters + 1, [np.full(size, -1.0), *[value.min_survival for value in values]])
     return PlanChoice(drafters, np.bincount(taken // width, minlength=size), min_survival, float(profit.max()))

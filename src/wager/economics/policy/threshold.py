@@ -41,16 +41,17 @@ class Threshold(FixedDepth):
         self.threshold = threshold
         self._exact = RULES[rule].needs_draft_probs
         self._acceptance_rate, self._verified = _TARGET, 0
-        self._scored = True  # whether the last drafts had scores
+        self._scored = self._all_scored = True  # whether any, and all, of the last drafts had scores
         self._rates = [_TARGET] * depth  # running acceptance rate by depth, given that the token above was accepted
         self._admitted: Mapping[str, Draft] = {}
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         deepest = self.depth if self._scored else max(1, self._likely_depth())
-        return {
-            seq_id: DraftDecision(min(decision.depth, deepest), decision.drafter, self.threshold)
-            for seq_id, decision in super().plan(spans, budget).items()
-        }
+        planned = super().plan(spans, budget)
+        # one decision for each depth: a batch may have a thousand sequences
+        made = {depth: DraftDecision(min(depth, deepest), self.drafter, self.threshold)
+                for depth in {decision.depth for decision in planned.values()}}  # fmt: skip
+        return {seq_id: made[decision.depth] for seq_id, decision in planned.items()}
 
     def _likely_depth(self) -> int:
         """The depth down to which the running survival is at least the threshold."""
@@ -61,9 +62,11 @@ class Threshold(FixedDepth):
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         if drafts:
-            self._scored = any(draft.scores for draft in drafts.values())
-        kept = {seq_id: draft.truncate(self._likely_length(draft)) for seq_id, draft in drafts.items()}
-        self._admitted = truncate_to({seq_id: draft for seq_id, draft in kept.items() if len(draft)}, budget)
+            scored = sum([bool(draft.scores) for draft in drafts.values()])
+            self._scored, self._all_scored = scored > 0, scored == len(drafts)
+        likely = self._likely_length
+        kept = {seq_id: draft.truncate(size) for seq_id, draft in drafts.items() if (size := likely(draft))}
+        self._admitted = truncate_to(kept, budget)
         return self._admitted
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
@@ -71,7 +74,7 @@ class Threshold(FixedDepth):
         for verdict in verdicts:
             size, accepted = len(self._admitted.get(verdict.seq_id, ())), len(verdict.accepted)
             verified, total = verified + size, total + accepted
-            for node in range(self.depth if size else 0):
+            for node in range(self.depth if size and not self._all_scored else 0):
                 tested = node <= accepted and node < size
                 target = float(node < accepted) if tested else self._rates[max(0, node - 1)]
                 smoothing = _RATE_SMOOTHING if tested else _UNTESTED_SMOOTHING
@@ -94,7 +97,11 @@ class Threshold(FixedDepth):
         """Nodes before the first unlikely one (of a tree too, whose parents precede their children)."""
         if self._exact and draft.draft_probs is not None:
             return len(draft)
-        if len(draft.scores) == len(draft):
-            return next((node for node, value in enumerate(draft.scores) if value < self.threshold), len(draft))
+        if len(draft.scores) == len(draft.tokens):
+            threshold = self.threshold
+            for node, value in enumerate(draft.scores):
+                if value < threshold:
+                    return node
+            return len(draft.scores)
         deepest = max(1, self._likely_depth())  # one at least: what is never verified is never found to be right
         return next((node for node, depth in enumerate(draft.depths) if depth > deepest), len(draft))
