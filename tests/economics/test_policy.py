@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -271,8 +272,11 @@ def test_it_keeps_up_with_the_best_fixed_depth(live: int, rate: float) -> None:
         drafting = surface.draft_seconds("d", live, depth)
         return tokens / (surface.seconds(live * (depth + 1), live, 500 * live) + drafting)
 
-    simulation = SimulatedSequences(adaptive(surface), surface, {"d": always(rate)}, names(live)).run(900)
-    assert simulation.rate > 0.97 * max(map(expected, range(DEPTH + 1)))
+    runs = [  # 900 steps of one sequence scatter by 2 %
+        SimulatedSequences(adaptive(surface), surface, {"d": always(rate)}, names(live), seed=seed).run(900)
+        for seed in range(-(-12 // live))
+    ]
+    assert mean([run.rate for run in runs]) > 0.97 * max(map(expected, range(DEPTH + 1)))
 
 
 def test_sequences_that_differ_are_drafted_for_differently() -> None:

@@ -41,15 +41,16 @@ class GoodputEstimator:
         self, decoding: int, *, extra: Sequence[float], rows: int, cut: float | None, goodput: float
     ) -> None:
         """A step verified `rows` draft tokens, n of which add extra[n] seconds, with the `cut` of its Selection. Where
-        seconds jump, the rows below cost less than those above, and one more costs what the cut gains."""
+        seconds jump, the rows below cost less than those above, and one more costs what the cut gains; where they
+        flatten, one more costs what those above do."""
+        above = goodput * (extra[rows + ADJACENT_ROWS] - extra[rows]) / ADJACENT_ROWS
         if rows:
             first = max(0, rows - ADJACENT_ROWS)
-            below = (extra[rows] - extra[first]) / (rows - first)
+            below = goodput * (extra[rows] - extra[first]) / (rows - first)
         else:
-            below = min([extra[count] / count for count in range(1, ADJACENT_ROWS + 1)])
-        cost = goodput * below
+            below = goodput * min([extra[count] / count for count in range(1, ADJACENT_ROWS + 1)])
+        cost = min(below, above)
         if cut is not None:
-            above = goodput * (extra[rows + ADJACENT_ROWS] - extra[rows]) / ADJACENT_ROWS
             cost = max(cost, min(cut, above))
         size = decoding.bit_length()
         before = self._row_cost.get(size, cost)

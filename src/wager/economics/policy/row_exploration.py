@@ -19,7 +19,7 @@ from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.exploration import ExplorationBudget
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 
-_PLAUSIBLE = 2.0  # standard deviations by which seconds may plausibly differ from what is believed
+_PLAUSIBLE = 2.5  # standard deviations by which seconds may plausibly differ from what is believed
 _NEGLIGIBLE = 0.01  # of the tokens of a plain step: what a step must be able to gain to be worth a look
 _FIRST_INTERVAL, _MAX_INTERVAL = 8, 128  # steps between those in which it is asked whether to explore; it doubles
 _SAMPLE = 16  # sequences whose forecasts are averaged
@@ -57,11 +57,13 @@ class RowExploration:
         self._budget = ExplorationBudget(budget_share, saved_up=True)
         self._streaks: dict[int, int] = {}  # speculating steps since a plain one, by batch size in powers of two
         self._plain_intervals: dict[int, int] = {}  # how long a streak must be before the next plain step
-        self._steps: dict[int, int] = {}  # planned steps since it was asked, by batch size
-        self._intervals: dict[int, int] = {}  # how many there must be
+        self._now = 0  # steps taken; planning is skipped in most of those without drafts
+        self._asked: dict[int, int] = {}  # when it was last asked whether to explore, by batch size
+        self._intervals: dict[int, int] = {}  # how many steps there must be between
 
     def earn(self, step_seconds: float) -> None:
         """A step took that long."""
+        self._now += 1
         self._budget.earn(step_seconds)
 
     def takes_plain_step(self, step: PolicyStep, *, speculates: bool) -> bool:
@@ -108,11 +110,10 @@ class RowExploration:
 
     def _is_due(self, step: PolicyStep) -> bool:
         size = step.decoding.bit_length()
-        self._steps[size] = steps = self._steps.get(size, 0) + 1
         interval = self._intervals.get(size, _FIRST_INTERVAL)
-        if steps < interval:
+        if self._now - self._asked.setdefault(size, self._now) < interval:
             return False
-        self._steps[size], self._intervals[size] = 0, min(_MAX_INTERVAL, 2 * interval)
+        self._asked[size], self._intervals[size] = self._now, min(_MAX_INTERVAL, 2 * interval)
         return True
 
     def _prices(self, step: PolicyStep, index: int, survival: Floats, planned_rows: int) -> DepthPrices:
