@@ -59,8 +59,8 @@ class Adaptive(Policy):
         self._drafter_index = {name: index for index, name in enumerate(self.acceptance)}
         self._model, self._latency, self._goodput = latency, LatencyCache(latency), GoodputEstimator()
         self._weights, self._exploration = ObjectiveWeights(objective), ExplorationBudget(exploration_share)
-        self._rows = RowExploration(latency, self._latency, drafters=self._drafters, budget_share=exploration_share)
         self._own, self._observed = OwnSeconds(), ObservedSteps()
+        self._rows = RowExploration(latency, self._latency, self._drafters, share=exploration_share, own=self._own)
         self._planner = Planner(self._drafters, self._latency, goodput=self._goodput, own=self._own)
         self._judge = DraftJudge(self._drafters, self._latency, self._weights, goodput=self._goodput, own=self._own)
         self._learning = DeferredLearning(list(self.acceptance.values()), latency, own=self._own)

@@ -41,11 +41,16 @@ class OwnSeconds:
             self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + SMOOTHING * over)))
 
     @property
+    def of_planning(self) -> float:
+        """What a step takes in which it plans."""
+        return self._seconds.get("planned", 0.0)
+
+    @property
     def planning_interval(self) -> float:
         """Steps between plans that keep planning within its budget."""
         if not self._step_seconds:
             return 0.0
-        return self._seconds.get("planned", 0.0) / (_PLANNING_BUDGET * self._step_seconds)
+        return self.of_planning / (_PLANNING_BUDGET * self._step_seconds)
 
     @property
     def judging_interval(self) -> float:

@@ -17,12 +17,14 @@ from wager.economics.acceptance import Floats
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.exploration import ExplorationBudget
+from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 
 _PLAUSIBLE = 2.5  # standard deviations by which seconds may plausibly differ from what is believed
 _NEGLIGIBLE = 0.01  # of the tokens of a plain step: what a step must be able to gain to be worth a look
 _FIRST_INTERVAL, _MAX_INTERVAL = 8, 128  # steps between those in which it is asked whether to explore; it doubles
 _SAMPLE = 16  # sequences whose forecasts are averaged
+_STEPS_PLANNED = 2  # in which the policy plans because of such a step: itself, and the next one with the new prices
 
 
 class MeasuringStep(NamedTuple):
@@ -49,12 +51,13 @@ class RowExploration:
         self,
         latency: LatencyModel,
         cache: LatencyCache,
-        *,
         drafters: Sequence[DrafterProfile],
-        budget_share: float,
+        *,
+        share: float,
+        own: OwnSeconds,
     ) -> None:
-        self._latency, self._cache, self._drafters = latency, cache, drafters
-        self._budget = ExplorationBudget(budget_share, saved_up=True)
+        self._latency, self._cache, self._drafters, self._own = latency, cache, drafters, own
+        self._budget = ExplorationBudget(share, saved_up=True)
         self._streaks: dict[int, int] = {}  # speculating steps since a plain one, by batch size in powers of two
         self._plain_intervals: dict[int, int] = {}  # how long a streak must be before the next plain step
         self._now = 0  # steps taken; planning is skipped in most of those without drafts
@@ -73,7 +76,10 @@ class RowExploration:
         size = step.decoding.bit_length()
         self._streaks[size] = streak = self._streaks.get(size, 0) + 1 if speculates else 0
         interval = self._plain_intervals.get(size, _FIRST_INTERVAL)
-        if streak < interval or not self._budget.spend(step.speculation_gain, step.plain_seconds):
+        if streak < interval:
+            return False
+        cost = step.speculation_gain + _STEPS_PLANNED * self._own.of_planning
+        if not self._budget.spend(cost, step.plain_seconds):
             return False
         self._streaks[size], self._plain_intervals[size] = 0, min(_MAX_INTERVAL, 2 * interval)
         return True
@@ -88,6 +94,7 @@ class RowExploration:
         if not plans or step.goodput <= 0:
             return None
         best, best_value, cost = None, 0.0, 0.0
+        own_seconds = _STEPS_PLANNED * self._own.of_planning
         for index in range(len(self._drafters)):
             width = min([plan.forecasts[index].shape[1] for plan in plans])
             survival = np.mean([plan.forecasts[index][plan.row, :width] for plan in plans], axis=0)
@@ -96,7 +103,7 @@ class RowExploration:
             profit = prices.gain - step.goodput * prices.seconds
             better = profit - float(np.interp(planned_rows / count, depths, profit))
             hoped = better + step.goodput * _PLAUSIBLE * prices.deviation
-            loss = np.maximum(-better / step.goodput, self._budget.least_cost(step.plain_seconds))
+            loss = np.maximum(-better / step.goodput, self._budget.least_cost(step.plain_seconds)) + own_seconds
             worth = (hoped > _NEGLIGIBLE * step.weight) & (loss <= self._budget.seconds)
             worth &= np.abs(depths - planned_rows / count) >= 0.5  # nearer ones are the plan
             value = np.where(worth, hoped / loss, 0.0)
