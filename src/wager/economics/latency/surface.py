@@ -139,7 +139,9 @@ class LatencySurface:
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
         """See LatencyModel."""
         if requests > 0 and depth > 0 and seconds > 0:
-            self.drafters.setdefault(drafter, DraftCurve.unmeasured()).observe(requests, depth, seconds=seconds)
+            if drafter not in self.drafters:
+                self.drafters[drafter] = DraftCurve.unmeasured()
+            self.drafters[drafter].observe(requests, depth, seconds=seconds)
 
     def _others(self, rows: float, requests: float, context_sum: float) -> float:
         pairs = rows * context_sum / requests if requests else 0.0
