@@ -171,4 +171,7 @@ def test_a_row_costs_what_the_rows_around_it_add() -> None:
     estimator.record_row_cost(2, extra=stairs, rows=0, cut=None, goodput=2.0)
     assert estimator.row_cost(2) == pytest.approx(0.0), "three rows are free"
     estimator.record_row_cost(8, extra=stairs, rows=4, cut=0.3, goodput=2.0)
-    assert estimator.row_cost(8) == pytest.approx(0.5), "four rows take a second, or two tokens"
+    assert estimator.row_cost(8) == pytest.approx(0.0), "the second is spent on the fourth row; those after it are free"
+    slope = [0.25 * count for count in range(24)]
+    estimator.record_row_cost(32, extra=slope, rows=4, cut=None, goodput=2.0)
+    assert estimator.row_cost(32) == pytest.approx(0.5), "a row takes a quarter of a second, or half a token"
