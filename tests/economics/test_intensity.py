@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from published_intensities import GQA_PLATEAUS, LATENT, LLAMA_70B_AT_4096
 
 from wager.arch import TABLE, Gqa, Layer, Mla, ModelSpec, Precision
 from wager.economics.costmodel.devices import DEVICES
@@ -122,29 +123,19 @@ def with_attention(kind: Gqa | Mla, cache: str) -> ModelSpec:
 
 
 def test_grouped_query_attention_rises_with_the_group_and_the_rows() -> None:
-    plateaus = {"SmolLM2-135M": 3, "Llama-3.1-8B": 4, "Llama-3.1-70B": 8, "Qwen3-30B-A3B": 8, "Qwen3-235B-A22B": 16}
-    for name, plateau in plateaus.items():
+    for name, plateau in GQA_PLATEAUS.items():
         [curve] = attention_curves(CostModel(TABLE[name], B200), [1, 2], context=1e9)
         assert curve.name == "GQA"
         assert curve.values == pytest.approx([plateau, 2 * plateau], rel=1e-3)
-    [curve] = attention_curves(CostModel(TABLE["Llama-3.1-70B"], B200), [1, 2, 4, 8], context=4096)
-    assert curve.values == pytest.approx([7.99, 15.97, 31.88, 63.50], abs=0.0051)
+    [curve] = attention_curves(CostModel(TABLE["Llama-3.1-70B"], B200), list(LLAMA_70B_AT_4096), context=4096)
+    assert curve.values == pytest.approx(list(LLAMA_70B_AT_4096.values()), abs=0.0051)
     knees = {"SmolLM2-135M": 94, "Llama-3.1-8B": 70, "Llama-3.1-70B": 35, "Qwen3-235B-A22B": 17.6}
     for name, rows in knees.items():
         [curve] = attention_curves(CostModel(TABLE[name], B200), [1], context=1e12)
         assert curve.knee == pytest.approx(rows, abs=0.55)
 
 
-MLA = """
-512 193.4 322.4 483.6 644.7
-1024 214.9 386.8 644.7 967.1
-8192 238.1 468.9 910.2 1719.3
-16384 239.9 476.1 937.8 1820.4
-1048576 241.7 483.4 966.6 1932.3
-"""
-
-
-@pytest.mark.parametrize("line", MLA.strip().splitlines(), ids=lambda line: line.split()[0])
+@pytest.mark.parametrize("line", LATENT, ids=lambda line: line.split()[0])
 def test_latent_attention_crosses_the_ridge_at_the_second_row(line: str) -> None:
     context, *expected = (float(word) for word in line.split())
     [curve] = attention_curves(

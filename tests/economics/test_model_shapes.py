@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from published_intensities import GQA_PLATEAUS, LATENT, LLAMA_70B_AT_4096
 
 from wager.arch import (
     TABLE,
@@ -150,23 +151,13 @@ def test_where_reading_the_cache_equals_reading_the_weights(name: str, context: 
 
 
 def test_grouped_query_plateaus_and_a_finite_context() -> None:
-    plateaus = {"SmolLM2-135M": 3, "Llama-3.1-8B": 4, "Llama-3.1-70B": 8, "Qwen3-30B-A3B": 8, "Qwen3-235B-A22B": 16}
-    for name, plateau in plateaus.items():
+    for name, plateau in GQA_PLATEAUS.items():
         assert intensity(TABLE[name].layers[0].attention, context=1e9, rows=1) == pytest.approx(plateau, rel=1e-3)
-    for rows, expected in {1: 7.99, 2: 15.97, 4: 31.88, 8: 63.50}.items():
+    for rows, expected in LLAMA_70B_AT_4096.items():
         assert intensity(Gqa(64, 8, 128), context=4096, rows=rows) == pytest.approx(expected, abs=0.0051)
 
 
-MLA = """
-512 193.4 322.4 483.6 644.7
-1024 214.9 386.8 644.7 967.1
-8192 238.1 468.9 910.2 1719.3
-16384 239.9 476.1 937.8 1820.4
-1048576 241.7 483.4 966.6 1932.3
-"""
-
-
-@pytest.mark.parametrize("line", MLA.strip().splitlines(), ids=lambda line: line.split()[0])
+@pytest.mark.parametrize("line", LATENT, ids=lambda line: line.split()[0])
 def test_absorbed_latent_attention(line: str) -> None:
     kind = Mla(64, 1536, 512, 128, 64, 128)
     context, *expected = (float(word) for word in line.split())

@@ -14,6 +14,7 @@ import pytest
 import wager
 from wager.cli import main, plan_inputs, plan_page
 from wager.cli.plan_text import PlanReport
+from wager.economics.costmodel.experts import ExpertRouting
 from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
 from wager.economics.costmodel.roofline import CostModel
 from wager.errors import UsageError
@@ -34,7 +35,7 @@ def planned(
     precision: str | None = None,
     ep: int = 1,
 ) -> PlanReport:
-    routing = plan_inputs.ExpertRouting(locality=locality)
+    routing = ExpertRouting(locality=locality)
     shape = plan_inputs.with_formats(plan_inputs.find_plan_model(model), precision, None)
     cost = CostModel(shape, plan_inputs.find_hardware(device), routing=routing, ep=ep)
     query = PlanQuery(cost, plan_inputs.draft_cost(cost, shape="mtp", drafter_cost=None), max_depth=4, depth=depth)

@@ -11,7 +11,7 @@ from typing import Any
 
 from wager.bench.workload import Prompt
 from wager.cli import console
-from wager.errors import UsageError, WagerError
+from wager.errors import WagerError
 from wager.profiling.acceptance import DrafterAcceptance, Estimate, estimate_acceptance
 from wager.profiling.draft_records import DraftRecording
 
@@ -64,10 +64,7 @@ def write_trace(measured: Sequence[MeasuredDrafter], prompts: Sequence[Prompt], 
         rows.append({"id": prompt.id, "category": prompt.category, "prompt_tokens": prompt_tokens, "tokens": tokens,
                      "drafters": drafters})  # fmt: skip
     text = "".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n" for row in rows)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"The trace cannot be written to {path}: {error.strerror}.", "Give another path.") from error
+    console.write_text(text, path)
 
 
 def plot(measured: Sequence[MeasuredDrafter], path: Path) -> None:

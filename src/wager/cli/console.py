@@ -38,19 +38,25 @@ def write_json(value: Mapping[str, Any], path: Path) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
         return
+    write_text(text, path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """To a file; UsageError if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise _unwritable(path, error.strerror or "unknown error") from error
+        raise unwritable(path, error.strerror or "unknown error") from error
 
 
 def check_writable(path: Path | None) -> None:
     """Refuse a path whose folder does not exist, before the work rather than after it."""
     if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
-        raise _unwritable(path, "there is no such folder")
+        raise unwritable(path, "there is no such folder")
 
 
-def _unwritable(path: Path, cause: str) -> UsageError:
+def unwritable(path: Path, cause: str) -> UsageError:
+    """The error for results that cannot be stored."""
     return UsageError(
         f"The results cannot be written to {path}: {cause}.",
         "Give a path in a folder that exists and can be written to.",

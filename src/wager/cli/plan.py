@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.cli import console, flags, plan_inputs
+from wager.cli import console, flags, plan_inputs, plan_values
 from wager.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -148,11 +148,11 @@ def command(
     if html_path or plot_path:
         from wager.cli import plan_page
     query = plan_inputs.plan_query(model, hardware, plan_inputs.PlanSettings(**settings))
-    rates = plan_inputs.parse_acceptances(acceptances)
+    rates = plan_values.parse_acceptances(acceptances)
     if contexts is None:
         contexts = str(min(4096, query.cost.model.context, query.drafter.max_context or 4096))
     grid = plan_inputs.PlanGrid(
-        plan_inputs.parse_integers("batch", batches), plan_inputs.parse_integers("context", contexts), tuple(rates)
+        plan_values.parse_integers("batch", batches), plan_values.parse_integers("context", contexts), tuple(rates)
     )
     report = plan_text.PlanReport.build(query, grid)
     if json_path:

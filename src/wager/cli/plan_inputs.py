@@ -5,7 +5,7 @@ A wrong value is an error that names it. Reads configuration files, but no weigh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from wager.arch import ModelSpec, Precision, find_format, find_model, gguf_precision, read_config, read_gguf
 from wager.cli import plan_drafters
 from wager.cli.plan_drafters import DrafterOptions
-from wager.cli.plan_values import parse_acceptances, parse_integers, read_json, read_popularity
+from wager.cli.plan_values import read_json, read_popularity
 from wager.economics.costmodel.calibrated import CalibratedCostModel
 from wager.economics.costmodel.devices import Device, find_device
 from wager.economics.costmodel.draft_cost import DraftCost
@@ -24,21 +24,6 @@ from wager.economics.costmodel.published import B200_ROUNDED, PUBLISHED_MODELS
 from wager.economics.costmodel.roofline import CostModel
 from wager.economics.durations import parse_seconds
 from wager.errors import ModelError, UsageError
-
-__all__ = [
-    "PlanGrid",
-    "PlanSettings",
-    "calibrated_cost",
-    "draft_cost",
-    "find_hardware",
-    "find_plan_model",
-    "parse_acceptances",
-    "parse_integers",
-    "parse_precision",
-    "parse_seconds",
-    "plan_query",
-    "with_formats",
-]
 
 LARGEST_GRID, MOST_CELLS = 2000, 200
 """Points of a plan, and pairs of context and acceptance, each of which takes up to half a second."""
@@ -85,6 +70,11 @@ class PlanSettings:
     precision: str | None = None
     cache: str | None = None
     overhead: str = "0us"
+
+    def given(self, names: Sequence[str]) -> list[str]:
+        """Those of `names` whose value is not the default."""
+        default = PlanSettings()
+        return [name for name in names if getattr(self, name) != getattr(default, name)]
 
 
 def plan_query(model: str, hardware: str, settings: PlanSettings) -> PlanQuery:
@@ -134,9 +124,8 @@ def _routing(settings: PlanSettings) -> ExpertRouting:
 
 def _refuse_for_measurements(settings: PlanSettings, hardware: str) -> None:
     """UsageError for options that describe a device or a model that was measured instead."""
-    default = PlanSettings()
     names = ("tp", "ep", "balanced", "link_latency", "locality", "popularity", "precision", "cache", "overhead")
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(settings, name) != getattr(default, name)]
+    given = [f"--{name.replace('_', '-')}" for name in settings.given(names)]
     if given:
         raise UsageError(
             f"{', '.join(given)} cannot be combined with measurements: the step times of {hardware} are what was "

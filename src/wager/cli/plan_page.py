@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
+from wager.cli import console
 from wager.cli.plan_plots import draw
 from wager.cli.plan_text import PlanReport
 from wager.cli.plots import check_suffix, svg, write_figure
-from wager.errors import UsageError
 
 
 def write_plot(report: PlanReport, path: Path) -> None:
@@ -27,10 +27,7 @@ def write_page(report: PlanReport, path: Path) -> None:
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in report.notes())
     summary = html.escape("\n".join(report.summary()))
     page = _PAGE.format(title=title, summary=summary, picture=svg(draw(report)), head=head, body=body, notes=notes)
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"The page cannot be written to {path}: {error.strerror}.") from error
+    console.write_text(page, path)
 
 
 _PAGE = """<!doctype html>

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wager.cli import console
 from wager.errors import UsageError
 
 try:
@@ -58,7 +59,7 @@ def write_figure(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
-        raise UsageError(f"The plots cannot be written to {path}: {error.strerror}.") from error
+        raise console.unwritable(path, error.strerror or "unknown error") from error
 
 
 def svg(figure: Figure) -> str:

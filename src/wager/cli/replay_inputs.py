@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wager.cli import plan_inputs, replay_loads
+from wager.cli.plan_values import parse_acceptances
 from wager.cli.replay_loads import DEFAULT_OUTPUT, DEFAULT_PROMPT, ReplayOptions
 from wager.config import DEFAULT_MODEL
 from wager.economics.costmodel.calibrated import CalibratedCostModel
 from wager.economics.costmodel.draft_cost import DraftCost
 from wager.economics.costmodel.latency import RooflineLatency
 from wager.economics.costmodel.roofline import CostModel
+from wager.economics.durations import parse_seconds
 from wager.economics.policy.objective import parse_objective
 from wager.economics.simulation.comparison import ReplaySetting
-from wager.economics.simulation.published_latency import PUBLISHED_SHAPES, PublishedLatency
+from wager.economics.simulation.published_latency import PublishedLatency
 from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
 from wager.economics.simulation.traces import RecordedTraces, TraceSource
 from wager.economics.simulation.workload import Workload
@@ -119,7 +121,7 @@ def _curve(word: str, max_depth: int | None) -> tuple[str, tuple[float, ...]]:
         raise UsageError(
             f"The curve {word!r} is not known.", f"Known by name: {known}. Or give a rate such as 0.7, or a JSON file."
         )
-    [rates] = plan_inputs.parse_acceptances(word)
+    [rates] = parse_acceptances(word)
     depth = rates.max_depth or max_depth or CONSTANT_RATE_DEPTH
     return rates.label, tuple([max(1e-4, chance) for chance in rates.survival(depth)])
 
@@ -141,9 +143,7 @@ def _cost(options: ReplayOptions) -> CostModel:
         overhead=options.overhead,
     )  # fmt: skip
     if _is_published(options):
-        default = plan_inputs.PlanSettings()
-        changed = ["model"] * (options.model is not None)
-        changed += [name for name in _STEP_FLAGS if getattr(settings, name) != getattr(default, name)]
+        changed = ["model"] * (options.model is not None) + settings.given(_STEP_FLAGS)
         if changed:
             cause = f"--{changed[0]} has no effect on the published step times: {_MODEL} on a {_HARDWARE}."
             raise UsageError(cause, "Name another --hardware, or leave it out.")
@@ -193,9 +193,6 @@ def _shape(name: str, words: Mapping[str, str], cost: CostModel) -> tuple[str, s
 
 def _depth(cost: DraftCost, shape: str, limit: int, options: ReplayOptions) -> int:
     """How deep a drafter drafts: as far as its curve is known, its shape can, and --max-depth allows."""
-    if _is_published(options) and shape not in PUBLISHED_SHAPES:
-        hint = f"Published are {', '.join(PUBLISHED_SHAPES)}; another --hardware prices any shape."
-        raise UsageError(f"The seconds of the drafter shape {shape!r} are not published.", hint)
     bounds = [limit, cost.max_depth, options.max_depth]
     depth = min([bound for bound in bounds if bound is not None])
     if depth < 1 <= limit:
@@ -214,7 +211,7 @@ def _check_context(cost: CostModel, traces: TraceSource) -> None:
 def _policy_seconds(text: str) -> float | None:
     if text == "measured":
         return None
-    seconds = plan_inputs.parse_seconds("policy-time", text)
+    seconds = parse_seconds("policy-time", text)
     if not seconds <= _LONGEST_POLICY_TIME:
         raise UsageError(f"policy-time = {text!r} is out of range.", "Give measured, or a time a step, such as 20us.")
     return seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from wager.cli import plan_inputs
+from wager.economics.durations import parse_seconds
 from wager.economics.simulation.synthetic import SyntheticTraces
 from wager.economics.simulation.traces import RecordedTraces, TraceSource, read_arrivals
 from wager.economics.simulation.workload import DailyLoad, Workload
@@ -90,7 +90,7 @@ def _load(word: str, arrivals: tuple[float, ...] | None, *, requests: int, seed:
     mean = (peak + low) / 2
     if len(parts) < 3:
         return Workload(day=DailyLoad(peak, low, requests / mean), requests=requests, seed=seed)
-    length = plan_inputs.parse_seconds("load", parts[2])
+    length = parse_seconds("load", parts[2])
     if mean * length > _MAX_REQUESTS:
         cause = f"load = {word!r} is {mean * length:.3g} requests a day, more than {_MAX_REQUESTS}."
         raise UsageError(cause, "Give a shorter day; without a length it is as long as the requests last.")

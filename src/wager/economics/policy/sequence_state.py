@@ -72,13 +72,12 @@ class SequencePolicyState:
 
 @dataclass(slots=True, eq=False)
 class StepDraft:
-    """The draft requested for one sequence in a step (`exploration`: only to learn), and the draft made."""
+    """The draft requested for one sequence in a step, and the draft made."""
 
     state: SequencePolicyState
     drafter: int
     depth: int
     min_survival: float = 0.0
-    exploration: bool = False
     draft: Draft | None = None
 
     @property
@@ -214,17 +213,10 @@ class PolicyStep:
         """Seconds of plain decoding that speculation lately saves in the time of a plain step."""
         return (self.goodput * self.plain_seconds / self.weight - 1) * self.plain_seconds
 
-    @property
-    def drafts(self) -> dict[str, StepDraft]:
-        """The draft requested for each sequence of the plan, and what came of it."""
-        return {seq_id: self.draft_of(self.states.get(seq_id) or self.ended[seq_id]) for seq_id in self.plan}
-
     def draft_of(self, state: SequencePolicyState) -> StepDraft:
-        """The same for one of them."""
-        seq_id, decision = state.seq_id, self.plan[state.seq_id]
-        drafter, exploration = self.drafter_index[decision.drafter], seq_id in self.explored
-        draft = self.drafted.get(seq_id)
-        return StepDraft(state, drafter, decision.depth, decision.min_survival, exploration, draft)
+        """The draft requested for a sequence of the plan, and what came of it."""
+        decision, draft = self.plan[state.seq_id], self.drafted.get(state.seq_id)
+        return StepDraft(state, self.drafter_index[decision.drafter], decision.depth, decision.min_survival, draft)
 
     def passes(self) -> dict[int, list[int]]:
         """By drafter, the passes that each of its sequences took; where it can stop early and has not drafted yet, as

@@ -15,9 +15,7 @@ from wager.types import RULES, Draft, DraftDecision, Plan, Span, Verdict, Verify
 _TARGET = 0.8  # acceptance rate at which the threshold stays where it is
 _STEP, _LOWEST, _HIGHEST = 0.01, 0.02, 0.98  # change of the threshold in a step with drafts, and its bounds
 _MEAN_SMOOTHING, _RATE_SMOOTHING = 0.1, 0.05  # weight of a new step in the running means: of all tokens, of a depth
-_UNTESTED_SMOOTHING = (
-    0.0025  # a depth that is not tested follows the one above: it is tested again after some 100 steps
-)
+_UNTESTED_SMOOTHING = 0.0025  # a depth that is not tested follows the one above, and is tested again in some 100 steps
 
 
 class Threshold(FixedDepth):

@@ -21,8 +21,7 @@ _KV_BYTES = 20_480  # keys and values of one position
 _MTP_DENSE, _MTP_ACTIVE = 535_822_336, 564_133_888
 _BLOCK_SIZE, _BLOCK_ELEMENTS = 16, 982_515_712
 
-PUBLISHED_SHAPES = {"mtp": None, "block:16": _BLOCK_SIZE - 1, "free": None}
-"""Shapes of drafters whose seconds are published (or 0), and how deep each drafts at most (None: any depth)."""
+_PUBLISHED_SHAPES = ("mtp", "block:16", "free")
 
 
 def distinct_with_replacement(count: int, active: int, tokens: float) -> float:
@@ -41,9 +40,9 @@ class PublishedLatency(StaticLatency):
 
     def __init__(self, shapes: Mapping[str, str] | None = None) -> None:
         self.shapes = dict(shapes or {"mtp": "mtp", "dflash": "block:16"})
-        unknown = [shape for shape in self.shapes.values() if shape not in PUBLISHED_SHAPES]
+        unknown = [shape for shape in self.shapes.values() if shape not in _PUBLISHED_SHAPES]
         if unknown:
-            hint = f"Published are {', '.join(PUBLISHED_SHAPES)}; --model and --hardware price any shape."
+            hint = f"Published are {', '.join(_PUBLISHED_SHAPES)}; another --hardware prices any shape."
             raise UsageError(f"The seconds of the drafter shape {unknown[0]!r} are not published.", hint)
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
