@@ -360,7 +360,7 @@ def test_the_better_drafter_is_used_and_its_seconds_count() -> None:
         rates = {"slow": always(0.9), "free": always(0.7)}
         simulation = SimulatedSequences(adaptive(surface, "slow", "free"), surface, rates, names(2)).run(300)
         before = dict(simulation.drafted)
-        simulation.run(300)
+        simulation.run(1000)
         drafted = {name: simulation.drafted[name] - before[name] for name in rates}
         assert drafted[better] > 0.9 * sum(drafted.values())
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,17 +52,23 @@ class LatencyCache:
         key = rows, sequences, _context_key(context_sum)
         curve = self._extra.get(key)
         if curve is None or len(curve) <= count:
-            knots = _knots(1 << max(3, count.bit_length()))
-            seconds = np.array([self._latency.seconds(rows + knot, sequences, context_sum) for knot in knots])
-            rising = np.maximum.accumulate(seconds - seconds[0])
-            array = self._extra_arrays[key] = np.interp(np.arange(knots[-1] + 1), knots, rising)
-            curve = self._extra[key] = array.tolist()
+            knots, latency = _knots(1 << max(3, count.bit_length())), self._latency.seconds
+            none = latency(rows, sequences, context_sum)
+            seconds = [latency(rows + knot, sequences, context_sum) - none for knot in knots]
+            curve = list(accumulate(seconds, max))
+            if len(knots) <= knots[-1]:
+                curve = np.interp(np.arange(knots[-1] + 1), knots, curve).tolist()
+            self._extra[key] = curve
+            self._extra_arrays.pop(key, None)
         return curve
 
     def extra_array(self, rows: int, sequences: int, context_sum: int, *, count: int) -> NDArray[np.float64]:
         """`extra_seconds` as an array."""
-        self.extra_seconds(rows, sequences, context_sum, count=count)
-        return self._extra_arrays[rows, sequences, _context_key(context_sum)]
+        curve = self.extra_seconds(rows, sequences, context_sum, count=count)
+        key = rows, sequences, _context_key(context_sum)
+        if key not in self._extra_arrays:
+            self._extra_arrays[key] = np.array(curve)
+        return self._extra_arrays[key]
 
     def draft_seconds(self, drafter: str, sequences: int, depth: int) -> float:
         """Drafting for `sequences`, each to `depth`."""
@@ -110,6 +118,7 @@ def _context_key(context_sum: int) -> int:
     return int(_CONTEXTS_PER_DOUBLING * math.log2(context_sum + 64))
 
 
+@cache
 def _knots(last: int) -> list[int]:
     """0, 1, 2, ..., from 16 on an eighth part more each time, and `last`."""
     knots = [0]

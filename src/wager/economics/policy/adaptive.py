@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
+from wager.economics.acceptance import AGING_INTERVAL, LARGE_BATCH, AcceptanceModel
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL, DrafterCapabilities, Policy, truncate_to
+from wager.economics.policy.draft_exploration import DraftExploration
 from wager.economics.policy.explain import explain
-from wager.economics.policy.exploration import EXPLORATION_SHARE, ExplorationBudget
+from wager.economics.policy.exploration import EXPLORATION_SHARE
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.judging import DraftJudge
 from wager.economics.policy.learning import DeferredLearning
@@ -23,7 +24,8 @@ from wager.economics.policy.observed import ObservedSteps
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.planning import Planner
 from wager.economics.policy.row_exploration import RowExploration
-from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState, StepLoad
+from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState
+from wager.economics.policy.step_load import StepLoads
 from wager.types import (
     DRAFT_STAGE,
     POLICY_STAGE,
@@ -36,8 +38,6 @@ from wager.types import (
     Verdict,
     VerifyRule,
 )
-
-_EXPLORATION_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 
 
 class Adaptive(Policy):
@@ -58,8 +58,10 @@ class Adaptive(Policy):
         self._drafters = [DrafterProfile(name, drafters[name], model) for name, model in self.acceptance.items()]
         self._drafter_index = {name: index for index, name in enumerate(self.acceptance)}
         self._model, self._latency, self._goodput = latency, LatencyCache(latency), GoodputEstimator()
-        self._weights, self._exploration = ObjectiveWeights(objective), ExplorationBudget(exploration_share)
+        self._weights = ObjectiveWeights(objective)
+        self._exploration = DraftExploration(self._drafters, self._latency, share=exploration_share)
         self._own, self._observed = OwnSeconds(), ObservedSteps()
+        self._loads = StepLoads(self._latency, self._weights, goodput=self._goodput)
         self._rows = RowExploration(latency, self._latency, self._drafters, share=exploration_share, own=self._own)
         self._planner = Planner(self._drafters, self._latency, goodput=self._goodput, own=self._own)
         self._judge = DraftJudge(self._drafters, self._latency, self._weights, goodput=self._goodput, own=self._own)
@@ -68,9 +70,11 @@ class Adaptive(Policy):
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, SequencePolicyState] = {}
         self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
-        self._plain_seconds = 0.0  # of a step like the last one that was described
         self._step = PolicyStep()
+        self._verified_steps: list[PolicyStep] = []  # steps whose verdicts, and whose records, are not learned from yet
+        self._records: list[tuple[PolicyStep, StepRecord]] = []
         self._steps = self._skip = 0
+        self._next_draft_seconds = float(UPDATE_INTERVAL)  # the step from which they are learned again
         self._verified = 0  # draft tokens in the last step that was taken as planned
         self._batch: tuple[int, str] = (0, "")  # sequences in the last step, and the last of them
 
@@ -80,9 +84,10 @@ class Adaptive(Policy):
 
     def end(self, sequence: str) -> None:
         self._request_weights.pop(sequence, None)
-        state = self._sequences.pop(sequence, None)
+        state = self._sequences.get(sequence)
         if state is not None:
-            self._step.ended[sequence] = state
+            self._learn_verdicts()
+            self._step.ended[sequence] = self._sequences.pop(sequence)
             self._decoding.pop(sequence, None)
             self._planner.end_sequence(sequence)
             self._learning.end_sequence(state)
@@ -94,7 +99,12 @@ class Adaptive(Policy):
             for model in self.acceptance.values():
                 model.age()
         step = self._step = PolicyStep(
-            self._describe, spans, states=self._sequences, drafter_index=self._drafter_index, draws_tokens=self._exact
+            self._steps,
+            spans,
+            self._step.load,
+            states=self._sequences,
+            drafter_index=self._drafter_index,
+            draws_tokens=self._exact,
         )
         step.skipped = self._skips_planning(spans)
         if step.skipped:
@@ -103,16 +113,20 @@ class Adaptive(Policy):
         if not step.spans or not self._drafters:
             return {}
         if self._planner.due(step.decoding, now=self._steps) and step.candidates:
+            self._learn_steps()
             self._learning.learn()
             self._note_drafted(step)
             self._planner.plan(step, self._weights)
             step.planned = True
             self._judge.judge_next()
-        step.measures_plain = self._rows.takes_plain_step(step, speculates=self._planner.speculates)
+        may_measure = self._steps % UPDATE_INTERVAL == 0
+        if may_measure:
+            step.measures_plain = self._rows.takes_plain_step(step, speculates=self._planner.speculates)
         if not step.measures_plain:
             self._request_planned(step)
-            if not self._measure_rows(step) and self._exploration.affords_draft(self._plain_seconds):
-                self._explore(step)
+            if not (may_measure and self._measure_rows(step)):
+                for state, drafter in self._exploration.explore(step, steps=self._skip + 1):
+                    self._note_request(state, drafter)
         if self._exact:
             step.fit(budget)
         return step.plan
@@ -135,21 +149,8 @@ class Adaptive(Policy):
             if seq_id not in self._sequences:
                 self._start_sequence(step, seq_id)
             self._decoding[seq_id] = None
-
-    def _describe(self, step: PolicyStep) -> StepLoad:
-        spans, decoding = step.all_spans, step.spans
-        if not decoding:
-            return StepLoad()
-        context = cached = sum([span.num_computed_tokens for span in spans])
-        if len(decoding) < len(spans):
-            cached = sum([span.num_computed_tokens for span in decoding])
-        count, weight = len(decoding), float(len(decoding))
-        if not self._weights.uniform:
-            states = self._sequences
-            weight = sum([self._weights.weight(states[span.seq_id].weight) for span in decoding])
-        plain = self._plain_seconds = self._latency.plain_seconds(count, cached)
-        rows = sum([len(span.tokens) for span in spans])
-        return StepLoad(rows, context, weight, plain, self._goodput.ratio(count) * weight / plain)
+        changed = bool(new) or len(ids) < len(spans)
+        step.load = self._loads.load(spans, step.spans, changed=changed, states=self._sequences)
 
     def _start_sequence(self, step: PolicyStep, seq_id: str) -> None:
         weight, count = self._weights.start_sequence(self._request_weights.pop(seq_id, 1.0)), len(self._drafters)
@@ -201,40 +202,6 @@ class Adaptive(Policy):
             step.plan[state.seq_id] = DraftDecision(min(measuring.depth, state.room), name)
         return True
 
-    def _explore(self, step: PolicyStep) -> None:
-        """Exploration drafts for sequences that decode plainly or use another drafter, as the budget allows; before
-        planning is skipped, those of the skipped steps too."""
-        if len(self._drafters) == 1 and (len(step.plan) == step.decoding or len(step.plan) == step.num_candidates):
-            return
-        for _ in range(self._skip + 1):
-            if self._exploration.affords_draft(step.plain_seconds):
-                for index in range(len(self._drafters)):
-                    self._explore_drafter(step, index)
-
-    def _explore_drafter(self, step: PolicyStep, index: int) -> None:
-        """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
-        name, capabilities, _ = self._drafters[index]
-        plan, candidates = step.plan, step.candidates
-        plain = [state for state in candidates if state.seq_id not in plan]
-        others = [state for state in candidates if state.seq_id in plan and plan[state.seq_id].drafter != name]
-        if not plain and not others:
-            return
-        state = min(plain or others, key=lambda state: state.last_step[index])
-        depth, depths = min(state.room, capabilities.max_depth, _EXPLORATION_DEPTH), step.passes().get(index, [])
-        ragged = self._latency.ragged_draft_seconds
-        cost = ragged(name, [*depths, depth]) - ragged(name, depths)
-        if self._exact:  # it may be verified in any case
-            cost += self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=depth)[depth]
-        catch_up = state.catch_up_seconds(index, capabilities)
-        cost += catch_up
-        if not plain:  # what the other drafter's tokens would have gained
-            cost += step.speculation_gain / len(candidates)
-        if self._exploration.spend(cost, step.plain_seconds):
-            step.catches_up |= catch_up > 0
-            self._note_request(state, index)
-            step.plan[state.seq_id] = DraftDecision(depth, name)
-            step.explored.add(state.seq_id)
-
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         step = self._step
         step.drafted = drafts
@@ -245,34 +212,55 @@ class Adaptive(Policy):
         return step.admitted
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        verdicts, step = list(verdicts), self._step
-        if self._weights.learns:
-            for verdict in verdicts:
-                if verdict.seq_id in self._sequences:
-                    self._weights.learn(self._sequences[verdict.seq_id].weight, len(verdict.tokens))
-        if step.explored:
-            tokens = {verdict.seq_id: verdict.tokens[:1] for verdict in verdicts}
-            drafted = [(seq_id, step.drafted[seq_id]) for seq_id in step.explored if seq_id in step.drafted]
-            if any(draft.tokens[:1] == tokens.get(seq_id) for seq_id, draft in drafted):
-                self._planner.plan_soon()
-        self._learning.add_verdicts(verdicts, step)
-        self._observed.add_verdicts(step, verdicts)
+        self._step.verdicts = list(verdicts)
+        self._verified_steps.append(self._step)
 
     def observe(self, record: StepRecord) -> None:
-        step, seconds = self._step, sum(record.seconds.values())
-        self._weights.observe(seconds)
+        step = self._step
+        self._records.append((step, record))
+        early = self._steps < EARLY_STEPS or self._weights.learns
+        if early or len(self._records) >= UPDATE_INTERVAL or step.sequences > LARGE_BATCH or step.measures:
+            self._learn_steps()
+
+    def _learn_steps(self) -> None:
+        """Take in the steps since the last time: those of a small batch together, while the tables are in the caches of
+        the processor."""
+        self._learn_verdicts()
+        for step, record in self._records:
+            self._learn_record(step, record)
+        self._records.clear()
+
+    def _learn_verdicts(self) -> None:
+        for step in self._verified_steps:
+            if self._weights.learns:
+                for verdict in step.verdicts:
+                    if verdict.seq_id in self._sequences:
+                        self._weights.learn(self._sequences[verdict.seq_id].weight, len(verdict.tokens))
+            if step.explored:
+                tokens = {verdict.seq_id: verdict.tokens[:1] for verdict in step.verdicts}
+                drafted = [(seq_id, step.drafted[seq_id]) for seq_id in step.explored if seq_id in step.drafted]
+                if any(draft.tokens[:1] == tokens.get(seq_id) for seq_id, draft in drafted):
+                    self._planner.plan_soon()
+            self._learning.add_verdicts(step)
+        self._verified_steps.clear()
+
+    def _learn_record(self, step: PolicyStep, record: StepRecord) -> None:
+        seconds = sum(record.seconds.values())
+        if self._weights.learns:
+            self._weights.observe(seconds)
         self._exploration.earn(seconds)
         self._rows.earn(seconds)
-        self._observed.add_record(record)
+        self._observed.add(step, record)
         self._own.observe(record.seconds.get(POLICY_STAGE, 0.0), step_seconds=seconds, kind=step.kind)
-        self._learning.add_record(record, always=step.measures)
+        self._learning.add_record(step, record)
         if step.measures:
             self._learning.learn()
             self._latency.clear()
             self._planner.plan_now()
         elif step.plan:
             self._verified = record.drafted
-        if self._model.learns and self._steps % UPDATE_INTERVAL == 0 and not step.catches_up:
+        if self._model.learns and step.number >= self._next_draft_seconds and not step.catches_up:
+            self._next_draft_seconds = step.number + UPDATE_INTERVAL * self._own.pace
             self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
         step.let_go()
 
@@ -287,6 +275,7 @@ class Adaptive(Policy):
             self._model.observe_draft(drafter, count, depth, seconds=seconds)
 
     def explain(self) -> str:
+        self._learn_steps()
         slo = self._weights.slo_report([state.weight for state in self._step.decoding_states])
         return explain(
             self._step,
@@ -294,6 +283,5 @@ class Adaptive(Policy):
             latency=self._latency,
             goodput=self._goodput,
             observed=self._observed,
-            plain_seconds=self._plain_seconds,
             slo=slo,
         )

@@ -20,18 +20,16 @@ def explain(
     latency: LatencyCache,
     goodput: GoodputEstimator,
     observed: ObservedSteps,
-    plain_seconds: float,
     slo: SloReport | None,
 ) -> str:
-    """Lines of one or two sentences. `plain_seconds` are those of a step without drafts of about this size, for a step
-    that was not described; `slo` how an SLO is met."""
+    """Lines of one or two sentences; `slo` is how an SLO is met."""
     states = step.decoding_states
     decoding = len(states)
     if not decoding:
         return "No sequence decodes in this step, so there is nothing to draft."
     lines = [
         f"{_count(decoding, 'sequence')} decode{'s' * (decoding == 1)}; a step without drafts takes "
-        f"{1e3 * (step.plain_seconds or plain_seconds):.2f} ms, as estimated.",
+        f"{1e3 * step.load.plain_seconds:.2f} ms, as estimated.",
         _observed(observed.speed(latency.plain_seconds)),
         _forecast(goodput.ratio(decoding), goodput.row_cost(decoding)),
         *([_slo(slo, decoding)] if slo else []),

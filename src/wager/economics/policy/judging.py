@@ -94,8 +94,9 @@ class DraftJudge:
 
     def _schedule(self, step: PolicyStep, benefit: float) -> None:
         """A step was judged, which gained `benefit`, in weighted tokens: whether the next ones are judged."""
-        self._benefit += SMOOTHING * (benefit / step.weight - self._benefit)
-        cost = step.goodput * self._own.of_judging / step.weight
+        load = step.load
+        self._benefit += SMOOTHING * (benefit / load.weight - self._benefit)
+        cost = load.goodput * self._own.of_judging / load.weight
         self._skipped = 0
         longest = max(MAX_INTERVAL, round(self._own.judging_interval))
         self._interval = 0 if self._benefit > cost + _NEGLIGIBLE else min(longest, 2 * self._interval + 1)
@@ -119,19 +120,18 @@ class DraftJudge:
             if forecasts:
                 survival = float(forecasts[drafter][state.plan.row, : len(draft)].sum())
                 gain += self._weights.weight(state.weight) * survival
-        seconds = step.plain_seconds + judged.extra[rows] + self.draft_seconds(step)
-        plain = step.weight / step.plain_seconds * seconds
-        self._goodput.record(step.decoding, expected=step.weight + gain, plain=plain)
-        self._goodput.record_row_cost(
-            step.decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=step.goodput
-        )
+        load, decoding = step.load, step.decoding
+        seconds = load.plain_seconds + judged.extra[rows] + self.draft_seconds(step)
+        plain = load.weight / load.plain_seconds * seconds
+        self._goodput.record(decoding, expected=load.weight + gain, plain=plain)
+        self._goodput.record_row_cost(decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=load.goodput)
 
     def _judge(self, step: PolicyStep, drafts: Mapping[str, Draft], *, limit: int, unjudged_rows: int) -> JudgedDrafts:
         """The most profitable tokens of `drafts`, at most `limit`, beside `unjudged_rows` that are verified in any
         case."""
         sizes = [len(draft.tokens) for draft in drafts.values()]
         count = unjudged_rows + sum(sizes) + ADJACENT_ROWS
-        extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=count)
+        extra = self._latency.extra_seconds(*step.load.shape, count=count)
         seconds = extra[unjudged_rows:] if unjudged_rows else extra
         if len(drafts) > LARGE_BATCH and are_chains(list(drafts.values()), sizes):
             return self._judge_chains(step, drafts, seconds, limit=limit, extra=extra)
@@ -167,7 +167,7 @@ class DraftJudge:
         if not self._weights.uniform:
             states = step.states
             gains *= np.array([self._weights.weight(states[draft.seq_id].weight) for draft in ordered])[:, None]
-        chosen = select_prefixes(gains, seconds, goodput=step.goodput, limit=limit)
+        chosen = select_prefixes(gains, seconds, goodput=step.load.goodput, limit=limit)
         admitted = {draft.seq_id: draft for draft in ordered}
         for cut in np.flatnonzero(chosen.lengths < sizes).tolist():
             draft, length = ordered[cut], int(chosen.lengths[cut])
@@ -203,7 +203,7 @@ class DraftJudge:
             weight = 1.0 if uniform else self._weights.weight(state.weight)
             first.append(len(gains))
             gains += survival if weight == 1.0 else [weight * each for each in survival]
-        chosen = select(gains, seconds, goodput=step.goodput, limit=limit)
+        chosen = select(gains, seconds, goodput=step.load.goodput, limit=limit)
         taken = sorted(chosen.taken)
         admitted = {}
         if len(taken) == len(gains):

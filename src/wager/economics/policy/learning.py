@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
+from wager.economics.acceptance import AcceptanceModel
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL
 from wager.economics.policy.own_seconds import OwnSeconds
@@ -33,27 +33,38 @@ class DeferredLearning:
 
     def __init__(self, models: Sequence[AcceptanceModel], latency: LatencyModel, *, own: OwnSeconds) -> None:
         self._models, self._latency, self._own = models, latency, own
-        self._steps = self._turn = self._drafts = 0
-        self._next = 0.0  # the step from which drafts are learned from again
+        self._turn = self._drafts = 0
+        self._next = self._next_record = 0.0  # the steps from which drafts, and seconds, are learned from again
         self._pending: list[Callable[[], None]] = []
         self._remaining: dict[str, SequencePolicyState] = {}  # sequences whose last draft may be compared further
 
-    def add_verdicts(self, verdicts: Sequence[Verdict], step: PolicyStep) -> None:
+    def add_verdicts(self, step: PolicyStep) -> None:
         """A step's verdicts."""
-        number, early = self._steps + 1, self._drafts < _EARLY_DRAFTS
         if self._remaining:
-            self._compare(verdicts, step)
+            self._compare(step.verdicts, step)
+        due = step.number >= self._next and bool(step.plan)
+        if due or step.explored:
+            self._collect(self._sample(step, due=due), step)
+
+    def _sample(self, step: PolicyStep, *, due: bool) -> list[Verdict]:
+        """The verdicts to learn from: some in rotation, where it is `due`, and all of exploration."""
         sampled: list[Verdict] = []
-        if step.plan and number >= self._next:
-            self._next = max(self._next, number - 1) + self._own.pace
-            interval = max(1, len(step.plan) // (_EARLY_DRAFTS // 4 if early else _MAX_DRAFTS))
+        verdicts = step.verdicts
+        if due:
+            self._next = max(self._next, step.number - 1) + self._own.pace
+            interval = max(1, len(step.plan) // (_EARLY_DRAFTS // 4 if self._early else _MAX_DRAFTS))
             self._turn += 1
             sampled = list(verdicts[self._turn % interval :: interval])
         explored = step.explored
-        if explored:
-            sampled += [each for each in verdicts if each.seq_id in explored and each not in sampled]
+        return sampled + [each for each in verdicts if each.seq_id in explored and each not in sampled]
+
+    @property
+    def _early(self) -> bool:
+        return self._drafts < _EARLY_DRAFTS
+
+    def _collect(self, sampled: Sequence[Verdict], step: PolicyStep) -> None:
+        shifts = len(sampled) if self._early else step.number % 2  # whose shift of survival by scores is learned
         self._drafts += len(sampled)
-        shifts = len(sampled) if early else number % 2  # whose shift of survival by scores is learned
         for verdict in sampled:
             state = step.states.get(verdict.seq_id)
             if state is not None and verdict.seq_id in step.plan:
@@ -75,14 +86,15 @@ class DeferredLearning:
             if seq_id in emitted:
                 self._pending.append(partial(self._compare_remaining, state, emitted[seq_id]))
 
-    def add_record(self, record: StepRecord, *, always: bool) -> None:
-        """What a step took; `always`: it is learned from in any case."""
-        self._steps += 1
-        sampled = always or self._steps < EARLY_STEPS or self._steps % UPDATE_INTERVAL == 0
-        if sampled and self._latency.learns:
+    def add_record(self, step: PolicyStep, record: StepRecord) -> None:
+        """What a step took."""
+        number = step.number
+        due = number >= self._next_record
+        if due:
+            interval = 1.0 if number < EARLY_STEPS else UPDATE_INTERVAL * self._own.pace
+            self._next_record = max(self._next_record, number - 1) + interval
+        if (due or step.measures) and self._latency.learns:
             self._pending.append(partial(self._latency.observe, record))
-        if self._steps % AGING_INTERVAL == 0:
-            self.learn()
 
     def end_sequence(self, state: SequencePolicyState) -> None:
         """The sequence is over."""

@@ -4,12 +4,12 @@ verified and accepted. For `explain`, which says what was observed beside what w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from wager.economics.acceptance import LARGE_BATCH
 from wager.economics.policy.sequence_state import PolicyStep
-from wager.types import StepRecord, Verdict
+from wager.types import StepRecord
 
 _STEPS = 64  # that are remembered: a second or less on most machines
 _MAX_INTERVAL = 32  # steps between those whose drafts are counted, at most: two of those that are remembered
@@ -55,29 +55,27 @@ class ObservedSteps:
 
     def __init__(self) -> None:
         self._records: deque[StepRecord] = deque(maxlen=_STEPS)
-        self._counts: deque[dict[str, DraftCounts] | None] = deque(maxlen=_STEPS)
         self._plain: deque[bool] = deque(maxlen=_STEPS)  # whether no draft was asked for
-        self._count: dict[str, DraftCounts] | None = None
-        self._asked = False
+        self._counts: deque[PolicyStep | dict[str, DraftCounts] | None] = deque(maxlen=_STEPS)
         self._steps = 0
 
-    def add_verdicts(self, step: PolicyStep, verdicts: Iterable[Verdict]) -> None:
-        """The drafts of the step that is taken, and what became of them."""
+    def add(self, step: PolicyStep, record: StepRecord) -> None:
+        """A step was taken. What became of its drafts is counted when it is asked for; in a large batch, whose steps
+        are not kept, in some steps, at once."""
         self._steps += 1
-        self._count, self._asked = None, bool(step.plan)
-        interval = min(_MAX_INTERVAL, max(1, len(step.plan) // LARGE_BATCH))  # so that it takes little of a large batch
-        if step.plan and self._steps % interval == 0:
-            self._count = _count(step, verdicts)
-
-    def add_record(self, record: StepRecord) -> None:
         self._records.append(record)
-        self._counts.append(self._count)
-        self._plain.append(not self._asked)
+        self._plain.append(not step.plan)
+        interval = len(step.plan) // LARGE_BATCH
+        if interval < 1:
+            self._counts.append(step if step.plan else None)
+        else:
+            self._counts.append(None if self._steps % min(_MAX_INTERVAL, interval) else _count(step))
 
     def drafts(self, drafter: str) -> DraftCounts:
         """Of the latest steps together, as far as they were counted."""
         total = DraftCounts()
-        for counts in self._counts:
+        for counted in self._counts:
+            counts = _count(counted) if isinstance(counted, PolicyStep) else counted
             if counts and drafter in counts:
                 total.add(counts[drafter])
         return total
@@ -103,14 +101,14 @@ class ObservedSteps:
         )
 
 
-def _count(step: PolicyStep, verdicts: Iterable[Verdict]) -> dict[str, DraftCounts]:
+def _count(step: PolicyStep) -> dict[str, DraftCounts]:
     if len(step.drafter_index) == 1:  # then sums suffice
         return {
             next(iter(step.drafter_index)): DraftCounts(
                 requested=len(step.plan),
                 drafted=sum([len(draft.tokens) for draft in step.drafted.values()]),
                 verified=sum([len(draft.tokens) for draft in step.admitted.values()]),
-                accepted=sum([len(verdict.accepted) for verdict in verdicts]),
+                accepted=sum([len(verdict.accepted) for verdict in step.verdicts]),
             )
         }
     counts: dict[str, DraftCounts] = {}
@@ -120,7 +118,7 @@ def _count(step: PolicyStep, verdicts: Iterable[Verdict]) -> dict[str, DraftCoun
         count.requested += 1
         count.drafted += len(draft.tokens) if draft else 0
         count.verified += len(kept.tokens) if kept else 0
-    for verdict in verdicts:
+    for verdict in step.verdicts:
         if verdict.accepted:
             counts[step.plan[verdict.seq_id].drafter].accepted += len(verdict.accepted)
     return counts

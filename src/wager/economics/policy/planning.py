@@ -134,8 +134,8 @@ class Planner:
         Where rows get cheaper the more there are (experts are shared), drafting nothing and drafting much can each be
         consistent, and their profits are compared."""
         step, size = batch.step, len(batch.weights)
-        extra = self._latency.extra_seconds(step.rows, step.sequences, step.context_sum, count=size)
-        everyone, recent = step.goodput * extra[size] / size, self._goodput.row_cost(step.decoding)
+        extra = self._latency.extra_seconds(*step.load.shape, count=size)
+        everyone, recent = step.load.goodput * extra[size] / size, self._goodput.row_cost(step.decoding)
         best = PlanChoice(np.full(size, -1), np.zeros(size, np.intp), np.full(size, -1.0))
         for row_cost in [everyone] if recent is None else [recent, everyone][: 1 + (recent > everyone)]:
             values = [evaluate(forecast, batch, row_cost=row_cost) for forecast in forecasts]
@@ -172,7 +172,7 @@ class DrafterForecast:
         if not (self.stops_early and self.model.has_scores):
             return np.full(len(batch.weights), -1.0)
         next_rate = float(1.0 / (1.0 + np.exp(-self.model.depths.log_odds[1])))
-        cost = (row_cost + batch.step.goodput * float(self.seconds[-1, 0])) / next_rate
+        cost = (row_cost + batch.step.load.goodput * float(self.seconds[-1, 0])) / next_rate
         return np.minimum(cost / batch.weights, _MAX_MIN_SURVIVAL)
 
 
@@ -201,7 +201,7 @@ class PlanChoice(NamedTuple):
 
 def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float) -> DrafterValue:
     """What one drafter is worth to each sequence."""
-    seconds, weights, goodput = forecast.seconds, batch.weights, batch.step.goodput
+    seconds, weights, goodput = forecast.seconds, batch.weights, batch.step.load.goodput
     min_survival = forecast.min_survival(batch, row_cost)
     accepted, rows, drafted = forecast.model.forecast_admission(
         forecast.survival, min_admitted=row_cost / weights, min_survival=min_survival, unjudged=forecast.unjudged
@@ -267,10 +267,10 @@ def choose_depths(
     cells = np.flatnonzero(possible)
     cells = cells[np.argsort(-net.ravel()[cells], kind="stable")]
     sums = [np.concatenate([[0.0], np.cumsum(amount.ravel()[cells])]) for amount in (gain, rows, seconds)]
-    extra = latency.extra_array(step.rows, step.sequences, step.context_sum, count=int(sums[1][-1]) + 2)
+    extra = latency.extra_array(*step.load.shape, count=int(sums[1][-1]) + 2)
     below = sums[1].astype(np.intp)  # rows, between which the extra seconds are interpolated
     of_rows = (extra[below + 1] - extra[below]) * (sums[1] - below) + extra[below]
-    profit = sums[0] - step.goodput * (of_rows + sums[2])
+    profit = sums[0] - step.load.goodput * (of_rows + sums[2])
     taken = cells[: int(profit.argmax())]
     min_survival = np.choose(drafters + 1, [np.full(size, -1.0), *[value.min_survival for value in values]])
     return PlanChoice(drafters, np.bincount(taken // width, minlength=size), min_survival, float(profit.max()))

@@ -16,6 +16,7 @@ import numpy as np
 from wager.economics.acceptance import Floats
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
+from wager.economics.policy.base import UPDATE_INTERVAL
 from wager.economics.policy.exploration import ExplorationBudget
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
@@ -70,16 +71,17 @@ class RowExploration:
         self._budget.earn(step_seconds)
 
     def takes_plain_step(self, step: PolicyStep, *, speculates: bool) -> bool:
-        """Whether to take this step without drafts, to measure its latency where every step `speculates`."""
+        """Whether to take this step without drafts, to measure its latency where every step `speculates`; to be asked
+        every UPDATE_INTERVAL steps."""
         if not self._latency.learns:
             return False
         size = step.decoding.bit_length()
-        self._streaks[size] = streak = self._streaks.get(size, 0) + 1 if speculates else 0
+        self._streaks[size] = streak = self._streaks.get(size, 0) + UPDATE_INTERVAL if speculates else 0
         interval = self._plain_intervals.get(size, _FIRST_INTERVAL)
         if streak < interval:
             return False
-        cost = step.speculation_gain + _STEPS_PLANNED * self._own.of_planning
-        if not self._budget.spend(cost, step.plain_seconds):
+        cost = step.load.speculation_gain + _STEPS_PLANNED * self._own.of_planning
+        if not self._budget.spend(cost, step.load.plain_seconds):
             return False
         self._streaks[size], self._plain_intervals[size] = 0, min(_MAX_INTERVAL, 2 * interval)
         return True
@@ -88,10 +90,10 @@ class RowExploration:
         """How to draft in this step to measure; None: as planned, which verifies about `planned_rows` draft tokens."""
         if not (self._latency.learns and self._is_due(step)):
             return None
-        count = len(step.candidates)
+        count, load = len(step.candidates), step.load
         every = 1 + count // _SAMPLE
         plans = [state.plan for state in step.candidates[::every] if state.plan.forecasts]
-        if not plans or step.goodput <= 0:
+        if not plans or load.goodput <= 0:
             return None
         best, best_value, cost = None, 0.0, 0.0
         own_seconds = _STEPS_PLANNED * self._own.of_planning
@@ -100,17 +102,17 @@ class RowExploration:
             survival = np.mean([plan.forecasts[index][plan.row, :width] for plan in plans], axis=0)
             prices = self._prices(step, index, survival, planned_rows)
             depths = np.arange(len(prices.gain))
-            profit = prices.gain - step.goodput * prices.seconds
+            profit = prices.gain - load.goodput * prices.seconds
             better = profit - float(np.interp(planned_rows / count, depths, profit))
-            hoped = better + step.goodput * _PLAUSIBLE * prices.deviation
-            loss = np.maximum(-better / step.goodput, self._budget.least_cost(step.plain_seconds)) + own_seconds
-            worth = (hoped > _NEGLIGIBLE * step.weight) & (loss <= self._budget.seconds)
+            hoped = better + load.goodput * _PLAUSIBLE * prices.deviation
+            loss = np.maximum(-better / load.goodput, self._budget.least_cost(load.plain_seconds)) + own_seconds
+            worth = (hoped > _NEGLIGIBLE * load.weight) & (loss <= self._budget.seconds)
             worth &= np.abs(depths - planned_rows / count) >= 0.5  # nearer ones are the plan
             value = np.where(worth, hoped / loss, 0.0)
             depth = int(value.argmax())
             if value[depth] > best_value:
                 best, best_value, cost = MeasuringStep(index, depth), float(value[depth]), float(loss[depth])
-        if best is None or not self._budget.spend(cost, step.plain_seconds):
+        if best is None or not self._budget.spend(cost, load.plain_seconds):
             return None
         self._intervals[step.decoding.bit_length()] = _FIRST_INTERVAL
         return best
@@ -124,15 +126,17 @@ class RowExploration:
         return True
 
     def _prices(self, step: PolicyStep, index: int, survival: Floats, planned_rows: int) -> DepthPrices:
-        (name, capabilities, _), count, depth = self._drafters[index], len(step.candidates), len(survival)
+        (name, capabilities, _), count, load = self._drafters[index], len(step.candidates), step.load
+        depth = len(survival)
         missed = sum([state.catch_up_seconds(index, capabilities) for state in step.candidates
                       if state.seq_id not in step.plan]) if capabilities.catch_up_s else 0.0  # fmt: skip
-        extra = self._cache.extra_seconds(step.rows, step.sequences, step.context_sum, count=count * depth)
-        depths, requests, context_sum = range(depth + 1), step.sequences, step.context_sum
+        extra = self._cache.extra_seconds(*load.shape, count=count * depth)
+        depths = range(depth + 1)
         drafting = [0.0, *(missed + self._cache.draft_seconds(name, count, deep) for deep in depths[1:])]
-        rows, planned, deviation = step.rows, step.rows + planned_rows, self._latency.difference_deviation
+        (rows, requests, context_sum), deviation = load.shape, self._latency.difference_deviation
+        planned = rows + planned_rows
         return DepthPrices(
-            gain=np.concatenate([[0.0], np.cumsum(survival)]) * step.weight / step.decoding * count,
+            gain=np.concatenate([[0.0], np.cumsum(survival)]) * load.weight / step.decoding * count,
             seconds=np.array([extra[count * deep] for deep in depths]) + drafting,
             deviation=np.array(
                 [deviation(planned, rows + count * deep, requests=requests, context_sum=context_sum) for deep in depths]

@@ -5,7 +5,7 @@ and accepted. What only some steps need is made when it is asked for: a step may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -13,7 +13,10 @@ from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats, Seq
 from wager.economics.policy.base import DrafterCapabilities, longest_that_fits
 from wager.economics.policy.objective import SequenceWeight
 from wager.economics.policy.own_seconds import StepKind
-from wager.types import Draft, DraftDecision, Span
+from wager.economics.policy.step_load import StepLoad
+from wager.types import Draft, DraftDecision, Span, Verdict
+
+_NO_LOAD = StepLoad()
 
 
 class DrafterProfile(NamedTuple):
@@ -86,23 +89,13 @@ class StepDraft:
         return max(1, len(self.draft) if self.draft else 0) if self.min_survival else self.depth
 
 
-class StepLoad(NamedTuple):
-    """A step without drafts: rows, cached positions of all its sequences, the weight of one token of each sequence that
-    decodes, together, and its seconds; and the weighted tokens that a second must yield."""
-
-    rows: int = 0
-    context_sum: int = 0
-    weight: float = 0.0
-    plain_seconds: float = 0.0
-    goodput: float = 0.0
-
-
 @dataclass(slots=True)
 class PolicyStep:
-    """A step as Adaptive decides it. `describe` gives its load, which most steps of a large batch do not need."""
+    """A step as Adaptive decides it."""
 
-    describe: Callable[[PolicyStep], StepLoad] = lambda _: StepLoad()
+    number: int = 0
     all_spans: Sequence[Span] = ()
+    load: StepLoad = _NO_LOAD  # of the last step with sequences to plan, where planning is skipped
     spans: Sequence[Span] = ()  # of the sequences that decode
     ids: Sequence[str] = ()  # of these sequences
     states: Mapping[str, SequencePolicyState] = field(default_factory=dict)  # of all sequences by now, by id
@@ -119,38 +112,12 @@ class PolicyStep:
     explored: set[str] = field(default_factory=set)  # sequences of the plan that draft for exploration only
     drafted: Mapping[str, Draft] = field(default_factory=dict)
     admitted: Mapping[str, Draft] = field(default_factory=dict)
+    verdicts: Sequence[Verdict] = ()
     _candidates: list[SequencePolicyState] | None = None
-    _load: StepLoad | None = None
-
-    @property
-    def load(self) -> StepLoad:
-        if self._load is None:
-            self._load = self.describe(self)
-        return self._load
 
     @property
     def sequences(self) -> int:
         return len(self.all_spans)
-
-    @property
-    def rows(self) -> int:
-        return self.load.rows
-
-    @property
-    def context_sum(self) -> int:
-        return self.load.context_sum
-
-    @property
-    def weight(self) -> float:
-        return self.load.weight
-
-    @property
-    def plain_seconds(self) -> float:
-        return self.load.plain_seconds
-
-    @property
-    def goodput(self) -> float:
-        return self.load.goodput
 
     @property
     def decoding(self) -> int:
@@ -201,17 +168,19 @@ class PolicyStep:
     def let_go(self) -> None:
         """The step is over: of a large batch its spans and drafts are not kept, so that they can be freed with it."""
         if len(self.spans) > LARGE_BATCH:
-            self.all_spans, self.spans, self.drafted, self.admitted, self._candidates = (), (), {}, {}, None
+            self.all_spans, self.spans, self.drafted, self.admitted, self.verdicts, self._candidates = (
+                (),
+                (),
+                {},
+                {},
+                (),
+                None,
+            )
 
     @property
     def measures(self) -> bool:
         """Whether it is taken to measure seconds."""
         return self.measures_plain or self.measures_rows
-
-    @property
-    def speculation_gain(self) -> float:
-        """Seconds of plain decoding that speculation lately saves in the time of a plain step."""
-        return (self.goodput * self.plain_seconds / self.weight - 1) * self.plain_seconds
 
     def draft_of(self, state: SequencePolicyState) -> StepDraft:
         """The draft requested for a sequence of the plan, and what came of it."""

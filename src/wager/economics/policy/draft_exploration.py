@@ -1,0 +1,59 @@
+"""Exploration of drafters: drafts by those that a sequence does not use, to keep what is believed of them current."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wager.economics.latency_cache import LatencyCache
+from wager.economics.policy.exploration import ExplorationBudget
+from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState
+from wager.types import DraftDecision
+
+_DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
+
+
+class DraftExploration:
+    """Requests such drafts; `share` of the running time may go to them."""
+
+    def __init__(self, drafters: Sequence[DrafterProfile], latency: LatencyCache, *, share: float) -> None:
+        self._drafters, self._latency, self._budget = drafters, latency, ExplorationBudget(share)
+
+    def earn(self, step_seconds: float) -> None:
+        """A step took that long."""
+        self._budget.earn(step_seconds)
+
+    def explore(self, step: PolicyStep, *, steps: int) -> list[tuple[SequencePolicyState, int]]:
+        """Add them to the plan, as the budget allows, those of the next `steps` steps together; for which sequences,
+        by which drafter."""
+        seconds, chosen = step.load.plain_seconds, []
+        if len(self._drafters) == 1 and (len(step.plan) == step.decoding or len(step.plan) == step.num_candidates):
+            return []
+        for _ in range(steps):
+            if self._budget.affords_draft(seconds):
+                requested = [(self._request(step, index), index) for index in range(len(self._drafters))]
+                chosen += [(state, index) for state, index in requested if state is not None]
+        return chosen
+
+    def _request(self, step: PolicyStep, index: int) -> SequencePolicyState | None:
+        """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
+        name, capabilities, _ = self._drafters[index]
+        plan, candidates, load = step.plan, step.candidates, step.load
+        plain = [state for state in candidates if state.seq_id not in plan]
+        others = [state for state in candidates if state.seq_id in plan and plan[state.seq_id].drafter != name]
+        if not plain and not others:
+            return None
+        state = min(plain or others, key=lambda state: state.last_step[index])
+        depth, depths = min(state.room, capabilities.max_depth, _DEPTH), step.passes().get(index, [])
+        ragged = self._latency.ragged_draft_seconds
+        catch_up = state.catch_up_seconds(index, capabilities)
+        cost = catch_up + ragged(name, [*depths, depth]) - ragged(name, depths)
+        if step.draws_tokens:  # it may be verified in any case
+            cost += self._latency.extra_seconds(*load.shape, count=depth)[depth]
+        if not plain:  # what the other drafter's tokens would have gained
+            cost += load.speculation_gain / len(candidates)
+        if not self._budget.spend(cost, load.plain_seconds):
+            return None
+        step.catches_up |= catch_up > 0
+        step.plan[state.seq_id] = DraftDecision(depth, name)
+        step.explored.add(state.seq_id)
+        return state

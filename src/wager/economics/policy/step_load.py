@@ -1,0 +1,82 @@
+"""The step without drafts: its rows, what it takes, and what a second is worth in it.
+
+All of it changes slowly while the same sequences decode, so it is computed anew every few steps; in a large batch, of
+which some sequences end in nearly every step, also only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from wager.economics.latency_cache import LatencyCache
+from wager.economics.policy.base import UPDATE_INTERVAL
+from wager.economics.policy.goodput import GoodputEstimator
+from wager.economics.policy.objective import ObjectiveWeights
+from wager.types import Span
+
+if TYPE_CHECKING:
+    from wager.economics.policy.sequence_state import SequencePolicyState
+
+_SIMILAR = 16  # a batch that lost no more than one in so many of its sequences counts as the same
+
+
+class StepLoad(NamedTuple):
+    """A step without drafts: its rows, its sequences and the cached positions of all of them; the weight of one token
+    of each sequence that decodes, together; its seconds; and the weighted tokens that a second must yield."""
+
+    rows: int = 0
+    sequences: int = 0
+    context_sum: int = 0
+    weight: float = 0.0
+    plain_seconds: float = 0.0
+    goodput: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, sequences and context_sum."""
+        return self[:3]
+
+    @property
+    def speculation_gain(self) -> float:
+        """Seconds of plain decoding that speculation lately saves in the time of a plain step."""
+        return (self.goodput * self.plain_seconds / self.weight - 1) * self.plain_seconds
+
+
+class StepLoads:
+    """Computes the load of steps; `weights` are those of the sequences' tokens."""
+
+    def __init__(self, latency: LatencyCache, weights: ObjectiveWeights, *, goodput: GoodputEstimator) -> None:
+        self._latency, self._weights, self._goodput = latency, weights, goodput
+        self._load, self._age = StepLoad(), 0
+
+    def load(
+        self,
+        spans: Sequence[Span],
+        decoding: Sequence[Span],
+        *,
+        changed: bool,
+        states: Mapping[str, SequencePolicyState],
+    ) -> StepLoad:
+        """Of the step of `spans`, of which `decoding` decode. `changed`: it computes prompts, or sequences are new."""
+        self._age += 1
+        rows, before, *_ = self._load
+        similar = rows == before and 0 <= before - len(spans) <= before // _SIMILAR  # more rows: it computed prompts
+        if changed or not similar or self._age >= UPDATE_INTERVAL:
+            self._load, self._age = self._compute(spans, decoding, states), 0
+        return self._load
+
+    def _compute(
+        self, spans: Sequence[Span], decoding: Sequence[Span], states: Mapping[str, SequencePolicyState]
+    ) -> StepLoad:
+        count, weight = len(decoding), float(len(decoding))
+        if not count:
+            return StepLoad()
+        context = cached = sum([span.num_computed_tokens for span in spans])
+        if count < len(spans):
+            cached = sum([span.num_computed_tokens for span in decoding])
+        if not self._weights.uniform:
+            weight = sum([self._weights.weight(states[span.seq_id].weight) for span in decoding])
+        plain = self._latency.plain_seconds(count, cached)
+        rows = sum([len(span.tokens) for span in spans])
+        return StepLoad(rows, len(spans), context, weight, plain, self._goodput.ratio(count) * weight / plain)
