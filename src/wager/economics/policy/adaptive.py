@@ -149,8 +149,7 @@ class Adaptive(Policy):
             if seq_id not in self._sequences:
                 self._start_sequence(step, seq_id)
             self._decoding[seq_id] = None
-        changed = bool(new) or len(ids) < len(spans)
-        step.load = self._loads.load(spans, step.spans, changed=changed, states=self._sequences)
+        step.load = self._loads.load(spans, step.spans, new=len(new), states=self._sequences)
 
     def _start_sequence(self, step: PolicyStep, seq_id: str) -> None:
         weight, count = self._weights.start_sequence(self._request_weights.pop(seq_id, 1.0)), len(self._drafters)

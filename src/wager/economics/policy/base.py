@@ -9,6 +9,7 @@ from typing import Protocol
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
 UPDATE_INTERVAL = 4  # steps between updates of what changes slowly: goodput, cost of a row, latency, an empty plan
+LONGEST_INTERVAL = 128  # steps between decisions that nothing depends on: plans without drafts, looks at what rows cost
 EARLY_STEPS = 64  # first steps, in which nothing is left out
 SMOOTHING = 0.05  # weight of a new step in a running mean: about the last 20 count
 

@@ -55,7 +55,7 @@ class DraftJudge:
     ) -> None:
         self._drafters, self._latency, self._weights, self._goodput = drafters, latency, weights, goodput
         self._own = own
-        self._interval = self._skipped = self._recorded = 0
+        self._interval = self._skipped = self._recorded = self._judged = 0
         self._benefit = 0.0  # of judging lately, as a share of the weight of one token of each sequence
 
     def judge_next(self) -> None:
@@ -95,7 +95,8 @@ class DraftJudge:
     def _schedule(self, step: PolicyStep, benefit: float) -> None:
         """A step was judged, which gained `benefit`, in weighted tokens: whether the next ones are judged."""
         load = step.load
-        self._benefit += SMOOTHING * (benefit / load.weight - self._benefit)
+        self._judged += 1  # at first a plain mean, not one that starts from 0
+        self._benefit += max(SMOOTHING, 1 / self._judged) * (benefit / load.weight - self._benefit)
         cost = load.goodput * self._own.of_judging / load.weight
         self._skipped = 0
         longest = max(MAX_INTERVAL, round(self._own.judging_interval))

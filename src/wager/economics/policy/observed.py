@@ -12,7 +12,6 @@ from wager.economics.policy.sequence_state import PolicyStep
 from wager.types import StepRecord
 
 _STEPS = 64  # that are remembered: a second or less on most machines
-_MAX_INTERVAL = 32  # steps between those whose drafts are counted, at most: two of those that are remembered
 
 
 @dataclass(slots=True)
@@ -69,7 +68,7 @@ class ObservedSteps:
         if interval < 1:
             self._counts.append(step if step.plan else None)
         else:
-            self._counts.append(None if self._steps % min(_MAX_INTERVAL, interval) else _count(step))
+            self._counts.append(None if self._steps % min(_STEPS // 2, interval) else _count(step))
 
     def drafts(self, drafter: str) -> DraftCounts:
         """Of the latest steps together, as far as they were counted."""

@@ -23,15 +23,17 @@ class OwnSeconds:
         self.pace = 1.0
         """By how much fewer steps than usual it learns from."""
         self._seconds: dict[StepKind, float] = {}
+        self._observed: dict[StepKind, int] = {}
         self._step_seconds = self._share = 0.0
         self._steps, self._last = 0, ""
 
     def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
         """A step of `step_seconds`, `seconds` of them the policy's."""
-        before = self._seconds.get(kind, seconds)
+        before, count = self._seconds.get(kind, seconds), self._observed.get(kind, 0) + 1
         # judging after steps without it finds the caches cold, so that more does not show what it would take every time
         if kind != "judged" or self._last == kind or seconds < before or kind not in self._seconds:
-            self._seconds[kind] = before + SMOOTHING * (seconds - before)
+            self._seconds[kind] = before + max(SMOOTHING, 1 / count) * (seconds - before)  # at first a plain mean
+            self._observed[kind] = count
         self._last = kind
         self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
         self._steps += 1

@@ -16,7 +16,7 @@ import numpy as np
 
 from wager.economics.acceptance import AcceptanceModel, Bools, Floats, Ints
 from wager.economics.latency_cache import LatencyCache
-from wager.economics.policy.base import UPDATE_INTERVAL
+from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights
 from wager.economics.policy.own_seconds import OwnSeconds
@@ -25,7 +25,6 @@ from wager.types import DraftDecision
 
 MAX_INTERVAL = 32  # steps between plans; as many plans in which the interval grows to that
 _EARLY_PLANNING = 2.0  # by how much the first plans may exceed the time that planning may take
-_MAX_INTERVAL_PLAIN = 128  # the same while no sequence drafts
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 _SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
 _MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
@@ -78,7 +77,7 @@ class Planner:
     def plan(self, step: PolicyStep, weights: ObjectiveWeights) -> None:
         """Plan the candidates of the step."""
         affordable = self._own.planning_interval
-        longest = max(MAX_INTERVAL if self.speculates else _MAX_INTERVAL_PLAIN, affordable)
+        longest = max(MAX_INTERVAL if self.speculates else LONGEST_INTERVAL, affordable)
         self._interval = min(longest, max(self._interval + longest / MAX_INTERVAL, affordable / _EARLY_PLANNING))
         self._due = self._now + round(self._interval)
         self._planned, self._newcomers = step.decoding, 0

@@ -13,18 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wager.economics.acceptance import Floats
+from wager.economics.acceptance import LARGE_BATCH, Floats
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
-from wager.economics.policy.base import UPDATE_INTERVAL
+from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL
 from wager.economics.policy.exploration import ExplorationBudget
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 
 _PLAUSIBLE = 2.5  # standard deviations by which seconds may plausibly differ from what is believed
 _NEGLIGIBLE = 0.01  # of the tokens of a plain step: what a step must be able to gain to be worth a look
-_FIRST_INTERVAL, _MAX_INTERVAL = 8, 128  # steps between those in which it is asked whether to explore; it doubles
-_SAMPLE = 16  # sequences whose forecasts are averaged
+_FIRST_INTERVAL = 2 * UPDATE_INTERVAL  # steps between those in which it is asked whether to explore; it doubles
 _STEPS_PLANNED = 2  # in which the policy plans because of such a step: itself, and the next one with the new prices
 
 
@@ -83,7 +82,7 @@ class RowExploration:
         cost = step.load.speculation_gain + _STEPS_PLANNED * self._own.of_planning
         if not self._budget.spend(cost, step.load.plain_seconds):
             return False
-        self._streaks[size], self._plain_intervals[size] = 0, min(_MAX_INTERVAL, 2 * interval)
+        self._streaks[size], self._plain_intervals[size] = 0, min(LONGEST_INTERVAL, 2 * interval)
         return True
 
     def measure(self, step: PolicyStep, *, planned_rows: int) -> MeasuringStep | None:
@@ -91,7 +90,7 @@ class RowExploration:
         if not (self._latency.learns and self._is_due(step)):
             return None
         count, load = len(step.candidates), step.load
-        every = 1 + count // _SAMPLE
+        every = 1 + count // LARGE_BATCH  # some sequences' forecasts are averaged
         plans = [state.plan for state in step.candidates[::every] if state.plan.forecasts]
         if not plans or load.goodput <= 0:
             return None
@@ -122,7 +121,7 @@ class RowExploration:
         interval = self._intervals.get(size, _FIRST_INTERVAL)
         if self._now - self._asked.setdefault(size, self._now) < interval:
             return False
-        self._asked[size], self._intervals[size] = self._now, min(_MAX_INTERVAL, 2 * interval)
+        self._asked[size], self._intervals[size] = self._now, min(LONGEST_INTERVAL, 2 * interval)
         return True
 
     def _prices(self, step: PolicyStep, index: int, survival: Floats, planned_rows: int) -> DepthPrices:

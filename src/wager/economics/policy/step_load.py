@@ -18,7 +18,7 @@ from wager.types import Span
 if TYPE_CHECKING:
     from wager.economics.policy.sequence_state import SequencePolicyState
 
-_SIMILAR = 16  # a batch that lost no more than one in so many of its sequences counts as the same
+_SIMILAR = 16  # a batch of which no more than one in so many sequences came, and no more ended, counts as the same
 
 
 class StepLoad(NamedTuple):
@@ -55,14 +55,16 @@ class StepLoads:
         spans: Sequence[Span],
         decoding: Sequence[Span],
         *,
-        changed: bool,
+        new: int,
         states: Mapping[str, SequencePolicyState],
     ) -> StepLoad:
-        """Of the step of `spans`, of which `decoding` decode. `changed`: it computes prompts, or sequences are new."""
+        """Of the step of `spans`, of which `decoding` decode, `new` of them for the first time."""
         self._age += 1
         rows, before, *_ = self._load
-        similar = rows == before and 0 <= before - len(spans) <= before // _SIMILAR  # more rows: it computed prompts
-        if changed or not similar or self._age >= UPDATE_INTERVAL:
+        few = before // _SIMILAR
+        decodes = len(decoding) == len(spans) and rows == before  # and computes no prompts, like the last one computed
+        similar = decodes and new <= few and abs(len(spans) - before) <= few
+        if not similar or self._age >= UPDATE_INTERVAL:
             self._load, self._age = self._compute(spans, decoding, states), 0
         return self._load
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
-from wager.economics.policy.base import truncate_to
+from wager.economics.policy.base import SMOOTHING, truncate_to
 from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy_spec import DEFAULT_THRESHOLD
 from wager.errors import UsageError
@@ -14,7 +14,7 @@ from wager.types import RULES, Draft, DraftDecision, Plan, Span, Verdict, Verify
 
 _TARGET = 0.8  # acceptance rate at which the threshold stays where it is
 _STEP, _LOWEST, _HIGHEST = 0.01, 0.02, 0.98  # change of the threshold in a step with drafts, and its bounds
-_MEAN_SMOOTHING, _RATE_SMOOTHING = 0.1, 0.05  # weight of a new step in the running means: of all tokens, of a depth
+_MEAN_SMOOTHING = 0.1  # weight of a new step in the running mean of all tokens; in that of a depth it is SMOOTHING
 _UNTESTED_SMOOTHING = 0.0025  # a depth that is not tested follows the one above, and is tested again in some 100 steps
 
 
@@ -75,7 +75,7 @@ class Threshold(FixedDepth):
             for node in range(self.depth if size and not self._all_scored else 0):
                 tested = node <= accepted and node < size
                 target = float(node < accepted) if tested else self._rates[max(0, node - 1)]
-                smoothing = _RATE_SMOOTHING if tested else _UNTESTED_SMOOTHING
+                smoothing = SMOOTHING if tested else _UNTESTED_SMOOTHING
                 self._rates[node] += smoothing * (target - self._rates[node])
         if verified:
             smoothing = _MEAN_SMOOTHING if self._verified else 1.0
