@@ -75,6 +75,7 @@ class Adaptive(Policy):
         self._records: list[tuple[PolicyStep, StepRecord]] = []
         self._steps = self._skip = 0
         self._next_draft_seconds = float(UPDATE_INTERVAL)  # the step from which they are learned again
+        self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
         self._verified = 0  # draft tokens in the last step that was taken as planned
         self._batch: tuple[int, str] = (0, "")  # sequences in the last step, and the last of them
 
@@ -119,8 +120,9 @@ class Adaptive(Policy):
             self._planner.plan(step, self._weights)
             step.planned = True
             self._judge.judge_next()
-        may_measure = self._steps % UPDATE_INTERVAL == 0
+        may_measure = self._steps >= self._next_measuring
         if may_measure:
+            self._next_measuring = self._steps + UPDATE_INTERVAL
             step.measures_plain = self._rows.takes_plain_step(step, speculates=self._planner.speculates)
         if not step.measures_plain:
             self._request_planned(step)
