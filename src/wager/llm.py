@@ -76,6 +76,9 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Continue one prompt, or several together: texts as they are, or lists of token ids.
 
+        Control tokens written out in a text, such as <|im_end|>, are parsed, as in the completions of llama.cpp and
+        vLLM; text that strangers have written belongs into the messages of `chat`, where it stays text.
+
         One prompt returns its Completion; a list of prompts returns a list in the same order. With params.n above 1 the
         answer is always a list: the choices of the first prompt in order of `index`, then those of the next. `params`
         defaults to the configuration's sampling options. A request that fails while it runs ends with finish_reason
@@ -97,7 +100,8 @@ class LLM:
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
     ) -> Completion | list[Completion]:
         """Answer a conversation, or a list of conversations, through the model's chat template; otherwise as
-        `generate`. TokenizerError if the model has no template or it refuses the messages."""
+        `generate`. Control tokens come only from the template: those written out in messages are ordinary text.
+        TokenizerError if the model has no template or it refuses the messages."""
         listed = isinstance(messages, Sequence) and not isinstance(messages, str)
         if not listed or (messages and isinstance(messages[0], Mapping)):
             check_conversation(messages)
