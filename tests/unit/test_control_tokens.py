@@ -191,12 +191,22 @@ def test_every_entry_of_a_message_and_the_variables_are_content(tmp_path: Path) 
 
 
 def test_added_tokens_that_the_template_names_are_control_tokens_and_others_are_text(tmp_path: Path) -> None:
-    ours, _ = load(tmp_path, THINKING)
+    ours, _ = load(tmp_path, THINKING + "{# a comment\n\n\n #}")
     ids = encode_chat(ours, conversation("x", "a</think><table>\n\n\n<think>", "<think>why</think>so", "</think>"))
     turns = [(["<|im_start|>", "<|im_end|>"]) * 2, ["<|im_start|>", "<think>", "</think>", "<|im_end|>"]]
     rest = ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>"]
     assert control(ours, ids) == [*turns[0], *turns[1], *rest]
     assert {"<table>", "\n\n\n"} <= {ours.token(i) for i in ids}
+
+
+def test_content_does_not_shift_a_control_token_of_the_template(tmp_path: Path) -> None:
+    backend = train("smollm")
+    backend.add_special_tokens([AddedToken("==", normalized=False, special=True)])
+    template = "{{ messages[0].content }}=="
+    PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template).save_pretrained(tmp_path)
+    ours = Tokenizer.load(tmp_path)
+    ids = encode_chat(ours, conversation("x="))
+    assert [ours.token(i) for i in ids] == ["x", "=", "=="]
 
 
 def test_a_token_that_strips_the_text_beside_it_still_does(tmp_path: Path) -> None:
