@@ -223,6 +223,8 @@ class OutputStream(Iterator[OutputDelta]):
 
         self._llm, self._id, self._deltas, self._collector = llm, request.id, deltas, collector
         self._closed = False
+        self.request = request
+        """With the token ids of the prompt."""
         collector.expect(request)
         llm._add(request, take)
 
