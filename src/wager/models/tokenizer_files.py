@@ -133,6 +133,9 @@ def _sentencepiece(tokens: list[str], metadata: Mapping[str, Any], where: str, *
 def scored_merges(tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int] = ()) -> list[tuple[str, str]]:
     """Every merge of two tokens into a third, best score first; among equal scores the longer left part first.
 
+    llama.cpp takes the leftmost place among equal scores, the library one merge after the other. On runs of one
+    character, where published vocabularies have equal scores (spaces), both come to the same.
+
     Control, unknown and byte tokens (by `kinds`) are never merged from text, nor into other tokens.
     """
     apart = {token for token, kind in zip(tokens, kinds, strict=False) if kind in (_UNKNOWN, _CONTROL, _BYTE)}

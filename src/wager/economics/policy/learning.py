@@ -34,7 +34,7 @@ class DeferredLearning:
     def __init__(self, models: Sequence[AcceptanceModel], latency: LatencyModel, *, own: OwnSeconds) -> None:
         self._models, self._latency, self._own = models, latency, own
         self._turn = self._drafts = 0
-        self._learned = 0  # the step in which it last learned by itself
+        self._now = self._learned = 0  # the last step, and the one in which it last learned
         self._next = self._next_record = 0.0  # the steps from which drafts, and seconds, are learned from again
         self._pending: list[Callable[[], None]] = []
         self._remaining: dict[str, SequencePolicyState] = {}  # sequences whose last draft may be compared further
@@ -89,7 +89,7 @@ class DeferredLearning:
 
     def add_record(self, step: PolicyStep, record: StepRecord) -> None:
         """What a step took."""
-        number = step.number
+        self._now = number = step.number
         due = number >= self._next_record
         if due:
             interval = 1.0 if number < EARLY_STEPS else UPDATE_INTERVAL * self._own.pace
@@ -98,7 +98,6 @@ class DeferredLearning:
             self._pending.append(partial(self._latency.observe, record))
         if number >= self._learned + AGING_INTERVAL:
             self.learn()
-            self._learned = number
 
     def end_sequence(self, state: SequencePolicyState) -> None:
         """The sequence is over."""
@@ -108,6 +107,7 @@ class DeferredLearning:
 
     def learn(self) -> None:
         """Learn from all that was collected, in order."""
+        self._learned = self._now
         for learn in self._pending:
             learn()
         self._pending.clear()
