@@ -374,7 +374,7 @@ def test_steps_within_a_callback_are_refused(llm: wager.LLM) -> None:
     expected = llm.generate("abc", PARAMS).token_ids
     llm.engine.on_step = lambda _: llm.generate("abc", PARAMS)
     try:
-        with pytest.raises(wager.UsageError, match="Engine.step was called within on_step"):
+        with pytest.raises(wager.UsageError, match=r"Engine.step was called within on_step"):
             llm.generate("abc", PARAMS)
     finally:
         llm.engine.on_step = lambda _: None
