@@ -72,7 +72,8 @@ def explain(output: str, details: str, *, code: int) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     if "Exception:" in errors or not errors:
-        return _raised(lines) or f"pip ended with exit status {code}{' and no message' if not lines else ''}."
+        ended = f"was ended by signal {-code}" if code < 0 else f"exited with status {code} and said nothing"
+        return _raised(lines) or f"pip {ended}."
     cause = _without_password(errors[-1])
     if "No matching distribution" not in cause:
         return cause
