@@ -270,6 +270,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         calibration().write(tmp_path / "file")
 
 
+def test_a_calibration_that_cannot_be_stored_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / HERE.filename).mkdir()
+    with pytest.raises(UsageError, match="cannot be stored"):
+        calibration().write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [HERE.filename]
+
+
 # ---- in the cost model ----------------------------------------------------------------------------------------------
 
 
@@ -301,10 +308,3 @@ def test_a_timed_drafter_costs_what_its_curve_says() -> None:
     drafter = CalibratedDraftCost("ngram", TRUTH.drafters["ngram"])
     assert drafter.seconds(32, 4, context=99) == pytest.approx(1e-4)
     assert drafter.seconds(32, 0, context=99) == drafter.seconds(0, 4, context=99) == 0
-
-
-def test_a_calibration_that_cannot_be_stored_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / HERE.filename).mkdir()
-    with pytest.raises(UsageError, match="cannot be stored"):
-        calibration().write(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [HERE.filename]

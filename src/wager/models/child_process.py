@@ -30,7 +30,9 @@ def run(
     stop = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         try:
-            running = threads.submit(_supervise, command, output, errors, environment, stop)
+            running = threads.submit(
+                _supervise, command, output, subprocess.STDOUT if errors else None, environment, stop
+            )
             while not running.done():
                 report()
                 wait([running], timeout=_POLL_S)
@@ -41,7 +43,7 @@ def run(
 
 
 def _supervise(
-    command: Sequence[str], output: Path, errors: bool, environment: Mapping[str, str], stop: threading.Event
+    command: Sequence[str], output: Path, stderr: int | None, environment: Mapping[str, str], stop: threading.Event
 ) -> int:
     """Run a program in a process group of its own, to its end or until `stop` is set."""
     with output.open("wb") as stdout:
@@ -49,7 +51,7 @@ def _supervise(
             command,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
-            stderr=subprocess.STDOUT if errors else None,
+            stderr=stderr,
             env=environment,
             start_new_session=True,
         )
