@@ -28,7 +28,7 @@ _KEYS = (
 
 
 @dataclass
-class _Entry:
+class Entry:
     """A metadata value as it is written: its type and its bytes."""
 
     key: bytes
@@ -37,7 +37,7 @@ class _Entry:
 
 
 @dataclass
-class _Info:
+class Info:
     name: bytes
     dims: list[int]
     kind: int
@@ -48,8 +48,8 @@ class _Info:
 class _Parts:
     """A GGUF file taken apart. The counts are written as they stand here, true or not."""
 
-    entries: list[_Entry] = field(default_factory=list)
-    infos: list[_Info] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    infos: list[Info] = field(default_factory=list)
     data: bytes = b""
     version: int = 3
     more_entries: int = 0
@@ -60,10 +60,10 @@ def mutate_gguf(raw: bytes, rng: random.Random) -> tuple[bytes, str]:
     """A mutant of a GGUF file, and what was done to it."""
     if rng.random() < 0.25:
         return damage_bytes(raw, rng, header=_header_size(raw))
-    parts, done = _take_apart(raw), []
+    parts, done = take_apart(raw), []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         done.append(rng.choice((_value, _value, _value, _array, _infos, _infos, _structure, _vocabulary))(parts, rng))
-    return _put_together(parts), "; ".join(done)
+    return put_together(parts), "; ".join(done)
 
 
 def mutate_safetensors(raw: bytes, rng: random.Random) -> tuple[bytes, str]:
@@ -145,10 +145,10 @@ def _tensor_entry(values: dict[str, Any], rng: random.Random) -> str:
     return f"{kind} of {name}"
 
 
-# ---- GGUF -------------------------------------------------------------------------------------------------------------
+# ---- GGUF -----------------------------------------------------------------------------------------------------------
 
 
-def _take_apart(raw: bytes) -> _Parts:
+def take_apart(raw: bytes) -> _Parts:
     """Of an undamaged file."""
     version, num_infos, num_entries = struct.unpack_from("<IQQ", raw, 4)
     at, parts = 24, _Parts(version=version)
@@ -164,13 +164,13 @@ def _take_apart(raw: bytes) -> _Parts:
         at += 4
         first = at
         at = _end(raw, at, kind)
-        parts.entries.append(_Entry(key, kind, raw[first:at]))
+        parts.entries.append(Entry(key, kind, raw[first:at]))
     for _ in range(num_infos):
         name, count = text(), struct.unpack_from("<I", raw, at)[0]
         dims = list(struct.unpack_from(f"<{count}Q", raw, at + 4))
         kind, offset = struct.unpack_from("<IQ", raw, at + 4 + 8 * count)
         at += 16 + 8 * count
-        parts.infos.append(_Info(name, dims, kind, offset))
+        parts.infos.append(Info(name, dims, kind, offset))
     parts.data = raw[-(-at // 32) * 32 :]
     return parts
 
@@ -188,28 +188,28 @@ def _end(raw: bytes, at: int, kind: int) -> int:
 
 
 def _header_size(raw: bytes) -> int:
-    return len(raw) - len(_take_apart(raw).data)
+    return len(raw) - len(take_apart(raw).data)
 
 
-def _put_together(parts: _Parts) -> bytes:
+def put_together(parts: _Parts) -> bytes:
     counts = len(parts.infos) + parts.more_infos, len(parts.entries) + parts.more_entries
     out = b"GGUF" + struct.pack("<IQQ", parts.version, *(count % 2**64 for count in counts))
     for entry in parts.entries:
-        out += _string(entry.key) + struct.pack("<I", entry.kind % 2**32) + entry.raw
+        out += string(entry.key) + struct.pack("<I", entry.kind % 2**32) + entry.raw
     for info in parts.infos:
-        out += _string(info.name) + struct.pack(f"<I{len(info.dims)}Q", len(info.dims), *info.dims)
+        out += string(info.name) + struct.pack(f"<I{len(info.dims)}Q", len(info.dims), *info.dims)
         out += struct.pack("<IQ", info.kind % 2**32, info.offset % 2**64)
     return out + b"\0" * (-len(out) % 32) + parts.data
 
 
-def _string(text: bytes) -> bytes:
+def string(text: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
 def _scalar(rng: random.Random, kind: int | None = None) -> tuple[int, bytes]:
     kind = rng.choice([*_CODES, _STRING]) if kind is None else kind
     if kind == _STRING:
-        return kind, _string(
+        return kind, string(
             rng.choice(
                 (
                     b"",
@@ -243,7 +243,7 @@ def _value(parts: _Parts, rng: random.Random) -> str:
     entry = rng.choice(parts.entries)
     kind = rng.choice(("same", "same", "type", "array", "new", "reinterpret"))
     if kind == "new":
-        entry = _Entry(rng.choice(_KEYS).encode(), 0, b"")
+        entry = Entry(rng.choice(_KEYS).encode(), 0, b"")
         parts.entries = [old for old in parts.entries if old.key != entry.key]
         parts.entries.insert(rng.randrange(len(parts.entries) + 1), entry)
     if kind == "reinterpret":
@@ -253,7 +253,7 @@ def _value(parts: _Parts, rng: random.Random) -> str:
     elif kind == "same" and entry.kind == _STRING and entry.key.endswith(b"template"):
         size = len(entry.raw) - 8
         text, _ = mutate_template(entry.raw[8 : 8 + size].decode("utf-8", "replace"), rng)
-        entry.raw = _string(text.encode("utf-8", "replace"))
+        entry.raw = string(text.encode("utf-8", "replace"))
     else:
         same = kind == "same" and entry.kind in _CODES
         entry.kind, entry.raw = _scalar(rng, entry.kind if same else None)
@@ -298,7 +298,7 @@ def _vocabulary(parts: _Parts, rng: random.Random) -> str:
     strings[place : place + 1] = rng.choice(
         ([new], [], [*strings[place : place + 1] * 2], [new, *strings[place : place + 1]])
     )
-    entry.raw = struct.pack("<IQ", _STRING, len(strings)) + b"".join(map(_string, strings))
+    entry.raw = struct.pack("<IQ", _STRING, len(strings)) + b"".join(map(string, strings))
     return f"{entry.key.decode()}: string {place}"
 
 
@@ -314,7 +314,7 @@ def _infos(parts: _Parts, rng: random.Random) -> str:
     elif kind == "dims":
         place = rng.randrange(len(info.dims)) if info.dims else 0
         info.dims = rng.choice((
-            [], [rng.choice(_COUNTS)] * rng.choice((1, 2, 3, 4, 5, 100)), info.dims[::-1], [*info.dims, 1], info.dims[:1],
+            [], [rng.choice(_COUNTS)] * rng.choice((1, 2, 4, 5, 100)), info.dims[::-1], [*info.dims, 1], info.dims[:1],
             [rng.choice(_COUNTS) if i == place else size for i, size in enumerate(info.dims)],
         ))  # fmt: skip
     elif kind == "type":
@@ -322,11 +322,11 @@ def _infos(parts: _Parts, rng: random.Random) -> str:
     elif kind == "offset":
         info.offset = rng.choice((other.offset, *_COUNTS, info.offset + 1, info.offset + 32, max(0, info.offset - 32)))
     elif kind == "double":
-        parts.infos.append(_Info(info.name, list(info.dims), info.kind, info.offset))
+        parts.infos.append(Info(info.name, list(info.dims), info.kind, info.offset))
     elif kind == "lose":
         parts.infos.remove(info)
     elif kind == "factors":
-        parts.infos.append(_Info(b"rope_freqs.weight", [rng.choice((0, 7, 8, 16))], 0, other.offset))
+        parts.infos.append(Info(b"rope_freqs.weight", [rng.choice((0, 7, 8, 16))], 0, other.offset))
     else:
         info.offset, other.offset = other.offset, info.offset
     return f"tensor {info.name[:40].decode(errors='replace')}: {kind}"
@@ -346,7 +346,7 @@ def _structure(parts: _Parts, rng: random.Random) -> str:
         return f"{gone.key.decode(errors='replace')} lost"
     elif kind == "double":
         entry = rng.choice(parts.entries)
-        parts.entries.append(_Entry(entry.key, *_scalar(rng)))
+        parts.entries.append(Entry(entry.key, *_scalar(rng)))
     else:
         parts.data = parts.data[: rng.randrange(len(parts.data) + 1)]
     return kind

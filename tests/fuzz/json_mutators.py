@@ -11,7 +11,8 @@ EXTREMES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 1.0, 0.5, -0.0, 1e-300, 1e300, 2**31, 2**32 - 1, 2**63, 2**64, 10**30,
     10**400, float("nan"), float("inf"), float("-inf"), "", "1", "llama", "nan", "\x00", "é\ud800", "x" * 5000, [], {},
     [[]], [None], [1, "a"], [[1, [2]]], {"a": 1}, {"": {}}, [0] * 300, [-1], [1.5], [True], [10**30], "silu",
-    "full_attention", "sliding_attention", "default", "yarn", "linear", "llama3", "@1e400", "@-1e400", "@1" + "0" * 5000,
+    "full_attention", "sliding_attention", "default", "yarn", "linear", "llama3", "@1e400", "@-1e400",
+    "@1" + "0" * 5000,
 )  # fmt: skip
 """Values to put in place of others; a text that begins with @ is written without quotes."""
 
@@ -23,7 +24,8 @@ KEYS: dict[str, tuple[str, ...]] = {
         "sliding_window", "use_sliding_window", "max_window_layers", "hidden_act", "quantization_config", "text_config",
         "architectures", "model_type", "partial_rotary_factor", "original_max_position_embeddings", "dtype",
         "torch_dtype", "_name_or_path", "num_nextn_predict_layers", "mlp_bias", "rope_interleave", "norm_topk_prob",
-        "moe_layer_freq", "scoring_func", "n_group", "topk_group", "mlp_only_layers", "expert_dtype", "attn_output_gate",
+        "moe_layer_freq", "scoring_func", "n_group", "topk_group", "mlp_only_layers", "expert_dtype",
+        "attn_output_gate",
     ),
     "generation_config.json": ("eos_token_id", "bos_token_id", "pad_token_id"),
     "tokenizer_config.json": (
@@ -44,9 +46,11 @@ _PATTERNS = (
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
     {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "none", "type_id": 0}}], "pair": [],
      "special_tokens": {}},
-    {"type": "NFKC"}, {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": ""}, "content": "x"},
+    {"type": "NFKC"}, {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": ""},
+    "content": "x"},
     {"type": "ByteFallback"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}, {"type": "Metaspace"},
-    {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"}, {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": 5},
+    {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"}, {"type": "Unigram", "vocab": [["a", -1.0]],
+    "unk_id": 5},
     {"type": "BPE", "vocab": {"a": 2**31}, "merges": []}, {"type": "WordPiece", "vocab": {}, "unk_token": "[UNK]"},
     [{"id": 10**6, "content": "zz", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
       "special": True}],
@@ -66,12 +70,14 @@ TEMPLATES = (
     "{% set n = namespace(t='ab') %}{% for i in range(64) %}{% set n.t = n.t | replace('a', n.t) %}{% endfor %}",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.__init__.__globals__ }}", "{{ raise_exception }}",
     "{{ raise_exception('no') }}", "{{ raise_exception() }}", "{{ raise_exception(1, 2) }}", "{{ 1 // 0 }}",
-    "{{ strftime_now('%Q') }}", "{{ strftime_now(1) }}", "{{ strftime_now('\ud800') }}", "{{ messages | tojson(indent='x') }}",
+    "{{ strftime_now('%Q') }}", "{{ strftime_now(1) }}", "{{ strftime_now('\ud800') }}",
+    "{{ messages | tojson(indent='x') }}",
     "{{ messages[5].content }}", "{{ messages[0]['content'].nothing.more }}", "{{ nothing() }}", "{{ messages | sum }}",
     "{% include 'x' %}", "{% import 'x' as y %}", "{% extends 'x' %}", "{% break %}", "{{ lipsum(10**9) }}",
     "{{ cycler() }}", "{{ joiner().x.y }}", "{{ {} | dictsort | first }}", "{% generation %}", "{{ '\ud800' }}",
     "{{ messages.append(1) }}", "{{ dict(a=1).update(b=2) }}", "{% set messages = 1 %}{{ messages | length }}",
-    "{% for x in messages recursive %}{{ loop(messages) }}{% endfor %}", "{{ namespace(a=1).a.b.c }}", "", "{{", "{% if %}",
+    "{% for x in messages recursive %}{{ loop(messages) }}{% endfor %}", "{{ namespace(a=1).a.b.c }}", "",
+    "{{", "{% if %}",
     "{{ messages | map(attribute='content') | list | tojson }}", "{{ self }}", "{{ self.__class__ }}", "{{ caller() }}",
     "{{ tools | tojson }}{{ documents | tojson }}{{ raise_exception | tojson }}", "{{ messages | random }}",
     "{{ messages[0].content.encode('utf-32').decode('ascii') }}", "{{ 'x'.join(1) }}", "{{ 'ab'.zfill(10 ** 12) }}",
@@ -79,9 +85,11 @@ TEMPLATES = (
 """Chat templates that loop, raise, exhaust the memory or touch attributes."""
 
 _PIECES = (
-    "{{ ", " }}", "{% for m in messages %}", "{% endfor %}", "{% if m %}", "{% endif %}", "{{ m['content'] }}", "| trim",
+    "{{ ", " }}", "{% for m in messages %}", "{% endfor %}", "{% if m %}", "{% endif %}",
+    "{{ m['content'] }}", "| trim",
     "{% set x = m %}", "{{ x.y.z }}", "{{ 1/0 }}", "{% macro q() %}", "{% endmacro %}", "{#", "#}", "{{ loop.index }}",
-    "* 10**9", "{{ '%s' % 1 }}", "| tojson", "{{ messages[9] }}", "{% generation %}", "{% endgeneration %}", "| int", "-",
+    "* 10**9", "{{ '%s' % 1 }}", "| tojson", "{{ messages[9] }}", "{% generation %}", "{% endgeneration %}",
+    "| int", "-",
 )  # fmt: skip
 
 
@@ -148,10 +156,8 @@ def _change(value: Any, file: str, rng: random.Random) -> str:
         return f"{key} deleted"
     if kind == "wrap":
         new: Any = rng.choice(([old], {"a": old}, str(old), [[old], old]))
-    elif kind == "scale" and isinstance(old, int | float) and not isinstance(old, bool):
-        new = rng.choice(
-            (old + 1, old - 1, -old, old * 2, float(old), old * 10**9, old / 2, old * 10**320 if old == int(old) else 0)
-        )
+    elif kind == "scale" and type(old) in (int, float) and abs(old) < 1e300:
+        new = rng.choice((old + 1, old - 1, -old, old * 2, float(old), old * 10**9, old / 2, int(old) * 10**320))
     elif kind == "copy":
         source, name = _pick(value, rng)
         new = copy.deepcopy(source[name]) if source is not None else None

@@ -24,6 +24,7 @@ LIMIT = 10.0
 """Seconds that opening and answering may take for one mutant; undamaged models take a hundredth of one."""
 _START = 120.0
 _HERE = Path(__file__).parent
+WORKER = _HERE / "worker.py"
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ class _Worker:
     """One process of worker.py with its own folder below `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = Path(tempfile.mkdtemp(dir=folder))
+        self.folder, self.lost, self.slow = Path(tempfile.mkdtemp(dir=folder)), False, False
         source = _HERE.parents[1] / "src"
         environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{_HERE}", "OMP_NUM_THREADS": "1"}
         with (self.folder / "stderr.txt").open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(_HERE / "worker.py"), str(self.folder)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment,
+                [sys.executable, str(WORKER), str(self.folder)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, bufsize=0,
             )  # fmt: skip
         ready = self.answer(_START)
         undamaged = json.loads(ready)["ready"] if ready else []
@@ -61,17 +62,20 @@ class _Worker:
     def ask(self, kind: str, number: int) -> Finding:
         pipe(self.process.stdin).write(f"{kind} {number}\n".encode())
         pipe(self.process.stdin).flush()
-        line = self.answer(LIMIT)
+        made, line = self.answer(LIMIT), self.answer(LIMIT)
+        done = json.loads(made)["done"] if made else "?"
         if line:
             found = json.loads(line)
-            return Finding(kind, number, found["outcome"], found["detail"], found["done"])
-        status = self.process.poll()
-        cause = f"no end within {LIMIT} s" if status is None else f"the process died with {status}: {self._stderr()}"
-        return Finding(kind, number, "fault", cause, "?")
+            return Finding(kind, number, found["outcome"], found["detail"], done)
+        self.lost = True
+        if self.slow:
+            return Finding(kind, number, "fault", f"no end within {LIMIT} s", done)
+        return Finding(kind, number, "fault", f"the process died with {self.process.wait()}: {self._stderr()}", done)
 
     def answer(self, limit: float) -> bytes:
         """A line from the worker; nothing if it takes longer than `limit` or ended."""
         readable, _, _ = select.select([self.process.stdout], [], [], limit)
+        self.slow = not readable
         return pipe(self.process.stdout).readline() if readable else b""
 
     def end(self, *, keep: bool) -> None:
@@ -101,7 +105,7 @@ def run(mutants: Iterable[tuple[str, int]], folder: Path) -> Iterator[Finding]:
             finding = worker.ask(kind, number)
             faulty = faulty or finding.outcome == "fault"
             yield finding
-            if finding.done == "?":
+            if worker.lost:
                 worker.end(keep=True)
                 worker, faulty = _Worker(folder), False
     finally:

@@ -51,7 +51,7 @@ def make(kind: str, number: int, models: Mapping[str, Path], folder: Path) -> tu
 
 
 def main(folder: Path) -> None:
-    """Reads `KIND NUMBER` lines; answers `{"outcome", "detail", "done"}` for each. Faulty mutants stay in `folder`."""
+    """Reads `KIND NUMBER` lines; answers `{"done"}`, then `{"outcome", "detail"}`. Faulty mutants stay in `folder`."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     bases = folder / "bases"
     models = fuzz_models.build(bases)
@@ -60,10 +60,11 @@ def main(folder: Path) -> None:
     for line in sys.stdin:
         kind, number = line.split()
         path, done = make(kind, int(number), models, folder)
+        print(json.dumps({"done": done}), flush=True)  # noqa: T201
         found = examine(path)
         if found.outcome != "fault":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        print(json.dumps({"outcome": found.outcome, "detail": found.detail, "done": done}), flush=True)  # noqa: T201
+        print(json.dumps({"outcome": found.outcome, "detail": found.detail}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -64,15 +64,16 @@ class ConfigKeys:
         if value != int(value):
             raise self.wrong(name, "a whole number")
         if value > most:
-            raise self.error(f"{self._named(name, value)} is larger than any model's.", "The configuration is damaged.")
+            hint = "The configuration is damaged."
+            raise self.error(f"{self._named(name, value)} is larger than any model's.", hint)
         return int(value)
 
-    def count(self, name: str, *, default: int = 0) -> int:
+    def count(self, name: str, *, default: int = 0, most: int = _MOST) -> int:
         """A whole number that may be 0; `default` where it is absent."""
         value = self.get(name)
         if value is None:
             return default
-        return 0 if value == 0 and not isinstance(value, bool) else self.integer(name)
+        return 0 if value == 0 and not isinstance(value, bool) else self.integer(name, most=most)
 
     def number(
         self, name: str, *, default: float | None = None, least: float = _SMALLEST, most: float = _LARGEST
@@ -102,7 +103,7 @@ class ConfigKeys:
         return value
 
     def section(self, *names: str) -> ConfigKeys:
-        """The object under the first of `names` that is present and not empty, as keys of their own; without any, no keys."""
+        """The object under the first of `names` that is present and not empty, as keys of their own; else no keys."""
         name = next((key for key in names if self.get(key) not in (None, {})), names[0])
         value = self.get(name)
         if value is not None and not isinstance(value, Mapping):

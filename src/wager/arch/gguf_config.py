@@ -177,7 +177,8 @@ def _attention(keys: ConfigKeys, layout: GgufLayout) -> Gqa:
     for name in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(name, default=head_dim) != head_dim:
             raise ModelError(
-                f"{keys.prefix}{name} = {shown(keys.get(name))} in {keys.where} is not the head size {head_dim}, which is not supported.",
+                f"{keys.prefix}{name} = {shown(keys.get(name))} in {keys.where} is not the head size {head_dim}, "
+                "which is not supported.",
                 "Supported are models whose keys, values and rotation have the size of a head.",
             )
     return attention

@@ -17,8 +17,8 @@ from jinja2.visitor import NodeTransformer
 
 _WORK = 5_000_000
 """Items, calls and units of text in one rendering: seconds. Templates of published models take thousands."""
-_CHARACTERS = 64
-"""Characters of text that count as one item."""
+_CALL, _CHARACTERS = 10, 64
+"""Items that a call counts as; characters of text that count as one item."""
 _LONGEST = 1 << 28
 _LARGEST_POWER = 64
 
@@ -108,13 +108,14 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.filters |= {"counted": _counted, "measured": _measured}
+        self.globals.pop("lipsum", None)  # makes any number of paragraphs in one call
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Limiter().visit(super()._parse(source, name, filename))
         return tree
 
     def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        _spend(1)
+        _spend(_CALL)
         return _measured(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:

@@ -30,9 +30,9 @@ _GGUF_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pa
 
 def read_parts(path: Path) -> TokenizerParts:
     """A model's tokenizer from its directory or GGUF file. TokenizerError names what is absent or not supported."""
-    if path.is_dir():
-        return _from_directory(path)
     with library_errors(str(path)):
+        if path.is_dir():
+            return _from_directory(path)
         return _from_gguf(open_gguf(path).metadata, str(path))
 
 
@@ -43,10 +43,9 @@ def _from_directory(path: Path) -> TokenizerParts:
             f"{file} is absent.", "Save the model's fast tokenizer into the directory (save_pretrained writes it)."
         )
     description = read_json(file)
-    with library_errors(str(file)):
-        backend = Backend.from_file(str(file))
-        backend.no_truncation()
-        backend.no_padding()
+    backend = Backend.from_file(str(file))
+    backend.no_truncation()
+    backend.no_padding()
     config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
     named = {name: text for name in _NAMED if (text := _content(config.get(name)))}
     vocab, eos = backend.get_vocab_size(with_added_tokens=True), named.get("eos_token")
