@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import warnings
@@ -11,8 +12,13 @@ from pathlib import Path
 import numpy as np
 from fuzz_models import MESSAGES, PROMPT
 
+from wager.arch.gguf_config import gguf_precision, read_gguf
+from wager.arch.hf_config import read_config
+from wager.arch.spec import ModelSpec
 from wager.errors import CacheIntegrityError, WagerError
 from wager.llm import LLM
+from wager.models.gguf_file import open_gguf
+from wager.models.weights import read_json
 from wager.types import SamplingParams
 
 _LARGEST_LOGPROB = 1e-3
@@ -33,7 +39,7 @@ def examine(path: Path) -> Examined:
     warnings.simplefilter("error", RuntimeWarning)  # overflow and invalid numbers inside numpy
     np.seterr(over="raise", invalid="raise", divide="raise")
     try:
-        return _answer(path)
+        return _shape(path) or (Examined(ANSWER, "") if path.suffix == ".json" else _answer(path))
     except CacheIntegrityError as error:  # by definition a defect
         return Examined(FAULT, f"{type(error).__name__}: {error}")
     except WagerError as error:
@@ -68,6 +74,26 @@ def _answer(path: Path) -> Examined:
     if any(not 0 <= token < vocab for token in tokenizer.eos_ids):
         return Examined(FAULT, f"eos ids {tokenizer.eos_ids} of a vocabulary of {vocab}")
     return Examined(ANSWER, f"{[answer.token_ids for answer in answers]} {text[:40]!r}")
+
+
+def _shape(path: Path) -> Examined | None:
+    """The figures that `wager plan` computes from the same files must be finite; None if they are."""
+    if path.suffix == ".gguf":
+        file = open_gguf(path)
+        spec = read_gguf(file.metadata, file.shapes, precision=gguf_precision(file.sizes))
+    else:
+        spec = read_config(read_json(path if path.suffix == ".json" else path / "config.json"))
+    figures = _figures(spec)
+    if all(math.isfinite(figure) and figure > 0 for figure in figures):
+        json.dumps([spec.name, *figures])
+        return None
+    return Examined(FAULT, f"figures {figures}")
+
+
+def _figures(spec: ModelSpec) -> list[float]:
+    streams = [stream for layer in spec.layers for stream in layer.attention.streams(100.0, 2.0, spec.precision)]
+    sizes = [spec.parameters, spec.active, spec.resident_bytes, spec.streamed_bytes, spec.kv_bytes(spec.context)]
+    return [*map(float, sizes), *(float(stream.flops) for stream in streams)]
 
 
 def _place(error: BaseException) -> str:

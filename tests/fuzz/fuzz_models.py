@@ -61,6 +61,20 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
                  "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
 }  # fmt: skip
 """config.json of the directories, without the sizes that they share."""
+SHAPE: Mapping[str, Any] = {
+    **_SIZES, **_LATENT, "vocab_size": 288, "num_hidden_layers": 4, "rope_scaling": _YARN, "num_local_experts": 4,
+    "num_experts": 4, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 8, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+    "o_groups": 2, "o_lora_rank": 16, "sliding_window": 8, "compress_ratios": [0, 4, 128, 4],
+    "intermediate_size_mlp": 32,
+    "shared_expert_intermediate_size": 32, "mlp_only_layers": [0], "moe_layers": [1, 3], "no_rope_layers": [1, 1, 1, 0],
+    "compress_rates": {"compressed_sparse_attention": 4}, "index_topk_pattern": "FSFS", "dtype": "bfloat16",
+    "quantization_config": {"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*gate$"],
+    "config_groups": {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"},
+                    "input_activations": {"num_bits": 8, "type": "float"}}}},
+}  # fmt: skip
+"""A configuration with the keys of every family, for `wager plan`, which counts shapes only."""
 
 
 def build(folder: Path) -> dict[str, Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import watchdog
 
-MUTANTS = {"gguf": 400, "safetensors": 250, "config": 400, "tokenizer": 250, "template": 150}
+MUTANTS = {"gguf": 400, "safetensors": 250, "config": 400, "shape": 400, "tokenizer": 250, "template": 150}
 
 
 @pytest.mark.parametrize("kind", watchdog.KINDS)

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-KINDS = ("gguf", "safetensors", "config", "tokenizer", "template")
-LIMIT = 10.0
-"""Seconds that opening and answering may take for one mutant; undamaged models take a hundredth of one."""
+KINDS = ("gguf", "safetensors", "config", "shape", "tokenizer", "template")
+LIMIT = 60.0
+"""Seconds that opening and answering may take for one mutant, on a machine that is busy with other things; undamaged
+models take a hundredth of one."""
 _START = 120.0
 _HERE = Path(__file__).parent
 WORKER = _HERE / "worker.py"

@@ -18,6 +18,8 @@ from binary_mutators import mutate_gguf, mutate_safetensors
 from examine import examine
 from json_mutators import mutate_json, mutate_template
 
+from wager.arch.families import FAMILIES
+
 MEMORY = 6 << 30
 """Bytes of address space that a worker may have."""
 
@@ -33,6 +35,12 @@ def make(kind: str, number: int, models: Mapping[str, Path], folder: Path) -> tu
         path = folder / f"{kind}-{number}.gguf"
         path.write_bytes(raw)
         return path, f"{name}: {done}"
+    if kind == "shape":
+        values = {**fuzz_models.SHAPE, "model_type": rng.choice(tuple(FAMILIES))}
+        text, done = mutate_json(json.dumps(values), "config.json", rng)
+        path = folder / f"{kind}-{number}.json"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        return path, f"{values['model_type']}: {done}"
     name = rng.choice(tuple(fuzz_models.CONFIGS)) if kind in ("config", "safetensors") else "qwen3"
     path = folder / f"{kind}-{number}"
     shutil.copytree(models[name], path)

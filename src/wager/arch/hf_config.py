@@ -23,7 +23,7 @@ from wager.arch.sizes import MOST_NORM_EPS, read_num_layers
 from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec, not_runnable
 from wager.errors import ModelError
 
-_MOST_EXPERTS = 1024
+_MOST_EXPERTS, _MOST_EXPERTS_OF_ALL_LAYERS = 1024, 1 << 17
 
 
 def read_config(
@@ -150,6 +150,9 @@ def _with_gating(keys: ConfigKeys, known: GatingKeys, ffn: Sequence[FeedForward]
         groups=groups,
         top_groups=top_groups,
     )
+    total = sum(layer.count for layer in ffn if isinstance(layer, Experts))
+    if total > _MOST_EXPERTS_OF_ALL_LAYERS:
+        raise ModelError(f"{total} experts in all layers of {keys.where} cannot be right.", "The file is damaged.")
     return [_gated(layer, gating, known) if isinstance(layer, Experts) else layer for layer in ffn]
 
 

@@ -32,7 +32,14 @@ def read_eos_ids(path: Path, *, vocab: int, default: int | None) -> tuple[int, .
         found = found or ids
         for name in _UNUSED:
             _warn_of(keys, name, vocab)
-    return found or (() if default is None else (default,))
+    if not found and default is not None:
+        if default >= vocab:
+            raise TokenizerError(
+                f"The eos_token of {path} has the id {default}, which is none of the vocabulary's, from 0 to {vocab - 1}.",
+                "The model could never end a text: state eos_token_id in generation_config.json.",
+            )
+        found = (default,)
+    return found
 
 
 def _present(path: Path) -> Iterator[ConfigKeys]:

@@ -17,9 +17,9 @@ from jinja2.visitor import NodeTransformer
 
 _WORK = 5_000_000
 """Items, calls and units of text in one rendering: seconds. Templates of published models take thousands."""
-_CALL, _CHARACTERS = 10, 64
+_CALL, _CHARACTERS = 20, 64
 """Items that a call counts as; characters of text that count as one item."""
-_LONGEST = 1 << 28
+_LONGEST = 1 << 26
 _LARGEST_POWER = 64
 
 _left: ContextVar[list[int]] = ContextVar("left")

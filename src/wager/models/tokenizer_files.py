@@ -43,7 +43,8 @@ def _from_directory(path: Path) -> TokenizerParts:
             f"{file} is absent.", "Save the model's fast tokenizer into the directory (save_pretrained writes it)."
         )
     description = read_json(file)
-    backend = Backend.from_file(str(file))
+    with library_errors(str(file)):
+        backend = Backend.from_file(str(file))
     backend.no_truncation()
     backend.no_padding()
     config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
