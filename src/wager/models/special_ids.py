@@ -35,7 +35,7 @@ def read_eos_ids(path: Path, *, vocab: int, default: int | None) -> tuple[int, .
     if not found and default is not None:
         if default >= vocab:
             raise TokenizerError(
-                f"The eos_token of {path} has the id {default}, which is none of the vocabulary's, from 0 to {vocab - 1}.",
+                f"The eos_token of {path} has the id {default}, which is not in the vocabulary of {vocab} ids.",
                 "The model could never end a text: state eos_token_id in generation_config.json.",
             )
         found = (default,)

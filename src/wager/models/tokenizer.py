@@ -41,7 +41,7 @@ class Tokenizer:
         self.vocab_size = parts.vocab_size
         self.eos_ids = parts.eos_ids
         self.chat_template = parts.chat_template
-        self.spaced = parts.spaced
+        self.space_prefix = parts.space_prefix
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -78,6 +78,10 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._parts.special
+
+    def ends_fragment(self, token_id: int) -> bool:
+        """Whether text after this token gets a space prefix of its own, which decoding removes."""
+        return self.space_prefix == "fragment" and token_id in self._parts.literal
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token; none for an id outside the vocabulary."""
@@ -126,13 +130,16 @@ class IncrementalDecoder:
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer, self._special = tokenizer, special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._drop_space = tokenizer.spaced
+        self._drop_space = tokenizer.space_prefix != "none"
 
     def push(self, token_id: int, /) -> str:
         """The text that becomes complete with this token."""
-        if not self._special and self._tokenizer.is_special(token_id):
-            return ""
-        return self._first(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+        hidden = not self._special and self._tokenizer.is_special(token_id)
+        text = "" if hidden else self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        if self._tokenizer.ends_fragment(token_id):
+            self._drop_space = True
+            return text
+        return self._first(text)
 
     def flush(self) -> str:
         """At the end of the stream: U+FFFD if the last character is incomplete, else nothing."""

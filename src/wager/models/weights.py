@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -91,29 +90,6 @@ def _half_split(tensor: Tensor, *, heads: int, rotated: int) -> Tensor:
     pairs = rows[:, -rotated:].reshape(heads, rotated // 2, 2, -1)
     rows[:, -rotated:] = pairs.transpose(1, 2).reshape(heads, rotated, -1)
     return rows.view(tensor.shape)
-
-
-class RandomWeights:
-    """Weights drawn from a seed, each tensor when it is read: for tests and benchmarks."""
-
-    def __init__(self, spec: ModelSpec, seed: int) -> None:
-        self.spec = spec
-        self._shapes, self._seed = tensor_shapes(spec), seed
-
-    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
-        shape = self._shapes[name]
-        noise = torch.randn(shape, generator=generator)
-        if len(shape) == 2:
-            noise *= 1.0 if name.startswith("embed") else shape[1] ** -0.5
-        else:
-            noise = 0.1 * noise + (1.0 if "norm" in name else 0.0)
-        return noise.to(dtype)
-
-
-def random_weights(spec: ModelSpec, seed: int) -> Weights:
-    """Random weights of the given shape, the same for the same seed; activations stay of order one."""
-    return RandomWeights(spec, seed)
 
 
 def open_weights(path: Path) -> Weights:
