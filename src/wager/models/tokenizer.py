@@ -14,6 +14,7 @@ from typing import Any
 
 from wager.errors import RequestError, TokenizerError
 from wager.models.chat_template import render
+from wager.models.tokenizer_errors import library_errors
 from wager.models.tokenizer_files import read_parts
 from wager.models.tokenizer_parts import TokenizerParts
 
@@ -63,7 +64,8 @@ class Tokenizer:
             raise RequestError(
                 f"The text has an unpaired surrogate ({text[error.start]!r}) at {error.start}.", "Give valid Unicode."
             ) from error
-        return list(self._parts.backend.encode(text, add_special_tokens=special).ids)
+        with library_errors(self._parts.where):
+            return list(self._parts.backend.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of token ids; special tokens are shown only if `special`. Bytes that are not UTF-8 become U+FFFD."""
