@@ -18,9 +18,10 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from wager.arch.config_keys import brief
 from wager.errors import TokenizerError
+from wager.models.template_limits import LimitedEnvironment, limited_work
 from wager.models.traced_text import Traced, own
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "observation"})
@@ -58,7 +59,7 @@ class _TracingGenerator(CodeGenerator):
         return f"environment.own({super()._output_const_repr(group)})"
 
 
-class _TracingEnvironment(ImmutableSandboxedEnvironment):
+class _TracingEnvironment(LimitedEnvironment):
     """The sandbox, with operations on text that keep the origin of its characters."""
 
     code_generator_class = _TracingGenerator
@@ -81,14 +82,16 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
     Content are the messages, but for a role of ROLES, and the variables, unless they are Traced.
     """
     try:
-        return Traced.of(_compiled(source).render(messages=list(map(_message, messages)), **variables))
+        with limited_work():
+            return Traced.of(_compiled(source).render(messages=list(map(_message, messages)), **variables))
     except jinja2.TemplateSyntaxError as error:
         raise TokenizerError(
-            f"The chat template is damaged: {error.message} (line {error.lineno}).", "Fetch the model again."
+            f"The chat template is damaged: {brief(error.message)} (line {error.lineno}).",
+            "Fetch the model again.",
         ) from error
-    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except Exception as error:  # a template can raise whatever Python can
         raise TokenizerError(
-            f"The chat template refuses these messages: {error}.",
+            f"The chat template refuses these messages: {brief(error)}.",
             'A message is {"role": ROLE, "content": TEXT}; many templates require user and assistant to alternate.',
         ) from error
 
