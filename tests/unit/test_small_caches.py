@@ -125,7 +125,7 @@ def test_a_planned_cache_holds_one_full_context(max_context: int) -> None:
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model whose last norm is not a number."""
+    """A model whose weights are numbers so large that its logits overflow."""
     path = tmp_path_factory.mktemp("broken")
     tokenizer = train("gpt-2")
     save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size()), path)
@@ -133,12 +133,12 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
     shards = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
     file = path / shards["model.norm.weight"]
     tensors = load_file(file)
-    tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], float("nan"))
+    tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], 3e38)
     save_file(tensors, file, metadata={"format": "pt"})
     return str(path)
 
 
-def test_weights_that_are_not_numbers_are_named_as_the_cause(broken: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_logits_that_overflow_are_named_as_the_cause(broken: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "wager")
     engine = load(wager.EngineConfig.from_options(model=broken, threads=1, drafter="ngram", max_rows=32))
     [record] = caplog.records

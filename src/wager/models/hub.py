@@ -13,6 +13,7 @@ from pathlib import Path
 
 from wager.config import DEFAULT_MODEL
 from wager.errors import DownloadError, ModelError
+from wager.models import hub_download
 from wager.models.integrity import Finding, Progress, PublishedFile, VerifiedFiles, examine, require_intact
 from wager.models.wheel import WheelModel, fetch
 
@@ -233,7 +234,9 @@ def _hub_download(name: str, *, force: bool) -> Path:
 
 
 def _snapshot(name: str, *, local_only: bool, force: bool = False) -> Path:
+    if not local_only:
+        return hub_download.download(name, _HUB_FILES, force=force)
     from huggingface_hub import snapshot_download
 
     download: Callable[..., str] = snapshot_download
-    return Path(download(name, allow_patterns=_HUB_FILES, local_files_only=local_only, force_download=force))
+    return Path(download(name, allow_patterns=_HUB_FILES, local_files_only=True))
