@@ -12,7 +12,7 @@ import click
 
 from wager.cli import console, flags
 from wager.config import EngineConfig
-from wager.types import Completion, OutputDelta, SamplingParams, Stats
+from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
     from wager.cli.coloring import DraftColorer
@@ -52,7 +52,9 @@ def command(
     if show and rounds:
         raise click.UsageError("--show colours the text; --rounds prints rounds in its place. Give one of the two.")
     console.check_writable(json_path)
-    with open_llm(config) as llm:
+    with open_llm(
+        config, expected=lambda tokenizer: [Request("prompt", framing.encode(tokenizer, text), params)]
+    ) as llm:
         stream = llm.stream(framing.prepare(text), params)
         colorer = _colorer(llm.tokenizer, stream.request.prompt) if show else None
         to_stdout = str(json_path) != "-"
