@@ -238,7 +238,7 @@ class LLM:
 
 
 class OutputStream(Iterator[OutputDelta]):
-    """The answer to one request as it grows: iterate over it; made by `LLM.stream`.
+    """The answer to one request (`request`) as it grows: iterate over it; made by `LLM.stream`.
 
     The last delta of each choice has finish_reason and stats; with finish_reason "error", `error` has the message.
     """
@@ -252,7 +252,7 @@ class OutputStream(Iterator[OutputDelta]):
             deltas.append(delta)
 
         self._llm, self._id, self._deltas, self._collector = llm, request.id, deltas, collector
-        self._closed = False
+        self._closed, self.request = False, request
         collector.expect(request)
         llm._add(request, take)
 

@@ -215,7 +215,7 @@ def _assemble(
         scheduler,
         policy=built.policy,
         proposer=Proposer(*(drafters if built.max_depth else ()), vocab=decoder.vocab, rule=rule),
-        decoder=lambda: IncrementalDecoder(model.tokenizer),
+        decoder=lambda prompt: IncrementalDecoder(model.tokenizer, after=prompt),
         eos=model.tokenizer.eos_ids,
         trace=trace,
     )
