@@ -81,8 +81,12 @@ def _row(line: str, *, where: str) -> Prompt:
     hint = 'A row is {"id", "category", "prompt"} or {"question_id", "category", "turns"}.'
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not JSON ({error.msg}).", hint) from error
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{where}: half a surrogate pair is no text.", "Write valid Unicode.") from error
+    except (ValueError, RecursionError) as error:
+        cause = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UsageError(f"{where}: not JSON ({cause}).", hint) from error
     if not isinstance(row, dict):
         raise UsageError(f"{where}: not an object.", hint)
     identity = _field(row, ("id", "question_id"), (str, int), where=where, hint=hint)

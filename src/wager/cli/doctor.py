@@ -10,16 +10,15 @@ from typing import Any
 import click
 
 from wager.bench.machine import describe, versions
-from wager.cli import calibrated, console, flags
+from wager.cli import calibrated, console, flags, parameters
 from wager.config import DEFAULT_MODEL
 
 
-@click.command("doctor")
+@click.command("doctor", cls=parameters.Verb)
 @flags.json_flag
 def command(json_path: Path | None) -> None:
     """Show which kernels are in use and why, the machine's hardware, the stored models and calibrations, and what is
     missing."""
-    console.check_writable(json_path)
     findings = examine()
     if json_path:
         console.write_json(findings, json_path)

