@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--values", type=int, default=3, help="values of each option alone")
+    parser.add_argument("--count", type=int, default=0, help="stop after that many command lines")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of one command line")
     parser.add_argument("--only", default="", help="one command alone")
     options = parser.parse_args()
@@ -53,7 +54,7 @@ def fuzz(options: argparse.Namespace, folder: Path) -> int:
     composer, end, bad, counts = Composer(options.seed, folder), time.monotonic() + 60 * options.minutes, 0, {}
     waiting = composer.every_option(most=options.values)
     alone = len(waiting)
-    while time.monotonic() < end:
+    while time.monotonic() < end and not (options.count and sum(counts.values()) >= options.count):
         line = waiting.pop() if waiting else composer.line()
         if options.only and line.verb != options.only:
             continue
@@ -71,7 +72,7 @@ def fuzz(options: argparse.Namespace, folder: Path) -> int:
             print("\n".join(found), ending.err[-1000:], sep="\n", flush=True)
     total = sum(counts.values())
     print(f"{total} command lines ({alone - len(waiting)} of one option), exit codes {counts}: {bad} ended badly.")
-    return 1 if bad or waiting else 0
+    return 1 if bad or (waiting and not options.count) else 0
 
 
 if __name__ == "__main__":

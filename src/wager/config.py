@@ -17,7 +17,7 @@ from wager.draft.registry import KINDS, DrafterSpec, parse_drafters
 from wager.economics.policy.objective import Objective, parse_objective
 from wager.economics.policy_spec import DEEPEST, PolicySpec, parse_policy
 from wager.errors import UsageError
-from wager.inputs import check_threads, did_you_mean, shown
+from wager.inputs import check_threads, did_you_mean, read_text, shown
 from wager.types import RULES, SamplingParams, VerifyRule
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -204,13 +204,10 @@ def read_options(path: Path) -> dict[str, Any]:
 
     Names may be written as flags are, with hyphens. Raises UsageError that names the file and the offending key.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The configuration file {path} cannot be read: {error}.", "Give a TOML file.") from error
+    text = read_text(path, "configuration file", "Give a TOML file.")
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as that of absurdly long numbers
         raise UsageError(f"{path} is not TOML: {error}.", 'A line is an option, such as drafter = "ngram".') from error
     options = {name.replace("-", "_"): value for name, value in values.items()}
     EngineConfig.from_mapping(options, source=str(path))

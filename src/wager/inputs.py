@@ -13,6 +13,9 @@ from wager.errors import UsageError
 THREADS_PER_PROCESSOR = 8
 """The most threads that may be given, as a multiple of the machine's processors."""
 
+LARGEST_TEXT = 1 << 28
+"""Bytes of a text file; more is a device that never ends, or a slip."""
+
 _MOST_DIGITS = 20
 """A longer number is a slip of the keyboard, and need not be converted to say so."""
 
@@ -52,6 +55,25 @@ def expand_path(text: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"The path {shown(text)} cannot be used: {reason}.", "Check the path.") from error
     return path
+
+
+def read_text(path: Path, what: str, hint: str) -> str:
+    """The text of a file, or of what a pipe or a device gives. UsageError that names `what` and the path: it cannot be
+    read, is not UTF-8, or does not end within LARGEST_TEXT bytes."""
+    cause = ""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_TEXT + 1)
+        if len(data) <= LARGEST_TEXT:
+            return data.decode("utf-8").replace("\r\n", "\n")
+        cause = f"it is longer than {LARGEST_TEXT >> 20} MiB"
+    except UnicodeDecodeError as error:
+        cause = f"it is not UTF-8 (byte {error.object[error.start]:#04x} at {error.start})"
+    except OSError as error:
+        cause = error.strerror or str(error)
+    except ValueError as error:  # a zero byte in the path
+        cause = str(error)
+    raise UsageError(f"The {what} {path} cannot be read: {cause}.", hint)
 
 
 def check_threads(threads: int) -> None:

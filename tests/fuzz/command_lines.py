@@ -73,7 +73,7 @@ VALID: dict[str, tuple[str, ...]] = {
                  "fixed:-1", "fixed:" + "9" * 5000, "threshold:0.3", "threshold:mtp:0.3", "threshold:x:0.3",
                  "threshold:nan", "adaptve"),
     "objective": ("throughput", "latency", "slo:20ms", "slo:0us", "slo:", "slo:1e400s", "slo:1", "fast"),
-    "memory": ("64MiB", "4GiB", "1", "1k", "0", "1e9", f"{10**30}TiB", "9" * 5000, "1.5GiB", "-1GiB", "nan", "４GiB",
+    "memory": ("64MiB", "256MiB", "1", "1k", "0", "1e9", f"{10**30}TiB", "9" * 5000, "1.5GiB", "-1GiB", "nan", "４GiB",
                "0.5", "0.0001k"),
     "stop": ("a", "\n", "stop" * 1000),
     "batches": _LISTS, "contexts": _LISTS, "concurrency": _LISTS, "rate": (*_LISTS, "0.5", "1e-300"),
@@ -181,12 +181,14 @@ class Composer:
     """Draws command lines; equal seeds draw the same."""
 
     def __init__(self, seed: int, folder: Path) -> None:
-        self._random, self._files = random.Random(seed), make_files(folder)
+        self._random, self._folder = random.Random(seed), folder
+        self._files = make_files(folder)
         self._parameters = {verb: parameters(verb) for verb in VERBS}
         self._bag: list[str] = []
 
     def line(self) -> CommandLine:
         """The commands take turns; one that loads a model comes less often than the others."""
+        make_files(self._folder)  # results may have replaced them
         if not self._bag:
             self._bag = [*VERBS, *["plan", "replay", "run"] * 4]
             self._random.shuffle(self._bag)
@@ -210,9 +212,10 @@ class Composer:
         named: list[tuple[str, str | None]] = []
         for param, value in drawn:
             if isinstance(param, click.Argument):
-                if value is not None:
-                    words = [value, *words[len(words) % 2 :]] if not value.startswith("-") else words
-                    named.append((param.name or "", value))
+                base = BASES[verb]
+                words = words[bool(base) and not base[0].startswith("-") :]
+                words = [*words, "--", value or ""] if param is drawn[-1][0] else [value or "", *words]
+                named.append((param.name or "", value))
                 continue
             flag = self._random.choice([*param.opts, *param.secondary_opts])
             if value is None:
@@ -235,6 +238,8 @@ class Composer:
         draw, what = self._random.choice, kind(param)
         if what == "flag":
             return None
+        if param.name == "max_tokens":  # a large number is work, not a mistake
+            return draw(("0", "1", "3", "-1", *NOT_NUMBERS, *NOT_WHOLE, *HUGE, "9223372036854775808"))
         if what == "whole":
             return draw(draw((NUMBERS, NUMBERS, NOT_NUMBERS, NOT_WHOLE, HUGE)))
         if what == "number":

@@ -102,7 +102,11 @@ def _of_a_refusal(line: CommandLine, ending: Ending) -> list[str]:
         found.append(f"a message of {len(message)} characters")
     if not line.drawn and line.verb not in FAILS:
         found.append("a valid call failed")
-    if line.drawn and not any(_named(flag, value, message) for flag, value in line.drawn):
+    if (
+        line.drawn
+        and "Standard input" not in message
+        and not any(_named(flag, value, message) for flag, value in line.drawn)
+    ):
         found.append("the message names none of the options or values")
     return found
 
@@ -113,7 +117,7 @@ def _named(flag: str, value: str | None, message: str) -> bool:
         words |= {flag.replace("--no-", "--")}
     if value and value.strip():
         words |= {value[:20], repr(value[:20])[1:-1], *(word.strip()[:20] for word in re.split("[,:=]", value) if word)}
-    return any(word and word.lower() in message.lower() for word in words)
+    return bool(re.search(r" --[a-z]", message)) or any(word and word.lower() in message.lower() for word in words)
 
 
 def _of_a_success(line: CommandLine, ending: Ending) -> list[str]:

@@ -209,7 +209,11 @@ def with_formats(model: ModelSpec, precision: str | None, cache: str | None) -> 
 def find_hardware(name: str) -> Device:
     """A device of the table, or one described in a JSON file."""
     if name.endswith(".json"):
-        return Device.from_dict(read_json(expand_path(name)))
+        values = read_json(expand_path(name))
+        try:
+            return Device.from_dict(values)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error.message}", error.hint) from error
     return B200_ROUNDED if name.lower() == B200_ROUNDED.name.lower() else find_device(name)
 
 
