@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import sys
@@ -100,23 +101,31 @@ def _of_a_refusal(line: CommandLine, ending: Ending) -> list[str]:
         found.append("the message is no sentence")
     if len(message) > LONGEST_MESSAGE:
         found.append(f"a message of {len(message)} characters")
+    if "Standard input" in message:
+        return found
     if not line.drawn and line.verb not in FAILS:
         found.append("a valid call failed")
-    if (
-        line.drawn
-        and "Standard input" not in message
-        and not any(_named(flag, value, message) for flag, value in line.drawn)
-    ):
+    if line.drawn and not any(_named(flag, value, message) for flag, value in line.drawn):
         found.append("the message names none of the options or values")
     return found
 
 
 def _named(flag: str, value: str | None, message: str) -> bool:
-    words = {flag, flag.lstrip("-"), flag.lstrip("-").replace("-", "_"), flag.lstrip("-").replace("-", " ")}
+    words = {word for word in flag.split("-") if len(word) > 3} | {
+        flag,
+        flag.lstrip("-"),
+        flag.lstrip("-").replace("-", "_"),
+        flag.lstrip("-").replace("-", " "),
+    }
     if flag.startswith("--no-"):
         words |= {flag.replace("--no-", "--")}
     if value and value.strip():
-        words |= {value[:20], repr(value[:20])[1:-1], *(word.strip()[:20] for word in re.split("[,:=]", value) if word)}
+        words |= {
+            value[:20],
+            os.path.expanduser(value),
+            repr(value[:20])[1:-1],
+            *(word.strip()[:20] for word in re.split("[,:=]", value) if word),
+        }
     return bool(re.search(r" --[a-z]", message)) or any(word and word.lower() in message.lower() for word in words)
 
 
