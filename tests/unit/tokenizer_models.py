@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,33 @@ def sentencepiece_metadata() -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaGolden:
+    """Llama's vocabulary as far as it matters for some texts, and the texts with their ids from llama.cpp (BOS
+    included, special tokens parsed). dev/compare_sentencepiece.py writes the file; there it says why a part is enough.
+    """
+
+    metadata: dict[str, Any]
+    ids: dict[str, list[int]]
+
+
+def llama_golden() -> LlamaGolden:
+    stored = json.loads((Path(__file__).parent / "llama_sentencepiece.json").read_text())
+    size, kept = stored["vocab_size"], {int(i): token for i, token in stored["tokens"].items()}
+    first = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens = [*first, *(kept.get(i, f"\ue123{i}") for i in range(len(first), size))]
+    scores = [0.0] * len(first) + [
+        -1e9 if set(token) == {"▁"} else 259.0 - i for i, token in enumerate(tokens) if i > 258
+    ]
+    metadata = {
+        **sentencepiece_metadata(),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (size - len(first))],
+        "tokenizer.ggml.scores": scores,
+    }
+    return LlamaGolden(metadata, dict(stored["ids"]))
 
 
 def write(path: Path, metadata: dict[str, Any]) -> Path:

@@ -7,6 +7,7 @@ from wager.arch.config_keys import ConfigKeys
 from wager.errors import ModelError
 
 _MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 8192
+MOST_NORM_EPS = 1.0
 """A configuration with larger values is damaged; accepting it would exhaust the memory."""
 
 
@@ -18,6 +19,17 @@ def read_num_layers(keys: ConfigKeys, name: str) -> int:
             f"{name} = {layers} cannot be right: no model has that number of layers.", "The configuration is damaged."
         )
     return layers
+
+
+def read_head_dim(keys: ConfigKeys, name: str, *, hidden: str, heads: int) -> int:
+    """The size of a head, from the key `name`; where it is absent, the size under `hidden` by the number of heads,
+    rounded down as transformers does."""
+    if keys.get(name) is not None:
+        return keys.integer(name)
+    size = keys.integer(hidden)
+    if size < heads:
+        raise ModelError(f"{keys.prefix}{hidden} = {size} in {keys.where} is too small for {heads} heads.")
+    return size // heads
 
 
 def check_head_dim(name: str, size: int) -> None:

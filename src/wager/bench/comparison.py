@@ -1,4 +1,4 @@
-"""Compares the token ids of answers with those of plain decoding.
+"""Compares the token ids and finish reasons of answers with those of plain decoding.
 
 The plain answers come from an engine that serves one request at a time with nothing cached; the others from engines
 under conditions that must not change a text: drafters, other requests in the batch, preemption, cached prefixes.
@@ -7,7 +7,7 @@ under conditions that must not change a text: drafters, other requests in the ba
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -32,11 +32,13 @@ class SteppingEngine(Protocol):
 @dataclass(frozen=True, slots=True)
 class Condition:
     """How requests are served. `concurrency`: how many run at once; `preempt_every`: tokens emitted between forced
-    preemptions (None: none are forced)."""
+    preemptions, of which the first comes with the first token (None: none are forced); `warm`: every prefix was cached
+    before."""
 
     name: str
     concurrency: int
     preempt_every: int | None = None
+    warm: bool = False
 
 
 ALONE = Condition("alone", concurrency=1)
@@ -47,27 +49,31 @@ def cached_conditions(concurrency: int) -> tuple[Condition, ...]:
     """Conditions for one engine with a prefix cache, in this order: from the second on, every prefix is cached."""
     return (
         Condition("together, preempted", concurrency, preempt_every=16),
-        Condition("alone, warm prefix", 1),
-        Condition("together, warm prefix", concurrency),
+        Condition("alone, warm prefix", 1, warm=True),
+        Condition("together, warm prefix", concurrency, warm=True),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where a text differs from the plain one; a token is None where one text has already ended."""
+    """The first place where a text differs from the plain one; a token is None where one text has already ended, and
+    both are where only the finish reasons differ."""
 
     prompt: str
     position: int
     plain: int | None
     speculative: int | None
     error: str = ""
+    plain_finish_reason: str = ""
+    finish_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenComparison:
-    """One sampling mode, drafter and condition: how many token ids were compared and how many differ.
+    """One sampling mode, drafter and condition: how many token ids and finish reasons (one per answer) were compared
+    and how many differ.
 
-    Preemptions, cached tokens and guesses show that the condition really occurred.
+    Preemptions, cached tokens and guesses show that the condition really occurred; `notes` say what did not, and why.
     """
 
     mode: str
@@ -81,6 +87,9 @@ class TokenComparison:
     drafted: int
     accepted: int
     rounds: int
+    answers: int
+    finish_reasons_differing: int
+    notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,7 +99,8 @@ def answers(
     engine: SteppingEngine, requests: Sequence[Request], condition: Condition, *, on_delta: OnDelta | None = None
 ) -> dict[str, Completion]:
     """Serve the requests under a condition; answers by request id. A failed request's answer carries its error."""
-    waiting, running, since_preemption = deque(requests), 0, 0
+    waiting, running = deque(requests), 0
+    due = 1  # tokens until the next forced preemption: also a text of few tokens is preempted
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}
     done: dict[str, Completion] = {}
     while waiting or engine.busy:
@@ -99,15 +109,15 @@ def answers(
             running += 1
         for delta in engine.step():
             tokens[delta.request_id] += delta.token_ids
-            since_preemption += len(delta.token_ids)
+            due -= len(delta.token_ids)
             if delta.finish_reason:
                 running -= 1
                 done[delta.request_id] = _completion(delta, tokens[delta.request_id])
             if on_delta:
                 on_delta(delta)
-        if condition.preempt_every and since_preemption >= condition.preempt_every:
+        if condition.preempt_every and running and due <= 0:
             engine.preempt_all()
-            since_preemption = 0
+            due = condition.preempt_every
     return done
 
 
@@ -136,15 +146,38 @@ def compare_answers(
         drafted=sum(s.drafted for s in stats),
         accepted=sum(s.accepted for s in stats),
         rounds=sum(s.rounds for s in stats),
+        answers=len(plain),
+        finish_reasons_differing=sum(plain[prompt].finish_reason != tried[prompt].finish_reason for prompt in plain),
+        notes=tuple(_notes(drafter, condition, stats)),
     )
 
 
+def _notes(drafter: str, condition: Condition, stats: Sequence[Stats]) -> Iterator[str]:
+    """What the trial should have brought about and did not, so that it shows nothing of it."""
+    if drafter != "none" and not any(s.drafted for s in stats):
+        yield "no guess was made, so this trial shows nothing of its drafter"
+    if condition.concurrency > 1 and len(stats) == 1:
+        yield "one prompt, so nothing ran beside it"
+    if condition.preempt_every and not any(s.preemptions for s in stats):
+        if all(s.rounds <= 1 for s in stats):
+            yield "no preemption: every text ended in the step of its first token"
+        else:
+            yield "no preemption: no request was running when one was due"
+    if condition.warm and not any(s.cached_tokens for s in stats):
+        yield "no prefix cached: prompts are shorter than a block, or the cache is too small to keep them"
+
+
 def _difference(prompt: str, plain: Completion, tried: Completion) -> tuple[int, Difference | None]:
-    """How many token ids differ, and the first of them; a failed request differs even if its tokens agree so far."""
+    """How many token ids differ, and the first difference, of ids or of finish reasons; a failed request differs even
+    if its tokens agree so far."""
     length = max(len(plain.token_ids), len(tried.token_ids))
     a, b = (tuple(c.token_ids) + (None,) * (length - len(c.token_ids)) for c in (plain, tried))
     positions = [i for i in range(length) if a[i] != b[i]]
-    error = tried.error if tried.finish_reason == "error" else ""
-    if positions:
-        return len(positions), Difference(prompt, positions[0], a[positions[0]], b[positions[0]], error)
-    return (1, Difference(prompt, length, None, None, error)) if error else (0, None)
+    failed = tried.finish_reason == "error"
+    if not positions and plain.finish_reason == tried.finish_reason and not failed:
+        return 0, None
+    at, first = (positions[0], (a[positions[0]], b[positions[0]])) if positions else (length, (None, None))
+    error = tried.error if failed else ""
+    return len(positions) or int(failed), Difference(
+        prompt, at, *first, error, plain.finish_reason, tried.finish_reason
+    )

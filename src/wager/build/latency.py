@@ -9,7 +9,7 @@ from wager.build.opened import OpenedModel
 from wager.economics.latency.calibration import FOLDER, find_calibration
 from wager.economics.latency.surface import MAX_UNCERTAINTY, LatencySurface
 from wager.engine.runner import Runner
-from wager.errors import UsageError
+from wager.errors import NumericsError, UsageError
 from wager.kernels.base import Kernels
 from wager.models import hub
 from wager.profiling.calibrate import quick_surface, setup
@@ -31,10 +31,11 @@ def stored(model: OpenedModel, kernels: Kernels, *, report: Callable[[str], None
 
 
 def measured(runner: Runner, *, max_context: int, report: Callable[[str], None]) -> LatencySurface:
-    """A latency model from a few steps of `runner`, which overwrite its cache; default values if that is too small."""
+    """A latency model from a few steps of `runner`, which overwrite its cache; default values, with a warning that says
+    why, if that is too small or the model's logits are not finite."""
     report("measuring a few steps")
     try:
         return quick_surface(runner, max_context=max_context)
-    except UsageError as error:
+    except (NumericsError, UsageError) as error:
         log.warning("%s Default step latencies are used until steps were timed.", error.message)
         return LatencySurface([1, 256], [5e-3, 5e-2], uncertainty=MAX_UNCERTAINTY)

@@ -90,12 +90,12 @@ class LoadedEngine(Engine):
         """The drafters in use, separated by commas; `none` once a failing drafter was switched off."""
         return self.proposer.name
 
-    def add(self, request: Request) -> None:
-        """As Engine.add. Resets the prefix cache if another engine has used the target's cache since."""
+    def _add(self, request: Request) -> None:
+        """As Engine's. Resets the prefix cache if another engine has used the target's cache since."""
         if self.target.cache_user is not self:
             self.target.claim_cache(self)
             self.scheduler.block_pool.reset_prefix_cache()
-        super().add(request)
+        super()._add(request)
 
 
 def load(
@@ -215,7 +215,7 @@ def _assemble(
         scheduler,
         policy=built.policy,
         proposer=Proposer(*(drafters if built.max_depth else ()), vocab=decoder.vocab, rule=rule),
-        decoder=lambda: IncrementalDecoder(model.tokenizer),
+        decoder=lambda prompt: IncrementalDecoder(model.tokenizer, after=prompt),
         eos=model.tokenizer.eos_ids,
         trace=trace,
     )

@@ -51,25 +51,32 @@ def plan(
 ) -> MemoryPlan:
     """Divide `budget` bytes. `token_bytes` are the cache's bytes per position (target and drafters together).
 
-    Without `cache_tokens` the cache takes the rest, up to FULL_CONTEXTS contexts unless `use_all`; at least one
-    context of full length must fit. Raises MemoryPlanError with the figures.
+    The cache has `cache_tokens` positions, or else what remains, up to FULL_CONTEXTS contexts unless `use_all` and at
+    least one context of full length; in whole blocks. Raises MemoryPlanError with the figures.
     """
     fixed = weights + workspace + drafter
-    requested = cache_tokens if cache_tokens is not None else max_context * FULL_CONTEXTS
     if cache_tokens is None:
-        free = max(0, budget - fixed) // token_bytes
-        requested = free if use_all else min(requested, free)
-    tokens = requested // BLOCK_SIZE * BLOCK_SIZE if cache_tokens is None else -(-requested // BLOCK_SIZE) * BLOCK_SIZE
-    required = max(tokens, max_context if cache_tokens is None else tokens)
-    total = fixed + required * token_bytes
+        free = max(0, budget - fixed) // token_bytes // BLOCK_SIZE * BLOCK_SIZE
+        most = free if use_all else min(free, _whole_blocks(max_context * FULL_CONTEXTS))
+        tokens = max(most, _whole_blocks(max_context))
+    else:
+        tokens = _whole_blocks(cache_tokens)
+    total = fixed + tokens * token_bytes
     if total > budget:
         raise MemoryPlanError(
             f"The model does not fit: weights {gib(weights)} + workspace {gib(workspace)} + drafter {gib(drafter)} + "
-            f"cache of {required} tokens {gib(required * token_bytes)} = "
+            f"cache of {tokens} tokens {gib(tokens * token_bytes)} = "
             f"{gib(total)}, of {gib(budget)} that may be used.",
-            "Lower --max-context, use a smaller model, or raise --memory.",
+            "Lower --max-context, use a smaller model, or raise --memory."
+            if cache_tokens is None
+            else "Lower cache_tokens, use a smaller model, or raise --memory.",
         )
     return MemoryPlan(budget, weights, workspace, drafter, tokens * token_bytes, tokens)
+
+
+def _whole_blocks(tokens: int) -> int:
+    """Rounded up to whole blocks."""
+    return -(-tokens // BLOCK_SIZE) * BLOCK_SIZE
 
 
 def available() -> int:

@@ -1,6 +1,7 @@
 """The command line: one file a verb, imported when it is called. Importing this module imports no torch.
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted.
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted,
+143 terminated (SIGTERM), 129 hung up (SIGHUP).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 import click
 
 from wager import __version__
-from wager.cli import streams
+from wager.cli import signals, streams
 from wager.errors import UsageError, WagerError
 from wager.inputs import did_you_mean, shown
 
@@ -75,6 +76,10 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; `arguments` defaults to the process's own."""
+    return signals.ends_in_order(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     with streams.standard_streams():
         try:
             code = cli.main(_as_text(sys.argv[1:] if arguments is None else arguments), prog_name="wager",

@@ -143,7 +143,7 @@ def _step_timer(engine: LoadedEngine) -> StepTimer:
     return StepTimer(
         engine.runner,
         max_context=engine.scheduler.max_context,
-        decoder=lambda: IncrementalDecoder(engine.tokenizer),
+        decoder=lambda prompt: IncrementalDecoder(engine.tokenizer, after=prompt),
     )
 
 

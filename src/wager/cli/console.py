@@ -69,8 +69,10 @@ def unwritable(path: Path, cause: str) -> UsageError:
     )
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stdout: bool) -> None:
-    """A table whose first column is text and whose others are figures."""
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stdout: bool, caption: str = ""
+) -> None:
+    """A table whose first column is text and whose others are figures; `caption` are lines below it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -81,7 +83,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     for row in rows:
         drawn.add_row(*row)
     stream = sys.stdout if to_stdout else sys.stderr
-    Console(file=stream, width=None if stream.isatty() else _UNBOUNDED).print(drawn)
+    width = None if stream.isatty() else _UNBOUNDED
+    out = Console(file=stream, width=width, markup=False, emoji=False)  # random:llama:1b is no emoji
+    out.print(drawn)
+    if caption:
+        out.print(caption, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -12,19 +12,24 @@ import click
 from wager.bench.machine import describe, versions
 from wager.cli import calibrated, console, flags, parameters
 from wager.config import DEFAULT_MODEL
+from wager.errors import ModelError
 
 
 @click.command("doctor", cls=parameters.Verb)
+@click.option("--verify", is_flag=True,
+              help="Hash every stored model file and compare it with its published hash; exit code 1 if one differs.",
+)  # fmt: skip
 @flags.json_flag
-def command(json_path: Path | None) -> None:
+def command(*, verify: bool, json_path: Path | None) -> int:
     """Show which kernels are in use and why, the machine's hardware, the stored models and calibrations, and what is
     missing."""
-    findings = examine()
+    findings = {**examine(), "verified": _verified() if verify else None}
     if json_path:
         console.write_json(findings, json_path)
     if str(json_path) != "-":
         for line in _lines(findings):
             click.echo(line)
+    return int(any(file["status"] in ("damaged", "unreadable") for file in findings["verified"] or []))
 
 
 def examine() -> dict[str, Any]:
@@ -55,8 +60,57 @@ def _kernels() -> dict[str, Any]:
 def _models() -> dict[str, Any]:
     from wager.models import hub
 
-    stored = [{"name": name, "path": str(path), "bytes": path.stat().st_size} for name, path in hub.installed()]
+    stored = [
+        {"name": name, "path": str(path), "bytes": path.stat().st_size, "error": _error(name)}
+        for name, path in hub.installed()
+    ]
     return {"folder": str(hub.cache_dir()), "here": stored, "known": list(hub.KNOWN)}
+
+
+def _error(name: str) -> str | None:
+    """What is wrong with a stored model at first sight; --verify looks at every byte."""
+    from wager.models import hub
+
+    try:
+        hub.find(name)
+    except ModelError as error:
+        return f"{error.message} {error.hint}"
+    return None
+
+
+def _verified() -> list[dict[str, Any]]:
+    """Every stored model file, hashed now: intact, damaged, unreadable, or unknown where no hash is published."""
+    from wager.models import hub
+
+    with console.meter("bytes") as update:
+        findings = hub.verify_stored(update)
+    return [
+        {
+            "path": str(path),
+            "status": finding.status if finding else "unknown",
+            "algorithm": finding.file.algorithm if finding else None,
+            "expected": finding.file.digest if finding else None,
+            "found": finding.digest if finding else None,
+            "problem": (finding.problem or None) if finding else None,
+        }
+        for path, finding in findings.items()
+    ]
+
+
+def _verified_lines(files: list[dict[str, Any]] | None) -> list[tuple[str, str]]:
+    if files is None:
+        return []
+    lines = []
+    for file in files:
+        text = {
+            "intact": f"intact, {file['algorithm']} {file['found']}",
+            "damaged": f"damaged: {file['algorithm']} {file['found']}, expected {file['expected']}",
+            "unreadable": f"unreadable: {file['problem']}",
+            "unknown": "no hash is published to compare with",
+        }
+        lines.append(f"{file['path']}: {text[file['status']]}")
+    lines = lines or ["no model file is stored"]
+    return [("" if index else "verified", line) for index, line in enumerate(lines)]
 
 
 def _missing(kernels: dict[str, Any], models: dict[str, Any]) -> list[str]:
@@ -84,7 +138,8 @@ def _lines(findings: dict[str, Any]) -> list[str]:
         ("memory", f"{_gib(machine['available'])} free of {_gib(machine['memory'])}"),
         ("versions", ", ".join(f"{name} {number or 'missing'}" for name, number in findings["versions"].items())),
         ("models", f"in {models['folder']}"),
-        *(("", f"{model['name']} ({model['bytes'] / 1e6:.0f} MB)") for model in models["here"]),
+        *(("", model["error"] or f"{model['name']} ({model['bytes'] / 1e6:.0f} MB)") for model in models["here"]),
+        *_verified_lines(findings["verified"]),
         *_calibrations(findings["calibrations"]),
         ("missing", "nothing" if not findings["missing"] else findings["missing"][0]),
         *(("", line) for line in findings["missing"][1:]),

@@ -1,4 +1,5 @@
-"""`wager prove`: counts token ids that differ from plain decoding, for every drafter under several conditions."""
+"""`wager prove`: counts token ids and finish reasons that differ from plain decoding, for every drafter under several
+conditions."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from wager.bench.comparison import (
     cached_conditions,
     compare_answers,
 )
+from wager.bench.variety import TextVariety, variety_of
 from wager.bench.workload import Prompt
 from wager.cli import console, flags, parameters
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
@@ -55,13 +57,15 @@ def command(
     concurrency: int,
     json_path: Path | None,
 ) -> None:
-    """Run plain decoding against speculation on the prompts of FILE and count the token ids that differ.
+    """Run plain decoding against speculation on the prompts of FILE and count the token ids and finish reasons that
+    differ.
 
     FILE is as for `wager bench`; without it a small set that comes with wager is used.
 
     Each drafter is tried with one request at a time, with several together, with forced preemption and with cached
     prefixes, greedy and sampled; with --temperature only at that temperature. Guesses are made at a fixed depth,
-    whatever they cost, unless --policy is given. Exits with 1 if any token differs, naming the first.
+    whatever they cost, unless --policy is given. Exits with 1 if anything differs, naming the first. A trial in which
+    nothing was preempted, cached or guessed says so, and so do plain texts that are nearly constant.
     """
     if config.speculation.policy is None:
         config = config.with_options(policy="fixed")
@@ -72,14 +76,17 @@ def command(
     conditions = (ALONE, *cached_conditions(concurrency)[: None if config.capacity.prefix_cache else 1])
     total = len(modes) * len(prompts) * (1 + len(configs) * len(conditions))
     comparisons: list[TokenComparison] = []
+    varieties: list[TextVariety] = []
     with console.meter("answers") as update:
         trials = Trials(plain, conditions, count_answers(update, "Proving", total))
         for mode, mode_params in modes.items():
             requests = to_requests(prompts, plain.tokenizer, framing=framing, params=mode_params)
-            comparisons += trials.run(mode, requests, configs)
+            expected = trials.plain_answers(requests)
+            varieties.append(variety_of(mode, expected.values()))
+            comparisons += trials.run(mode, requests, configs, expected)
     settings = {**settings_of(config, params, framing), "concurrency": concurrency}
     settings |= {"drafter": drafters, "temperature": [mode.temperature for mode in modes.values()]}
-    _report(comparisons, card_of(config, plain, settings), json_path)
+    _report(comparisons, varieties, card_of(config, plain, settings), json_path)
 
 
 def _leave_out_trees(drafters: tuple[str, ...], verify: VerifyRule) -> tuple[str, ...]:
@@ -127,14 +134,22 @@ class Trials:
     conditions: Sequence[Condition]
     on_delta: OnDelta
 
-    def run(
-        self, mode: str, requests: Sequence[Request], configs: Mapping[str, EngineConfig]
-    ) -> Iterator[TokenComparison]:
-        """The plain answers once, then those of every configuration, by drafter, under every condition."""
+    def plain_answers(self, requests: Sequence[Request]) -> dict[str, Completion]:
+        """What every trial is compared with; RequestError if one fails."""
         expected = answers(self.plain, requests, ALONE, on_delta=self.on_delta)
         for name, answer in expected.items():
             if answer.finish_reason == "error":
                 raise RequestError(f"Prompt {name} fails even without speculation: {answer.error}", "Leave it out.")
+        return expected
+
+    def run(
+        self,
+        mode: str,
+        requests: Sequence[Request],
+        configs: Mapping[str, EngineConfig],
+        expected: Mapping[str, Completion],
+    ) -> Iterator[TokenComparison]:
+        """The answers of every configuration, by drafter, under every condition, compared with the plain ones."""
         for drafter, config in configs.items():
             for condition, tried in self._answers(drafter, config, requests, expected):
                 yield compare_answers(expected, tried, mode=mode, drafter=drafter, condition=condition)
@@ -174,38 +189,60 @@ def _informed_drafter(name: str, vocab: int, texts: Mapping[str, Sequence[int]])
     return kind(vocab, oracle=ReferenceOracle(texts)) if kind else None
 
 
-def _report(comparisons: Sequence[TokenComparison], card: dict[str, Any], json_path: Path | None) -> None:
-    differing = sum(trial.differing for trial in comparisons)
-    tokens = sum(trial.tokens for trial in comparisons)
+def _report(
+    comparisons: Sequence[TokenComparison],
+    varieties: Sequence[TextVariety],
+    card: dict[str, Any],
+    json_path: Path | None,
+) -> None:
+    summary = {
+        "tokens": sum(trial.tokens for trial in comparisons),
+        "differing": sum(trial.differing for trial in comparisons),
+        "finish_reasons": sum(trial.answers for trial in comparisons),
+        "finish_reasons_differing": sum(trial.finish_reasons_differing for trial in comparisons),
+    }
+    warnings = [variety.warning for variety in varieties if variety.warning]
     if json_path:
-        summary = {"tokens": tokens, "differing": differing}
-        value = {"card": card, "outcomes": [trial.as_dict() for trial in comparisons], "summary": summary}
+        value = {"card": card, "plain": [variety.as_dict() for variety in varieties]}
+        value |= {"outcomes": [trial.as_dict() for trial in comparisons], "summary": summary, "warnings": warnings}
         console.write_json(value, json_path)
-    columns = ["trial", "tokens", "differ", "τ", "guesses", "accepted", "preempted", "cached"]
-    lines = [_line(trial) for trial in comparisons]
+    columns = ["trial", "tokens", "differ", "ends differ", "τ", "guesses", "accepted", "preempted", "cached"]
+    notes = list(dict.fromkeys(note for trial in comparisons for note in trial.notes))
+    columns += ["note"] if notes else []
+    lines = [_line(trial, notes) for trial in comparisons]
+    caption = "\n".join(f"Note {number}: {note}." for number, note in enumerate(notes, 1))
     title = f"{card['model']}, {card['kernels']['name']} kernels"
-    console.table(title, columns, lines, to_stdout=str(json_path) != "-")
-    for trial in (trial for trial in comparisons if trial.drafter != "none" and not trial.drafted):
-        console.say(f"{trial.drafter}, {trial.mode}, {trial.condition}: made no guess, so this trial shows nothing.")
-    if not differing:
-        console.say(f"{tokens} token ids compared, none differs.")
-        return
-    raise _difference_error(comparisons, f"{differing} of {tokens} token ids differ")
+    console.table(title, columns, lines, to_stdout=str(json_path) != "-", caption=caption)
+    for warning in warnings:
+        console.say(f"Warning: {warning} Give other prompts, or a model whose texts vary.")
+    if summary["differing"] or summary["finish_reasons_differing"]:
+        raise _difference_error(comparisons, summary)
+    console.say(f"{summary['tokens']} token ids and {summary['finish_reasons']} finish reasons compared, none differs.")
 
 
-def _difference_error(comparisons: Sequence[TokenComparison], count: str) -> WagerError:
-    """The error that names the first difference."""
+def _difference_error(comparisons: Sequence[TokenComparison], summary: Mapping[str, int]) -> WagerError:
+    """The error that counts the differences and names the first."""
     trial, first = next((trial, trial.first) for trial in comparisons if trial.first)
+    count = f"{summary['differing']} of {summary['tokens']} token ids"
+    if reasons := summary["finish_reasons_differing"]:
+        count += f" and {reasons} of {summary['finish_reasons']} finish reasons"
+    place = f"token {first.position}: plain {first.plain}, speculative {first.speculative}"
+    if first.plain is None and first.speculative is None:
+        place = f"after token {first.position}: plain ends with {first.plain_finish_reason}, "
+        place += f"speculative with {first.finish_reason}"
     cause = f" ({first.error})" if first.error else ""
     return WagerError(
-        f"{count}; first with {trial.drafter}, {trial.mode}, {trial.condition}: prompt {first.prompt}, "
-        f"token {first.position}: plain {first.plain}, speculative {first.speculative}{cause}.",
+        f"{count} differ; first with {trial.drafter}, {trial.mode}, {trial.condition}: prompt {first.prompt}, "
+        f"{place}{cause}.",
         "This is a defect in wager: please report it with the output of --json.",
     )
 
 
-def _line(trial: TokenComparison) -> list[str]:
+def _line(trial: TokenComparison, notes: Sequence[str]) -> list[str]:
+    """A line of the table; `notes` are those of all trials, referred to by number."""
     tau = trial.tokens / trial.rounds if trial.rounds else 0.0
     counts = (trial.drafted, trial.accepted, trial.preemptions, trial.prefix_hit_tokens)
     name = f"{trial.drafter}, {trial.mode}, {trial.condition}"
-    return [name, str(trial.tokens), str(trial.differing), f"{tau:.2f}", *map(str, counts)]
+    line = [name, str(trial.tokens), str(trial.differing), str(trial.finish_reasons_differing), f"{tau:.2f}"]
+    numbers = ", ".join(str(notes.index(note) + 1) for note in trial.notes)
+    return [*line, *map(str, counts), *([numbers] if notes else [])]

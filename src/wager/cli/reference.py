@@ -18,7 +18,7 @@ def render() -> str:
         "# Commands",
         "The `--help` of each verb. Printed by `python -m wager.cli.reference`; a test compares the two.",
         "Data goes to standard output, everything else to standard error.\n"
-        + "Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted.",
+        + "Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted, 143 terminated, 129 hung up.",
         _block("wager --help", cli, None),
     ]
     top = click.Context(cli, info_name="wager", **cli.context_settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ def command(
         raise click.UsageError("--show colours the text; --rounds prints rounds in its place. Give one of the two.")
     with open_llm(config) as llm:
         stream = llm.stream(framing.prepare(text), params)
-        colorer = _colorer(llm.tokenizer) if show else None
+        colorer = _colorer(llm.tokenizer, stream.request.prompt) if show else None
         to_stdout = str(json_path) != "-"
         report = _print_rounds(stream, llm, to_stdout=to_stdout) if rounds else None
         if to_stdout:
@@ -124,11 +124,11 @@ def _prompt(prompt: str | None) -> str:
     return prompt
 
 
-def _colorer(tokenizer: Tokenizer) -> DraftColorer:
+def _colorer(tokenizer: Tokenizer, prompt: Sequence[int]) -> DraftColorer:
     from wager.cli.coloring import DraftColorer
     from wager.models.tokenizer import IncrementalDecoder
 
-    return DraftColorer(IncrementalDecoder(tokenizer))
+    return DraftColorer(IncrementalDecoder(tokenizer, after=prompt))
 
 
 def _result(answer: Completion, config: EngineConfig, kernels: str) -> dict[str, object]:

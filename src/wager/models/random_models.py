@@ -17,9 +17,10 @@ from tokenizers.models import BPE
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
+from wager.models.random_weights import random_weights
 from wager.models.tokenizer import Tokenizer, byte_alphabet
 from wager.models.tokenizer_parts import TokenizerParts
-from wager.models.weights import Weights, random_weights
+from wager.models.weights import Weights
 
 PREFIX = "random:"
 _END = "<|end|>"

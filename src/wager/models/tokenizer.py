@@ -14,6 +14,7 @@ from typing import Any
 
 from wager.errors import RequestError, TokenizerError
 from wager.models.chat_template import render
+from wager.models.tokenizer_errors import library_errors
 from wager.models.tokenizer_files import read_parts
 from wager.models.tokenizer_parts import TokenizerParts
 
@@ -40,7 +41,7 @@ class Tokenizer:
         self.vocab_size = parts.vocab_size
         self.eos_ids = parts.eos_ids
         self.chat_template = parts.chat_template
-        self.spaced = parts.spaced
+        self.space_prefix = parts.space_prefix
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -63,7 +64,8 @@ class Tokenizer:
             raise RequestError(
                 f"The text has an unpaired surrogate ({text[error.start]!r}) at {error.start}.", "Give valid Unicode."
             ) from error
-        return list(self._parts.backend.encode(text, add_special_tokens=special).ids)
+        with library_errors(self._parts.where):
+            return list(self._parts.backend.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of token ids; special tokens are shown only if `special`. Bytes that are not UTF-8 become U+FFFD."""
@@ -76,6 +78,16 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._parts.special
+
+    def ends_fragment(self, token_id: int) -> bool:
+        """Whether encoding puts a space before text after this token, wherever it stands."""
+        return self.space_prefix == "fragment" and token_id in self._parts.literal
+
+    def begins_fragment(self, before: Sequence[int]) -> bool:
+        """Whether encoding puts a space before text that follows these tokens."""
+        if self.space_prefix == "text":
+            return all(map(self.is_special, before))
+        return self.space_prefix == "fragment" and (not before or self.ends_fragment(before[-1]))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token; none for an id outside the vocabulary."""
@@ -118,19 +130,23 @@ class Tokenizer:
 class IncrementalDecoder:
     """Text of a stream of tokens: what `push` and then `flush` return, joined, is `Tokenizer.decode` of the ids.
 
-    Bytes of an incomplete character are kept until it is complete.
+    Bytes of an incomplete character are kept until it is complete. `after` are the tokens before the stream, such as
+    the prompt of an answer: a space at the beginning is text, unless encoding puts one there.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False, after: Sequence[int] = ()) -> None:
         self._tokenizer, self._special = tokenizer, special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._drop_space = tokenizer.spaced
+        self._drop_space = tokenizer.begins_fragment(after)
 
     def push(self, token_id: int, /) -> str:
         """The text that becomes complete with this token."""
-        if not self._special and self._tokenizer.is_special(token_id):
-            return ""
-        return self._first(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+        hidden = not self._special and self._tokenizer.is_special(token_id)
+        text = "" if hidden else self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        if self._tokenizer.ends_fragment(token_id):
+            self._drop_space = True
+            return text
+        return self._first(text)
 
     def flush(self) -> str:
         """At the end of the stream: U+FFFD if the last character is incomplete, else nothing."""

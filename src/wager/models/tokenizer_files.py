@@ -6,6 +6,7 @@ The keys of a GGUF file are those that llama.cpp's converter writes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,25 @@ from tokenizers.processors import TemplateProcessing
 from wager.errors import TokenizerError
 from wager.models.gguf_file import open_gguf
 from wager.models.pretokenizers import PreTokenizer, pre_tokenizer
-from wager.models.tokenizer_parts import Spelling, TokenizerParts
+from wager.models.special_ids import read_eos_ids
+from wager.models.tokenizer_errors import library_errors
+from wager.models.tokenizer_parts import SpacePrefix, Spelling, TokenizerParts
 from wager.models.weights import read_json
 
-_CONTROL, _USER_DEFINED = 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 _GGUF_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
+"""Ids of SentencePiece's own tokens where a GGUF file names none (llama.cpp's defaults)."""
+_SPACE_INSIDE = re.compile("[^▁]▁")
 
 
 def read_parts(path: Path) -> TokenizerParts:
     """A model's tokenizer from its directory or GGUF file. TokenizerError names what is absent or not supported."""
-    if path.is_dir():
-        return _from_directory(path)
-    return _from_gguf(open_gguf(path).metadata, str(path))
+    with library_errors(str(path)):
+        if path.is_dir():
+            return _from_directory(path)
+        return _from_gguf(open_gguf(path).metadata, str(path))
 
 
 def _from_directory(path: Path) -> TokenizerParts:
@@ -40,22 +47,21 @@ def _from_directory(path: Path) -> TokenizerParts:
             f"{file} is absent.", "Save the model's fast tokenizer into the directory (save_pretrained writes it)."
         )
     description = read_json(file)
-    try:
+    with library_errors(str(file)):
         backend = Backend.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{file} cannot be read: {error}.", "The file is damaged; fetch it again.") from error
     backend.no_truncation()
     backend.no_padding()
     config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
     named = {name: text for name in _NAMED if (text := _content(config.get(name)))}
-    spelling, spaced = _spelling(description.get("decoder"), file)
+    vocab, eos = backend.get_vocab_size(with_added_tokens=True), named.get("eos_token")
+    spelling, space_prefix = _spelling(description.get("decoder"), file)
     return TokenizerParts(
         backend=backend,
         spelling=spelling,
-        vocab_size=backend.get_vocab_size(with_added_tokens=True),
-        eos_ids=_directory_eos(path, backend, named.get("eos_token")),
+        vocab_size=vocab,
+        eos_ids=read_eos_ids(path, vocab=vocab, default=backend.token_to_id(eos) if eos else None),
         where=str(path),
-        spaced=spaced,
+        space_prefix=space_prefix,
         named=named,
         chat_template=_directory_template(path, config),
         **_added(backend),
@@ -72,8 +78,9 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
     pre = pre_tokenizer(metadata.get("tokenizer.ggml.pre") or "default") if kind == "gpt2" else None
     spaced = pre is None and bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     if pre is not None:
-        backend = _byte_level(tokens, _merges(metadata, where), pre)
+        backend = _byte_level(tokens, _merges(metadata, where), pre, where)
     else:
+        metadata = {**{f"tokenizer.ggml.{name}_token_id": i for name, i in _SENTENCEPIECE_IDS.items()}, **metadata}
         backend = _sentencepiece(tokens, metadata, where, spaced=spaced)
     named = {name: tokens[i] for name, key in _GGUF_IDS.items() if (i := _id(metadata, key, tokens)) is not None}
     _add_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type") or [], named)
@@ -87,16 +94,16 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
         vocab_size=len(tokens),
         eos_ids=tuple(dict.fromkeys(ends)),
         where=where,
-        spaced=spaced,
+        space_prefix="fragment" if spaced else "none",
         named=named,
         chat_template=metadata.get("tokenizer.chat_template"),
         **_added(backend),
     )
 
 
-def _byte_level(tokens: list[str], merges: list[tuple[str, str]], pre: PreTokenizer) -> Backend:
+def _byte_level(tokens: list[str], merges: list[tuple[str, str]], pre: PreTokenizer, where: str) -> Backend:
     """GPT-2's BPE over bytes, with the model's own splits before merging."""
-    backend = Backend(BPE(_ids(tokens), merges, ignore_merges=pre.whole_words))
+    backend = _bpe(tokens, merges, where, ignore_merges=pre.whole_words)
     cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in pre.cuts]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])
@@ -106,26 +113,39 @@ def _byte_level(tokens: list[str], merges: list[tuple[str, str]], pre: PreTokeni
 
 
 def _sentencepiece(tokens: list[str], metadata: Mapping[str, Any], where: str, *, spaced: bool) -> Backend:
-    """SentencePiece's BPE: byte-pair merges in the order of the scores."""
-    ids = _ids(tokens)
+    """SentencePiece's BPE as in llama.cpp: byte-pair merges in the order of the scores, and with `spaced` a space
+    before every fragment of text, that is, at the beginning and after every special or user-defined token."""
     stored = "tokenizer.ggml.merges" in metadata
     scores = metadata.get("tokenizer.ggml.scores") or []
     if not stored and len(scores) != len(tokens):
         raise TokenizerError(f"{where} has {len(scores)} scores for {len(tokens)} tokens.", "The file is damaged.")
-    merges = _merges(metadata, where) if stored else scored_merges(tokens, scores)
+    kinds = metadata.get("tokenizer.ggml.token_type") or []
+    merges = _merges(metadata, where) if stored else scored_merges(tokens, scores, kinds)
     unknown = _id(metadata, "unknown", tokens)
     token = None if unknown is None else tokens[unknown]
-    backend = Backend(BPE(ids, merges, unk_token=token, fuse_unk=True, byte_fallback=True))
-    scheme = "first" if spaced else "never"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    backend = _bpe(tokens, merges, where, unk_token=token, fuse_unk=True, byte_fallback=True)
+    prefix = [normalizers.Prepend("▁")] if spaced else []
+    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    if not any(_SPACE_INSIDE.search(token) for token in tokens):
+        # No merge crosses the beginning of a run of spaces, so the words may be merged, and remembered, one by one.
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁]*|[^▁]+"), behavior="isolated")
     return backend
 
 
-def scored_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every merge of two tokens into a third, best score first; among equal scores the longer left part first."""
-    ids = _ids(tokens)
+def scored_merges(tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int] = ()) -> list[tuple[str, str]]:
+    """Every merge of two tokens into a third, best score first; among equal scores the longer left part first.
+
+    llama.cpp takes the leftmost place among equal scores, the library one merge after the other. On runs of one
+    character, where published vocabularies have equal scores (spaces), both come to the same.
+
+    Control, unknown and byte tokens (by `kinds`) are never merged from text, nor into other tokens.
+    """
+    apart = {token for token, kind in zip(tokens, kinds, strict=False) if kind in (_UNKNOWN, _CONTROL, _BYTE)}
+    ids = {token: i for token, i in _ids(tokens).items() if token not in apart}
     merges: list[tuple[float, int, int, str, str]] = []
     for token, score in zip(tokens, scores, strict=True):
+        if token in apart:
+            continue
         parts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
         known = [(left, right) for left, right in parts if left in ids and right in ids]
         for left, right in sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]])):
@@ -141,6 +161,15 @@ def _merges(metadata: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
     return [(pair[0], pair[1]) for pair in merges]
 
 
+def _bpe(tokens: list[str], merges: list[tuple[str, str]], where: str, **options: Any) -> Backend:
+    try:
+        return Backend(BPE(_ids(tokens), merges, **options))
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(
+            f"{where} has unusable merges: {error}.", "The file is damaged; fetch it again."
+        ) from error
+
+
 def _ids(tokens: Sequence[str]) -> dict[str, int]:
     return {token: i for i, token in enumerate(tokens)}
 
@@ -152,8 +181,8 @@ def _id(metadata: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int | 
 
 
 def _add_tokens(backend: Backend, tokens: list[str], kinds: Sequence[int], named: Mapping[str, str]) -> None:
-    """Tokens that are matched before merging: control tokens (special) and user-defined tokens (not special)."""
-    control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL]
+    """Tokens that are matched before merging: control and unknown tokens (special), user-defined ones (not special)."""
+    control = [token for token, kind in zip(tokens, kinds, strict=False) if kind in (_CONTROL, _UNKNOWN)]
     special = list(dict.fromkeys([*control, *named.values()]))
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     plain = [
@@ -176,16 +205,16 @@ def _added(backend: Backend) -> dict[str, frozenset[int]]:
     return {"special": special, "literal": frozenset(added)}
 
 
-def _spelling(decoder: Any, file: Path) -> tuple[Spelling, bool]:
+def _spelling(decoder: Any, file: Path) -> tuple[Spelling, SpacePrefix]:
     """From the decoder in tokenizer.json: the spelling of bytes, and whether decoding removes a leading space."""
     steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
     kinds = {step.get("type"): step for step in steps if isinstance(step, dict)}
     if "ByteLevel" in kinds:
-        return "byte-level", False
+        return "byte-level", "none"
     if "ByteFallback" in kinds:
-        return "sentencepiece", kinds.get("Strip", {}).get("start") == 1
+        return "sentencepiece", "text" if kinds.get("Strip", {}).get("start") == 1 else "none"
     if "Metaspace" in kinds:
-        return "sentencepiece", kinds["Metaspace"].get("prepend_scheme", "always") != "never"
+        return "sentencepiece", "text" if kinds["Metaspace"].get("prepend_scheme", "always") != "never" else "none"
     raise TokenizerError(
         f"{file} has a decoder of type {', '.join(map(str, kinds)) or 'none'}, which is not supported.",
         "Supported are ByteLevel, ByteFallback and Metaspace.",
@@ -198,20 +227,13 @@ def _content(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _directory_eos(path: Path, backend: Backend, eos_token: str | None) -> tuple[int, ...]:
-    """From generation_config.json, else config.json, else the tokenizer's own."""
-    for name in ("generation_config.json", "config.json"):
-        ids = read_json(path / name).get("eos_token_id") if (path / name).exists() else None
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    default = backend.token_to_id(eos_token) if eos_token else None
-    return () if default is None else (default,)
-
-
 def _directory_template(path: Path, config: Mapping[str, Any]) -> str | None:
     """From chat_template.jinja, chat_template.json or tokenizer_config.json; of several the default one."""
     if (path / "chat_template.jinja").exists():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+        try:
+            return (path / "chat_template.jinja").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"The chat template of {path} cannot be read: {error}.") from error
     separate = path / "chat_template.json"
     template = (read_json(separate) if separate.exists() else config).get("chat_template")
     if isinstance(template, list):

@@ -12,13 +12,17 @@ Spelling = Literal["byte-level", "sentencepiece"]
 """How bytes are written in the vocabulary: one character for each byte (GPT-2), or as text with ▁ for a space and
 <0xNN> for other bytes."""
 
+SpacePrefix = Literal["none", "text", "fragment"]
+"""Where encoding puts a space that decoding removes: nowhere, before the text, or before every fragment of the text,
+that is, also after every special or user-defined token (SentencePiece in GGUF files)."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
     """The parts of a tokenizer; `where` names the file or directory it was read from.
 
-    `special` ids are left out of decoded text; `literal` ids are spelled as text, not as bytes; `spaced`: encoding puts
-    a space before the text, and decoding removes it. `named` are the special tokens that a chat template may use.
+    `special` ids are left out of decoded text; `literal` ids are spelled as text, not as bytes. `named` are the special
+    tokens that a chat template may use.
     """
 
     backend: Backend
@@ -28,6 +32,6 @@ class TokenizerParts:
     where: str
     special: frozenset[int] = frozenset()
     literal: frozenset[int] = frozenset()
-    spaced: bool = False
+    space_prefix: SpacePrefix = "none"
     named: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None

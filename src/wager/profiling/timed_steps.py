@@ -20,7 +20,7 @@ from wager.engine.detokenizer import TokenDecoder
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
-from wager.errors import UsageError
+from wager.errors import NumericsError, UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
@@ -98,7 +98,7 @@ class StepTimer:
         longest: int = LONGEST,
         sequences: int = _SEQUENCES,
         tokens: int | None = None,
-        decoder: Callable[[], TokenDecoder] | None = None,
+        decoder: Callable[[Sequence[int]], TokenDecoder] | None = None,
         trace: Trace | None = None,
     ) -> None:
         target, trace = runner.target, trace or Trace()
@@ -136,20 +136,24 @@ class StepTimer:
 
     def start_sequences(self, contexts: Sequence[int]) -> None:
         """One running sequence per context (a multiple of CONTEXT_STEP, within its text), and one untimed step."""
+        held = self._scheduler.block_pool.num_blocks * BLOCK_SIZE
         for index, context in enumerate(contexts):
             name = f"r{index}"
-            most = min(LONGEST, self._scheduler.max_context - context - 1)
+            most = min(LONGEST, min(self._scheduler.max_context, held) - context - 1)
             params = SamplingParams(max_tokens=most, ignore_eos=True)
             self._engine.add(Request(name, tuple(self._texts[index][: context + 1]), params))
             self._running.append(name)
         self.step((0,) * len(contexts))
 
     def step(self, depths: Sequence[int]) -> StepRecord | None:
-        """One step with a draft depth for each sequence; None if its shape differs because a sequence had ended."""
+        """One step with a draft depth for each sequence; None if its shape differs because a sequence had ended.
+        NumericsError if the model's logits are not finite."""
         self._policy.depths = dict(zip(self._running, depths, strict=True))
         self._policy.records.clear()
         self._scheduler.max_draft_tokens = max(depths)
-        self._engine.step()
+        for delta in self._engine.step():
+            if delta.finish_reason == "error":
+                raise NumericsError(delta.error, "Its weights are damaged, or overflow their number type.")
         shape = (len(depths) + sum(depths), len(depths))
         return next((record for record in self._policy.records if (record.rows, record.sequences) == shape), None)
 

@@ -73,8 +73,9 @@ class Adaptive(Policy):
         self._step = PolicyStep()
         self._verified_steps: list[PolicyStep] = []  # steps whose verdicts, and whose records, are not learned from yet
         self._records: list[tuple[PolicyStep, StepRecord]] = []
-        self._steps = self._skip = 0
+        self._steps = self._skip = self._counted = 0
         self._next_draft_seconds = float(UPDATE_INTERVAL)  # the step from which they are learned again
+        self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
         self._verified = 0  # draft tokens in the last step that was taken as planned
         self._batch: tuple[int, str] = (0, "")  # sequences in the last step, and the last of them
 
@@ -119,8 +120,9 @@ class Adaptive(Policy):
             self._planner.plan(step, self._weights)
             step.planned = True
             self._judge.judge_next()
-        may_measure = self._steps % UPDATE_INTERVAL == 0
+        may_measure = self._steps >= self._next_measuring
         if may_measure:
+            self._next_measuring = self._steps + UPDATE_INTERVAL
             step.measures_plain = self._rows.takes_plain_step(step, speculates=self._planner.speculates)
         if not step.measures_plain:
             self._request_planned(step)
@@ -224,10 +226,18 @@ class Adaptive(Policy):
     def _learn_steps(self) -> None:
         """Take in the steps since the last time: those of a small batch together, while the tables are in the caches of
         the processor."""
+        self._count_steps()
         self._learn_verdicts()
         for step, record in self._records:
             self._learn_record(step, record)
         self._records.clear()
+        self._counted = 0
+
+    def _count_steps(self) -> None:
+        """Take them in for `explain`, which changes nothing that is decided."""
+        for step, record in self._records[self._counted :]:
+            self._observed.add(step, record)
+        self._counted = len(self._records)
 
     def _learn_verdicts(self) -> None:
         for step in self._verified_steps:
@@ -249,7 +259,6 @@ class Adaptive(Policy):
             self._weights.observe(seconds)
         self._exploration.earn(seconds)
         self._rows.earn(seconds)
-        self._observed.add(step, record)
         self._own.observe(record.seconds.get(POLICY_STAGE, 0.0), step_seconds=seconds, kind=step.kind)
         self._learning.add_record(step, record)
         if step.measures:
@@ -274,7 +283,7 @@ class Adaptive(Policy):
             self._model.observe_draft(drafter, count, depth, seconds=seconds)
 
     def explain(self) -> str:
-        self._learn_steps()
+        self._count_steps()
         slo = self._weights.slo_report([state.weight for state in self._step.decoding_states])
         return explain(
             self._step,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from wager.economics.acceptance import AcceptanceModel
+from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL
 from wager.economics.policy.own_seconds import OwnSeconds
@@ -34,6 +34,7 @@ class DeferredLearning:
     def __init__(self, models: Sequence[AcceptanceModel], latency: LatencyModel, *, own: OwnSeconds) -> None:
         self._models, self._latency, self._own = models, latency, own
         self._turn = self._drafts = 0
+        self._now = self._learned = 0  # the last step, and the one in which it last learned
         self._next = self._next_record = 0.0  # the steps from which drafts, and seconds, are learned from again
         self._pending: list[Callable[[], None]] = []
         self._remaining: dict[str, SequencePolicyState] = {}  # sequences whose last draft may be compared further
@@ -88,13 +89,15 @@ class DeferredLearning:
 
     def add_record(self, step: PolicyStep, record: StepRecord) -> None:
         """What a step took."""
-        number = step.number
+        self._now = number = step.number
         due = number >= self._next_record
         if due:
             interval = 1.0 if number < EARLY_STEPS else UPDATE_INTERVAL * self._own.pace
             self._next_record = max(self._next_record, number - 1) + interval
         if (due or step.measures) and self._latency.learns:
             self._pending.append(partial(self._latency.observe, record))
+        if number >= self._learned + AGING_INTERVAL:
+            self.learn()
 
     def end_sequence(self, state: SequencePolicyState) -> None:
         """The sequence is over."""
@@ -104,6 +107,7 @@ class DeferredLearning:
 
     def learn(self) -> None:
         """Learn from all that was collected, in order."""
+        self._learned = self._now
         for learn in self._pending:
             learn()
         self._pending.clear()

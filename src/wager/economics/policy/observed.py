@@ -64,11 +64,11 @@ class ObservedSteps:
         self._steps += 1
         self._records.append(record)
         self._plain.append(not step.plan)
-        interval = len(step.plan) // LARGE_BATCH
-        if interval < 1:
-            self._counts.append(step if step.plan else None)
+        interval = min(_STEPS // 2, max(1, len(step.plan) // LARGE_BATCH))
+        if not step.plan or self._steps % interval:
+            self._counts.append(None)
         else:
-            self._counts.append(None if self._steps % min(_STEPS // 2, interval) else _count(step))
+            self._counts.append(_count(step) if step.sequences > LARGE_BATCH else step)
 
     def drafts(self, drafter: str) -> DraftCounts:
         """Of the latest steps together, as far as they were counted."""

@@ -1,0 +1,50 @@
+"""Which call an engine is in, so that one which would corrupt its state is refused by name.
+
+A second thread is refused while the first is in a call. In one thread, calls meet where the engine calls back. A
+drafter or policy, within a step, may call nothing; `on_step` and `on_output` find the engine between two steps, where
+requests may be added and aborted, but no step can be taken.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wager.errors import UsageError
+
+_ALLOWED_WITHIN = {"step": ("generate",), "generate": (), "on_output": ("generate",), "on_step": ("step",)}
+_BETWEEN_STEPS = ("generate", "on_output", "on_step")
+
+
+class CallGuard:
+    """The calls that an engine is in, outermost first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # held by the thread whose calls they are
+        self._calls: list[str] = []
+        self._thread = ""
+
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """For the duration of one call of the engine, or of a callback. UsageError if it is not possible now."""
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                f"Thread {threading.current_thread().name!r} called Engine.{name} while thread {self._thread!r} was "
+                "using the engine.",
+                "One thread at a time may use an engine; a wager.LLM serves several.",
+            )
+        try:
+            if self._calls and self._calls[-1] not in _ALLOWED_WITHIN.get(name, _BETWEEN_STEPS):
+                raise UsageError(
+                    f"Engine.{name} was called within {self._calls[-1]} of the same engine.",
+                    "Callbacks on_step and on_output may add and abort requests; steps must wait for their return.",
+                )
+            self._thread = threading.current_thread().name
+            self._calls.append(name)
+            try:
+                yield
+            finally:
+                self._calls.pop()
+        finally:
+            self._lock.release()

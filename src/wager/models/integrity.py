@@ -1,0 +1,206 @@
+"""Checks model files against the hashes they are published with, and remembers which ones were found intact.
+
+A file is hashed once, and again when its identity changes: size, times, inode or device. What was found is kept in the
+process and in a small file, so that a later start costs a stat. Bits that change on the disk without a write are found
+by hashing again (`wager doctor --verify`), never by a stat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from wager.errors import ModelError
+
+Progress = Callable[[str, int, int], None]
+"""Called with a description of the work, bytes done, and bytes in total."""
+
+_CHUNK = 1 << 20
+_SHA256_DIGITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """What changes when a file is replaced or written: if none of it did, the file is the one that was hashed."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    device: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileIdentity:
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """A file and the hash its publisher states, in hex: SHA-256, or SHA-1 as git has it for small files of a Hub.
+
+    `again` is the command that fetches the file again.
+    """
+
+    path: Path
+    digest: str
+    again: str
+
+    @property
+    def algorithm(self) -> str:
+        return "SHA-256" if len(self.digest) == _SHA256_DIGITS else "SHA-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What hashing a file found: its digest and identity, or the `problem` that kept it from being read."""
+
+    file: PublishedFile
+    digest: str | None = None
+    identity: FileIdentity | None = None
+    problem: str = ""
+
+    @property
+    def intact(self) -> bool:
+        return self.digest == self.file.digest
+
+    @property
+    def status(self) -> str:
+        return "intact" if self.intact else "unreadable" if self.problem else "damaged"
+
+    def error(self) -> ModelError:
+        """The error for a file that is not intact: its path, both digests, and how to get it again."""
+        file = self.file
+        if self.problem:
+            hint = f"Make it readable, or delete it and fetch it again with `{file.again}`."
+            return ModelError(f"{file.path} cannot be read: {self.problem}.", hint)
+        return ModelError(
+            f"{file.path} is damaged or was altered: its {file.algorithm} is {self.digest}, expected {file.digest}.",
+            f"Fetch it again with `{file.again}`, or delete it.",
+        )
+
+
+class VerifiedFiles:
+    """Files that were found intact, by path: in this process, and in a file that all processes of a cache share.
+
+    That file only saves time: one that is absent or damaged holds nothing, one that cannot be written stays as it is.
+    """
+
+    _here: ClassVar[dict[str, tuple[FileIdentity, str]]] = {}
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def unknown(self, files: Sequence[PublishedFile]) -> list[PublishedFile]:
+        """Those of the files that are not known to have their published digests."""
+        stored = self._stored()
+
+        def is_known(file: PublishedFile) -> bool:
+            key = str(file.path)
+            try:
+                known = (FileIdentity.of(file.path.stat()), file.digest)
+            except OSError:
+                return False
+            return self._here.get(key) == known or stored.get(key) == known
+
+        return [file for file in files if not is_known(file)]
+
+    def record(self, findings: Sequence[Finding]) -> None:
+        """Remember the files that are intact and forget the others."""
+        for finding in findings:
+            key = str(finding.file.path)
+            if finding.intact and finding.identity:
+                self._here[key] = (finding.identity, finding.file.digest)
+            else:
+                self._here.pop(key, None)
+        stored = self._stored()
+        kept = {key: entry for key, entry in stored.items() if os.path.exists(key)}
+        for finding in findings:
+            key = str(finding.file.path)
+            if key in self._here:
+                kept[key] = self._here[key]
+            else:
+                kept.pop(key, None)
+        if kept != stored:
+            self._write(kept)
+
+    def paths(self) -> list[Path]:
+        """The remembered files that are still there."""
+        return [Path(key) for key in sorted(self._stored()) if os.path.exists(key)]
+
+    def _stored(self) -> dict[str, tuple[FileIdentity, str]]:
+        try:
+            values = json.loads(self._path.read_text(encoding="utf-8"))
+            return {str(key): (FileIdentity(*map(int, identity)), str(digest))
+                    for key, (*identity, digest) in values.items()}  # fmt: skip
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return {}
+
+    def _write(self, entries: dict[str, tuple[FileIdentity, str]]) -> None:
+        """All at once, so that no process ever reads half of it; of two that write together the later one wins."""
+        text = json.dumps({key: [*astuple(identity), digest] for key, (identity, digest) in sorted(entries.items())})
+        temporary = self._path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError:  # a cache that is read-only or full
+            pass
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def require_intact(files: Sequence[PublishedFile], verified: VerifiedFiles, progress: Progress | None = None) -> None:
+    """Hash the files that are not known to be intact. ModelError for the first one that is not."""
+    findings: list[Finding] = []
+    for file in verified.unknown(files):
+        findings.append(examine(file, progress))
+        if not findings[-1].intact:
+            break
+    if findings:
+        verified.record(findings)
+        if not findings[-1].intact:
+            raise findings[-1].error()
+
+
+def examine(file: PublishedFile, progress: Progress | None = None) -> Finding:
+    """Hash a file."""
+    try:
+        if not stat.S_ISREG(file.path.stat().st_mode):
+            return Finding(file, problem="it is a folder" if file.path.is_dir() else "it is not a file")
+        with file.path.open("rb") as opened:
+            before = os.fstat(opened.fileno())
+            found = _digests(opened.fileno(), file, before.st_size, progress)
+            after = os.fstat(opened.fileno())
+    except OSError as error:
+        return Finding(file, problem=(error.strerror or str(error)).lower())
+    identity = FileIdentity.of(after)
+    unchanged = identity == FileIdentity.of(before)
+    digest = file.digest if file.digest in found else found[0]
+    return Finding(file, digest, identity if unchanged else None)
+
+
+def _digests(descriptor: int, file: PublishedFile, size: int, progress: Progress | None) -> list[str]:
+    """The SHA-256; or git's SHA-1 of the file and the plain one, which some mirrors of a Hub state instead."""
+    if file.algorithm == "SHA-256":
+        hashes = [hashlib.sha256()]
+    else:
+        header = b"blob %d\0" % size
+        hashes = [hashlib.sha1(start, usedforsecurity=False) for start in (header, b"")]
+        progress = None  # these files are small
+    done, activity = 0, f"Checking {file.path.name}"
+    while chunk := os.read(descriptor, _CHUNK):
+        for one in hashes:
+            one.update(chunk)
+        done += len(chunk)
+        if progress:
+            progress(activity, done, size)
+    return [one.hexdigest() for one in hashes]

@@ -1,0 +1,69 @@
+"""Weights drawn from a seed, scaled so that a model's answers are varied and depend on all of its layers.
+
+The scales depend on shapes alone, so they hold for every size; docs/random_models.md states the reasons and figures.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import Tensor
+
+from wager.arch.spec import ModelSpec
+from wager.models.tensors import tensor_shapes
+from wager.models.weights import Weights
+
+LOGIT_STD_PER_BIT = 0.28
+"""Standard deviation of the logits, for each bit of log2(vocabulary)."""
+
+SCORE_STD = 5.0
+"""Standard deviation of the attention scores. At 1, attention averages its whole context, and greedy texts run into
+cycles; at 5 a few positions have most of the weight."""
+
+
+class RandomWeights:
+    """Weights drawn from a seed, each tensor when it is read: for tests and benchmarks."""
+
+    def __init__(self, spec: ModelSpec, seed: int) -> None:
+        self.spec = spec
+        self._shapes, self._seed = tensor_shapes(spec), seed
+
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        noise = torch.randn(self._shapes[name], generator=generator)
+        if noise.ndim == 1 and name.endswith("bias"):
+            noise *= 0.1
+        elif name == "norm.weight":
+            noise = noise.sign()  # a tied head would else repeat the input: its embedding is in the residual stream
+        elif noise.ndim == 1:
+            noise = 0.1 * noise + 1.0
+        return noise.mul_(self.scale(name)).to(dtype)
+
+    def scale(self, name: str) -> float:
+        """Standard deviation of a matrix, size of a norm's weights; 1 for a bias.
+
+        Products of normalised activations are of order one; so is what a feed-forward adds to the residual stream.
+        """
+        spec, shape, part = self.spec, self._shapes[name], name.split(".")[-2]
+        if part == "norm":
+            return LOGIT_STD_PER_BIT * math.log2(spec.vocab) / (math.sqrt(spec.hidden) if spec.tied else 1.0)
+        scale = 1.0 if part == "embed" or len(shape) == 1 else shape[1] ** -0.5
+        if part == self._query and name.endswith("weight"):
+            scale *= SCORE_STD
+        elif part == "expert_down" and spec.experts:
+            scale *= math.sqrt(spec.experts.active) / spec.experts.gating.scale  # outputs are averaged, then scaled
+        return scale
+
+    @property
+    def _query(self) -> str:
+        """The last tensor that scales queries before they meet keys."""
+        if self.spec.details.qk_norm:
+            return "q_norm"
+        return "q_b" if "layers.0.q_b.weight" in self._shapes else "q"
+
+
+def random_weights(spec: ModelSpec, seed: int) -> Weights:
+    """Random weights of the given shape, the same for the same seed; activations stay of order one."""
+    return RandomWeights(spec, seed)

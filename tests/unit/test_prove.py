@@ -1,0 +1,144 @@
+"""wager prove on random models: what it compares, and what it says where a trial or a text shows little."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wager.bench.comparison import ALONE, compare_answers
+from wager.bench.variety import TextVariety, entropy_bits, variety_of
+from wager.cli import main, prove
+from wager.models.random_models import MODELS
+from wager.types import Completion, FinishReason, Stats
+
+MODEL = "random:llama:tiny"
+Proof = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+@pytest.fixture
+def proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Proof:
+    """Runs the command: exit code, JSON, and what it printed."""
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: str, model: str = MODEL) -> tuple[int, dict[str, Any], str]:
+        out = tmp_path / "proof.json"
+        code = main(["prove", "--model", model, "--threads", "1", *arguments, "--json", str(out)])
+        printed = capfd.readouterr()
+        return code, json.loads(out.read_text(encoding="utf-8")), printed.out + printed.err
+
+    return run
+
+
+def completion(name: str, ids: tuple[int, ...], reason: FinishReason = "length", **stats: int) -> Completion:
+    return Completion(name, 0, ids, "", reason, Stats(prompt_tokens=1, completion_tokens=len(ids), seed=0, **stats))
+
+
+@pytest.mark.parametrize("tokens", ["2", "3", "8", "40"])
+@pytest.mark.parametrize("prompts", ["1", "2"])
+def test_every_preempted_trial_is_preempted(proof: Proof, prompts: str, tokens: str) -> None:
+    code, value, printed = proof("--limit", prompts, "--max-tokens", tokens, "--drafter", "none", "--drafter", "ngram")
+    assert code == 0, printed
+    trials = [trial for trial in value["outcomes"] if "preempted" in trial["condition"]]
+    assert len(trials) == 4
+    assert all(trial["preemptions"] > 0 for trial in trials)
+    alone = "one prompt, so nothing ran beside it"
+    assert all((alone in trial["notes"]) == (prompts == "1") for trial in trials)
+
+
+def test_a_trial_without_preemption_says_why(proof: Proof) -> None:
+    code, value, printed = proof("--limit", "1", "--max-tokens", "1", "--drafter", "ngram")
+    assert code == 0
+    [note] = {note for trial in value["outcomes"] for note in trial["notes"] if "preemption" in note}
+    assert note == "no preemption: every text ended in the step of its first token"
+    assert f": {note}." in printed
+    assert all(
+        (note in trial["notes"]) == ("preempted" in trial["condition"] and not trial["preemptions"])
+        for trial in value["outcomes"]
+    )
+    assert "no guess was made" in printed
+
+
+def test_a_trial_without_cached_prefixes_says_so(proof: Proof, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": 1, "category": "qa", "prompt": "x"}), encoding="utf-8")
+    _, value, _ = proof(str(prompts), "--raw", "--max-tokens", "4", "--drafter", "none")
+    warm = {note for trial in value["outcomes"] if "warm" in trial["condition"] for note in trial["notes"]}
+    assert any(note.startswith("no prefix cached") for note in warm)
+
+
+def test_finish_reasons_are_compared(proof: Proof, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoiled(engine, requests, condition, *, on_delta=None):
+        found = answers(engine, requests, condition, on_delta=on_delta)
+        if condition.concurrency > 1:
+            name = requests[1].id
+            found[name] = replace(found[name], finish_reason="stop")
+        return found
+
+    answers = prove.answers
+    arguments = ("--limit", "2", "--max-tokens", "5", "--drafter", "none", "--temperature", "0")
+    code, value, printed = proof(*arguments)
+    assert code == 0
+    assert value["summary"] == {"tokens": 40, "differing": 0, "finish_reasons": 8, "finish_reasons_differing": 0}
+    assert "40 token ids and 8 finish reasons compared, none differs." in printed
+    monkeypatch.setattr(prove, "answers", spoiled)
+    code, value, printed = proof(*arguments)
+    assert code == 1
+    assert (value["summary"]["differing"], value["summary"]["finish_reasons_differing"]) == (0, 2)
+    assert "0 of 40 token ids and 2 of 8 finish reasons differ" in printed
+    assert "after token 5: plain ends with length, speculative with stop" in printed
+    [first, *_] = [trial["first"] for trial in value["outcomes"] if trial["first"]]
+    assert (first["plain_finish_reason"], first["finish_reason"], first["position"]) == ("length", "stop", 5)
+
+
+def test_a_failed_answer_differs_in_both() -> None:
+    plain = {"a": completion("a", (1, 2)), "b": completion("b", (3,), "stop")}
+    tried = {"a": replace(plain["a"], finish_reason="error", error="no memory"), "b": plain["b"]}
+    found = compare_answers(plain, tried, mode="greedy", drafter="none", condition=ALONE)
+    assert (found.tokens, found.differing, found.answers, found.finish_reasons_differing) == (3, 1, 2, 1)
+    assert found.first is not None
+    assert (found.first.prompt, found.first.error) == ("a", "no memory")
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_texts_of_random_models_are_varied(proof: Proof, family: str) -> None:
+    """All drafters; an error of the engine could not hide behind a constant text."""
+    code, value, printed = proof("--limit", "2", "--max-tokens", "24", model=f"random:{family}:tiny")
+    assert code == 0, printed
+    assert value["warnings"] == []
+    assert "Warning" not in printed
+    assert {each["mode"]: each["nearly_constant"] for each in value["plain"]} == {"greedy": 0, "sampled": 0}
+    assert all(each["distinct_ids"] > 12 and each["entropy_bits"] > 3 for each in value["plain"])
+    assert value["summary"]["tokens"] == 2 * 4 * 4 * 48
+    assert f"{family}:tiny" in printed  # not an emoji
+
+
+def test_nearly_constant_texts_are_reported(proof: Proof) -> None:
+    """With a negative penalty ids that have occurred are preferred, so that greedy texts repeat one."""
+    arguments = ("--limit", "2", "--max-tokens", "48", "--drafter", "none", "--frequency-penalty", "-2")
+    code, value, printed = proof(*arguments, "--temperature", "0")
+    assert code == 0
+    [plain] = value["plain"]
+    assert plain["nearly_constant"] == plain["judged"] == 2
+    [warning] = value["warnings"]
+    assert warning.startswith("2 of 2 greedy plain texts are nearly constant (")
+    assert f"{plain['distinct_ids']:.1f} distinct ids and {plain['entropy_bits']:.2f} bits" in warning
+    assert f"Warning: {warning}" in printed
+
+
+def test_the_variety_of_texts() -> None:
+    assert entropy_bits(()) == 0
+    assert entropy_bits((7, 7, 7)) == 0
+    assert entropy_bits((1, 2, 3, 4) * 5) == pytest.approx(2)
+    constant, cycle, varied = (9,) * 16, (1, 2, 3) * 6, tuple(range(12))
+    found = variety_of("greedy", [completion(str(i), ids) for i, ids in enumerate((constant, cycle, varied, (5, 5)))])
+    assert found == TextVariety("greedy", 4, 4, 48, pytest.approx(17 / 4), pytest.approx(found.entropy_bits), 3, 2)
+    assert "2 of 3 greedy plain texts are nearly constant (4.2 distinct ids" in found.warning
+    assert variety_of("greedy", [completion("a", varied), completion("b", constant)]).warning == ""
+    same = variety_of("sampled", [completion(name, varied) for name in "ab"])
+    assert same.warning.startswith("All 2 sampled plain texts are the same (12.0 distinct ids and 3.58 bits")
+    assert variety_of("greedy", [completion("a", (1, 1))]).warning == ""

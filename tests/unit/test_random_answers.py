@@ -1,0 +1,141 @@
+"""Answers of random models: uncertain to a stated degree, varied, and dependent on the context and on every layer."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import pytest
+import torch
+from packing import batch, chain
+from torch import Tensor
+
+import wager
+from wager.build.load import load
+from wager.kernels import select
+from wager.models.random_models import MODELS, make, spec_of
+from wager.models.random_weights import RandomWeights
+from wager.models.transformer import Decoder
+from wager.models.weights import Weights
+from wager.types import Request, SamplingParams
+
+SIZES = [f"random:{family}:{size}" for family, (_, sizes) in MODELS.items() for size in sizes]
+TINY = [name for name in SIZES if name.endswith(":tiny")]
+RUN = [*TINY, "random:llama:135m"]
+MEAN_BITS, BITS, WITHIN = (4.5, 6.0), (3.0, 7.5), 0.8
+"""What docs/random_models.md states: the mean entropy, and the range of at least this share of positions."""
+
+TEXT = b"The quick brown fox jumps over the lazy dog, and then it went to town to buy some bread and an apple."
+NOISE = torch.randint(0, 512, (100,), generator=torch.Generator().manual_seed(0)).tolist()
+PROMPTS = [b"x", b"abcabcabcabcabc", TEXT[:40], TEXT[40:90], b"0 1 2 3 4 5", b"def f(n):", b"to be or not", TEXT]
+
+
+class Without:
+    """Weights of which the tensors that a pattern matches are zero."""
+
+    def __init__(self, weights: Weights, zero: str) -> None:
+        self.spec, self._weights, self._zero = weights.spec, weights, zero
+
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        tensor = self._weights.read(name, dtype)
+        return torch.zeros_like(tensor) if re.fullmatch(self._zero, name) else tensor
+
+
+def logits_of(weights: Weights, *contexts: Sequence[int]) -> list[Tensor]:
+    """The logits after every id of each context, [ids, vocab]."""
+    sizes = dict(num_blocks=8, max_rows=128, max_sequences=1, max_blocks=8)
+    decoder = Decoder(weights, select("auto"), **sizes)
+    passes = [batch([chain(0, list(ids), range(8))], range(len(ids))) for ids in contexts]
+    return [decoder.forward(packed).logits.clone().double() for packed in passes]
+
+
+def changed(weights: Weights, zero: str) -> float:
+    """The share of positions whose most likely token is another one without the tensors that the pattern matches."""
+    [whole], [without] = logits_of(weights, NOISE), logits_of(Without(weights, zero), NOISE)
+    return (whole.argmax(-1) != without.argmax(-1)).double().mean().item()
+
+
+def entropies(logits: Tensor) -> Tensor:
+    """Bits, by row."""
+    logs = logits.log_softmax(-1)
+    return -(logs.exp() * logs).sum(-1) / math.log(2)
+
+
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """Total variation between the distributions of two rows' logits."""
+    return (a.softmax(-1) - b.softmax(-1)).abs().sum(-1) / 2
+
+
+def check_entropies(bits: Tensor) -> None:
+    assert MEAN_BITS[0] < bits.mean().item() < MEAN_BITS[1]
+    assert ((bits > BITS[0]) & (bits < BITS[1])).double().mean().item() > WITHIN
+
+
+@pytest.mark.parametrize("model", RUN)
+def test_the_next_token_is_uncertain_and_depends_on_the_context(model: str) -> None:
+    weights, _ = make(model)
+    text, noise, moved = logits_of(weights, TEXT, NOISE, [*NOISE[:60], *TEXT[-20:]])
+    check_entropies(torch.cat([entropies(text), entropies(noise)]))
+    assert distances(text[1:], text[:-1]).mean().item() > 0.5
+    assert distances(text[-5:], moved[-5:]).min().item() > 0.25  # the same 16 to 20 tokens, behind others
+
+
+@pytest.mark.parametrize("model", SIZES)
+def test_the_scales_give_every_size_the_same_uncertainty(model: str) -> None:
+    """Logits are products of the last norm's output with rows of the head, so their standard deviation is known
+    without running the model."""
+    spec = spec_of(model)
+    weights = RandomWeights(spec, 0)
+    norm = weights.read("norm.weight")
+    assert torch.equal(norm.abs(), torch.full_like(norm, weights.scale("norm.weight")))
+    assert abs(norm.sign().mean().item()) < 4 / math.sqrt(spec.hidden)
+    head = "embed.weight" if spec.tied else "head.weight"
+    deviation = norm.abs().mean().item() * weights.scale(head) * math.sqrt(spec.hidden)
+    noise = torch.randn(60, spec.vocab, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    check_entropies(entropies(deviation * noise))
+
+
+def texts(model: str, *temperatures: float) -> list[list[tuple[int, ...]]]:
+    """At each temperature, 60 tokens after every prompt; EOS ends none of them."""
+    engine = load(wager.EngineConfig.from_options(model=model, drafter="none", max_context=256))
+    found = []
+    for temperature in temperatures:
+        params = SamplingParams(max_tokens=60, temperature=temperature, seed=1, ignore_eos=True)
+        requests = [Request(str(i), tuple(prompt), params) for i, prompt in enumerate(PROMPTS)]
+        found.append([completion.token_ids for completion in engine.generate(requests)])
+    return found
+
+
+def period(ids: Sequence[int]) -> int:
+    """The length of the cycle that a text ends in, seen at least three times; 0 for none."""
+    for length in range(1, len(ids) // 3 + 1):
+        if all(a == b for a, b in zip(ids[-2 * length :], ids[-3 * length :], strict=False)):
+            return length
+    return 0
+
+
+@pytest.mark.parametrize("model", TINY)
+def test_texts_are_varied(model: str) -> None:
+    sampled, greedy = texts(model, 1.0, 0.0)
+    assert min(len(set(ids)) for ids in sampled) >= 40
+    distinct = sorted(len(set(ids)) for ids in greedy)
+    assert distinct[len(distinct) // 2] >= 40
+    assert sum(period(ids) > 0 for ids in greedy) <= 1
+    assert len(set(greedy)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("tensor", ["o", r"(\d+\.)?(expert_|shared_)?down"])
+@pytest.mark.parametrize("model", TINY)
+def test_every_layer_changes_the_answers(model: str, tensor: str) -> None:
+    """Without the attention, or the feed-forward (all experts, shared ones too), of a single layer."""
+    weights, _ = make(model)
+    for layer in range(weights.spec.num_layers):
+        assert changed(weights, rf"layers\.{layer}\.{tensor}\.weight") > 0.25
+
+
+@pytest.mark.parametrize("model", [name for name in TINY if spec_of(name).experts])
+def test_the_routed_experts_change_the_answers(model: str) -> None:
+    """Without the routed experts of the last layer."""
+    weights, _ = make(model)
+    assert changed(weights, rf"layers\.{weights.spec.num_layers - 1}\.\d+\.expert_down\.weight") > 0.25
