@@ -105,7 +105,8 @@ def _of_a_refusal(line: CommandLine, ending: Ending) -> list[str]:
         return found
     if not line.drawn and line.verb not in FAILS:
         found.append("a valid call failed")
-    if line.drawn and not any(_named(flag, value, message) for flag, value in line.drawn):
+    drawn = [value for flag, value in line.drawn if value is not None] or line.verb not in FAILS
+    if line.drawn and drawn and not any(_named(flag, value, message) for flag, value in line.drawn):
         found.append("the message names none of the options or values")
     return found
 

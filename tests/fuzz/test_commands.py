@@ -170,6 +170,12 @@ def test_a_file_that_cannot_be_written_is_refused_by_its_option(wager: Call, ver
     assert option == "--json" or "--json" not in result.err
 
 
+def test_control_characters_do_not_reach_the_terminal(wager: Call) -> None:
+    result = wager("bench", "--prompts", "\x1b[31m\x07.jsonl")
+    refused(result, "\\x1b[31m\\x07.jsonl")
+    assert "\x1b" not in result.err
+
+
 def test_a_prompt_that_is_not_utf8_is_named() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "wager.cli", "run", b"a\xff"], capture_output=True, env=ENVIRONMENT, timeout=60

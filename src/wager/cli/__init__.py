@@ -89,7 +89,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         except click.ClickException as error:
             shown_error = io.StringIO()
             error.show(shown_error)
-            click.echo(_cut(shown_error.getvalue()), nl=False, err=True)
+            click.echo(_legible(shown_error.getvalue()), nl=False, err=True)
             return error.exit_code
         except streams.OutputError as error:
             streams.drop_output()
@@ -117,12 +117,14 @@ def _as_text(arguments: Sequence[str]) -> list[str]:
 def _explain(error: WagerError) -> int:
     """Print it; the exit code."""
     click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-    click.echo(_cut(error.message), err=True)
+    click.echo(_legible(error.message), err=True)
     if error.hint:
-        click.echo(f"hint: {_cut(error.hint)}", err=True)
+        click.echo(f"hint: {_legible(error.hint)}", err=True)
     return 2 if isinstance(error, UsageError) else 1
 
 
-def _cut(message: str) -> str:
-    """The message with absurdly long words cut, such as an argument of thousands of letters."""
-    return re.sub(r"(\S{100})\S{400,}", r"\1...", message)
+def _legible(message: str) -> str:
+    """The message with absurdly long words cut, such as an argument of thousands of letters, and control characters
+    written out: what a user or a file gives must not reach the terminal as a command."""
+    cut = re.sub(r"(\S{100})\S{400,}", r"\1...", message)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", cut)
