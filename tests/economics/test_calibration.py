@@ -270,6 +270,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         calibration().write(tmp_path / "file")
 
 
+def test_a_calibration_that_cannot_be_stored_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / HERE.filename).mkdir()
+    with pytest.raises(UsageError, match="cannot be stored"):
+        calibration().write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [HERE.filename]
+
+
 # ---- in the cost model ----------------------------------------------------------------------------------------------
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import wager
 from wager.build.load import LoadedEngine
@@ -278,3 +281,144 @@ def test_threads_share_a_model(llm: wager.LLM) -> None:
 def test_more_memory_than_there_is_is_refused() -> None:
     with pytest.raises(wager.MemoryPlanError, match=r"more than the [\d.]+ GiB of this machine"):
         wager.LLM("random:llama:tiny", memory="100TiB")
+
+
+def test_threads_that_leave_their_streams_disturb_nobody(llm: wager.LLM) -> None:
+    """Each of them gets its own text; streams that are left early, dropped or aborted free their blocks."""
+    before = free_blocks(llm)
+    alone = {i: llm.generate(f"{i} {i} {i} abc", PARAMS).token_ids for i in range(8)}
+    answers: dict[tuple[int, int], tuple[int, ...]] = {}
+    failures: list[BaseException] = []
+
+    def answer(index: int, turn: int) -> None:
+        prompt = f"{index} {index} {index} abc"
+        if turn % 4 == 1:
+            for _ in llm.stream(prompt, replace(PARAMS, max_tokens=200)):
+                break
+        elif turn % 4 == 2:
+            stream = llm.stream(prompt, replace(PARAMS, max_tokens=200))
+            next(stream)
+            stream.abort()
+            assert [delta.finish_reason for delta in stream][-1] == "abort"
+        elif turn % 4 == 3:
+            answers[index, turn] = tuple(token for delta in llm.stream(prompt, PARAMS) for token in delta.token_ids)
+        else:
+            answers[index, turn] = llm.generate(prompt, PARAMS).token_ids
+
+    def run(index: int) -> None:
+        try:
+            for turn in range(8):
+                answer(index, turn + index)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(answers) == 32
+    assert all(tokens == alone[index] for (index, _), tokens in answers.items())
+    assert not llm.engine.busy or llm.generate("x", PARAMS)
+    assert free_blocks(llm) == before and not llm.engine.busy
+
+
+def test_a_stream_that_is_dropped_within_a_step_ends_after_it(llm: wager.LLM) -> None:
+    """As the garbage collector may drop it anywhere."""
+    before, expected = free_blocks(llm), llm.generate("abc abc", PARAMS).token_ids
+    dropped = [llm.stream("abc abc abc", replace(PARAMS, max_tokens=200)) for _ in range(2)]
+    drafter = llm.engine.proposer.drafters["ngram"]
+    observe = drafter.observe
+
+    def drop(output: Any) -> None:
+        if dropped:
+            del dropped[0]
+        observe(output)
+
+    drafter.observe = drop  # type: ignore[method-assign]
+    try:
+        next(dropped[1])
+        assert llm.generate("abc abc", PARAMS).token_ids == expected
+    finally:
+        del drafter.observe
+    assert not dropped and "ngram" in llm.engine.proposer.drafters
+    assert free_blocks(llm) == before
+    llm.generate("x", PARAMS)
+    assert not llm.engine.busy
+
+
+def test_closing_ends_what_other_threads_wait_for() -> None:
+    for _ in range(5):
+        made = wager.LLM("random:llama:tiny", **OPTIONS)
+        begun, answers = threading.Barrier(5), []
+
+        def answer(made: wager.LLM = made, begun: Any = begun, answers: list[Any] = answers) -> None:
+            stream = made.stream("abc", replace(PARAMS, max_tokens=240))
+            begun.wait()
+            deque(stream, maxlen=0)
+            answers.extend(stream.completions())
+
+        threads = [threading.Thread(target=answer) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        made.close()
+        for thread in threads:
+            thread.join()
+        assert len(answers) == 4
+        assert {each.finish_reason for each in answers} <= {"abort", "length"}
+
+
+def test_steps_within_a_callback_are_refused(llm: wager.LLM) -> None:
+    expected = llm.generate("abc", PARAMS).token_ids
+    llm.engine.on_step = lambda _: llm.generate("abc", PARAMS)
+    try:
+        with pytest.raises(wager.UsageError, match=r"Engine.step was called within on_step"):
+            llm.generate("abc", PARAMS)
+    finally:
+        llm.engine.on_step = lambda _: None
+    assert llm.generate("abc", PARAMS).token_ids == expected
+    assert not llm.engine.busy
+
+
+# ---- token ids of other types ---------------------------------------------------------------------------------------
+
+
+def test_arrays_and_tensors_are_prompts(llm: wager.LLM) -> None:
+    ids = llm.tokenizer.encode("abc abc abc")
+    one = llm.generate(ids, PARAMS).token_ids
+    same = [np.array(ids), np.array(ids, dtype=np.uint16), torch.tensor(ids), [np.int64(id) for id in ids], deque(ids)]
+    for prompt in same:
+        assert llm.generate(prompt, PARAMS).token_ids == one  # type: ignore[call-overload]
+        assert sum((delta.token_ids for delta in llm.stream(prompt, PARAMS)), ()) == one  # type: ignore[arg-type]
+    assert [each.token_ids for each in llm.generate([*same, "abc abc abc"], PARAMS)] == [one] * 6  # type: ignore[list-item]
+    for batch in (np.array([ids, ids]), torch.tensor([ids, ids])):
+        assert [each.token_ids for each in llm.generate(batch, PARAMS)] == [one] * 2  # type: ignore[call-overload]
+    assert llm.generate(range(3, 9), PARAMS).token_ids == llm.generate([3, 4, 5, 6, 7, 8], PARAMS).token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        (5, "type int"),
+        (np.int64(5), "type int64"),
+        (torch.tensor(5), "type Tensor"),
+        ([1, 2.5], r"token 2.5 \(float\) at index 1"),
+        ([2.5, 1], r"token 2.5 \(float\) at index 0"),
+        ([True, 1], r"token True \(bool\) at index 0"),
+        (np.array([0.5]), r"token 0.5 \(float\) at index 0"),
+        ([1, [2, 3]], r"token \[2, 3\] \(list\) at index 1"),
+        ([[1, 2], 3], r"3 \(int\) is not a sequence"),
+        ([[1, [2]]], r"token \[2\] \(list\) at index 1"),
+        (np.array([[[1]]]), r"token \[1\] \(list\) at index 0"),
+        ([1, "abc"], r"token 'abc' \(str\) at index 1"),
+        ({1, 2}, "type set"),
+        (None, "type NoneType"),
+    ],
+    ids=str,
+)
+def test_a_prompt_of_anything_else_is_named(llm: wager.LLM, prompt: Any, named: str) -> None:
+    with pytest.raises(wager.UsageError, match=named):
+        llm.generate(prompt, PARAMS)
+    assert not llm.engine.busy

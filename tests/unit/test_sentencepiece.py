@@ -11,10 +11,13 @@ import transformers
 from corpus import TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import as_gguf, gguf_metadata, oracle, save, write_gguf
 from tokenizer_models import llama_golden, sentencepiece_metadata, write
 
+import wager
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.tokenizer_files import scored_merges
+from wager.models.weights import open_weights
 
 _loaded = cache(Tokenizer.load)
 
@@ -160,3 +163,33 @@ def test_streamed_sentencepiece_text_is_the_decoded_text(spm: Path, ids: list[in
     tokenizer = Tokenizer.load(spm)
     stream = IncrementalDecoder(tokenizer)
     assert "".join([stream.push(i) for i in ids]) + stream.flush() == tokenizer.decode(ids)
+
+
+@settings(max_examples=200, deadline=None)
+@given(prompt=FRAGMENTS, answer=FRAGMENTS)
+def test_an_answer_continues_the_text_of_its_prompt(spm: Path, prompt: list[str], answer: list[str]) -> None:
+    """Wherever a text is cut between two tokens, the two texts joined are the whole."""
+    tokenizer = _loaded(spm)
+    ids = tokenizer.encode("".join([*prompt, *answer]))
+    whole = tokenizer.decode(ids)
+    for cut in range(len(ids) + 1):
+        before, stream = tokenizer.decode(ids[:cut]), IncrementalDecoder(tokenizer, after=ids[:cut])
+        if not before.endswith("\ufffd"):  # not within a character
+            assert before + "".join([stream.push(i) for i in ids[cut:]]) + stream.flush() == whole
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [("the fox", "   "), ("the fox</s>", "  "), ("", "  ")])
+def test_an_answer_begins_with_the_space_that_its_token_has(tmp_path: Path, prompt: str, expected: str) -> None:
+    metadata = sentencepiece_metadata()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    model = oracle("LlamaForCausalLM", vocab_size=len(tokens))
+    spec = open_weights(save(model, tmp_path / "hf")).spec
+    path = write_gguf(tmp_path / "model.gguf", "llama", {**gguf_metadata(spec, "llama"), **metadata},
+                      as_gguf(model, spec, {}, permuted=True))  # fmt: skip
+    space = tokens.index("▁")
+    params = wager.SamplingParams(max_tokens=3, temperature=0, logit_bias={space: 100})
+    with wager.LLM(str(path), max_context=64, max_sequences=2, threads=1, drafter="none") as llm:
+        answer = llm.generate(prompt, params)
+        assert answer.token_ids == (space,) * 3
+        assert answer.text == expected
+        assert "".join(delta.text for delta in llm.stream(prompt, params)) == expected

@@ -1,11 +1,13 @@
-"""A model's configuration whose values are checked as they are read; null counts as absent.
+"""A model's configuration whose values are checked as they are read: each key has a type and a range; null counts as
+absent.
 
-Used for config.json of Hugging Face and for the metadata of GGUF files.
+Used for config.json of Hugging Face, for the files beside it, and for the metadata of GGUF files.
 """
 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,77 +15,186 @@ from wager.errors import ModelError
 
 _MOST = 1 << 40
 """No size of a model is larger; a configuration with larger values is damaged."""
+_LARGEST = 1e30
+"""No other number is larger: what is computed from it must fit into float32."""
+_SMALLEST = 1e-30
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+_SHORT.maxlevel = 3
+
+
+def shown(value: Any) -> str:
+    """A value of a configuration for a message: its repr, shortened, on one line."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return f"a number of {value.bit_length()} bits"
+
+
+def brief(error: object) -> str:
+    """What another library says about a file, for a message: on one line and not too long."""
+    return " ".join(str(error).split())[:300].rstrip(".")
 
 
 class ConfigKeys:
-    """The values of a configuration. Error messages name it `where` and put `prefix` before the names of its keys."""
+    """The values of a configuration. Error messages name it `where` and put `prefix` before the names of its keys;
+    `error` is their type."""
 
-    def __init__(self, values: Mapping[str, Any], *, where: str = "config.json", prefix: str = "") -> None:
-        self.values, self.where, self.prefix = values, where, prefix
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        *,
+        where: str = "config.json",
+        prefix: str = "",
+        error: type[ModelError] = ModelError,
+    ) -> None:
+        self.values, self.where, self.prefix, self.error = values, where, prefix, error
 
     def get(self, name: str) -> Any:
         return self.values.get(name)
 
-    def integer(self, *names: str, default: int | None = None) -> int:
-        """A whole number above 0, from the first of `names` that is present.
+    def integer(self, *names: str, default: int | None = None, most: int = _MOST) -> int:
+        """A whole number above 0 and at most `most`, from the first of `names` that is present.
 
-        ModelError if none is present and there is no default, or if the value is something else.
+        An error if none is present and there is no default, or if the value is something else.
         """
         name = next((key for key in names if self.get(key) is not None), names[0])
-        value = self.number(name, default=default)
+        value = self._number(name, default)
         if value != int(value):
-            raise ModelError(f"{self._named(name, value)} is not a whole number.")
-        if value >= _MOST:
-            raise ModelError(f"{self._named(name, value)} is larger than any model.", "The configuration is damaged.")
+            raise self.wrong(name, "a whole number")
+        if value > most:
+            hint = "The configuration is damaged."
+            raise self.error(f"{self._named(name, value)} is larger than any model's.", hint)
         return int(value)
 
-    def count(self, name: str, *, default: int = 0) -> int:
+    def count(self, name: str, *, default: int = 0, most: int = _MOST) -> int:
         """A whole number that may be 0; `default` where it is absent."""
         value = self.get(name)
         if value is None:
             return default
-        return 0 if value == 0 and not isinstance(value, bool) else self.integer(name)
+        return 0 if value == 0 and not isinstance(value, bool) else self.integer(name, most=most)
 
-    def number(self, name: str, *, default: float | None = None) -> float:
-        """A number above 0. ModelError if it is absent without a default, or something else."""
+    def number(
+        self, name: str, *, default: float | None = None, least: float = _SMALLEST, most: float = _LARGEST
+    ) -> float:
+        """A number above 0, from `least` to `most`. An error if it is absent without a default, or something else."""
+        value = self._number(name, default)
+        if not least <= value <= most:
+            raise self.wrong(name, f"from {least:g} to {most:g}")
+        return float(value)
+
+    def flag(self, name: bool | str, *, default: bool = False) -> bool:
+        """A constant, or whether the key of that name is set: true or false, or 1 or 0."""
+        if isinstance(name, bool):
+            return name
         value = self.get(name)
-        value = default if value is None else value
         if value is None:
-            raise ModelError(
-                f"{self.where} lacks {self.prefix + name!r}.", "The model's configuration is damaged or incomplete."
-            )
-        if isinstance(value, list):
-            raise ModelError(
-                f"{self.prefix}{name} differs from layer to layer, which is not supported.",
-                "Supported are models whose layers have one shape.",
-            )
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ModelError(f"{self._named(name, value)} must be a number above 0.")
+            return default
+        if not isinstance(value, int) or value not in (0, 1):
+            raise self.wrong(name, "true or false")
+        return bool(value)
+
+    def text(self, name: str) -> str | None:
+        """A text, or None if the key is absent."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(name, "a text")
         return value
 
-    def flag(self, name: bool | str) -> bool:
-        """A constant, or whether the key of that name is set."""
-        return name if isinstance(name, bool) else bool(self.get(name))
+    def section(self, *names: str) -> ConfigKeys:
+        """The object under the first of `names` that is present and not empty, as keys of their own; else no keys."""
+        name = next((key for key in names if self.get(key) not in (None, {})), names[0])
+        value = self.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.wrong(name, "an object")
+        return ConfigKeys(value or {}, where=self.where, prefix=f"{self.prefix}{name}.", error=self.error)
 
-    def per_layer(self, name: str, layers: int) -> Sequence[str] | None:
+    def integers(self, name: str) -> list[int] | None:
+        """A list of whole numbers, or None if the key is absent."""
+        return self._listed(name, int, "a list of whole numbers")
+
+    def numbers(self, name: str) -> list[float] | None:
+        """A list of finite numbers, or None if the key is absent."""
+        values = self._listed(name, (int, float), "a list of numbers")
+        if values is not None and not all(map(math.isfinite, values)):
+            raise self.wrong(name, "a list of finite numbers")
+        return values
+
+    def texts(self, name: str) -> list[str] | None:
+        """A list of texts, or None if the key is absent."""
+        return self._listed(name, str, "a list of texts")
+
+    def token_ids(self, name: str, *, vocab: int) -> tuple[int, ...]:
+        """An id of a vocabulary of that size, or a list of them; none if the key is absent."""
+        value = self.get(name)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(type(token) is int and 0 <= token < vocab for token in ids):
+            raise self.wrong(name, f"a token id of the vocabulary, from 0 to {vocab - 1}, or a list of such ids")
+        return tuple(ids)
+
+    def per_layer(self, name: str, layers: int, *, known: Sequence[str] = ()) -> Sequence[str] | None:
         """One word for each layer, or None if the key is absent. Entries beyond the layers (of draft modules) are
-        left out."""
+        left out. An error names a word that is not one of `known` (empty: any)."""
         value = self.get(name)
         if value is None:
             return None
         if not isinstance(value, list) or len(value) < layers:
-            cause = f"has {len(value)} entries" if isinstance(value, list) else "is no list"
-            raise ModelError(f"{self.prefix}{name} in {self.where} {cause}; it must list each of the {layers} layers.")
-        return [str(entry) for entry in value[:layers]]
+            cause = f"has {len(value)} entries" if isinstance(value, list) else f"is {shown(value)}"
+            raise self.error(f"{self.prefix}{name} in {self.where} {cause}; it must list each of the {layers} layers.")
+        if not all(isinstance(entry, str | int) for entry in value):
+            raise self.wrong(name, "a list of words")
+        words = [str(entry) for entry in value[:layers]]
+        unknown = sorted(set(words) - set(known)) if known else []
+        if unknown:
+            raise self.error(
+                f"{self.prefix}{name} in {self.where} has {shown(unknown[0])}, which is not supported for this "
+                "architecture.",
+                f"Supported are: {', '.join(known)}.",
+            )
+        return words
 
     def refuse(self, name: str, *, unless: tuple[Any, ...]) -> None:
-        """ModelError if the key is present with a value that is not one of `unless`."""
+        """An error if the key is present with a value that is not one of `unless`."""
         value = self.get(name)
         if value is not None and value not in unless:
             allowed = ", ".join(map(str, unless))
-            raise ModelError(
-                f"{self.prefix}{name} = {value!r} is not supported for this architecture.", f"Supported is: {allowed}."
+            raise self.error(
+                f"{self._named(name, value)} is not supported for this architecture.", f"Supported is: {allowed}."
             )
 
+    def wrong(self, name: str, expected: str) -> ModelError:
+        """The error for a key whose value is not what is expected."""
+        return self.error(
+            f"{self._named(name, self.get(name))} must be {expected}.", "The file is damaged, or was edited by hand."
+        )
+
+    def _number(self, name: str, default: float | None) -> int | float:
+        """A finite number above 0."""
+        value = self.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise self.error(
+                f"{self.where} lacks {self.prefix + name!r}.", "The model's configuration is damaged or incomplete."
+            )
+        if isinstance(value, list):
+            raise self.error(
+                f"{self._named(name, value)} differs from layer to layer, which is not supported.",
+                "Supported are models whose layers have one shape.",
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.wrong(name, "a number above 0")
+        return value
+
+    def _listed(self, name: str, kind: type | tuple[type, ...], expected: str) -> list[Any] | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
+            raise self.wrong(name, expected)
+        if kind is not str and any(isinstance(entry, bool) for entry in value):
+            raise self.wrong(name, expected)
+        return value
+
     def _named(self, name: str, value: Any) -> str:
-        return f"{self.prefix}{name} = {value!r} in {self.where}"
+        return f"{self.prefix}{name} = {shown(value)} in {self.where}"

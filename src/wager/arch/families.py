@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from wager.arch import hf_layers as read
+from wager.arch.config_keys import shown
 from wager.arch.hf_layers import AttentionReader, FeedForwardReader
 from wager.errors import ModelError
 
@@ -179,22 +180,22 @@ def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:
     ModelError if neither is known; with `runnable` also if `architectures` names none that is known, since wrappers
     with other heads or inputs (classifiers, vision models) have the model_type of the model that they wrap.
     """
-    named = config.get("architectures") or []
+    named = config.get("architectures")
+    named = [] if named is None else named
     if not isinstance(named, list | tuple):
-        raise ModelError(f"config.json names no architecture: architectures = {named!r}.", "It must be a list.")
+        raise ModelError(f"config.json names no architecture: architectures = {shown(named)}.", "It must be a list.")
     for name in named:
         for family in FAMILIES.values():
             if family.architecture == name:
                 return family
     model_type = str(config.get("model_type") or "")
-    model_type = str(config.get("model_type") or "")
     if named and (runnable or not model_type):
-        raise ModelError(f"Architecture {named[0]!r} is not supported.", _known_families(config))
+        raise ModelError(f"Architecture {shown(named[0])} is not supported.", _known_families(config))
     known_family = FAMILIES.get(model_type.removesuffix("_text"))
     if known_family is None:
         cause = "which is not known" if model_type else "and it names no architecture"
         raise ModelError(
-            f"The model_type of config.json is {model_type or 'none'}, {cause}.{_unread(config)}",
+            f"The model_type of config.json is {shown(model_type)[1:-1] or 'none'}, {cause}.{_unread(config)}",
             _known_families(config),
         )
     return known_family

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.arch.attention import Gqa
-from wager.arch.config_keys import ConfigKeys
+from wager.arch.config_keys import ConfigKeys, shown
 from wager.arch.families import FAMILIES, EngineSupport, GgufLayout
 from wager.arch.feed_forward import Dense
 from wager.arch.formats import FORMATS, Format, Precision
-from wager.arch.rope import Rope, read_rope
-from wager.arch.sizes import grouped_query, read_num_layers
+from wager.arch.rope import Rope, read_rope, read_scale, read_theta
+from wager.arch.sizes import MOST_NORM_EPS, check_grouped_query, read_head_dim, read_num_layers
 from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec
 from wager.errors import ModelError
 
@@ -53,17 +53,22 @@ class TensorSize:
 
 
 def read_gguf(
-    metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], *, name: str = "",
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, tuple[int, ...]],
+    *,
+    name: str = "",
     precision: Precision | None = None,
-) -> ModelSpec:  # fmt: skip
+    where: str = "the GGUF file",
+) -> ModelSpec:
     """The model of a GGUF file from its metadata and the names and shapes of its tensors (for biases and a tied head).
 
-    `precision` are the number formats to count in (None: bf16). ModelError names what is not supported or missing.
-    Factors stored as a tensor are not in the spec yet.
+    `precision` are the number formats to count in (None: bf16). ModelError names the file as `where`, and what is not
+    supported, missing or damaged. Factors stored as a tensor are not in the spec yet.
     """
-    architecture = str(metadata.get("general.architecture"))
+    every = ConfigKeys(metadata, where=where)
+    architecture = every.text("general.architecture") or "none"
     engine, layout = _support(architecture)
-    keys = _keys(metadata, architecture)
+    keys = _keys(metadata, architecture, where)
     _refuse_unsupported(keys)
     layers = read_num_layers(keys, "block_count")
     attention = _attention(keys, layout)
@@ -72,7 +77,7 @@ def read_gguf(
     return ModelSpec(
         name=name or architecture,
         hidden=keys.integer("embedding_length"),
-        vocab=keys.integer("vocab_size", default=len(metadata.get("tokenizer.ggml.tokens", ()))),
+        vocab=keys.integer("vocab_size", default=len(every.texts("tokenizer.ggml.tokens") or ()) or None),
         tied="output.weight" not in tensors,
         layers=stack.layers,
         precision=precision or Precision.of("bf16"),
@@ -82,7 +87,7 @@ def read_gguf(
             architecture=architecture,
             layer_order=stack.order,
             rope=_rope(keys, head_dim=attention.head_dim, context=context),
-            norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+            norm_eps=keys.number("attention.layer_norm_rms_epsilon", most=MOST_NORM_EPS),
             qkv_bias="blk.0.attn_q.bias" in tensors,
             output_bias="blk.0.attn_output.bias" in tensors,
             mlp_bias="blk.0.ffn_gate.bias" in tensors,
@@ -150,35 +155,37 @@ def _support(architecture: str) -> tuple[EngineSupport, GgufLayout]:
     }
     if architecture not in known:
         raise ModelError(
-            f"Architecture {architecture!r} is not supported in a GGUF file.", f"Supported are: {', '.join(known)}."
+            f"Architecture {shown(architecture)} is not supported in a GGUF file.",
+            f"Supported are: {', '.join(known)}.",
         )
     return known[architecture]
 
 
-def _keys(metadata: Mapping[str, Any], architecture: str) -> ConfigKeys:
+def _keys(metadata: Mapping[str, Any], architecture: str, where: str) -> ConfigKeys:
     """The metadata of the architecture. A list with the same value for every layer is replaced by that value."""
     prefix = f"{architecture}."
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     constant = {key: value[0] for key, value in values.items() if isinstance(value, list) and len(set(value)) == 1}
-    return ConfigKeys({**values, **constant}, where="the GGUF file", prefix=prefix)
+    return ConfigKeys({**values, **constant}, where=where, prefix=prefix)
 
 
 def _attention(keys: ConfigKeys, layout: GgufLayout) -> Gqa:
     heads = keys.integer("attention.head_count")
-    head_dim = keys.integer("attention.key_length", default=keys.integer("embedding_length") // heads)
+    head_dim = read_head_dim(keys, "attention.key_length", hidden="embedding_length", heads=heads)
     kv_heads = keys.integer("attention.head_count_kv", default=heads)
-    attention = grouped_query(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=_window(keys, layout))
+    attention = check_grouped_query(keys, Gqa(heads, kv_heads, head_dim, _window(keys, layout)))
     for name in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(name, default=head_dim) != head_dim:
             raise ModelError(
-                f"{keys.prefix}{name} = {keys.get(name)} is not the head size {head_dim}, which is not supported.",
+                f"{keys.prefix}{name} = {shown(keys.get(name))} in {keys.where} is not the head size {head_dim}, "
+                "which is not supported.",
                 "Supported are models whose keys, values and rotation have the size of a head.",
             )
     return attention
 
 
 def _window(keys: ConfigKeys, layout: GgufLayout) -> int | None:
-    window = keys.get("attention.sliding_window")
+    window = keys.count("attention.sliding_window")
     if not window:
         return None
     if not layout.windowed:
@@ -186,29 +193,33 @@ def _window(keys: ConfigKeys, layout: GgufLayout) -> int | None:
             f"The GGUF file has a sliding window of {window} but does not state which layers it applies to.",
             "Use the model's Hugging Face directory.",
         )
-    return keys.integer("attention.sliding_window")
+    return window
 
 
 def _refuse_unsupported(keys: ConfigKeys) -> None:
     for name in _REFUSED:
         if keys.get(name):
             raise ModelError(
-                f"The GGUF key {name} = {keys.get(name)} is not supported.",
+                f"The GGUF key {name} = {shown(keys.get(name))} is not supported.",
                 "The engine's decoder does not support this computation.",
             )
 
 
 def _rope(keys: ConfigKeys, *, head_dim: int, context: int) -> Rope:
-    kind = keys.get("rope.scaling.type") or "none"
+    kind = keys.text("rope.scaling.type") or "none"
     values: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
-    values |= {name: keys.get(f"rope.scaling.{gguf_name}") for gguf_name, name in _RENAMED.items()}
-    if kind == "none" and keys.get("rope.scale_linear"):
-        values |= {"rope_type": "linear", "factor": keys.get("rope.scale_linear")}
+    for gguf_name, name in _RENAMED.items():
+        key = f"rope.scaling.{gguf_name}"
+        values[name] = None if keys.get(key) in (None, 0) else keys.number(key)
+    if kind == "none" and keys.get("rope.scale_linear") not in (None, 0):
+        values |= {"rope_type": "linear", "factor": keys.number("rope.scale_linear")}
     if keys.get("rope.scaling.yarn_ext_factor") not in (None, 1):
         raise ModelError(
-            f"rope.scaling.yarn_ext_factor = {keys.get('rope.scaling.yarn_ext_factor')} is not supported.",
+            f"rope.scaling.yarn_ext_factor = {shown(keys.get('rope.scaling.yarn_ext_factor'))} is not supported.",
             "Supported are models that use YaRN in full (a factor of 1).",
         )
-    rope = read_rope(values, theta=keys.number("rope.freq_base", default=10000.0), head_dim=head_dim, context=context)
-    scale = keys.get("rope.scaling.attn_factor") or keys.get("rope.scaling.yarn_attn_factor")
-    return rope if scale is None else replace(rope, magnitude=rope.magnitude * float(scale))
+    scaling = ConfigKeys(values, where=keys.where, prefix=f"{keys.prefix}rope.scaling.")
+    rope = read_rope(scaling, theta=read_theta(keys, "rope.freq_base"), head_dim=head_dim, context=context)
+    names = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
+    scale = next((name for name in names if keys.get(name)), None)
+    return rope if scale is None else replace(rope, magnitude=rope.magnitude * read_scale(keys, scale))

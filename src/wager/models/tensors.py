@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wager.arch.attention import Gqa, Mla
+from wager.arch.config_keys import ConfigKeys
 from wager.arch.feed_forward import Dense, Experts
 from wager.arch.spec import DecoderDetails, Layer, ModelSpec
 
@@ -54,6 +55,7 @@ _ARCHITECTURE_NAMES: Mapping[str, Mapping[str, str]] = {
 }
 """Names that differ from NAMES, by architecture."""
 
+_MOST_FURTHER = 100
 _IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors that a checkpoint may repeat: stored RoPE frequencies, and the head of a tied model."""
 
@@ -92,7 +94,7 @@ def checkpoint_names(architecture: str) -> Mapping[str, str]:
 
 def ignored_tensors(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
     """Patterns of further tensors that a checkpoint may have: repeated ones, and layers that predict further tokens."""
-    further = int(config.get("num_nextn_predict_layers") or 0)
+    further = ConfigKeys(config).count("num_nextn_predict_layers", most=_MOST_FURTHER)
     layers = tuple(rf"model\.layers\.{spec.num_layers + i}\..*" for i in range(further))
     return (*(_IGNORED if spec.tied else _IGNORED[:1]), *layers)
 

@@ -19,6 +19,8 @@ from tokenizers.processors import TemplateProcessing
 from wager.errors import TokenizerError
 from wager.models.gguf_file import open_gguf
 from wager.models.pretokenizers import PreTokenizer, pre_tokenizer
+from wager.models.special_ids import read_eos_ids
+from wager.models.tokenizer_errors import library_errors
 from wager.models.tokenizer_parts import SpacePrefix, Spelling, TokenizerParts
 from wager.models.weights import read_json
 
@@ -32,9 +34,10 @@ _SPACE_INSIDE = re.compile("[^▁]▁")
 
 def read_parts(path: Path) -> TokenizerParts:
     """A model's tokenizer from its directory or GGUF file. TokenizerError names what is absent or not supported."""
-    if path.is_dir():
-        return _from_directory(path)
-    return _from_gguf(open_gguf(path).metadata, str(path))
+    with library_errors(str(path)):
+        if path.is_dir():
+            return _from_directory(path)
+        return _from_gguf(open_gguf(path).metadata, str(path))
 
 
 def _from_directory(path: Path) -> TokenizerParts:
@@ -44,20 +47,19 @@ def _from_directory(path: Path) -> TokenizerParts:
             f"{file} is absent.", "Save the model's fast tokenizer into the directory (save_pretrained writes it)."
         )
     description = read_json(file)
-    try:
+    with library_errors(str(file)):
         backend = Backend.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{file} cannot be read: {error}.", "The file is damaged; fetch it again.") from error
     backend.no_truncation()
     backend.no_padding()
     config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
     named = {name: text for name in _NAMED if (text := _content(config.get(name)))}
+    vocab, eos = backend.get_vocab_size(with_added_tokens=True), named.get("eos_token")
     spelling, space_prefix = _spelling(description.get("decoder"), file)
     return TokenizerParts(
         backend=backend,
         spelling=spelling,
-        vocab_size=backend.get_vocab_size(with_added_tokens=True),
-        eos_ids=_directory_eos(path, backend, named.get("eos_token")),
+        vocab_size=vocab,
+        eos_ids=read_eos_ids(path, vocab=vocab, default=backend.token_to_id(eos) if eos else None),
         where=str(path),
         space_prefix=space_prefix,
         named=named,
@@ -132,6 +134,9 @@ def _sentencepiece(tokens: list[str], metadata: Mapping[str, Any], where: str, *
 
 def scored_merges(tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int] = ()) -> list[tuple[str, str]]:
     """Every merge of two tokens into a third, best score first; among equal scores the longer left part first.
+
+    llama.cpp takes the leftmost place among equal scores, the library one merge after the other. On runs of one
+    character, which are where Llama's vocabulary has equal scores (spaces), both come to the same.
 
     Control, unknown and byte tokens (by `kinds`) are never merged from text, nor into other tokens.
     """
@@ -222,20 +227,13 @@ def _content(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _directory_eos(path: Path, backend: Backend, eos_token: str | None) -> tuple[int, ...]:
-    """From generation_config.json, else config.json, else the tokenizer's own."""
-    for name in ("generation_config.json", "config.json"):
-        ids = read_json(path / name).get("eos_token_id") if (path / name).exists() else None
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    default = backend.token_to_id(eos_token) if eos_token else None
-    return () if default is None else (default,)
-
-
 def _directory_template(path: Path, config: Mapping[str, Any]) -> str | None:
     """From chat_template.jinja, chat_template.json or tokenizer_config.json; of several the default one."""
     if (path / "chat_template.jinja").exists():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+        try:
+            return (path / "chat_template.jinja").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"The chat template of {path} cannot be read: {error}.") from error
     separate = path / "chat_template.json"
     template = (read_json(separate) if separate.exists() else config).get("chat_template")
     if isinstance(template, list):

