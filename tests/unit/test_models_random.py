@@ -63,7 +63,7 @@ def test_the_figures_of_published_mixtures() -> None:
         ({"num_experts_per_tok": 129}, "129 of 256"),
         ({"n_routed_experts": None}, "n_routed_experts"),
         ({"kv_lora_rank": None}, "kv_lora_rank"),
-        ({"qk_rope_head_dim": 63}, "63 is odd"),
+        ({"qk_rope_head_dim": 63}, "qk_rope_head_dim = 63 in config.json is odd"),
         ({"architectures": ["DeepseekV2ForCausalLM"], "scoring_func": None, "topk_method": "greedy"}, "norm_topk_prob"),
     ],
 )
