@@ -305,6 +305,21 @@ def test_weights_that_are_no_numbers(name: str, value: float, directory: Callabl
         weights.read("layers.1.up.weight", torch.bfloat16)
 
 
+def test_messages_about_tensors_are_short(directory: Callable[..., Path]) -> None:
+    """Found by the mutant safetensors 7000000462."""
+    path = directory("llama")
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "x" * 5000: torch.zeros(1)}, file)
+    with pytest.raises(ModelError, match="has a tensor xxx") as caught:
+        open_weights(path)
+    assert len(caught.value.message) < 1000
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ModelError, match="cannot be read") as caught:
+        open_weights(path)
+    assert len(caught.value.message) < 1000
+
+
 def test_a_quantised_block_with_a_scale_that_is_no_number(gguf: Callable[..., Path]) -> None:
     def change(parts: Any) -> None:
         info = next(info for info in parts.infos if info.name == b"blk.0.attn_k.weight")
