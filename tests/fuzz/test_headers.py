@@ -162,9 +162,9 @@ def test_values_out_of_range(changes: dict[str, Any], message: str, directory: C
 
 def test_a_window_beyond_32_bits(directory: Callable[..., Path], gguf: Callable[..., Path]) -> None:
     """Found by the mutant config 7000001479."""
-    with pytest.raises(ModelError, match="sliding_window = 8000000000 in .* larger"):
+    with pytest.raises(ModelError, match=r"sliding_window = 8000000000 in .* larger"):
         open_weights(directory("qwen3", sliding_window=8 * 10**9))
-    with pytest.raises(ModelError, match="sliding_window = 8000000000 in .* larger"):
+    with pytest.raises(ModelError, match=r"sliding_window = 8000000000 in .* larger"):
         open_weights(gguf(number("llama.attention.sliding_window", "q", 8 * 10**9)))
 
 

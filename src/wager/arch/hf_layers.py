@@ -180,7 +180,8 @@ def compressed(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     near = Compressed(
         heads=keys.integer("num_attention_heads"), width=keys.integer("head_dim"),
         rope=keys.integer("qk_rope_head_dim", default=64), q_rank=keys.integer("q_lora_rank"),
-        groups=keys.integer("o_groups"), group_rank=keys.integer("o_lora_rank"), window=keys.integer("sliding_window", most=MOST_WINDOW),
+        groups=keys.integer("o_groups"), group_rank=keys.integer("o_lora_rank"),
+        window=keys.integer("sliding_window", most=MOST_WINDOW),
     )  # fmt: skip
     indexer = Indexer(keys.integer("index_n_heads"), keys.integer("index_head_dim"), keys.integer("index_topk"))
     sparse, heavy = "compressed_sparse_attention", "heavily_compressed_attention"
