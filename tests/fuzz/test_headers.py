@@ -160,6 +160,14 @@ def test_values_out_of_range(changes: dict[str, Any], message: str, directory: C
     assert len(caught.value.message) < 600
 
 
+def test_a_window_beyond_32_bits(directory: Callable[..., Path], gguf: Callable[..., Path]) -> None:
+    """Found by the mutant config 7000001479."""
+    with pytest.raises(ModelError, match=r"sliding_window = 8000000000 in .* larger"):
+        open_weights(directory("qwen3", sliding_window=8 * 10**9))
+    with pytest.raises(ModelError, match=r"sliding_window = 8000000000 in .* larger"):
+        open_weights(gguf(number("llama.attention.sliding_window", "q", 8 * 10**9)))
+
+
 def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(ModelError, match=r"config\.json cannot be read"):
@@ -303,6 +311,21 @@ def test_weights_that_are_no_numbers(name: str, value: float, directory: Callabl
     weights.read("layers.0.up.weight")
     with pytest.raises(ModelError, match=r"model.layers.1.mlp.up_proj.weight in .* no finite numbers"):
         weights.read("layers.1.up.weight", torch.bfloat16)
+
+
+def test_messages_about_tensors_are_short(directory: Callable[..., Path]) -> None:
+    """Found by the mutant safetensors 7000000462."""
+    path = directory("llama")
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "x" * 5000: torch.zeros(1)}, file)
+    with pytest.raises(ModelError, match="has a tensor xxx") as caught:
+        open_weights(path)
+    assert len(caught.value.message) < 1000
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ModelError, match="cannot be read") as caught:
+        open_weights(path)
+    assert len(caught.value.message) < 1000
 
 
 def test_a_quantised_block_with_a_scale_that_is_no_number(gguf: Callable[..., Path]) -> None:

@@ -15,7 +15,7 @@ from wager.arch.families import FAMILIES, EngineSupport, GgufLayout
 from wager.arch.feed_forward import Dense
 from wager.arch.formats import FORMATS, Format, Precision
 from wager.arch.rope import Rope, read_rope, read_scale, read_theta
-from wager.arch.sizes import MOST_NORM_EPS, check_grouped_query, read_head_dim, read_num_layers
+from wager.arch.sizes import MOST_NORM_EPS, MOST_WINDOW, check_grouped_query, read_head_dim, read_num_layers
 from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec
 from wager.errors import ModelError
 
@@ -185,7 +185,7 @@ def _attention(keys: ConfigKeys, layout: GgufLayout) -> Gqa:
 
 
 def _window(keys: ConfigKeys, layout: GgufLayout) -> int | None:
-    window = keys.count("attention.sliding_window")
+    window = keys.count("attention.sliding_window", most=MOST_WINDOW)
     if not window:
         return None
     if not layout.windowed:

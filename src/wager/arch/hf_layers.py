@@ -13,7 +13,7 @@ from wager.arch.attention import Attention, DeltaNet, Gqa, Indexer, Mla
 from wager.arch.compressed import Compressed
 from wager.arch.config_keys import ConfigKeys, shown
 from wager.arch.feed_forward import Dense, Experts
-from wager.arch.sizes import check_grouped_query, check_head_dim, read_head_dim
+from wager.arch.sizes import MOST_WINDOW, check_grouped_query, check_head_dim, read_head_dim
 from wager.errors import ModelError
 
 FeedForward = Dense | Experts
@@ -73,7 +73,7 @@ def sliding_between(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     given."""
     every = keys.integer("sliding_window_pattern", "_sliding_window_pattern")
     pattern = [(layer + 1) % every != 0 for layer in range(layers)]
-    narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window")), _gqa(keys)
+    narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW)), _gqa(keys)
     return [narrow if sliding else everywhere for sliding in _sliding_types(keys, layers) or pattern]
 
 
@@ -90,12 +90,12 @@ def chunked(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
 def alternating(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """gpt-oss, Gemma 2: every other layer has a window, unless layer_types is given."""
     types = keys.per_layer("layer_types", layers, known=(_FULL, _SLIDING)) or [_SLIDING, _FULL] * layers
-    narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window")), _gqa(keys)
+    narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW)), _gqa(keys)
     return [narrow if types[layer] == _SLIDING else everywhere for layer in range(layers)]
 
 
 def _window(keys: ConfigKeys) -> int | None:
-    return None if keys.get("sliding_window") is None else keys.integer("sliding_window")
+    return None if keys.get("sliding_window") is None else keys.integer("sliding_window", most=MOST_WINDOW)
 
 
 def _sliding_types(keys: ConfigKeys, layers: int) -> list[bool] | None:
@@ -180,7 +180,8 @@ def compressed(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     near = Compressed(
         heads=keys.integer("num_attention_heads"), width=keys.integer("head_dim"),
         rope=keys.integer("qk_rope_head_dim", default=64), q_rank=keys.integer("q_lora_rank"),
-        groups=keys.integer("o_groups"), group_rank=keys.integer("o_lora_rank"), window=keys.integer("sliding_window"),
+        groups=keys.integer("o_groups"), group_rank=keys.integer("o_lora_rank"),
+        window=keys.integer("sliding_window", most=MOST_WINDOW),
     )  # fmt: skip
     indexer = Indexer(keys.integer("index_n_heads"), keys.integer("index_head_dim"), keys.integer("index_topk"))
     sparse, heavy = "compressed_sparse_attention", "heavily_compressed_attention"

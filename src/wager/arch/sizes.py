@@ -7,7 +7,7 @@ from wager.arch.config_keys import ConfigKeys
 from wager.errors import ModelError
 
 _MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 8192
-MOST_NORM_EPS = 1.0
+MOST_NORM_EPS, MOST_WINDOW = 1.0, (1 << 31) - 1
 """A configuration with larger values is damaged; accepting it would exhaust the memory."""
 
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from wager.arch.attention import Mla
+from wager.arch.config_keys import brief
 from wager.arch.gguf_config import gguf_layout, read_gguf
 from wager.arch.gguf_keys import read_parts_count
 from wager.arch.hf_config import read_config
@@ -173,7 +174,7 @@ def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, 
     for name in shapes:
         if name not in expected and not any(re.fullmatch(pattern, name) for pattern in ignored):
             raise ModelError(
-                f"{source.where} has a tensor {name} that {spec.details.architecture} does not use.",
+                f"{source.where} has a tensor {brief(name)} that {spec.details.architecture} does not use.",
                 "The model has parts that its configuration does not describe, so the result would be wrong.",
             )
 
@@ -239,5 +240,5 @@ def _open_shard(file: Path) -> Any:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ModelError(
-            f"{file} cannot be read: {error}.", "The file is truncated or damaged; fetch it again."
+            f"{file} cannot be read: {brief(error)}.", "The file is truncated or damaged; fetch it again."
         ) from error
