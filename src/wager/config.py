@@ -6,7 +6,6 @@ sorts them into their groups. `build.load` turns a configuration into an engine.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,18 @@ from typing import Any, get_args
 
 from wager.draft.registry import KINDS, DrafterSpec, parse_drafters
 from wager.economics.policy.objective import Objective, parse_objective
-from wager.economics.policy_spec import PolicySpec, parse_policy
+from wager.economics.policy_spec import DEEPEST, PolicySpec, parse_policy
 from wager.errors import UsageError
+from wager.inputs import check_threads, did_you_mean, read_text, shown
 from wager.types import RULES, SamplingParams, VerifyRule
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
+LARGEST_MEMORY = 1 << 60
+"""Bytes, 2^30 GiB; more is a slip of the keyboard."""
+
+MOST_POSITIONS, MOST_ROWS = (1 << 31) - 1, 1 << 16
+"""Positions of a cache or a sequence, and rows or sequences of a pass, that may be requested."""
 
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -44,6 +50,8 @@ class ModelConfig:
         _check_choice("dtype", self.dtype, ("bfloat16", "float32"))
         _check_choice("kernels", self.kernels, ("auto", "native", "reference"))
         _check_integer("threads", self.threads, minimum=1)
+        if self.threads is not None:
+            check_threads(self.threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,7 @@ class SpeculationConfig:
         _check_text("policy", self.policy, optional=True)
         _check_text("objective", self.objective)
         _check_choice("verify", self.verify, get_args(VerifyRule))
-        _check_integer("depth", self.depth, minimum=0)
+        _check_integer("depth", self.depth, minimum=0, maximum=DEEPEST)
         default = "adaptive" if self.depth is None else "fixed"
         object.__setattr__(self, "drafters", parse_drafters(self.drafter))
         object.__setattr__(self, "parsed_policy", parse_policy(default if self.policy is None else self.policy))
@@ -122,11 +130,11 @@ class CapacityConfig:
     max_context: int | None = None
 
     def __post_init__(self) -> None:
-        _check_integer("memory", self.memory, minimum=1)
-        _check_integer("cache_tokens", self.cache_tokens, minimum=1)
-        _check_integer("max_rows", self.max_rows, minimum=1, optional=False)
-        _check_integer("max_sequences", self.max_sequences, minimum=1, optional=False)
-        _check_integer("max_context", self.max_context, minimum=2)
+        _check_integer("memory", self.memory, minimum=1, maximum=LARGEST_MEMORY)
+        _check_integer("cache_tokens", self.cache_tokens, minimum=1, maximum=MOST_POSITIONS)
+        _check_integer("max_rows", self.max_rows, minimum=1, maximum=MOST_ROWS, optional=False)
+        _check_integer("max_sequences", self.max_sequences, minimum=1, maximum=MOST_ROWS, optional=False)
+        _check_integer("max_context", self.max_context, minimum=2, maximum=MOST_POSITIONS)
         if not isinstance(self.prefix_cache, bool):
             raise _impossible("prefix_cache", self.prefix_cache, "True or False")
 
@@ -196,13 +204,10 @@ def read_options(path: Path) -> dict[str, Any]:
 
     Names may be written as flags are, with hyphens. Raises UsageError that names the file and the offending key.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The configuration file {path} cannot be read: {error}.", "Give a TOML file.") from error
+    text = read_text(path, "configuration file", "Give a TOML file.")
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as that of absurdly long numbers
         raise UsageError(f"{path} is not TOML: {error}.", 'A line is an option, such as drafter = "ngram".') from error
     options = {name.replace("-", "_"): value for name, value in values.items()}
     EngineConfig.from_mapping(options, source=str(path))
@@ -211,10 +216,13 @@ def read_options(path: Path) -> dict[str, Any]:
 
 def parse_size(text: str) -> int:
     """Bytes of 4GiB, 512MiB, 4G or plain bytes; all units are powers of 1024. UsageError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if not match or not float(match[1]):
-        raise UsageError(f"memory = {text!r} is not an amount of memory.", "Write 4GiB or 512MiB.")
-    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+        raise UsageError(f"memory = {shown(text)} is not an amount of memory.", "Write 4GiB or 512MiB.")
+    size = float(match[1]) * _SIZE_UNITS[match[2]]
+    if not 1 <= size <= LARGEST_MEMORY:
+        raise UsageError(f"memory = {shown(text)} is out of range.", f"Give 1 byte to {LARGEST_MEMORY >> 40} TiB.")
+    return int(size)
 
 
 def check_rule_for_trees(drafter: str, rule: VerifyRule) -> None:
@@ -231,11 +239,15 @@ def _check_text(name: str, value: object, *, optional: bool = False) -> None:
         raise _impossible(name, value, "a text that is not empty")
 
 
-def _check_integer(name: str, value: object, *, minimum: int, optional: bool = True) -> None:
+def _check_integer(
+    name: str, value: object, *, minimum: int, maximum: int | None = None, optional: bool = True
+) -> None:
     if value is None and optional:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise _impossible(name, value, f"an integer, at least {minimum}")
+    if maximum is not None and value > maximum:
+        raise _impossible(name, value, f"an integer, at most {maximum}")
 
 
 def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -248,6 +260,4 @@ def _impossible(name: str, value: object, rule: str) -> UsageError:
 
 
 def _unknown(subject: str, value: object, known: Sequence[str]) -> UsageError:
-    near = difflib.get_close_matches(str(value), known, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-    return UsageError(f"{subject} {value!r} is not known.", hint)
+    return UsageError(f"{subject} {value!r} is not known.", did_you_mean(str(value), known))

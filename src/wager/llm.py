@@ -88,11 +88,11 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Continue one prompt, or several together: texts as they are, or token ids (lists, arrays, tensors).
 
-        One prompt returns its Completion; a list of prompts returns a list in the same order. With params.n above 1 the
-        answer is always a list: the choices of the first prompt in order of `index`, then those of the next. `params`
-        defaults to the configuration's sampling options. A request that fails while it runs ends with finish_reason
-        "error"; one that cannot be served raises RequestError, and then none of the list runs.
-        """
+        Control tokens written out in a text (<|im_end|>) are parsed, as in completions of llama.cpp and vLLM; text of
+        strangers belongs into `chat`. One prompt returns its Completion, several a list in their order. With params.n
+        above 1 it is always a list: the choices of the first prompt by `index`, then those of the next. `params` are by
+        default those of the configuration. A request that fails while it runs has finish_reason "error"; if one cannot
+        be served, RequestError, and none runs."""
         given = listed(prompts)
         if is_prompt(given):
             return self._answer_one(encode_prompt(self.tokenizer, given), params)
@@ -109,8 +109,8 @@ class LLM:
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
     ) -> Completion | list[Completion]:
-        """Answer a conversation, or a list of conversations, through the model's chat template; otherwise as
-        `generate`. TokenizerError if the model has no template or it refuses the messages."""
+        """Answer a conversation, or a list of them, through the model's chat template, which alone writes control
+        tokens: messages stay text. Otherwise as `generate`. TokenizerError if it is absent or refuses them."""
         listed = isinstance(messages, Sequence) and not isinstance(messages, str)
         if not listed or (messages and isinstance(messages[0], Mapping)):
             check_conversation(messages)

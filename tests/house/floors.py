@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
-_VALUES = {"types", "sampling", "prompts", "token_ids", "errors", "arch"}
+_VALUES = {"types", "sampling", "prompts", "token_ids", "errors", "inputs", "arch"}
 _ECONOMICS = {"economics", "economics.costmodel", "economics.latency", "economics.policy", "economics.simulation"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
 _BELOW_ENGINE = _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "draft", "draft.registry"}
@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prompts": {"errors", "token_ids"},
     "token_ids": set(),
     "errors": set(),
-    "arch": {"errors"},
+    "inputs": {"errors"},
+    "arch": {"errors", "inputs"},
     # floor 1
     "config": _VALUES
     | {"draft.registry", "economics", "economics.policy"},  # to parse drafters, policies and objectives
@@ -56,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 LATE = {"", "cli"}
 """Packages that import modules by name at run time, so that start-up is short."""
 
-NO_TORCH = {"types", "sampling", "token_ids", "errors", "arch"} | {
+NO_TORCH = {"types", "sampling", "token_ids", "inputs", "errors", "arch"} | {
     "config",
     "draft.registry",
     "trace",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from wager.arch.feed_forward import Dense, Experts
 from wager.arch.formats import Precision
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import UsageError
+from wager.inputs import did_you_mean, shown
 
 _BF16 = Precision.of("bf16")
 _FP8 = Precision.of("fp8", router="bf16", head="bf16")
@@ -103,8 +103,6 @@ def find_model(name: str) -> ModelSpec:
     """The model of that name, or UsageError with the nearest names."""
     model = _known(name)
     if model is None:
-        near = difflib.get_close_matches(name.rpartition("/")[2].lower(), [known.lower() for known in TABLE], n=2)
-        close = [known for known in TABLE if known.lower() in near]
-        hint = f"Did you mean {' or '.join(close)}?" if close else f"Known by name: {', '.join(TABLE)}."
-        raise UsageError(f"Model {name!r} is not known.", f"{hint} Otherwise give a directory or a GGUF file.")
+        hint = did_you_mean(name.rpartition("/")[2], TABLE, most=2, otherwise="Known by name: {}.")
+        raise UsageError(f"Model {shown(name)} is not known.", f"{hint} Otherwise give a directory or a GGUF file.")
     return model

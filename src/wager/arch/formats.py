@@ -3,11 +3,11 @@ and Stream, the work of one kernel."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wager.errors import UsageError
+from wager.inputs import did_you_mean, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,8 @@ def find_format(name: str) -> Format:
     spelt = {known.replace("-", "_"): format_name for known, format_name in _SPELLINGS.items()}.get(key, key)
     known = {**FORMATS, **FILE_TYPES}
     if spelt not in known:
-        near = difflib.get_close_matches(key, [*known, *_SPELLINGS], n=2)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known are: {', '.join((*known, *_SPELLINGS))}."
-        raise UsageError(f"Number format {name!r} is not known.", hint)
+        hint = did_you_mean(key, [*known, *_SPELLINGS], most=2, otherwise="Known are: {}.")
+        raise UsageError(f"Number format {shown(name)} is not known.", hint)
     return known[spelt]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wager.errors import UsageError
+from wager.inputs import read_text
 
 FAMILIES = ("translation", "summarization", "qa", "math_reasoning", "rag")
 """Spec-Bench's task families with a category of their own; every other category is MT-Bench's."""
@@ -34,11 +35,7 @@ class Prompt:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Prompts of a JSON-lines file. Raises UsageError that names the file and line of the first bad row."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        hint = "Give a JSON-lines file in UTF-8."
-        raise UsageError(f"The prompt file {path} cannot be read: {error}.", hint) from error
+    text = read_text(path, "prompt file", "Give a JSON-lines file in UTF-8.")
     return _parse(text.splitlines(), name=str(path))
 
 
@@ -81,8 +78,12 @@ def _row(line: str, *, where: str) -> Prompt:
     hint = 'A row is {"id", "category", "prompt"} or {"question_id", "category", "turns"}.'
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not JSON ({error.msg}).", hint) from error
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{where}: half a surrogate pair is no text.", "Write valid Unicode.") from error
+    except (ValueError, RecursionError) as error:
+        cause = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UsageError(f"{where}: not JSON ({cause}).", hint) from error
     if not isinstance(row, dict):
         raise UsageError(f"{where}: not an object.", hint)
     identity = _field(row, ("id", "question_id"), (str, int), where=where, hint=hint)

@@ -6,17 +6,18 @@ Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import os
+import io
+import re
 import sys
 from collections.abc import Sequence
 
 import click
 
 from wager import __version__
-from wager.cli import signals
+from wager.cli import signals, streams
 from wager.errors import UsageError, WagerError
+from wager.inputs import did_you_mean, shown
 
 VERBS = {
     "pull": "Fetch a model and verify its bytes.",
@@ -50,9 +51,8 @@ class Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], VERBS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Verbs: {', '.join(VERBS)}."
-            raise click.UsageError(f"There is no verb {args[0]!r}. {hint}", ctx)
+            hint = did_you_mean(args[0], VERBS, otherwise="Verbs: {}.")
+            raise click.UsageError(f"There is no verb {shown(args[0])}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -80,30 +80,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure:
-            reconfigure(errors="backslashreplace")
-    try:
-        code = cli.main(arguments, prog_name="wager", standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except WagerError as error:
-        _explain(error)
-        return 2 if isinstance(error, UsageError) else 1
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("\ninterrupted", err=True)
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains while it exits
-        return 1
+    with streams.standard_streams():
+        try:
+            code = cli.main(_as_text(sys.argv[1:] if arguments is None else arguments), prog_name="wager",
+                            standalone_mode=False)  # fmt: skip
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+        except click.ClickException as error:
+            shown_error = io.StringIO()
+            error.show(shown_error)
+            click.echo(_legible(shown_error.getvalue()), nl=False, err=True)
+            return error.exit_code
+        except streams.OutputError as error:
+            streams.drop_output()
+            return _explain(error) if error.message else 1
+        except WagerError as error:
+            return _explain(error)
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("\ninterrupted", err=True)
+            return 130
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            return _explain(WagerError(f"The system refuses: {where}{error.strerror or error}."))
 
 
-def _explain(error: WagerError) -> None:
+def _as_text(arguments: Sequence[str]) -> list[str]:
+    """The arguments. UsageError for one that is not UTF-8: it would be in messages, results and prompts."""
+    for number, word in enumerate(arguments, 1):
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"Argument {number} is not UTF-8: {shown(word)}.", "Give text in UTF-8.") from error
+    return list(arguments)
+
+
+def _explain(error: WagerError) -> int:
+    """Print it; the exit code."""
     click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-    click.echo(error.message, err=True)
+    click.echo(_legible(error.message), err=True)
     if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+        click.echo(f"hint: {_legible(error.hint)}", err=True)
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def _legible(message: str) -> str:
+    """The message with absurdly long words cut, such as an argument of thousands of letters, and control characters
+    written out: what a user or a file gives must not reach the terminal as a command."""
+    cut = re.sub(r"(\S{100})\S{400,}", r"\1...", message)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", cut)

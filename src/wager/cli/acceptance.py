@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from wager.bench.workload import Prompt
-from wager.cli import console, flags
+from wager.cli import console, flags, parameters
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.draft.registry import parse_drafters
+from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
 from wager.types import OutputDelta, Request, SamplingParams
 
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
 _CONCURRENCY = 8
 """Answers generated together. It changes neither texts nor drafts."""
 
-_PATH = click.Path(dir_okay=False, path_type=Path)
+_PATH = parameters.OutputPath()
 
 
-@click.command("acceptance")
+@click.command("acceptance", cls=parameters.Verb)
 @flags.prompts_flags()
 @flags.framing_flags
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("auto",)),
     only=("model", "kernels", "threads", "memory", "max_context"),
 )
-@click.option("--depth", type=click.IntRange(min=1), metavar="N",
+@click.option("--depth", type=click.IntRange(1, DEEPEST), metavar="N",
               help="Deepest draft to measure. Without it as deep as the drafter can.")  # fmt: skip
 @flags.sampling_flags(max_tokens=128, seed=0)
-@click.option("-o", "--output", "output_path", type=_PATH, metavar="FILE",
+@click.option("-o", "--output", "output_path", type=parameters.OutputPath(allow_dash=True), metavar="FILE",
               help="Write the file that `wager plan --acceptance` reads; for one drafter.")  # fmt: skip
 @click.option("--trace", "trace_path", type=_PATH, metavar="FILE",
               help="Write what was drafted at every position, for `wager replay`.")  # fmt: skip
@@ -112,7 +113,6 @@ def _check_outputs(
         )
     paths = [path for path in (output_path, plot_path, *others) if path is not None]
     for path in paths:
-        console.check_writable(path)
         if paths.count(path) > 1:
             raise UsageError(f"Two results are to be written to {path}.", "Give each a path of its own.")
     if plot_path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wager.bench.workload import Prompt
-from wager.cli import console, flags
+from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
 from wager.errors import UsageError
 from wager.types import OutputDelta, Request, SamplingParams
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 FAST, PLAIN = "speculative", "plain"
 
 
-@click.command("bench")
+@click.command("bench", cls=parameters.Verb)
 @flags.prompts_flags()
 @click.option("--compare", is_flag=True, help="Run plain decoding too, in turns, and report the speed-up.")
-@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+@click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, metavar="N",
               help="Passes over the prompts; times are medians over the passes.")  # fmt: skip
 @flags.framing_flags
 @flags.engine_flags(prefix_cache=False)
@@ -51,7 +51,6 @@ def command(
     """
     from wager.bench import measure
 
-    console.check_writable(json_path)
     engines = _open_engines(config, compare=compare)
     steps = {name: measure.DecodeSteps(concurrency) for name in engines}
     for name, engine in engines.items():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from wager.cli import console, flags
+from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
 from wager.economics.latency.calibration import FOLDER, Calibration, Setup, find_calibration
 from wager.economics.latency.draft_curve import DraftCurve
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 DISTURBED = 0.25
 """An error (90th percentile) above this means that other programs ran meanwhile."""
 
+_LONGEST = 86_400
+"""Seconds that a calibration may take."""
+
 _DRAFT_SHARE = 0.1
 _SAME = 0.015
 """Costs of a row that differ by less, as shares of a step of one row, count as the same."""
@@ -35,7 +38,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
 
 
-@click.command("calibrate")
+@click.command("calibrate", cls=parameters.Verb)
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("ngram",)),
     only=("model", "kernels", "threads", "memory", "max_context"),
@@ -69,11 +72,11 @@ def command(
     from wager.models import hub
     from wager.profiling.calibrate import setup
 
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"seconds = {seconds:g} is out of range.", "Give a time above 0, such as --seconds 60.")
+    if not 0 < seconds <= _LONGEST:
+        hint = f"Give a time above 0 and at most a day, {_LONGEST} seconds, such as --seconds 60."
+        raise UsageError(f"seconds = {seconds:g} is out of range.", hint)
     if checking and replace:
         raise UsageError("--check stores nothing, so --replace has no effect.", "Give one of them.")
-    console.check_writable(json_path)
     engine = open_engine(config.with_options(drafter="none"))
     folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
     current = setup(engine.kernels, engine.spec, model=name)

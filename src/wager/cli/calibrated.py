@@ -87,6 +87,7 @@ def _spec(model: str) -> ModelSpec:
         raise UsageError(f"Only models on this machine can be calibrated: {error.message}", error.hint) from error
     if path is None:
         raise UsageError(
-            f"{model} is not on this machine, so it was never calibrated.", f"wager calibrate --model {model}"
+            f"{model} is not on this machine, so it was never calibrated.",
+            f"Calibrate it: wager calibrate --model {model}.",
         )
     return open_weights(path).spec

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.cli import console, flags
+from wager.cli import console, flags, parameters
 from wager.cli.run import footer
 from wager.config import EngineConfig
 from wager.errors import WagerError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 
-@click.command("chat")
+@click.command("chat", cls=parameters.Verb)
 @click.option("--system", metavar="TEXT", help="System message. Without it the template's own, if it has one.")
 @flags.engine_flags()
 @flags.sampling_flags(max_tokens=512)

@@ -6,6 +6,7 @@ rich is imported where something is drawn, so that help stays fast.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,25 +35,30 @@ def say(text: str = "") -> None:
 
 def write_json(value: Mapping[str, Any], path: Path) -> None:
     """To a file, or to stdout where the path is `-`."""
-    text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-    if str(path) == "-":
+    to_stdout = str(path) == "-"
+    escaped = to_stdout and (sys.stdout.encoding or "").lower().replace("_", "-") not in ("utf-8", "utf8")
+    text = json.dumps(value, ensure_ascii=escaped, indent=1) + "\n"
+    if to_stdout:
         sys.stdout.write(text)
-        return
-    write_text(text, path)
+    else:
+        write_text(text, path)
 
 
 def write_text(text: str, path: Path) -> None:
     """To a file; UsageError if it cannot be written."""
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a surrogate pair of a model's text
     except OSError as error:
         raise unwritable(path, error.strerror or "unknown error") from error
 
 
-def check_writable(path: Path | None) -> None:
-    """Refuse a path whose folder does not exist, before the work rather than after it."""
-    if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
-        raise unwritable(path, "there is no such folder")
+def obstacle(path: Path) -> str:
+    """Why a file cannot be written there, as far as that shows before the work rather than after it; "" if it can."""
+    if path.exists():
+        return "" if os.access(path, os.W_OK) else "it may not be written to"
+    if not path.parent.is_dir():
+        return "there is no such folder"
+    return "" if os.access(path.parent, os.W_OK) else "its folder may not be written to"
 
 
 def unwritable(path: Path, cause: str) -> UsageError:

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from wager.bench.machine import describe, versions
-from wager.cli import calibrated, console, flags
+from wager.cli import calibrated, console, flags, parameters
 from wager.config import DEFAULT_MODEL
 from wager.errors import ModelError
 
 
-@click.command("doctor")
+@click.command("doctor", cls=parameters.Verb)
 @click.option("--verify", is_flag=True,
               help="Hash every stored model file and compare it with its published hash; exit code 1 if one differs.",
 )  # fmt: skip
@@ -23,7 +23,6 @@ from wager.errors import ModelError
 def command(*, verify: bool, json_path: Path | None) -> int:
     """Show which kernels are in use and why, the machine's hardware, the stored models and calibrations, and what is
     missing."""
-    console.check_writable(json_path)
     findings = {**examine(), "verified": _verified() if verify else None}
     if json_path:
         console.write_json(findings, json_path)

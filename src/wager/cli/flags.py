@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
+from click.core import ParameterSource
 
 from wager.bench.workload import builtin, read_prompts, spread
-from wager.config import DEFAULT_MODEL, OPTIONS, EngineConfig, parse_size, read_options
+from wager.cli import parameters
+from wager.config import DEFAULT_MODEL, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
 from wager.draft.registry import descriptions, parse_drafters
+from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
 from wager.types import SamplingParams, VerifyRule
 
@@ -26,27 +29,36 @@ Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 T = TypeVar("T")
 
+MOST_CONCURRENT = 4096
+"""Requests that a measurement may run together."""
+
+_MOST_PROMPTS = 1_000_000
+
 _CONFIG_KEY = "wager.cli.config"
 """Key under which click's context holds the options of the --config file."""
 
 
 def _parse_memory(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else _as_bad_parameter(lambda: parse_size(value))
+    return None if value is None else parameters.as_bad_parameter(lambda: parse_size(value))
 
 
 def _check_drafters(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
     """Refuse drafter names and arguments that do not exist."""
     for text in value if isinstance(value, tuple) else (value,):
-        _as_bad_parameter(functools.partial(parse_drafters, text))
+        parameters.as_bad_parameter(functools.partial(parse_drafters, text))
     return value
 
 
-def _as_bad_parameter(parse: Callable[[], T]) -> T:
-    """The value of `parse`; a UsageError becomes click's BadParameter, which names the flag."""
-    try:
-        return parse()
-    except UsageError as error:
-        raise click.BadParameter(f"{error.message} {error.hint}") from error
+def _refuse_without_drafter(drafters: tuple[str, ...], values: Mapping[str, Any]) -> None:
+    """UsageError for an option of drafting that was given on the command line where no drafter is."""
+    if any(parse_drafters(drafter) for drafter in drafters):
+        return
+    given = click.get_current_context().get_parameter_source
+    for name in ("depth", "policy", "objective"):
+        if values.get(name) and given(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"--{name} {values[name]} has no effect with --drafter none.", "Leave it out, or name a drafter."
+            )
 
 
 def _read_config(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
@@ -100,7 +112,7 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "model": click.option("--model", default=DEFAULT_MODEL, show_default=True, metavar="MODEL",
                  help="Directory, GGUF file, or name (fetched if it is not stored yet)."),
     "drafter": drafter_flag(),
-    "depth": click.option("--depth", type=click.IntRange(min=0), metavar="N",
+    "depth": click.option("--depth", type=click.IntRange(0, DEEPEST), metavar="N",
                  help="Guesses per step; 0 makes none. Without it the policy decides at every step."),
     "policy": click.option("--policy", metavar="NAME", help="How many tokens are guessed: adaptive (by expected gain "
                  "and cost), threshold[:P] (by likelihood alone) or fixed.  [default: adaptive, or fixed with "
@@ -116,7 +128,7 @@ ENGINE_FLAGS: Mapping[str, Function] = {
                  help="Without it one per physical core."),
     "memory": click.option("--memory", callback=_parse_memory, metavar="SIZE",
                  help="Limit for weights, cache and drafters, such as 4GiB. Without it most of the free memory."),
-    "max_context": click.option("--max-context", type=click.IntRange(min=2), metavar="N",
+    "max_context": click.option("--max-context", type=click.IntRange(2, MOST_POSITIONS), metavar="N",
                  help="Tokens of prompt and answer together. Without it the model's own limit."),
 }  # fmt: skip
 """Flags of the engine by option, in the order the help shows them."""
@@ -147,6 +159,7 @@ def engine_flags(
         def command(*, drafter: str | tuple[str, ...] = "none", **values: Any) -> Any:
             options = {**_options_of_file(groups), **{key: values.pop(key) for key in chosen if key != "drafter"}}
             options.pop("drafter", None)
+            _refuse_without_drafter(drafter if isinstance(drafter, tuple) else (drafter,), options)
             if isinstance(drafter, tuple):
                 return function(config=EngineConfig.from_options(**options), drafters=drafter, **values)
             return function(config=EngineConfig.from_options(**options, drafter=drafter), **values)
@@ -239,7 +252,8 @@ def framing_flags(function: Function) -> Function:
         return function(framing=Framing(raw, system), **values)
 
     return add([
-        click.option("--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template."),
+        click.option("--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template; "
+                     "control tokens written out in it, such as <|im_end|>, are parsed."),
         click.option("--system", metavar="TEXT", help="System message. Without it the template's own, if it has one."),
     ])(command)  # fmt: skip
 
@@ -250,8 +264,8 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
         click.argument("file", required=False, metavar="[FILE]", type=click.Path(path_type=Path, dir_okay=False)),
         click.option("--prompts", "path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
                      help="The same as FILE."),
-        click.option("--limit", type=click.IntRange(min=1), default=limit, show_default=limit is not None, metavar="N",
-                     help="Use N prompts, spread over the task families."),
+        click.option("--limit", type=click.IntRange(1, _MOST_PROMPTS), default=limit, show_default=limit is not None,
+                     metavar="N", help="Use N prompts, spread over the task families."),
     ]  # fmt: skip
 
     def decorate(function: Function) -> Function:
@@ -268,11 +282,11 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
 
 
 concurrency_flag = click.option(
-    "--concurrency", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+    "--concurrency", type=click.IntRange(1, MOST_CONCURRENT), default=1, show_default=True, metavar="N",
     help="Requests that run together.",
 )  # fmt: skip
 
 json_flag = click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), metavar="PATH",
+    "--json", "json_path", type=parameters.OutputPath(allow_dash=True), metavar="PATH",
     help="Write the results as JSON; - writes them to stdout.",
 )  # fmt: skip

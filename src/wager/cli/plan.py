@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.cli import console, flags, plan_inputs, plan_values
+from wager.cli import console, flags, parameters, plan_inputs, plan_values
 from wager.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PATH = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command("plan")
+@click.command("plan", cls=parameters.Verb)
 @click.option(
     "--model",
     default=DEFAULT_MODEL,
@@ -127,8 +127,16 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--cache", metavar="FORMAT", help="How keys and values are stored. Without it as published.")
 @click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step.")
-@click.option("--html", "html_path", type=_PATH, metavar="PATH", help="Write an HTML page with table and plots.")
-@click.option("--plot", "plot_path", type=_PATH, metavar="PATH", help="Write the plots alone: .png, .svg or .pdf.")
+@click.option(
+    "--html", "html_path", type=parameters.OutputPath(), metavar="PATH", help="Write an HTML page with table and plots."
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=parameters.OutputPath(),
+    metavar="PATH",
+    help="Write the plots alone: .png, .svg or .pdf.",
+)
 @flags.json_flag
 def command(
     *, model: str, hardware: str, batches: str, contexts: str | None, acceptances: str, json_path: Path | None,
@@ -143,8 +151,6 @@ def command(
     """
     from wager.cli import plan_text
 
-    for path in (json_path, html_path, plot_path):
-        console.check_writable(path)
     if html_path or plot_path:
         from wager.cli import plan_page
     query = plan_inputs.plan_query(model, hardware, plan_inputs.PlanSettings(**settings))

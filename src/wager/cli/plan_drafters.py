@@ -24,10 +24,11 @@ from wager.economics.costmodel.draft_cost import (
     mtp_cost,
 )
 from wager.economics.costmodel.links import Cluster, DrafterLink
-from wager.economics.costmodel.plan import DEEPEST
 from wager.economics.costmodel.roofline import CostModel
-from wager.economics.durations import is_time, parse_seconds, shown
+from wager.economics.durations import is_time, parse_seconds
+from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
+from wager.inputs import shown
 
 SHAPES = "free, mtp, eagle[:VOCAB], block[:N], medusa[:HEADS], model:NAME and staged:NAME,INNER,P[,DEPTH]"
 _HEADS = ("mtp", "eagle", "block", "medusa")

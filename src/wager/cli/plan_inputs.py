@@ -24,6 +24,7 @@ from wager.economics.costmodel.published import B200_ROUNDED, PUBLISHED_MODELS
 from wager.economics.costmodel.roofline import CostModel
 from wager.economics.durations import parse_seconds
 from wager.errors import ModelError, UsageError
+from wager.inputs import expand_path
 
 LARGEST_GRID, MOST_CELLS = 2000, 200
 """Points of a plan, and pairs of context and acceptance, each of which takes up to half a second."""
@@ -142,7 +143,7 @@ def calibrated_cost(model: str, hardware: str) -> CalibratedCostModel | None:
         return calibrated.cost(model, None)
     if not hardware.endswith(".json"):
         return None
-    values = read_json(Path(hardware).expanduser())
+    values = read_json(expand_path(hardware))
     return calibrated.cost(model, values, where=hardware) if "surface" in values else None
 
 
@@ -154,7 +155,7 @@ def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec
     published = {name.lower(): spec for name, spec in PUBLISHED_MODELS.items()}.get(model.lower())
     if published is not None:
         return published
-    path = Path(model).expanduser()
+    path = expand_path(model)
     if path.is_file() and path.suffix == ".json":
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
         return read_config(_model_config(path), name=name, precision=precision)
@@ -208,7 +209,11 @@ def with_formats(model: ModelSpec, precision: str | None, cache: str | None) -> 
 def find_hardware(name: str) -> Device:
     """A device of the table, or one described in a JSON file."""
     if name.endswith(".json"):
-        return Device.from_dict(read_json(Path(name).expanduser()))
+        values = read_json(expand_path(name))
+        try:
+            return Device.from_dict(values)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error.message}", error.hint) from error
     return B200_ROUNDED if name.lower() == B200_ROUNDED.name.lower() else find_device(name)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from wager.economics.costmodel.measured_rounds import MeasuredRound
 from wager.economics.costmodel.plan import AcceptanceRates
-from wager.economics.durations import shown
 from wager.errors import ModelError, UsageError
+from wager.inputs import expand_path, read_text, shown
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([km]?)", re.IGNORECASE)
 _MULTIPLE = {"": 1, "k": 1 << 10, "m": 1 << 20}
@@ -73,7 +73,7 @@ def parse_acceptances(text: str) -> list[AcceptanceRates]:
         try:
             rate = float("file" if "_" in word else word)
         except ValueError:
-            found = _acceptance_file(Path(word).expanduser())
+            found = _acceptance_file(expand_path(word))
             again = found.label in rates and rates[found.label] != found
             found = replace(found, label=word) if again else found
         else:
@@ -141,7 +141,7 @@ class RoutingFile:
 
 def read_popularity(path: Path) -> RoutingFile:
     """How likely a token is to choose each expert, from a JSON file such as `wager popularity` writes."""
-    values = read_json(path.expanduser())
+    values = read_json(expand_path(str(path)))
     shares, locality = values.get("popularity"), values.get("locality")
     if not isinstance(shares, list) or not all(_is_number(share) and 0 <= share <= 1 for share in shares):
         raise UsageError(
@@ -161,13 +161,13 @@ def _is_number(value: Any) -> bool:
 
 def read_json(path: Path) -> Mapping[str, Any]:
     """The object in a JSON file. UsageError if there is no file, ModelError if it holds something else."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"), parse_int=_json_integer)
-    except FileNotFoundError as error:
+    if not path.exists():
         percent = str(path).endswith("%")
         hint = "Write a probability as a fraction, such as 0.75." if percent else "Check the path."
-        raise UsageError(f"There is no file {path}.", hint) from error
-    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"There is no file {path}.", hint)
+    try:
+        values = json.loads(read_text(path, "file", "It must hold JSON."), parse_int=_json_integer)
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}.", "It must hold JSON.") from error
     if not isinstance(values, dict):
         raise ModelError(f"{path} does not hold a JSON object.", "It must begin with a brace.")

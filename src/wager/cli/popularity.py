@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wager.bench.workload import Prompt
-from wager.cli import console, flags
+from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 4096
 
 
-@click.command("popularity")
+@click.command("popularity", cls=parameters.Verb)
 @flags.prompts_flags()
 @flags.framing_flags
 @flags.engine_flags(only=("model", "kernels", "threads", "memory", "max_context"))
@@ -37,7 +37,6 @@ def command(
     from wager.economics.costmodel.measured_routing import measure_routing
     from wager.profiling.expert_choices import record_choices
 
-    console.check_writable(json_path)
     engine = open_engine(config, keep_expert_choices=True)
     tokens = [framing.encode(engine.tokenizer, prompt.text) for prompt in prompts]
     with console.meter("prompts") as update:

@@ -21,7 +21,7 @@ from wager.bench.comparison import (
 )
 from wager.bench.variety import TextVariety, variety_of
 from wager.bench.workload import Prompt
-from wager.cli import console, flags
+from wager.cli import console, flags, parameters
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.draft.registry import KINDS
@@ -38,12 +38,12 @@ TEMPERATURE = 0.8
 DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 
 
-@click.command("prove")
+@click.command("prove", cls=parameters.Verb)
 @flags.prompts_flags(limit=8)
 @flags.framing_flags
 @flags.engine_flags(drafter=flags.drafter_flag(several=True, default=DRAFTERS))
 @flags.sampling_flags(max_tokens=64, temperature=None, seed=0)
-@click.option("--concurrency", type=click.IntRange(min=2), default=8, show_default=True, metavar="N",
+@click.option("--concurrency", type=click.IntRange(2, flags.MOST_CONCURRENT), default=8, show_default=True, metavar="N",
               help="Requests that run together in the trials where several do.")  # fmt: skip
 @flags.json_flag
 def command(
@@ -72,7 +72,6 @@ def command(
     modes = _modes(params, sampled=sampled, verify=config.speculation.verify)
     drafters = _leave_out_trees(drafters, config.speculation.verify)
     configs = {drafter: config.with_options(drafter=drafter) for drafter in drafters}
-    console.check_writable(json_path)
     plain = _open_plain(configs)
     conditions = (ALONE, *cached_conditions(concurrency)[: None if config.capacity.prefix_cache else 1])
     total = len(modes) * len(prompts) * (1 + len(configs) * len(conditions))

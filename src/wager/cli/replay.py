@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.cli import console, flags
+from wager.cli import console, flags, parameters
+from wager.economics.policy_spec import DEEPEST
 
 if TYPE_CHECKING:
     from wager.cli.replay_inputs import ReplayQuery
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _MAX_ROUNDS = 10_000_000
 
 
-@click.command("replay")
+@click.command("replay", cls=parameters.Verb)
 @click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--policy", "policies", multiple=True, metavar="NAME",
               help="none, fixed:K, threshold[:P] or adaptive; repeat it to compare. The best fixed depth is "
@@ -41,7 +42,7 @@ _MAX_ROUNDS = 10_000_000
               help="What drafting costs: free, mtp, block[:N], model:NAME; see `wager plan`. NAME is a curve or a "
               "drafter of TRACE; repeat it for several. Known by name: mtp, dflash (block:16), ngram (free) and, with "
               "--hardware this, calibrated ones; others are priced as mtp.")  # fmt: skip
-@click.option("--max-depth", type=click.IntRange(min=1, max=256), metavar="N",
+@click.option("--max-depth", type=click.IntRange(1, DEEPEST), metavar="N",
               help="Deepest draft.  [default: what its curve and its shape allow, 8 for a constant rate]")  # fmt: skip
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")
 @click.option("--ep", type=int, default=1, show_default=True, metavar="N",
@@ -66,7 +67,7 @@ _MAX_ROUNDS = 10_000_000
               help="Answer tokens of synthetic requests.  [default: 1024]")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(min=1, max=_MAX_ROUNDS), default=20_000, show_default=True, metavar="N",
               help="Rounds to simulate per policy and workload, summed over synthetic requests.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, metavar="N",
               help="Of synthetic requests and arrivals.")  # fmt: skip
 @flags.json_flag
 def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any) -> None:
@@ -80,7 +81,6 @@ def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any)
     from wager.cli.replay_loads import ReplayOptions
     from wager.economics.simulation.comparison import compare, fixed_policies
 
-    console.check_writable(json_path)
     chosen = list(dict.fromkeys(policies)) or ["none", "threshold", "adaptive"]
     query = replay_inputs.replay_query(ReplayOptions(**values))
     names = list(dict.fromkeys([*fixed_policies(query.setting), *chosen]))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from wager.cli import plan_inputs, replay_loads
 from wager.cli.plan_values import parse_acceptances
@@ -26,6 +25,7 @@ from wager.economics.simulation.traces import RecordedTraces, TraceSource
 from wager.economics.simulation.workload import Workload
 from wager.economics.survival import CURVES
 from wager.errors import UsageError
+from wager.inputs import expand_path
 
 CONSTANT_RATE_DEPTH = 8
 """How deep a drafter of one constant acceptance rate drafts, unless --max-depth says."""
@@ -116,7 +116,7 @@ def _curves(options: ReplayOptions) -> dict[str, tuple[float, ...]]:
 
 def _curve(word: str, max_depth: int | None) -> tuple[str, tuple[float, ...]]:
     """Name and survival of a curve that is not published."""
-    if not replay_loads.is_number(word) and not Path(word).expanduser().is_file():
+    if not replay_loads.is_number(word) and not expand_path(word).is_file():
         known = ", ".join(CURVES)
         raise UsageError(
             f"The curve {word!r} is not known.", f"Known by name: {known}. Or give a rate such as 0.7, or a JSON file."

@@ -10,6 +10,7 @@ from wager.economics.simulation.synthetic import SyntheticTraces
 from wager.economics.simulation.traces import RecordedTraces, TraceSource, read_arrivals
 from wager.economics.simulation.workload import DailyLoad, Workload
 from wager.errors import UsageError
+from wager.inputs import expand_path
 
 DEFAULT_CONCURRENCY = "1,4,16,64,256"
 DEFAULT_PROMPT, DEFAULT_OUTPUT = 1, 1024
@@ -81,7 +82,7 @@ def _load(word: str, arrivals: tuple[float, ...] | None, *, requests: int, seed:
             raise UsageError("There are no recorded arrivals.", 'Give a trace whose rows have an "arrival" in seconds.')
         return Workload(arrivals=arrivals, seed=seed)
     if word != "day" and not word.startswith("day:"):
-        return Workload(arrivals=read_arrivals(Path(word).expanduser()), seed=seed)
+        return Workload(arrivals=read_arrivals(expand_path(word)), seed=seed)
     _, *parts = word.split(":")
     if not 1 <= len(parts) <= 3:
         raise UsageError(f"load = {word!r} is not known.", "Write day:PEAK[:LOW[:LENGTH]], as day:40:5:600s.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wager.cli import console, flags
+from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wager.models.tokenizer import Tokenizer
 
 
-@click.command("run")
+@click.command("run", cls=parameters.Verb)
 @click.argument("prompt", required=False)
 @click.option("--show", is_flag=True, help="Colour each token by the drafter that guessed it.")
 @click.option("--rounds", is_flag=True, help="Instead of the text, print every round: the tokens that were guessed, "
@@ -51,7 +51,6 @@ def command(
     text = _prompt(prompt)
     if show and rounds:
         raise click.UsageError("--show colours the text; --rounds prints rounds in its place. Give one of the two.")
-    console.check_writable(json_path)
     with open_llm(
         config, expected=lambda tokenizer: [Request("prompt", framing.encode(tokenizer, text), params)]
     ) as llm:

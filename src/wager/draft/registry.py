@@ -6,12 +6,12 @@ It imports neither torch nor a drafter: the configuration parses names with it; 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from wager.errors import UsageError
+from wager.inputs import did_you_mean, shown, whole_number
 
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
@@ -142,22 +142,21 @@ def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:
 def _parse_one(text: str) -> DrafterSpec:
     name, colon, argument = text.partition(":")
     if name not in KINDS and name not in WORDS:
-        near = difflib.get_close_matches(name, [*WORDS, *KINDS], n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known drafters: {', '.join(descriptions())}."
-        raise UsageError(f"Unknown drafter {name!r}.", hint)
+        near = did_you_mean(name, [*WORDS, *KINDS], otherwise="")
+        raise UsageError(f"Unknown drafter {shown(name)}.", near or f"Known drafters: {', '.join(descriptions())}.")
     kind = KINDS.get(name)
     expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
     if expected == "none" and colon:
         raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
     if expected == "path" and not argument:
         raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
-    if expected == "number" and argument and not argument.isdecimal():
-        raise UsageError(
-            f"Drafter {name!r} takes a number, not {argument!r}.", f"Write {name} or {name}:{placeholder}."
-        )
     if argument and kind and expected == "number":
-        least, most = kind.range
-        if not least <= int(argument) <= most:
+        number, (least, most) = whole_number(argument), kind.range
+        if number is None:
+            raise UsageError(
+                f"Drafter {name!r} takes a number, not {shown(argument)}.", f"Write {name} or {name}:{placeholder}."
+            )
+        if not least <= number <= most:
             raise UsageError(f"{text} is out of range.", f"{placeholder} must be from {least} to {most}.")
     return DrafterSpec(name, argument or None)
 

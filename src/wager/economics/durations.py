@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from wager.errors import UsageError
+from wager.inputs import shown
 
 LONGEST_SECONDS = 1e6
 """Longer times are refused: no step, draft or target takes eleven days."""
@@ -31,8 +32,3 @@ def parse_seconds(name: str, text: str) -> float:
     if not seconds <= LONGEST_SECONDS:
         raise UsageError(f"{name} = {shown(text)} is out of range.", "A time is at most a million seconds.")
     return seconds
-
-
-def shown(text: str, *, length: int = 40) -> str:
-    """The text in quotes for a message, cut where it is long."""
-    return repr(text if len(text) <= length else f"{text[:length]}...")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Literal
 
 from wager.errors import UsageError
+from wager.inputs import did_you_mean, shown, whole_number
+
+DEEPEST = 256
+"""The deepest draft that may be requested, of an engine, a plan or a replay."""
 
 DEFAULT_THRESHOLD = 0.4
 """Likelihood at which the threshold policy starts."""
@@ -41,23 +44,25 @@ def parse_policy(text: str, *, replay: bool = False) -> PolicySpec:
     if kind == "none" and replay and not colon:
         return PolicySpec("none")
     if kind == "fixed" and replay:
-        drafter, _, depth = argument.rpartition(":")
-        if depth.isdecimal():
-            return PolicySpec("fixed", drafter, int(depth))
+        drafter, _, number = argument.rpartition(":")
+        depth = whole_number(number)
+        if depth is not None and depth > DEEPEST:
+            raise UsageError(f"policy = {shown(text)} is out of range.", f"A depth is 0 to {DEEPEST}.")
+        if depth is not None:
+            return PolicySpec("fixed", drafter, depth)
     elif kind == "fixed" and not colon:
         return PolicySpec("fixed")
     if kind == "threshold":
         return _parse_threshold(text, argument, replay=replay)
-    near = difflib.get_close_matches(kind, forms, n=1)
-    hint = f"Did you mean {forms[near[0]]!r}?" if near else f"Known policies: {', '.join(forms.values())}."
-    raise UsageError(f"policy = {text!r} is not known.", hint)
+    hint = did_you_mean(kind, forms, otherwise="") or f"Known policies: {', '.join(forms.values())}."
+    raise UsageError(f"policy = {shown(text)} is not known.", hint)
 
 
 def _parse_threshold(text: str, argument: str, *, replay: bool) -> PolicySpec:
     drafter, _, number = argument.rpartition(":")
     threshold = _number(number) if argument else DEFAULT_THRESHOLD
     if threshold is None or not 0 < threshold < 1 or (drafter and not replay):
-        raise UsageError(f"policy = {text!r} has no threshold between 0 and 1.", "Write threshold:0.4.")
+        raise UsageError(f"policy = {shown(text)} has no threshold between 0 and 1.", "Write threshold:0.4.")
     return PolicySpec("threshold", drafter, threshold=threshold)
 
 

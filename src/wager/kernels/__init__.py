@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from wager.errors import UsageError
+from wager.inputs import check_threads
 from wager.kernels.base import MAX_HEAD_DIM, Kernels
 
 __all__ = ["machine", "physical_cores", "select"]
@@ -37,8 +38,8 @@ def select(
         raise UsageError(f"kernels = {name!r} is not known.", "Choose one of: auto, native, reference.")
     if dtype not in ("bfloat16", "float32"):
         raise UsageError(f"dtype = {dtype!r} is not known.", "Choose one of: bfloat16, float32.")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads = {threads} is out of range.", "threads must be at least 1.")
+    if threads is not None:
+        check_threads(threads)
     if name == "reference":
         return _reference_kernels(dtype, "the reference kernels were requested")
     obstacle = _obstacle(dtype, head_dim, latent)

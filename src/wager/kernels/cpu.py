@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wager.errors import ModelError, UsageError
+from wager.inputs import check_threads
 from wager.kernels import _native
 from wager.kernels.base import Inputs
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
@@ -35,8 +36,7 @@ class CpuKernels:
             raise UsageError(f"Instruction set {isa!r} is not known.", f"Choose one of: {', '.join(ISAS)}.")
         if not _native.Isa.has(isa):
             raise UsageError(f"This machine (or this build) has no {isa}.", "Unset WAGER_ISA to let wager choose.")
-        if threads < 1:
-            raise UsageError(f"threads = {threads} is out of range.", "threads must be at least 1.")
+        check_threads(threads)
         self.isa = _native.Isa(isa)
         self.pool = _native.Pool(threads)
         self.name = f"native {self.isa.name}"

@@ -5,7 +5,6 @@ Turns the user's argument into the path of a directory or GGUF file on this mach
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from wager.config import DEFAULT_MODEL
 from wager.errors import DownloadError, ModelError
+from wager.inputs import did_you_mean, expand_path, shown
 from wager.models import hub_download
 from wager.models.integrity import Finding, Progress, PublishedFile, VerifiedFiles, examine, require_intact
 from wager.models.wheel import WheelModel, fetch
@@ -43,8 +43,7 @@ def _silent(_activity: str, _done: int, _total: int) -> None:
 def cache_dir(kind: str = "models") -> Path:
     """The folder of fetched models, or of `kind`: in $WAGER_CACHE, else in wager in the user's cache folder."""
     folder = os.environ.get("WAGER_CACHE")
-    base = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wager"
-    return base.expanduser() / kind
+    return expand_path(folder or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/wager") / kind
 
 
 def find(model: str) -> Path | None:
@@ -161,16 +160,13 @@ def _again(name: str) -> str:
 
 
 def _local(model: str) -> Path | None:
-    """The path that `model` is, if there is something. ModelError for a blank one and for one that cannot be a path."""
+    """The path that `model` is, if there is something. ModelError for a blank one."""
     if not model.strip():
         raise ModelError(
             f"The model's name is blank: {model!r}.", "Give a directory, a GGUF file or the name of a model."
         )
-    try:
-        path = Path(model).expanduser()
-        return path if path.exists() else None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{model[:100]!r} cannot be the path of a model: {error}.", "Check the path.") from error
+    path = expand_path(model)
+    return path if path.exists() else None
 
 
 def _target(name: str) -> Path:
@@ -204,11 +200,10 @@ def _unknown(model: str) -> ModelError:
         return ModelError(f"{model} is generated, not fetched.", "There is nothing to fetch; give it as --model.")
     if model.endswith(".gguf") or model.startswith(("/", ".", "~")):
         return ModelError(f"There is no model at {model}.", "Check the path.")
-    near = difflib.get_close_matches(model.lower(), [name.lower() for name in KNOWN], n=1, cutoff=0.4)
-    names = {name.lower(): name for name in KNOWN}
-    hint = f"Did you mean {names[near[0]]}? " if near else f"Known by name: {', '.join(KNOWN)}. "
+    hint = did_you_mean(model, KNOWN, cutoff=0.4, otherwise="Known by name: {}.")
     return ModelError(
-        f"Model {model!r} is not known.", hint + "Otherwise give a directory, a GGUF file, or ORG/NAME on the hub."
+        f"Model {shown(model)} is not known.",
+        f"{hint} Otherwise give a directory, a GGUF file, or ORG/NAME on the hub.",
     )
 
 

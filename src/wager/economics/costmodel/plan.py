@@ -15,12 +15,12 @@ from wager.economics.costmodel.measured_rounds import MeasuredRound
 from wager.economics.costmodel.memory import Footprint, drafter_footprint, footprint
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad, StepCost
 from wager.economics.costmodel.speedup import DepthOutcome, best_outcome, break_even_acceptance, depth_outcomes
+from wager.economics.policy_spec import DEEPEST
 from wager.economics.survival import survival
 from wager.errors import UsageError
 
 LARGEST_BATCH = 1 << 20
-DEEPEST = 256
-"""Limits of what is planned, far beyond any server; a larger figure is a slip of the keyboard."""
+"""Far beyond any server; a larger figure is a slip of the keyboard."""
 
 DEFAULT_MAX_DEPTH = 16
 

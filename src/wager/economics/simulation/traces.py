@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.errors import UsageError
+from wager.inputs import read_text
 
 MAX_DRAFTED = 256
 """Deepest draft of a trace."""
@@ -88,12 +89,7 @@ class RecordedTraces:
     @classmethod
     def read(cls, path: Path) -> RecordedTraces:
         """From a file. UsageError names the file and the first line that is not valid."""
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            hint = "Give a JSON-lines file in UTF-8."
-            raise UsageError(f"The trace {path} cannot be read: {cause}.", hint) from error
+        lines = read_text(path, "trace", "Give a JSON-lines file in UTF-8.").split("\n")
         requests = []
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -147,11 +143,7 @@ class RecordedTraces:
 def read_arrivals(path: Path) -> tuple[float, ...]:
     """Arrival times from a file: seconds, one a line, or a JSON list of them. UsageError names a wrong line."""
     hint = "Give a text file with an arrival in seconds on every line, or a JSON list of seconds."
-    try:
-        text = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"The arrivals {path} cannot be read: {cause}.", hint) from error
+    text = read_text(path, "file of arrivals", hint).strip()
     times = []
     try:
         words = _json(text) if text.startswith("[") else [_json(line) for line in text.split("\n") if line.strip()]

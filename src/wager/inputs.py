@@ -1,0 +1,86 @@
+"""Values as users write them: whole numbers, paths, names, threads. What is wrong is refused by a sentence."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from wager.errors import UsageError
+
+THREADS_PER_PROCESSOR = 8
+"""The most threads that may be given, as a multiple of the machine's processors."""
+
+LARGEST_TEXT = 1 << 28
+"""Bytes of a text file; more is a device that never ends, or a slip."""
+
+_MOST_DIGITS = 20
+"""A longer number is a slip of the keyboard, and need not be converted to say so."""
+
+
+def shown(text: str, *, length: int = 40) -> str:
+    """The text in quotes for a message, cut where it is long."""
+    return repr(text if len(text) <= length else f"{text[:length]}...")
+
+
+def whole_number(text: str) -> int | None:
+    """The number that ASCII digits write; None for anything else (signs, blanks, other digits, absurd length)."""
+    return int(text) if re.fullmatch(rf"[0-9]{{1,{_MOST_DIGITS}}}", text) else None
+
+
+def did_you_mean(
+    text: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, otherwise: str = "Known: {}."
+) -> str:
+    """A hint for a name that is not known: up to `most` of the nearest, ignoring case; else `otherwise`, with all."""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(text.lower()[:100], names, n=most, cutoff=cutoff)
+    if not near:
+        return otherwise.format(", ".join(names.values()))
+    return f"Did you mean {' or '.join(repr(names[name]) for name in near)}?"
+
+
+def expand_path(text: str) -> Path:
+    """A path as users write it, with `~` or `~user` expanded; there need be nothing at it. UsageError for a user that
+    does not exist and for what the system takes for no path (too long, a zero byte) or does not let one look at."""
+    try:
+        path = Path(text).expanduser()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except RuntimeError as error:
+        raise UsageError(f"The path {shown(text)} names no user's home folder.", "Write the path out.") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"The path {shown(text)} cannot be used: {reason}.", "Check the path.") from error
+    return path
+
+
+def read_text(path: Path, what: str, hint: str) -> str:
+    """The text of a file, or of what a pipe or a device gives. UsageError that names `what` and the path: it cannot be
+    read, is not UTF-8, or does not end within LARGEST_TEXT bytes."""
+    cause = ""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_TEXT + 1)
+        if len(data) <= LARGEST_TEXT:
+            return data.decode("utf-8").replace("\r\n", "\n")
+        cause = f"it is longer than {LARGEST_TEXT >> 20} MiB"
+    except UnicodeDecodeError as error:
+        cause = f"it is not UTF-8 (byte {error.object[error.start]:#04x} at {error.start})"
+    except OSError as error:
+        cause = error.strerror or str(error)
+    except ValueError as error:  # a zero byte in the path
+        cause = str(error)
+    raise UsageError(f"The {what} {path} cannot be read: {cause}.", hint)
+
+
+def check_threads(threads: int) -> None:
+    """UsageError for a number of threads that the machine cannot use."""
+    most = THREADS_PER_PROCESSOR * (os.cpu_count() or 1)
+    if not 1 <= threads <= most:
+        raise UsageError(
+            f"threads = {shown(str(threads))[1:-1]} is out of range.",
+            f"threads must be from 1 to {most} on this machine ({THREADS_PER_PROCESSOR} for each processor).",
+        )

@@ -1,0 +1,159 @@
+"""Runs a command line in this process, with a time limit, and says what is wrong with how it ended."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from command_lines import BASES, FAILS, HUGE, NOT_NUMBERS, NOT_WHOLE, CommandLine, kind, parameters
+
+from wager.cli import main
+
+LONGEST_MESSAGE = 2500
+"""Characters of a message that a reader may be given."""
+
+_TABLES = ("plan", "replay", "calibrate", "acceptance", "popularity")
+_NO_NUMBER = re.compile(r"(?<![\w/.'-])(nan|inf)(?![\w/.'-])")
+
+
+class TooLong(BaseException):
+    """The time limit of a command line has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a call ended: its exit code (None: it did not end), what it wrote, and the traceback of what escaped it."""
+
+    code: int | None
+    out: str
+    err: str
+    escaped: str = ""
+
+
+def run(line: CommandLine, *, limit: float) -> Ending:
+    """Call the command line in this process."""
+    before = sys.stdin, sys.stdout, sys.stderr
+    streams = [io.TextIOWrapper(io.BytesIO(data), encoding="utf-8") for data in (line.stdin, b"", b"")]
+    sys.stdin, sys.stdout, sys.stderr = streams
+    code, escaped = None, ""
+    try:
+        with _time_limit(limit):
+            code = main(line.arguments)
+    except TooLong:
+        escaped = "did not end: " + traceback.format_exc(limit=-3)
+    except BaseException:
+        escaped = traceback.format_exc(limit=-4)
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+    written = []
+    for stream in streams[1:]:
+        stream.flush()
+        written.append(stream.buffer.getvalue().decode("utf-8", errors="replace"))
+    return Ending(code, *written, escaped)
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    def end(_signal: int, _frame: Any) -> None:
+        raise TooLong
+
+    previous = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def complaints(line: CommandLine, ending: Ending) -> list[str]:
+    """What is wrong; nothing for a good ending."""
+    if ending.escaped:
+        return [f"escaped: {ending.escaped}"]
+    found = []
+    if ending.code not in (0, 1, 2):
+        found.append(f"exit code {ending.code}")
+    if "Traceback" in ending.err or "Exception ignored" in ending.err:
+        found.append("a traceback on stderr")
+    if ending.code:
+        found += _of_a_refusal(line, ending)
+    else:
+        found += _of_a_success(line, ending)
+    return found
+
+
+def _of_a_refusal(line: CommandLine, ending: Ending) -> list[str]:
+    found = []
+    at = re.search(r"^(error|Error|.* error): ", ending.err, re.MULTILINE)
+    message = ending.err[at.start() :] if at else ""
+    if not at:
+        return ["failed without a message"]
+    if not re.search(r"[.?!:)\"']$", message.strip()):
+        found.append("the message is no sentence")
+    if len(message) > LONGEST_MESSAGE:
+        found.append(f"a message of {len(message)} characters")
+    if "Standard input" in message:
+        return found
+    if not line.drawn and line.verb not in FAILS:
+        found.append("a valid call failed")
+    drawn = [value for flag, value in line.drawn if value is not None] or line.verb not in FAILS
+    if line.drawn and drawn and not any(_named(flag, value, message) for flag, value in line.drawn):
+        found.append("the message names none of the options or values")
+    return found
+
+
+def _named(flag: str, value: str | None, message: str) -> bool:
+    words = {word for word in flag.split("-") if len(word) > 3} | {
+        flag,
+        flag.lstrip("-"),
+        flag.lstrip("-").replace("-", "_"),
+        flag.lstrip("-").replace("-", " "),
+    }
+    if flag.startswith("--no-"):
+        words |= {flag.replace("--no-", "--")}
+    if value and value.strip():
+        words |= {
+            value[:20],
+            os.path.expanduser(value),
+            repr(value[:20])[1:-1],
+            *(word.strip()[:20] for word in re.split("[,:=]", value) if word),
+        }
+    return bool(re.search(r" --[a-z]", message)) or any(word and word.lower() in message.lower() for word in words)
+
+
+def _of_a_success(line: CommandLine, ending: Ending) -> list[str]:
+    found = []
+    kinds = {flag: kind(param) for param in parameters(line.verb) for flag in (*param.opts, *param.secondary_opts)}
+    for flag, value in line.drawn:
+        what = kinds.get(flag)
+        wrong = (what in ("whole", "number") and value in NOT_NUMBERS) or (what == "whole" and value in NOT_WHOLE)
+        if wrong or (what == "whole" and value in HUGE):
+            found.append(f"{flag} {str(value)[:40]!r} was accepted")
+    if ("--json", "-") in line.drawn:
+        found += _of_json(ending.out)
+    elif line.verb in _TABLES and (no_number := _NO_NUMBER.search(ending.out)):
+        found.append(f"{no_number[0]} on stdout")
+    return found
+
+
+def _of_json(text: str) -> list[str]:
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        json.loads(text, parse_constant=refuse)
+    except ValueError as error:
+        return [f"stdout is not JSON: {error}"]
+    return []
+
+
+assert set(BASES) >= FAILS
