@@ -97,7 +97,7 @@ def test_a_measurement_that_is_skipped_says_so(capacity: dict[str, Any], caplog:
     assert "is too small to measure steps in. Default step latencies are used" in record.message
 
 
-@pytest.mark.parametrize("options", [{"memory": 1}, {"memory": "1MiB"}, {"cache_tokens": 10**12}])
+@pytest.mark.parametrize("options", [{"memory": 1}, {"memory": "1MiB"}, {"cache_tokens": 10**9, "memory": "1GiB"}])
 def test_what_cannot_serve_a_request_is_refused_with_figures(options: dict[str, Any]) -> None:
     reports: list[str] = []
     with pytest.raises(MemoryPlanError, match=r"cache of \d+ tokens [\d.]+ [MG]iB = .* that may be used"):
