@@ -10,15 +10,15 @@ any of them takes serves the requests of all.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, overload
 
 from wager.build.load import LoadedEngine, load
 from wager.config import EngineConfig
 from wager.engine.outputs import OutputCollector
+from wager.engine.shared import SharedEngine
 from wager.errors import ClosedError, RequestError, UsageError, WagerError
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import (
@@ -48,20 +48,19 @@ class LLM:
         *,
         config: EngineConfig | None = None,
         report: Callable[[str], None] | None = None,
+        expected: Callable[[Tokenizer], Sequence[Request]] | None = None,
         **options: Any,
     ) -> None:
         """Load a model; `options` and `model` change `config` (default: EngineConfig()), `report` is called with
-        lines of progress. Raises UsageError for an option that is unknown or impossible, before anything is loaded, and
+        lines of progress. `expected` makes requests to come: RequestError before weights are read if one of them would
+        be too long. Raises UsageError for an option that is unknown or impossible, before anything is loaded, and
         ModelError, DownloadError or MemoryPlanError where the model cannot be loaded."""
         if model is not None:
             options["model"] = model
         self.config = (config or EngineConfig()).with_options(**options)
-        self._engine: LoadedEngine | None = load(self.config, report=report)
-        self._sinks: dict[str, Callable[[OutputDelta], None]] = {}  # request id -> function that receives its deltas
+        self._engine: LoadedEngine | None = load(self.config, report=report, expected=expected)
+        self._shared = SharedEngine(self._engine)
         self._numbers = itertools.count()
-        self._lock = threading.RLock()  # one thread at a time adds, steps or aborts
-        self._in_turn = False
-        self._dropped: deque[str] = deque()  # ids of requests that nobody waits for, to be aborted
 
     @property
     def engine(self) -> LoadedEngine:
@@ -89,11 +88,11 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Continue one prompt, or several together: texts as they are, or token ids (lists, arrays, tensors).
 
-        One prompt returns its Completion; a list of prompts returns a list in the same order. With params.n above 1 the
-        answer is always a list: the choices of the first prompt in order of `index`, then those of the next. `params`
-        defaults to the configuration's sampling options. A request that fails while it runs ends with finish_reason
-        "error"; one that cannot be served raises RequestError, and then none of the list runs.
-        """
+        Control tokens written out in a text (<|im_end|>) are parsed, as in completions of llama.cpp and vLLM; text of
+        strangers belongs into `chat`. One prompt returns its Completion, several a list in their order. With params.n
+        above 1 it is always a list: the choices of the first prompt by `index`, then those of the next. `params` are by
+        default those of the configuration. A request that fails while it runs has finish_reason "error"; if one cannot
+        be served, RequestError, and none runs."""
         given = listed(prompts)
         if is_prompt(given):
             return self._answer_one(encode_prompt(self.tokenizer, given), params)
@@ -110,8 +109,8 @@ class LLM:
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
     ) -> Completion | list[Completion]:
-        """Answer a conversation, or a list of conversations, through the model's chat template; otherwise as
-        `generate`. TokenizerError if the model has no template or it refuses the messages."""
+        """Answer a conversation, or a list of them, through the model's chat template, which alone writes control
+        tokens: messages stay text. Otherwise as `generate`. TokenizerError if it is absent or refuses them."""
         listed = isinstance(messages, Sequence) and not isinstance(messages, str)
         if not listed or (messages and isinstance(messages[0], Mapping)):
             check_conversation(messages)
@@ -127,21 +126,12 @@ class LLM:
         Several streams may be open at once; each step serves them all. Errors as for `generate`, raised here.
         """
         encode = encode_chat if is_conversation(prompt) else encode_prompt
-        return OutputStream(self, self._request(encode(self.tokenizer, prompt), params))  # type: ignore[arg-type]
+        return OutputStream(self._shared, self._request(encode(self.tokenizer, prompt), params))  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End every request (open streams end with finish_reason "abort") and release the model. May be repeated."""
-        with self._turn():
-            if self._engine is None:
-                return
-            try:
-                for request_id in list(self._sinks):
-                    self._engine.abort(request_id)
-                while self._sinks:
-                    self._step()
-            finally:
-                self._engine = None
-                self._sinks.clear()
+        self._shared.close()
+        self._engine = None
 
     def __enter__(self) -> LLM:
         return self
@@ -168,73 +158,14 @@ class LLM:
         try:
             for request in requests:
                 collector.expect(request)
-                self._add(request, collector.add)
-            while self._advance(requests):
+                self._shared.add(request, collector.add)
+            while self._shared.advance([request.id for request in requests]):
                 pass
         except BaseException:
             for request in requests:
-                self._drop(request.id)
+                self._shared.drop(request.id)
             raise
         return collector.completions()
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """This thread's turn to use the engine. Requests that were dropped meanwhile are aborted at its end: a stream's
-        finalizer may run anywhere, even within a step."""
-        with self._lock:
-            outermost, self._in_turn = not self._in_turn, True
-            try:
-                yield
-            finally:
-                try:
-                    while outermost and self._dropped and self._engine is not None:
-                        self._engine.abort(self._dropped.popleft())
-                finally:
-                    self._in_turn = not outermost
-
-    def _add(self, request: Request, sink: Callable[[OutputDelta], None]) -> None:
-        """Give a request to the engine; `sink` is called with its deltas until all its choices have ended."""
-        with self._turn():
-            self.engine.add(request)
-            choices = request.params.n
-
-            def take(delta: OutputDelta) -> None:
-                nonlocal choices
-                sink(delta)
-                choices -= delta.finish_reason is not None
-                if not choices:
-                    self._sinks.pop(request.id, None)
-
-            self._sinks[request.id] = take
-
-    def _advance(self, requests: Sequence[Request]) -> bool:
-        """One step, unless all of these requests have ended; whether it was taken."""
-        with self._turn():  # another thread's step, or `close`, may have ended them
-            running = any(request.id in self._sinks for request in requests)
-            if running:
-                self._step()
-            return running
-
-    def _step(self) -> None:
-        """One step for everything that runs, in this thread's turn; every delta goes to its request's sink."""
-        for delta in self.engine.step():
-            sink = self._sinks.get(delta.request_id)
-            if sink:
-                sink(delta)
-        if not self._sinks:
-            self.engine.check()
-
-    def _abort(self, request_id: str) -> None:
-        """End a request; its last deltas come with the next step."""
-        with self._turn():
-            if request_id in self._sinks:
-                self.engine.abort(request_id)
-
-    def _drop(self, request_id: str) -> None:
-        """End a request and discard its deltas; if this thread has its turn already, at the end of that."""
-        with self._turn():
-            if self._sinks.pop(request_id, None):
-                self._dropped.append(request_id)
 
 
 class OutputStream(Iterator[OutputDelta]):
@@ -243,7 +174,7 @@ class OutputStream(Iterator[OutputDelta]):
     The last delta of each choice has finish_reason and stats; with finish_reason "error", `error` has the message.
     """
 
-    def __init__(self, llm: LLM, request: Request) -> None:
+    def __init__(self, shared: SharedEngine, request: Request) -> None:
         deltas: deque[OutputDelta] = deque()
         collector = OutputCollector()
 
@@ -251,10 +182,10 @@ class OutputStream(Iterator[OutputDelta]):
             collector.add(delta)
             deltas.append(delta)
 
-        self._llm, self._id, self._deltas, self._collector = llm, request.id, deltas, collector
+        self._shared, self._id, self._deltas, self._collector = shared, request.id, deltas, collector
         self._closed, self.request = False, request
         collector.expect(request)
-        llm._add(request, take)
+        shared.add(request, take)
 
     def __iter__(self) -> OutputStream:
         return self
@@ -262,32 +193,32 @@ class OutputStream(Iterator[OutputDelta]):
     def __next__(self) -> OutputDelta:
         """The next delta, after as many steps as it takes. StopIteration after the last one, or once closed."""
         while True:
-            with self._llm._turn():  # another thread's step may bring this request's deltas, its last ones too
+            with self._shared.turn():  # another thread's step may bring this request's deltas, its last ones too
                 if self._deltas:
                     return self._deltas.popleft()
-                if self._closed or self._id not in self._llm._sinks:
-                    raise StopIteration
                 try:
-                    self._llm._step()
+                    running = not self._closed and self._shared.advance([self._id])
                 except BaseException:
                     self.close()
                     raise
+                if not running:
+                    raise StopIteration
 
     def completions(self) -> list[Completion]:
         """Every completed choice, in order of `index`, once the stream has ended. RequestError before that."""
-        if self._closed or self._deltas or self._id in self._llm._sinks:
+        if self._closed or self._deltas or self._shared.runs(self._id):
             raise RequestError("The stream has not ended yet.", "Iterate over it until it stops.")
         return self._collector.completions()
 
     def abort(self) -> None:
         """End the request now; the stream still yields its last deltas, with finish_reason "abort" and the stats."""
-        self._llm._abort(self._id)
+        self._shared.abort(self._id)
 
     def close(self) -> None:
         """End the request, if it still runs, and the stream. May be repeated."""
         self._closed = True
         self._deltas.clear()
-        self._llm._drop(self._id)
+        self._shared.drop(self._id)
 
     def __enter__(self) -> OutputStream:
         return self

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 from wager.errors import UsageError
@@ -12,21 +13,34 @@ Message = Mapping[str, Any]
 """A chat message: {"role": "system" | "user" | "assistant", "content": text}."""
 
 Prompt = str | Sequence[int]
-"""A text, encoded as it is (no chat template), or its token ids: integers of any type, arrays and tensors included."""
+"""A text, encoded as it is (no chat template, control tokens in it are parsed), or its token ids: integers of any type,
+arrays and tensors included."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of a prompt. Control tokens written out in it are parsed as such only if `parse_special`."""
+
+    text: str
+    parse_special: bool = False
 
 
 class ChatTokenizer(Protocol):
-    """The methods of a tokenizer that `encode_chat` calls."""
+    """The methods of a tokenizer by which prompts are encoded."""
 
     def encode(self, text: str, *, special: bool = True) -> list[int]: ...
 
-    def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str: ...
+    def chat_parts(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[TextPart]: ...
+
+    def encode_parts(self, parts: Iterable[TextPart], /) -> list[int]: ...
 
 
 def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Token ids of a conversation in the model's chat template, up to the position where the answer begins."""
-    text = tokenizer.chat(messages, add_generation_prompt=True)
-    return tuple(tokenizer.encode(text, special=False))  # the template has written the special tokens
+    """Token ids of a conversation in the model's chat template, up to the position where the answer begins.
+
+    Control tokens come from the template alone: text of messages that spells one is encoded as ordinary text.
+    """
+    return tuple(tokenizer.encode_parts(tokenizer.chat_parts(messages, add_generation_prompt=True)))
 
 
 def check_conversation(messages: object) -> None:

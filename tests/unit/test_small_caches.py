@@ -15,9 +15,11 @@ from tokenizer_models import train
 import wager
 from wager.build import memory_plan as memory
 from wager.build.load import load
+from wager.build.opened import OpenedModel
+from wager.cli import main
 from wager.economics.latency.shapes import uniform_shape
 from wager.engine.runner import Runner
-from wager.errors import MemoryPlanError, NumericsError, UsageError
+from wager.errors import MemoryPlanError, NumericsError, RequestError, UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.profiling.calibrate import quick_surface
 from wager.profiling.timed_steps import StepTimer, time_steps
@@ -123,7 +125,7 @@ def test_a_planned_cache_holds_one_full_context(max_context: int) -> None:
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model whose last norm is not a number."""
+    """A model whose weights are numbers so large that its logits overflow."""
     path = tmp_path_factory.mktemp("broken")
     tokenizer = train("gpt-2")
     save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size()), path)
@@ -131,12 +133,12 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
     shards = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
     file = path / shards["model.norm.weight"]
     tensors = load_file(file)
-    tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], float("nan"))
+    tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], 3e38)
     save_file(tensors, file, metadata={"format": "pt"})
     return str(path)
 
 
-def test_weights_that_are_not_numbers_are_named_as_the_cause(broken: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_logits_that_overflow_are_named_as_the_cause(broken: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "wager")
     engine = load(wager.EngineConfig.from_options(model=broken, threads=1, drafter="ngram", max_rows=32))
     [record] = caplog.records
@@ -151,3 +153,40 @@ def test_a_calibration_of_such_a_model_ends_with_the_cause(broken: str) -> None:
     timer = StepTimer(engine.runner, max_context=engine.scheduler.max_context)
     with pytest.raises(NumericsError, match="not finite"):
         time_steps(timer, [uniform_shape(2, 1, 16)], seconds=0.1)
+
+
+# ---- requests that are known before the model is loaded -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capacity", "named"),
+    [
+        ({"max_context": 10}, "has 20 prompt tokens; the context holds 10"),
+        ({"cache_tokens": 16}, "may grow to 30 tokens; the cache holds 16"),
+    ],
+)
+def test_a_request_that_is_too_long_is_refused_before_anything_is_loaded(capacity: dict[str, Any], named: str) -> None:
+    reports: list[str] = []
+    config = wager.EngineConfig.from_options(model="random:llama:tiny", threads=1, drafter="ngram", **capacity)
+    request = Request("mine", (1,) * 20, SamplingParams(max_tokens=10))
+    with pytest.raises(RequestError, match=f"Request 'mine' {named}"):
+        wager.LLM(config=config, report=reports.append, expected=lambda _: [request])
+    assert reports == []
+
+
+def test_the_command_refuses_its_prompt_before_it_loads_the_model(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, load_weights = [], OpenedModel.load
+
+    def count(model: OpenedModel, *arguments: Any, **options: Any) -> Any:
+        loaded.append(model)
+        return load_weights(model, *arguments, **options)
+
+    monkeypatch.setattr(OpenedModel, "load", count)
+    flags = ["--model", "random:llama:tiny", "--threads", "1", "--max-tokens", "1", "--max-context"]
+    assert main(["run", "hello", *flags, "10"]) == 1
+    assert "prompt tokens; the context holds 10" in capfd.readouterr().err
+    assert not loaded
+    assert main(["run", "h", "--raw", *flags, "2"]) == 0
+    assert len(loaded) == 1

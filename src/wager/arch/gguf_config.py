@@ -15,7 +15,7 @@ from wager.arch.families import FAMILIES, EngineSupport, GgufLayout
 from wager.arch.feed_forward import Dense
 from wager.arch.formats import FORMATS, Format, Precision
 from wager.arch.rope import Rope, read_rope, read_scale, read_theta
-from wager.arch.sizes import MOST_NORM_EPS, grouped_query, read_head_dim, read_num_layers
+from wager.arch.sizes import MOST_NORM_EPS, check_grouped_query, read_head_dim, read_num_layers
 from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec
 from wager.errors import ModelError
 
@@ -173,7 +173,7 @@ def _attention(keys: ConfigKeys, layout: GgufLayout) -> Gqa:
     heads = keys.integer("attention.head_count")
     head_dim = read_head_dim(keys, "attention.key_length", hidden="embedding_length", heads=heads)
     kv_heads = keys.integer("attention.head_count_kv", default=heads)
-    attention = grouped_query(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=_window(keys, layout))
+    attention = check_grouped_query(keys, Gqa(heads, kv_heads, head_dim, _window(keys, layout)))
     for name in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(name, default=head_dim) != head_dim:
             raise ModelError(

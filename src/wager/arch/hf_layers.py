@@ -13,7 +13,7 @@ from wager.arch.attention import Attention, DeltaNet, Gqa, Indexer, Mla
 from wager.arch.compressed import Compressed
 from wager.arch.config_keys import ConfigKeys, shown
 from wager.arch.feed_forward import Dense, Experts
-from wager.arch.sizes import check_head_dim, grouped_query, read_head_dim
+from wager.arch.sizes import check_grouped_query, check_head_dim, read_head_dim
 from wager.errors import ModelError
 
 FeedForward = Dense | Experts
@@ -30,7 +30,7 @@ def _gqa(keys: ConfigKeys, *, window: int | None = None, gated: bool = False) ->
     heads = keys.integer("num_attention_heads")
     head_dim = read_head_dim(keys, "head_dim", hidden="hidden_size", heads=heads)
     kv_heads = keys.integer("num_key_value_heads", default=heads)
-    return grouped_query(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, gated=gated)
+    return check_grouped_query(keys, Gqa(heads, kv_heads, head_dim, window, gated))
 
 
 def full(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -161,8 +161,8 @@ def _mla(keys: ConfigKeys) -> Mla:
         kv_rank=keys.integer("kv_lora_rank"), nope=keys.integer("qk_nope_head_dim"),
         rope=keys.integer("qk_rope_head_dim"), value=keys.integer("v_head_dim"),
     )  # fmt: skip
-    check_head_dim("qk_rope_head_dim", kind.rope)
-    check_head_dim("kv_lora_rank + qk_rope_head_dim", kind.head_dim)
+    check_head_dim(keys, "qk_rope_head_dim", kind.rope)
+    check_head_dim(keys, "kv_lora_rank + qk_rope_head_dim", kind.head_dim)
     return kind
 
 

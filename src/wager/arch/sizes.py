@@ -16,7 +16,8 @@ def read_num_layers(keys: ConfigKeys, name: str) -> int:
     layers = keys.integer(name)
     if layers > _MOST_LAYERS:
         raise ModelError(
-            f"{name} = {layers} cannot be right: no model has that number of layers.", "The configuration is damaged."
+            f"{name} = {layers} cannot be right: no model has that number of layers, as {keys.where} has.",
+            "The configuration is damaged.",
         )
     return layers
 
@@ -32,17 +33,20 @@ def read_head_dim(keys: ConfigKeys, name: str, *, hidden: str, heads: int) -> in
     return size // heads
 
 
-def check_head_dim(name: str, size: int) -> None:
+def check_head_dim(keys: ConfigKeys, name: str, size: int) -> None:
     """ModelError unless the size of a head is even and plausible."""
     if size > _MOST_HEAD_DIM:
-        raise ModelError(f"A {name} of {size} cannot be right.", "The configuration is damaged.")
+        raise ModelError(f"A {name} of {size} in {keys.where} cannot be right.", "The configuration is damaged.")
     if size % 2:
-        raise ModelError(f"{name} = {size} is odd; rotation needs pairs.")
+        raise ModelError(f"{name} = {size} in {keys.where} is odd; rotation needs pairs.")
 
 
-def grouped_query(*, heads: int, kv_heads: int, head_dim: int, window: int | None = None, gated: bool = False) -> Gqa:
-    """Gqa, or ModelError unless query heads divide evenly among key-value heads and head_dim is even and plausible."""
-    if heads % kv_heads:
-        raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
-    check_head_dim("head_dim", head_dim)
-    return Gqa(heads, kv_heads, head_dim, window, gated)
+def check_grouped_query(keys: ConfigKeys, attention: Gqa) -> Gqa:
+    """The attention that was read from the keys, or ModelError unless query heads divide evenly among key-value heads
+    and head_dim is even and plausible."""
+    if attention.heads % attention.kv_heads:
+        raise ModelError(
+            f"{attention.heads} query heads cannot share {attention.kv_heads} key-value heads evenly, in {keys.where}."
+        )
+    check_head_dim(keys, "head_dim", attention.head_dim)
+    return attention

@@ -21,7 +21,7 @@ from wager.economics.latency.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
-from wager.engine.scheduler import Scheduler
+from wager.engine.scheduler import Scheduler, check_length
 from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import Kernels
@@ -104,12 +104,14 @@ def load(
     report: Report | None = None,
     target: LoadedTarget | None = None,
     drafter: Drafter | None = None,
+    expected: Callable[[Tokenizer], Sequence[Request]] | None = None,
     keep_expert_choices: bool = False,
 ) -> LoadedEngine:
     """Build an engine. `report` is called with lines of progress.
 
     `target` is a loaded model to share instead of loading it again; `drafter` is used in place of those that the
-    configuration names; `keep_expert_choices` is Decoder's. Sets torch to one thread: the kernels have their own.
+    configuration names; `expected` makes requests to come, of which one that is too long is refused before weights are
+    read; `keep_expert_choices` is Decoder's. Sets torch to one thread: the kernels have their own.
     Raises subclasses of WagerError that name the cause.
     """
     config, report = config or EngineConfig(), report or (lambda _: None)
@@ -127,6 +129,8 @@ def load(
     kernels = target.kernels if target else _select_kernels(config, model)
     opened = [] if drafter else drafting.open_drafters(config, model)
     plan = _plan_memory(config, kernels, model, opened, shared=target)
+    for request in expected(model.tokenizer) if expected else ():
+        check_length(request, max_context=model.limits.context, num_blocks=plan.num_blocks)
     if target is None:
         report(f"loading {model.path.name} ({memory.gib(plan.weights)})")
         decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)

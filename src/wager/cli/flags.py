@@ -252,7 +252,8 @@ def framing_flags(function: Function) -> Function:
         return function(framing=Framing(raw, system), **values)
 
     return add([
-        click.option("--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template."),
+        click.option("--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template; "
+                     "control tokens written out in it, such as <|im_end|>, are parsed."),
         click.option("--system", metavar="TEXT", help="System message. Without it the template's own, if it has one."),
     ])(command)  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from wager.cli import console
@@ -12,15 +13,17 @@ if TYPE_CHECKING:
     from wager.build.load import LoadedEngine
     from wager.draft.base import Drafter
     from wager.llm import LLM
+    from wager.models.tokenizer import Tokenizer
+    from wager.types import Request
 
 
-def open_llm(config: EngineConfig) -> LLM:
-    """Load a model, and fetch it first if it is not stored."""
+def open_llm(config: EngineConfig, *, expected: Callable[[Tokenizer], Sequence[Request]] | None = None) -> LLM:
+    """Load a model, and fetch it first if it is not stored. `expected` is LLM's."""
     from wager.llm import LLM
 
     _fetch([config.model.model, *_draft_models(config)])
     with console.working(f"Loading {config.model.model}") as report:
-        return LLM(config=config, report=report)
+        return LLM(config=config, report=report, expected=expected)
 
 
 def open_engine(

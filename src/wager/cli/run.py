@@ -12,7 +12,7 @@ import click
 
 from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
-from wager.types import Completion, OutputDelta, SamplingParams, Stats
+from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
     from wager.cli.coloring import DraftColorer
@@ -51,7 +51,9 @@ def command(
     text = _prompt(prompt)
     if show and rounds:
         raise click.UsageError("--show colours the text; --rounds prints rounds in its place. Give one of the two.")
-    with open_llm(config) as llm:
+    with open_llm(
+        config, expected=lambda tokenizer: [Request("prompt", framing.encode(tokenizer, text), params)]
+    ) as llm:
         stream = llm.stream(framing.prepare(text), params)
         colorer = _colorer(llm.tokenizer, stream.request.prompt) if show else None
         to_stdout = str(json_path) != "-"

@@ -18,13 +18,30 @@ from wager.errors import RequestError
 from wager.kernels.base import BLOCK_SIZE
 from wager.kv.blocks import BlockPool, blocks_for
 from wager.kv.paged_cache import PagedKVCache
-from wager.types import FinishReason, Outcome, OutputDelta, Span
+from wager.types import FinishReason, Outcome, OutputDelta, Request, Span
 
 _LEAST_SHARE = 16
 """While prompts are computed, at least one of this many rows of `max_rows` is left to guesses."""
 
 _DECAY = 0.75
 """Share of the rows that guesses lately took that is still expected a step later."""
+
+
+def check_length(request: Request, *, max_context: int, num_blocks: int) -> None:
+    """RequestError if a request could never fit, even alone."""
+    prompt_tokens = len(request.prompt)
+    need = min(prompt_tokens + request.params.max_tokens, max_context)
+    if prompt_tokens >= max_context:
+        raise RequestError(
+            f"Request {request.id!r} has {prompt_tokens} prompt tokens; the context holds "
+            f"{max_context}, at least one of them for the answer.",
+            "Shorten the prompt, or raise --max-context if the model allows it.",
+        )
+    if blocks_for(need) > num_blocks:
+        raise RequestError(
+            f"Request {request.id!r} may grow to {need} tokens; the cache holds {num_blocks * BLOCK_SIZE}.",
+            "Lower max_tokens, shorten the prompt, or give the cache more memory (--memory).",
+        )
 
 
 class Scheduler:
@@ -75,19 +92,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; RequestError if it could never fit, even alone."""
-        need = min(sequence.prompt_tokens + sequence.params.max_tokens, self.max_context)
-        if sequence.prompt_tokens >= self.max_context:
-            raise RequestError(
-                f"Request {sequence.request.id!r} has {sequence.prompt_tokens} prompt tokens; the context holds "
-                f"{self.max_context}, at least one of them for the answer.",
-                "Shorten the prompt, or raise --max-context if the model allows it.",
-            )
-        if blocks_for(need) > self.block_pool.num_blocks:
-            raise RequestError(
-                f"Request {sequence.request.id!r} may grow to {need} tokens; "
-                f"the cache holds {self.block_pool.num_blocks * BLOCK_SIZE}.",
-                "Lower max_tokens, shorten the prompt, or give the cache more memory (--memory).",
-            )
+        check_length(sequence.request, max_context=self.max_context, num_blocks=self.block_pool.num_blocks)
         self._sequences[sequence.id] = sequence
         self.waiting.append(sequence)
 

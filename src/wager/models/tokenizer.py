@@ -12,11 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wager.errors import RequestError, TokenizerError
+from wager.errors import TokenizerError
 from wager.models.chat_template import render
+from wager.models.fenced_encoder import FencedEncoder, check_unicode
 from wager.models.tokenizer_errors import library_errors
 from wager.models.tokenizer_files import read_parts
 from wager.models.tokenizer_parts import TokenizerParts
+from wager.models.traced_text import own
+from wager.prompts import TextPart
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -37,6 +40,7 @@ class Tokenizer:
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
+        self._fenced = FencedEncoder(parts)
         self._bytes: dict[int, bytes] = {}
         self.vocab_size = parts.vocab_size
         self.eos_ids = parts.eos_ids
@@ -55,17 +59,23 @@ class Tokenizer:
         """Token ids of a text.
 
         `special` adds the tokens that the model's tokenizer puts around every text (BOS for Llama, none for SmolLM2 or
-        Qwen); text from `chat` already has them, so encode it with special=False. Special tokens written out in the
-        text are recognised in both cases. RequestError if the text cannot be written in UTF-8.
+        Qwen). Control tokens written out in the text are parsed in both cases, so a text that strangers have written
+        belongs into `encode_parts`. RequestError if the text cannot be written in UTF-8.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"The text has an unpaired surrogate ({text[error.start]!r}) at {error.start}.", "Give valid Unicode."
-            ) from error
+        check_unicode(text)
         with library_errors(self._parts.where):
             return list(self._parts.backend.encode(text, add_special_tokens=special).ids)
+
+    def encode_parts(self, parts: Iterable[TextPart]) -> list[int]:
+        """Token ids of the parts joined, without the tokens put around every text; the parts of a chat have them.
+
+        Control tokens come only from parts with parse_special: one written out in another part, or across the end of
+        such a part, is encoded as ordinary text. Control tokens are the tokenizer's special tokens, and further added
+        tokens that the chat template names (such as Qwen's <tool_call>). Without such text the ids are those of the
+        joined text, merges across parts included. RequestError as `encode`.
+        """
+        with library_errors(self._parts.where):
+            return self._fenced.encode(tuple(parts))
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of token ids; special tokens are shown only if `special`. Bytes that are not UTF-8 become U+FFFD."""
@@ -103,18 +113,31 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text that the model's chat template renders for messages ({"role", "content"} each).
+        """The prompt text of messages, to be read; encode `chat_parts` instead. Arguments and errors as there."""
+        parts = self.chat_parts(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        return "".join(part.text for part in parts)
 
-        With `add_generation_prompt` the text ends where the model's answer begins; `variables` are further values for
-        the template. TokenizerError if there is no template, or it refuses the messages.
+    def chat_parts(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[TextPart]:
+        """The prompt that the model's chat template renders for messages ({"role", "content"} each), for
+        `encode_parts`: what the template wrote with parse_special, what comes from messages and `variables` (further
+        values for the template, such as tools) without.
+
+        With `add_generation_prompt` the prompt ends where the model's answer begins. TokenizerError if there is no
+        template, or it refuses the messages.
         """
         if self.chat_template is None:
             raise TokenizerError(
                 f"{self._parts.where} has no chat template.",
                 "Give the prompt as plain text (--raw on the command line).",
             )
-        context = {"tools": None, "documents": None, **self._parts.named, **(variables or {})}
-        return render(self.chat_template, messages, {**context, "add_generation_prompt": add_generation_prompt})
+        context = {"tools": None, "documents": None, **own(dict(self._parts.named)), **(variables or {})}
+        return render(self.chat_template, messages, {**context, "add_generation_prompt": add_generation_prompt}).parts()
 
     def _spell(self, token_id: int) -> bytes:
         text = self.token(token_id)

@@ -136,7 +136,7 @@ def scored_merges(tokens: Sequence[str], scores: Sequence[float], kinds: Sequenc
     """Every merge of two tokens into a third, best score first; among equal scores the longer left part first.
 
     llama.cpp takes the leftmost place among equal scores, the library one merge after the other. On runs of one
-    character, where published vocabularies have equal scores (spaces), both come to the same.
+    character, which are where Llama's vocabulary has equal scores (spaces), both come to the same.
 
     Control, unknown and byte tokens (by `kinds`) are never merged from text, nor into other tokens.
     """
