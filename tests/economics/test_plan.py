@@ -204,7 +204,7 @@ BAD = [
     (["--tp", "0"], "tp = 0"),
     (["--ep", "2"], "has no experts to spread over 2 ranks"),
     (["--plot", "picture.bmp"], "picture.bmp is not a picture"),
-    (["--json", "nowhere/x.json"], "cannot be written to nowhere/x.json"),
+    (["--json", "nowhere/x.json"], "'--json': 'nowhere/x.json' cannot be written"),
 ]
 
 

@@ -153,13 +153,18 @@ def test_several_drafters_are_measured_side_by_side(run: Any, tmp_path: Path) ->
         (["--drafter", "ngram", "--depth", "9"], "drafts at most 8"),
         (["--drafter", "ngram,ngram:1", "-o", "x.json"], "one drafter"),
         (["--drafter", "ngram", "-o", "same", "--trace", "same"], "Two results"),
-        (["--drafter", "ngram", "-o", "/nowhere/x.json"], "/nowhere/x.json"),
         (["--drafter", "ngram", "--plot", "x.gif"], "x.gif"),
     ],
 )
 def test_misuse_is_named(run: Any, arguments: list[str], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         run(*arguments)
+
+
+def test_a_file_that_cannot_be_written_is_named(run: Any) -> None:
+    result = run("--drafter", "ngram", "-o", "/nowhere/x.json")
+    assert result.exit_code == 2
+    assert "'/nowhere/x.json' cannot be written: there is no such folder" in result.stderr
 
 
 # ---- estimates of answers written by hand ---------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class OutputPath(click.Path):
         path = as_bad_parameter(lambda: expand_path(str(value)))
         cause = console.obstacle(path)
         if cause:
-            self.fail(f"{shown(str(path))} cannot be written: {cause}.", param, ctx)
+            self.fail(f"{str(path)!r} cannot be written: {cause}.", param, ctx)
         return super().convert(str(path), param, ctx)
 
 
