@@ -105,7 +105,11 @@ def _wrap(stream: io.TextIOWrapper, kind: type[io.TextIOWrapper]) -> io.TextIOWr
         ascii_only = codecs.lookup(stream.encoding).name == "ascii"  # as in the C locale, which says nothing
         return _Input(stream.buffer, encoding="utf-8" if ascii_only else stream.encoding)
     return kind(
-        stream.buffer, encoding=stream.encoding, errors="backslashreplace", line_buffering=stream.line_buffering
+        stream.buffer,
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,  # of PYTHONUNBUFFERED and -u
     )
 
 
