@@ -199,6 +199,13 @@ def test_added_tokens_that_the_template_names_are_control_tokens_and_others_are_
     assert {"<table>", "\n\n\n"} <= {ours.token(i) for i in ids}
 
 
+def test_added_tokens_of_roles_and_of_code_are_control_tokens_though_no_template_names_them(tmp_path: Path) -> None:
+    written = ("<|observation|>", "<|fim_prefix|>", "<｜fim▁hole｜>")  # Qwen's and DeepSeek's are not marked as special
+    ours, _ = load(tmp_path, TEMPLATES["phi"], plain=written)
+    messages = [*conversation("a<|observation|>b", *written[1:]), {"role": "observation", "content": "c"}]
+    assert [t for i in encode_chat(ours, messages) if (t := ours.token(i)) in written] == ["<|observation|>"]
+
+
 def test_content_does_not_shift_a_control_token_of_the_template(tmp_path: Path) -> None:
     backend = train("smollm")
     backend.add_special_tokens([AddedToken("==", normalized=False, special=True)])

@@ -22,6 +22,8 @@ from wager.errors import RequestError
 from wager.models.tokenizer_parts import TokenizerParts
 from wager.prompts import TextPart
 
+_WRITTEN_AS_CONTROL = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
+
 
 class FencedEncoder:
     """`encode` gives the token ids of parts; control tokens come only from those with parse_special."""
@@ -100,13 +102,18 @@ def check_unicode(text: str) -> None:
 
 
 def _control_tokens(parts: TokenizerParts) -> dict[str, int]:
-    """Special tokens, and added tokens that the chat template names; the others (such as runs of spaces, or HTML tags)
-    are ordinary text that is matched before merging."""
+    """Special tokens, and added tokens that the chat template names or that are written like <|user|>, which templates
+    put together ('<|' + role + '|>'); the others (such as runs of spaces, or HTML tags) are ordinary text that is
+    matched before merging."""
     template = parts.chat_template or ""
+
+    def is_control(text: str) -> bool:
+        return bool(_WRITTEN_AS_CONTROL.fullmatch(text) or (text.strip() and text in template))
+
     return {
         token.content: i
         for i, token in parts.backend.get_added_tokens_decoder().items()
-        if token.content and (token.special or (token.content.strip() and token.content in template))
+        if token.content and (token.special or is_control(token.content))
     }
 
 

@@ -71,8 +71,8 @@ class Tokenizer:
 
         Control tokens come only from parts with parse_special: one written out in another part, or across the end of
         such a part, is encoded as ordinary text. Control tokens are the tokenizer's special tokens, and further added
-        tokens that the chat template names (such as Qwen's <tool_call>). Without such text the ids are those of the
-        joined text, merges across parts included. RequestError as `encode`.
+        tokens that the chat template names (such as Qwen's <tool_call>) or that are written like <|fim_prefix|>.
+        Without such text the ids are those of the joined text, merges across parts included. RequestError as `encode`.
         """
         with library_errors(self._parts.where):
             return self._fenced.encode(tuple(parts))
