@@ -398,3 +398,21 @@ def test_limits_leave_the_loops_of_a_template_alone(directory: Callable[..., Pat
     )
     text = Tokenizer.load(path).chat([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
     assert text == "1/2,2/2.===3x!32a1ac"
+
+
+def test_limits_leave_long_chats_alone(directory: Callable[..., Path]) -> None:
+    path = directory("llama")
+    (path / "chat_template.jinja").write_text(
+        "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t ~ m.content ~ '|' %}{% endfor %}{{ n.t }}"
+    )
+    messages = [{"role": "user", "content": "a" * 200}] * 2000
+    assert Tokenizer.load(path).chat(messages) == ("a" * 200 + "|") * 2000
+
+
+def test_lists_that_a_template_makes_are_counted_by_their_entries(directory: Callable[..., Path]) -> None:
+    path = directory("llama")
+    (path / "chat_template.jinja").write_text(
+        "{% set t = 'xa' * 500000 %}{% for i in range(99) %}{% set y = t.split('a') %}{% endfor %}"
+    )
+    with pytest.raises(TokenizerError, match="without end"):
+        Tokenizer.load(path).chat(fuzz_models.MESSAGES)

@@ -17,8 +17,9 @@ from jinja2.visitor import NodeTransformer
 
 _WORK = 5_000_000
 """Items, calls and units of text in one rendering: seconds. Templates of published models take thousands."""
-_CALL, _CHARACTERS = 20, 64
-"""Items that a call counts as; characters of text that count as one item."""
+_CALL, _CHARACTERS, _COPIED = 20, 64, 512
+"""Items that a call counts as; characters of a text it makes that count as one item; characters, or entries of a list,
+that count as one where they are only copied."""
 _LONGEST = 1 << 26
 _LARGEST_POWER = 64
 
@@ -63,10 +64,18 @@ def _counting(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def _measured(value: Any) -> Any:
-    """The result of an operation, its size counted."""
+    """The result of a call or filter, its size counted: each entry of a list is an object made."""
     if isinstance(value, str | list | tuple):
         _check_length(len(value))
-        _spend(len(value) // _CHARACTERS)
+        _spend(len(value) // (_CHARACTERS if isinstance(value, str) else 1))
+    return value
+
+
+def _joined(value: Any) -> Any:
+    """The result of + or ~, its size counted; a template may add to one text message by message."""
+    if isinstance(value, str | list | tuple):
+        _check_length(len(value))
+        _spend(len(value) // _COPIED)
     return value
 
 
@@ -85,11 +94,11 @@ class _Limiter(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _filtered(node, "measured")
+        return _filtered(node, "joined")
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:
         self.generic_visit(node)
-        return _filtered(node, "measured")
+        return _filtered(node, "joined")
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
         self.generic_visit(node)
@@ -107,7 +116,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.filters |= {"counted": _counted, "measured": _measured}
+        self.filters |= {"counted": _counted, "measured": _measured, "joined": _joined}
         self.globals.pop("lipsum", None)  # makes any number of paragraphs in one call
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
