@@ -111,8 +111,8 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Answer a conversation, or a list of them, through the model's chat template, which alone writes control
         tokens: messages stay text. Otherwise as `generate`. TokenizerError if it is absent or refuses them."""
-        listed = isinstance(messages, Sequence) and not isinstance(messages, str)
-        if not listed or (messages and isinstance(messages[0], Mapping)):
+        sequence = isinstance(messages, Sequence) and not isinstance(messages, str)
+        if not sequence or (messages and isinstance(messages[0], Mapping)):
             check_conversation(messages)
             return self._answer_one(encode_chat(self.tokenizer, messages), params)  # type: ignore[arg-type]
         for conversation in messages:

@@ -87,5 +87,4 @@ def encode_prompt(tokenizer: ChatTokenizer, prompt: object) -> tuple[int, ...]:
 
 def is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
     """Whether it is one conversation rather than a list of them, or a prompt."""
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return listed and bool(value) and isinstance(value[0], Mapping)  # type: ignore[index]
+    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
