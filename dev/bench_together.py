@@ -59,7 +59,7 @@ class Run:
     def step(self) -> None:
         begun = time.perf_counter()
         while self.todo and self.running < self.concurrency:
-            Engine.add(self.engine, self.todo.popleft())  # not the loaded engine's own, which resets the prefix cache
+            Engine._add(self.engine, self.todo.popleft())  # not the loaded engine's own, which resets the prefix cache
             self.running += 1
         events = self.engine.step()
         self.seconds += time.perf_counter() - begun

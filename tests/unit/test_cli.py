@@ -466,7 +466,7 @@ def test_prove_under_a_rule_for_chains_leaves_trees_out(wager: Call, flags: list
 
 
 def test_pull_prints_the_path_and_shows_progress(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pull(name: str, progress) -> Path:
+    def pull(name: str, progress, *, force: bool) -> Path:
         for done in range(0, 101, 10):
             progress(f"Downloading {name}", done * 1_000_000, 100_000_000)
         return Path("/somewhere") / name

@@ -54,7 +54,8 @@ def parse_policy(text: str, *, replay: bool = False) -> PolicySpec:
         return PolicySpec("fixed")
     if kind == "threshold":
         return _parse_threshold(text, argument, replay=replay)
-    hint = did_you_mean(kind, forms, otherwise="") or f"Known policies: {', '.join(forms.values())}."
+    hint = f"Write {forms[kind]}." if kind in forms else did_you_mean(kind, forms, otherwise="")
+    hint = hint or f"Known policies: {', '.join(forms.values())}."
     raise UsageError(f"policy = {shown(text)} is not known.", hint)
 
 
