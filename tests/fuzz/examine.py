@@ -36,8 +36,12 @@ class Examined:
 
 def examine(path: Path) -> Examined:
     """Open the model, encode, decode and render with its tokenizer, and generate a few tokens."""
-    warnings.simplefilter("error", RuntimeWarning)  # overflow and invalid numbers inside numpy
-    np.seterr(over="raise", invalid="raise", divide="raise")
+    with warnings.catch_warnings(), np.errstate(over="raise", invalid="raise", divide="raise"):
+        warnings.simplefilter("error", RuntimeWarning)  # overflow and invalid numbers inside numpy
+        return _examine(path)
+
+
+def _examine(path: Path) -> Examined:
     try:
         return _shape(path) or (Examined(ANSWER, "") if path.suffix == ".json" else _answer(path))
     except CacheIntegrityError as error:  # by definition a defect
