@@ -33,7 +33,8 @@ DRAFTERS: dict[str, tuple[Callable[[], Drafter | None], int]] = {
     "dying": (lambda: FailingDrafter(calls=300), 2000),
     "none": (lambda: None, 3000),
 }
-"""How to make each drafter, and how many requests it serves, twelve thousand in all: enough that what is allocated once stays below the bound."""
+"""How to make each drafter, and how many requests it serves, twelve thousand in all: enough that what is allocated once
+stays below the bound."""
 
 
 def random_request(rng: random.Random, number: int) -> Request:
