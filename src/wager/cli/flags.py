@@ -231,10 +231,6 @@ class Framing:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, {"role": "user", "content": prompt}]
 
-    def prepare(self, prompt: str) -> str | list[dict[str, str]]:
-        """The argument of `LLM.stream`: the prompt as it is, or a conversation."""
-        return prompt if self.raw else self.messages(prompt)
-
     def encode(self, tokenizer: ChatTokenizer, prompt: str) -> tuple[int, ...]:
         """Token ids of a prompt."""
         from wager.prompts import encode_chat

@@ -51,10 +51,14 @@ def command(
     text = _prompt(prompt)
     if show and rounds:
         raise click.UsageError("--show colours the text; --rounds prints rounds in its place. Give one of the two.")
-    with open_llm(
-        config, expected=lambda tokenizer: [Request("prompt", framing.encode(tokenizer, text), params)]
-    ) as llm:
-        stream = llm.stream(framing.prepare(text), params)
+    requests: list[Request] = []
+
+    def expected(tokenizer: Tokenizer) -> list[Request]:
+        requests.append(Request("prompt", framing.encode(tokenizer, text), params))
+        return requests
+
+    with open_llm(config, expected=expected) as llm:
+        stream = llm.stream(requests[0].prompt, params)
         colorer = _colorer(llm.tokenizer, stream.request.prompt) if show else None
         to_stdout = str(json_path) != "-"
         report = _print_rounds(stream, llm, to_stdout=to_stdout) if rounds else None
