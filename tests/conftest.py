@@ -1,4 +1,4 @@
-"""The real model that some tests use."""
+"""The real model that some tests use, and commands called within the process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+
+from in_process import wager  # noqa: F401 (a fixture)
 
 
 @pytest.fixture(scope="session")

@@ -13,36 +13,18 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from command_lines import BASES, HUGE, NOT_NUMBERS, NOT_WHOLE, VALID, kind, parameters
 
 import wager as package
-from wager.cli import VERBS, main
+from in_process import Call, Result
+from wager.cli import VERBS
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1]), "NO_COLOR": "1"}
 RUN = BASES["run"]
-
-
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-Call = Callable[..., Result]
-
-
-@pytest.fixture
-def wager(capfd: pytest.CaptureFixture[str]) -> Call:
-    def call(*arguments: str) -> Result:
-        capfd.readouterr()
-        code = main(arguments)
-        return Result(code, *capfd.readouterr())
-
-    return call
 
 
 def refused(result: Result, *words: str, code: int = 2) -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import wager as package
-from wager.cli import VERBS, main
+from in_process import Call
+from wager.cli import VERBS
 from wager.errors import DownloadError
 from wager.models import hub
 
@@ -91,24 +91,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def flags(model: str) -> list[str]:
     return ["--model", model, "--threads", "1", "--memory", "256MiB"]
-
-
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-Call = Callable[..., Result]
-
-
-@pytest.fixture
-def wager(capfd: pytest.CaptureFixture[str]) -> Call:
-    def call(*arguments: str) -> Result:
-        capfd.readouterr()
-        code = main(arguments)
-        return Result(code, *capfd.readouterr())
-
-    return call
 
 
 # ---- the group ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,27 @@
+"""Commands of wager called within the process of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from wager.cli import main
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def wager(capfd: pytest.CaptureFixture[str]) -> Call:
+    def call(*arguments: str) -> Result:
+        capfd.readouterr()
+        code = main(arguments)
+        return Result(code, *capfd.readouterr())
+
+    return call
