@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import test_cli
-from test_cli import Call
 
+from in_process import Call
 from wager.cli.calibrate import row_costs
 from wager.economics.latency.surface import LatencySurface
 
 model = test_cli.model
 flags = test_cli.flags
-wager = test_cli.wager
 
 
 @pytest.fixture
