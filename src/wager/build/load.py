@@ -5,6 +5,7 @@ Model, tokenizer, drafters and memory are checked before the first large allocat
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
 from wager.trace import Trace
 from wager.types import Request
+
+log = logging.getLogger("wager")
 
 Report = Callable[[str], None]
 
@@ -155,9 +158,12 @@ def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:
 def _select_kernels(config: EngineConfig, model: OpenedModel) -> Kernels:
     attention, options = model.spec.attention, config.model
     latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
-    return select(
+    kernels = select(
         options.kernels, dtype=options.dtype, threads=options.threads, head_dim=attention.head_dim, latent=latent
     )
+    if options.kernels == "auto" and kernels.name.startswith("reference"):
+        log.warning("Answers are computed by the slower reference kernels: %s.", kernels.reason)
+    return kernels
 
 
 def _plan_memory(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from wager.arch.spec import ModelSpec
 from wager.config import EngineConfig
-from wager.draft.model import check_same_vocabulary
+from wager.draft.vocabulary import check_same_vocabulary
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.models import footprint

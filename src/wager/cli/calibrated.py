@@ -79,7 +79,7 @@ def _spec(model: str) -> ModelSpec:
     from wager.models import hub, random_models
     from wager.models.weights import open_weights
 
-    if random_models.is_random(model):
+    if hub.is_random(model):
         return random_models.spec_of(model)
     try:
         path = hub.find(model)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from wager.arch.attention import Mla
 from wager.arch.config_keys import brief
@@ -248,6 +247,8 @@ def _shards(path: Path) -> list[Path]:
 
 def _open_shard(file: Path) -> dict[str, _Stored]:
     """The tensors of one file, whose header the library has checked: offsets, sizes and types agree with the file."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(file, framework="numpy"), file.open("rb") as opened:
             data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
