@@ -72,15 +72,40 @@ void Tape::limit_blocks(const CacheView& cache) {
 void Tape::link_prefetch(const Linear& op) {
     if (last_linear_ >= 0) {
         Linear& before = std::get<Linear>(ops_[last_linear_]);
-        before.next_weight = op.weight;
-        before.next_panel = panel_elements(op.k);
+        before.next = op.weight;
         before.next_panels = op.panels;
     }
     last_linear_ = static_cast<std::ptrdiff_t>(ops_.size());
 }
 
+// Products of quantised weights read quantised rows: room for them, and the op that makes them.
+void Tape::add_quantise(const QuantiseRows& op) {
+    if (op.format == WeightFormat::bf16) return;
+    const size_t blocks = op.k / kBlockInputs, rows = static_cast<size_t>(in_.max_rows) * op.per_row;
+    if (blocks * kOwnRows > own_blocks_) {
+        own_blocks_ = blocks * kOwnRows;
+        own_ = std::make_unique<Buffer>(own_blocks_ * sizeof(ActivationBlock) * pool_->threads());
+    }
+    if (rows > kOwnRows && blocks * rows > shared_blocks_) {
+        shared_blocks_ = blocks * rows;
+        shared_ = std::make_unique<Buffer>(shared_blocks_ * sizeof(ActivationBlock));
+    }
+    ops_.push_back(op);
+}
+void Tape::quantise_before(const Op& op) {
+    std::visit(Overloaded{
+                   [&](const Linear& o) { add_quantise({o.x, o.weight.k, 1, o.row_set, o.weight.format}); },
+                   [&](const PerHead& o) { add_quantise({o.x, o.heads * o.weight.k, 1, RowSet::rows, o.weight.format}); },
+                   [&](const ExpertsIn& o) { add_quantise({o.x, o.weight.k, o.top_k, RowSet::rows, o.weight.format}); },
+                   [&](const ExpertsOut& o) { add_quantise({o.x, o.weight.k, o.top_k, RowSet::rows, o.weight.format}); },
+                   [](const auto&) {},
+               },
+               op);
+}
+
 void Tape::record(Op op) {
     const Exclusive use(busy_);
+    quantise_before(op);
     std::visit(Overloaded{
                    [&](const Embed& o) { vocab_ = std::min(vocab_, o.vocab); },
                    [&](const Linear& o) { link_prefetch(o); },
@@ -255,13 +280,17 @@ void Tape::run(int rows, int sequences, int logits_rows) {
     copy_inputs(rows, sequences, logits_rows);
     check(rows, sequences, logits_rows);
     for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
-    const Step step{in_, rows, sequences, logits_rows, pool_->threads(), plan(rows), scratch_.data(), scratch_bytes_};
+    const Step step{in_, rows, sequences, logits_rows, pool_->threads(), plan(rows), scratch_.data(), scratch_bytes_,
+                    own_ ? reinterpret_cast<ActivationBlock*>(own_->data()) : nullptr,
+                    shared_ ? reinterpret_cast<ActivationBlock*>(shared_->data()) : nullptr, own_blocks_};
     pool_->run([&](int thread) {
         const Table& table = *table_;
         for (const Op& op : ops_) {
+            if (const auto* o = std::get_if<QuantiseRows>(&op); o && row_count(step, o->row_set) * o->per_row <= kOwnRows) continue;
             std::visit(Overloaded{
                            [&](const Embed& o) { table.embed(o, step, thread); },
                            [&](const RmsNorm& o) { table.rms_norm(o, step, thread); },
+                           [&](const QuantiseRows& o) { table.quantise_rows(o, step, thread); },
                            [&](const Linear& o) { table.linear(o, step, thread); },
                            [&](const PerHead& o) { table.per_head(o, step, thread); },
                            [&](const Router& o) { table.router(o, step, thread); },
