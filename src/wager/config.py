@@ -35,11 +35,11 @@ _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The model, its number format and its kernels.
+    """The model, the number format of its matrices and its kernels.
 
-    model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: of the matrices,
-    auto (a GGUF file in its own types, a checkpoint in bfloat16), bf16 (or bfloat16), q8, q4, or float32 (reference
-    kernels only); see models/matrices.py. kernels: auto, native or reference. threads: of the native kernels, None for one per
+    model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: auto (a GGUF
+    file in its own types, other models in bfloat16), bf16 or bfloat16, q8, q4, or float32 (reference kernels only);
+    see models/matrices.py. kernels: auto, native or reference. threads: of the native kernels, None for one per
     physical core.
     """
 
@@ -52,7 +52,7 @@ class ModelConfig:
         _check_text("model", self.model)
         if self.dtype == "bfloat16":
             object.__setattr__(self, "dtype", "bf16")
-        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("dtype", self.dtype, (*DTYPES, "bfloat16"))
         _check_choice("kernels", self.kernels, ("auto", "native", "reference"))
         _check_integer("threads", self.threads, minimum=1)
         if self.threads is not None:

@@ -123,7 +123,7 @@ def test_a_calibration_is_used_in_its_own_setup_only(
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
     speculating = config.with_options(drafter="ngram")
     first = load(speculating)
-    current = setup(first.kernels, first.spec, model="tiny")
+    current = setup(first.kernels, first.spec, model="tiny", dtype="bfloat16")
     points = [StepPoint(rows, 1, 100, 1.0 * rows) for rows in (1, 2, 4)]  # unrealistically long
     calibration = Calibration.fit(current, points, points[:1], seconds=1)
     folder = hub.cache_dir(FOLDER)

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from quantised_cases import HALVES, matrix, raw_rows
 
+from quantised_cases import HALVES, matrix, raw_rows
 from wager.errors import ModelError
 from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix, stack
 from wager.kernels.quantise import quantise

@@ -7,8 +7,8 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from quantised_cases import matrix
 
+from quantised_cases import matrix
 from wager.kernels.blocks import BLOCK_FORMATS
 from wager.kernels.reference_quantised import ReferenceQuantised, fused, quantise_row
 

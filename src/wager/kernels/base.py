@@ -217,8 +217,8 @@ class Kernels(Protocol):
         """weight [N, K] (any float type, or quantised) in the backend's layout, with its bias [N]."""
 
     def pack_gated(self, gate: Matrix, up: Matrix, *, bias: tuple[Array, Array] | None = None) -> Any:
-        """gate and up [N, K], of one format, in one layout, so that their product needs no round trip through memory. `bias` is the
-        gate's and the up projection's, [N] each."""
+        """gate and up [N, K], of one format, in one layout, so that their product needs no round trip through
+        memory. `bias` is the gate's and the up projection's, [N] each."""
 
     def pack_experts(self, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> Any:
         """Gate and up [width, hidden] and down [hidden, width] of `count` experts in order, taken one by one; all gates

@@ -58,7 +58,10 @@ class CpuTape:
         size = FLOAT32.itemsize
         shaped = array.ndim == 2 and array.shape[1] == width and array.dtype == FLOAT32
         if not shaped or array.strides[1] != size or array.strides[0] % size or array.strides[0] < size * width:
-            raise ModelError(f"{name} is {array.dtype} {tuple(array.shape)}; it must be float32 rows of {width}.")
+            raise ModelError(
+                f"{name} is {array.dtype} {tuple(array.shape)}; it must be contiguous float32 rows of {width}.",
+                "A tape's buffers are fixed when it is recorded.",
+            )
         self._check_room(name, array, of)
         self._kept.append(array)
         return address(array)

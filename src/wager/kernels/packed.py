@@ -71,7 +71,7 @@ class PackedExperts:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _StoredRows:
     """Where the rows of a matrix lie, in the order of its outputs; `owner` keeps their memory."""
 
     format: str
@@ -83,10 +83,10 @@ class _Rows:
     def n(self) -> int:
         return len(self.addresses)
 
-    def padded(self, outputs: int) -> _Rows:
+    def padded(self, outputs: int) -> _StoredRows:
         """With outputs that are zero, up to a multiple of `outputs`."""
         rest = np.zeros(-self.n % outputs, np.uint64)
-        return _Rows(self.format, np.concatenate([self.addresses, rest]), self.k, self.owner)
+        return _StoredRows(self.format, np.concatenate([self.addresses, rest]), self.k, self.owner)
 
     def write(self, pool: Any, buffer: Any, offset: int) -> None:
         """Pack the panels, all full, `offset` bytes into the buffer."""
@@ -155,14 +155,14 @@ def pack_experts(pool: Any, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, c
     return packed
 
 
-def _rows(weight: Matrix) -> _Rows:
+def _rows(weight: Matrix) -> _StoredRows:
     """The rows of a matrix, quantised or in bfloat16."""
     name = weight.format.name if isinstance(weight, QuantisedMatrix) else "bf16"
     multiple = int(_native.input_multiple(name))
     if len(weight.shape) != 2 or weight.shape[1] % multiple or not all(weight.shape):
         raise ModelError(
-            f"A weight of shape {tuple(weight.shape)} cannot be packed: the native kernels need [N, K] with K a "
-            f"multiple of {multiple} in {name}.",
+            f"A weight of shape {tuple(weight.shape)} cannot be packed: the native kernels need [N, K] with K "
+            f"{'even' if multiple == 2 else f'a multiple of {multiple} in {name}'}.",
             "Use --kernels reference for this model.",
         )
     if isinstance(weight, QuantisedMatrix):
@@ -170,10 +170,10 @@ def _rows(weight: Matrix) -> _Rows:
     else:
         stored = np.ascontiguousarray(weight, BFLOAT16)
     steps = np.arange(len(stored), dtype=np.uint64) * np.uint64(stored.strides[0])
-    return _Rows(name, np.uint64(address(stored)) + steps, weight.shape[1], stored)
+    return _StoredRows(name, np.uint64(address(stored)) + steps, weight.shape[1], stored)
 
 
-def _gated(gate: Matrix, up: Matrix) -> _Rows:
+def _gated(gate: Matrix, up: Matrix) -> _StoredRows:
     """16 rows of the gate, the same 16 of the up projection, and so on."""
     first, second = _rows(gate), _rows(up)
     if (first.format, gate.shape) != (second.format, up.shape):
@@ -182,10 +182,10 @@ def _gated(gate: Matrix, up: Matrix) -> _Rows:
             "one format."
         )
     halves = [half.padded(16).addresses.reshape(-1, 16) for half in (first, second)]
-    return _Rows(first.format, np.concatenate(halves, axis=1).ravel(), first.k, (first.owner, second.owner))
+    return _StoredRows(first.format, np.concatenate(halves, axis=1).ravel(), first.k, (first.owner, second.owner))
 
 
-def _check_same(name: str, rows: _Rows, first: _Rows) -> None:
+def _check_same(name: str, rows: _StoredRows, first: _StoredRows) -> None:
     if (rows.format, rows.n, rows.k) != (first.format, first.n, first.k):
         raise ModelError(f"{name} is {rows.format} of {rows.k} inputs, the first one {first.format} of {first.k}.")
 

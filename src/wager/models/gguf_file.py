@@ -22,9 +22,9 @@ from wager.arch.config_keys import shown
 from wager.arch.gguf_config import TensorSize
 from wager.arch.gguf_keys import check_tokenizer_keys, read_alignment
 from wager.errors import ModelError
+from wager.kernels.arrays import Array, DType
 from wager.kernels.blocks import BLOCK_FORMATS, Bytes, QuantisedMatrix
 from wager.models.gguf_blocks import StoredAs, converted, stored_as
-from wager.kernels.arrays import Array, DType
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
