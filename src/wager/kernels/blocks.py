@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from wager.errors import ModelError
+from wager.kernels.arrays import Array
 
 BLOCK = 32
 """Inputs that share a scale of the activations, and at most those that share a scale of the weights."""
@@ -126,15 +127,26 @@ class QuantisedMatrix:
         return all(bool(np.isfinite(_half(blocks, at)).all()) for at in self.format.fields)
 
 
-def stack(parts: Sequence[QuantisedMatrix]) -> QuantisedMatrix:
-    """The rows of several matrices of one format and width. ModelError if they differ."""
+Matrix = Array | QuantisedMatrix
+"""A matrix [n, k]: of floats, or quantised."""
+
+
+def stack(parts: Sequence[Matrix]) -> Matrix:
+    """The rows of several matrices of one form and width. ModelError if they differ."""
     first = parts[0]
-    for part in parts:
-        if (part.format, part.k) != (first.format, first.k):
-            raise ModelError(
-                f"{first.format.name} of {first.k} inputs and {part.format.name} of {part.k} cannot be one matrix."
-            )
-    return QuantisedMatrix(first.format, np.concatenate([part.data for part in parts]), first.k)
+    if len(parts) == 1:
+        return first
+    quantised = [part for part in parts if isinstance(part, QuantisedMatrix)]
+    floats = [part for part in parts if not isinstance(part, QuantisedMatrix)]
+    if not quantised:
+        return np.concatenate(floats)
+    if floats or any((part.format, part.k) != (quantised[0].format, quantised[0].k) for part in quantised):
+        forms = [
+            f"{part.format.name if isinstance(part, QuantisedMatrix) else part.dtype} {list(part.shape)}"
+            for part in parts
+        ]
+        raise ModelError(f"Matrices of {', '.join(forms)} cannot be one.")
+    return QuantisedMatrix(quantised[0].format, np.concatenate([part.data for part in quantised]), quantised[0].k)
 
 
 def _half(blocks: Bytes, at: int) -> NDArray[np.float16]:

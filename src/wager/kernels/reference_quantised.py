@@ -56,6 +56,12 @@ class ReferenceQuantised:
         self.scales = np.ascontiguousarray(unpacked.scales.T)  # [k / group, n]
         self.minima = None if unpacked.minima is None else np.ascontiguousarray(unpacked.minima.T)
         self.bias = bias
+        self._matrix = matrix
+
+    def row(self, index: int) -> Floats:
+        """The weights of one output, float32 [k]."""
+        found: Floats = self._matrix.take([index]).dequantise()[0]
+        return found
 
     def product(self, x: Floats) -> Floats:
         """W x + b of one row x float32 [k] -> float32 [n]."""

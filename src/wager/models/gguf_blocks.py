@@ -27,25 +27,29 @@ _PART = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
-    """What a type of GGUF becomes: the kernels' `format`, and whether every value stays what it was."""
+class StoredAs:
+    """How a tensor is stored: its file's name of the type, the block format that it is read in (None: floats), and
+    whether every value is the same there."""
 
-    format: str
-    exact: bool
+    kind: str
+    format: str | None = None
+    exact: bool = True
 
 
-def conversion(kind: Kind) -> Conversion:
-    """What a quantised type becomes. A type that is read in no way fails when it is dequantised."""
-    name = kind.name.lower()
-    if name in BLOCK_FORMATS:
-        return Conversion(name, exact=True)
-    return _CONVERSIONS.get(kind, Conversion("q8_0", exact=False))
+def stored_as(kind: Kind) -> StoredAs:
+    """What a type of GGUF is read as. One that is read in no way fails when it is dequantised."""
+    name = kind.name
+    if kind in FLOATS:
+        return StoredAs(name)
+    if name.lower() in BLOCK_FORMATS:
+        return StoredAs(name, name.lower())
+    return StoredAs(name, _EXACT.get(kind, "q8_0"), exact=kind in _EXACT)
 
 
 def converted(raw: Bytes, kind: Kind, k: int) -> QuantisedMatrix:
     """The rows `raw` uint8 [n, bytes] of a quantised type as a matrix [n, k]: the same bytes where the kernels know
     the type. NotImplementedError if gguf cannot dequantise it."""
-    target = conversion(kind).format
+    target = stored_as(kind).format or ""
     if target == kind.name.lower():
         return QuantisedMatrix(BLOCK_FORMATS[target], raw, k)
     known, size = BLOCK_FORMATS[target], GGML_QUANT_SIZES[kind][1]
@@ -140,14 +144,14 @@ def _q3_k_scales(blocks: Bytes) -> Bytes:
     return scales.view(np.uint8)
 
 
-_CONVERSIONS: Mapping[Kind, Conversion] = {
-    Kind.IQ4_NL: Conversion("q8_0", exact=True),
-    Kind.IQ4_XS: Conversion("q8_0", exact=False),
-    Kind.MXFP4: Conversion("q5_0", exact=True),
-    Kind.TQ1_0: Conversion("q4_0", exact=True),
-    Kind.TQ2_0: Conversion("q4_0", exact=True),
-    Kind.Q3_K: Conversion("q6_k", exact=True),
+_EXACT: Mapping[Kind, str] = {
+    Kind.IQ4_NL: "q8_0",
+    Kind.MXFP4: "q5_0",
+    Kind.TQ1_0: "q4_0",
+    Kind.TQ2_0: "q4_0",
+    Kind.Q3_K: "q6_k",
 }
+"""Types whose every value can be written in a format of the kernels."""
 
 _CONVERT: Mapping[Kind, Callable[[Bytes], Bytes]] = {
     Kind.IQ4_NL: _iq4_nl,

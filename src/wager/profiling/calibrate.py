@@ -29,9 +29,9 @@ _QUICK_UNCERTAINTY = 3.0
 """Uncertainty of a quick surface relative to that of a full calibration."""
 
 
-def setup(kernels: Kernels, spec: ModelSpec, *, model: str) -> Setup:
-    """The setup that a calibration made now is valid for; `model` is the model's name."""
-    dtype = str(kernels.act)
+def setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: str) -> Setup:
+    """The setup that a calibration made now is valid for; `model` is the model's name, `dtype` describes the form of
+    its weights (Matrices.description)."""
     threads = getattr(kernels, "threads", None)  # the reference kernels run in one thread and have no such attribute
     return Setup(machine(), model, fingerprint(spec), kernels.name, threads, dtype)
 
