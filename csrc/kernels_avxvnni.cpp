@@ -2,7 +2,7 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__AVXVNNI__)
 #define WAGER_NS avxvnni
-#define WAGER_NAME "avx2-vnni"
+#define WAGER_NAME "avxvnni"
 #include "isa_avx2.h"
 #include "table.h"
 

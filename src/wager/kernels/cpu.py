@@ -20,8 +20,9 @@ from wager.kernels.cpu_tape import CpuTape
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads, pack, pack_experts, pack_gated, pack_heads
 from wager.types import GREEDY_TEMPERATURE
 
-ISAS = ("avx512", "avx2", "portable")
-"""Instruction sets, best first: AVX-512 with BF16 dot products, AVX2 with FMA, and whatever the compiler targets."""
+ISAS = ("avx512", "avxvnni", "avx2", "portable")
+"""Instruction sets, best first: AVX-512 with BF16 and VNNI, AVX2 with FMA (and AVX-VNNI), and whatever the compiler
+targets."""
 
 
 class CpuKernels:
