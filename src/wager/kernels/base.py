@@ -11,7 +11,7 @@ float32. Keys and values are rounded to the cache's type *before* their first us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -206,12 +206,22 @@ class Tape(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class WeightParts:
+    """A packed weight taken apart: `fields` are plain values, as JSON has them, `arrays` its bytes, uint8 [n] each."""
+
+    fields: Mapping[str, Any]
+    arrays: tuple[Array, ...]
+
+
 class Kernels(Protocol):
     """A backend: packs weights, allocates caches and records tapes."""
 
     name: str
     reason: str
     act: DType
+    weight_layout: int | None
+    """Version of the layout of packed weights, which changes when their bytes do; None: there is none to be kept."""
 
     def pack(self, weight: Matrix, bias: Array | None = None) -> Any:
         """weight [N, K] (any float type, or quantised) in the backend's layout, with its bias [N]."""
@@ -226,6 +236,13 @@ class Kernels(Protocol):
 
     def pack_heads(self, weight: Sequence[Matrix] | Array) -> Any:
         """One matrix [N, K] per head, all of one format, for `per_head`."""
+
+    def dismantle(self, weight: Any) -> WeightParts:
+        """A packed weight in parts that a file can hold; only with a `weight_layout`."""
+
+    def assemble(self, parts: WeightParts) -> Any:
+        """The packed weight of such parts, which uses their arrays as they are: they may be read-only. ValueError,
+        KeyError or TypeError if they are not those of a packed weight."""
 
     def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
         """Bytes of a packed matrix [n, k] of floats (None) or of that block format."""
