@@ -65,8 +65,8 @@ def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> Ca
     if not local:
         console.say(f"warning: {where} was made on another machine: {setup.machine}; this one is {this_machine}.")
     label = (
-        f"{setup.machine}; {setup.kernels}, {setup.dtype}, measured {calibration.age}, off by {errors.median:.1%} (median) and "
-        f"{errors.p90:.1%} (90th percentile) on steps it was not fitted to"
+        f"{setup.machine}; {setup.kernels}, {setup.dtype}, measured {calibration.age}, off by {errors.median:.1%} "
+        f"(median) and {errors.p90:.1%} (90th percentile) on steps it was not fitted to"
     )
     precision = _precision(setup.dtype, stored_in)
     described = replace(spec, name=name, precision=precision, source="the model's own files")

@@ -179,8 +179,8 @@ def _calibrations(stored: list[dict[str, Any]]) -> list[tuple[str, str]]:
         errors, threads = item["errors"], item["threads"] or "default"
         other = f"; on another machine: {item['other_machine']}" if item["other_machine"] else ""
         lines.append(
-            f"{item['model']}: {item['age']}, {item['kernels']}, {item['dtype']}, {threads} threads, off by {errors['median']:.1%} "
-            f"(median) and {errors['p90']:.1%} (90th percentile){other}"
+            f"{item['model']}: {item['age']}, {item['kernels']}, {item['dtype']}, {threads} threads, off by "
+            f"{errors['median']:.1%} (median) and {errors['p90']:.1%} (90th percentile){other}"
         )
     lines = lines or ["none: `wager calibrate` measures step times on this machine"]
     return [("" if index else "calibrated", line) for index, line in enumerate(lines)]

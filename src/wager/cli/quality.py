@@ -45,7 +45,7 @@ def measure_quality(engine: LoadedEngine) -> Quality:
 
 def in_words(found: Quality) -> str:
     return (
-        f"Against bfloat16, over {found.tokens} tokens: KL {found.kl:.4f} (99th percentile {found.kl_99:.3f}), the same "
-        f"most likely token at {found.top1:.1%}, perplexity {found.perplexity:.2f} (bfloat16 "
+        f"Against bfloat16, over {found.tokens} tokens: KL {found.kl:.4f} (99th percentile {found.kl_99:.3f}), the "
+        f"same most likely token at {found.top1:.1%}, perplexity {found.perplexity:.2f} (bfloat16 "
         f"{found.reference_perplexity:.2f})."
     )
