@@ -11,19 +11,25 @@ from wager.build.load import LoadedEngine
 from wager.build.opened import PassLimits
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE
+from wager.models.random_models import is_random
 from wager.profiling.logits import logits_of
 
 _ROWS = 128
 
 
 def measure_quality(engine: LoadedEngine) -> Quality:
-    """Loads the model once more, in bfloat16. Overwrites the engine's cache. UsageError if no matrix is quantised,
-    MemoryPlanError if there is no room for both."""
+    """Loads the model once more, in bfloat16. Overwrites the engine's cache. UsageError if no matrix is quantised or
+    the model is random, MemoryPlanError if there is no room for both."""
     target, kernels = engine.target, engine.kernels
     if target.decoder.weight_form == str(kernels.act):
         raise UsageError(
             f"--quality compares with bfloat16, and the weights of {target.opened.path.name} are {kernels.act}.",
             "Leave it out, or quantise them with --dtype q8 or q4.",
+        )
+    if is_random(str(target.opened.path)):
+        raise UsageError(
+            "--quality has nothing to compare with: a random model has other weights under every --dtype.",
+            "Give a trained model.",
         )
     context = min(WINDOW, target.opened.limits.context)
     limits = PassLimits(_ROWS, 1, context, logits_rows=_ROWS)
