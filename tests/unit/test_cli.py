@@ -349,7 +349,7 @@ def test_bench_states_the_quality_of_quantised_weights(wager: Call, flags: list[
     for model, named in (("", "are bfloat16"), ("random:llama:tiny", "a random model has other weights")):
         given = [*flags[2:], "--dtype", "q8", "--model", model] if model else flags
         refused = wager("bench", prompts, *given, "--quality", *short)
-        assert refused.code == 1 and named in refused.err
+        assert refused.code == 2 and named in refused.err
 
 
 def test_bench_without_a_file_uses_its_own_prompts(wager: Call, flags: list[str]) -> None:
