@@ -134,6 +134,8 @@ def load(
         check_length(request, max_context=model.limits.context, num_blocks=plan.num_blocks)
     if target is None:
         report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.matrices(kernels).description})")
+        for kind, form in model.matrices(kernels).converted.items():
+            report(f"{kind} has no kernels of its own: its tensors are read as {form}")
         decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
         target = LoadedTarget(config, model, decoder, kernels, plan)
     for item in opened:
