@@ -11,7 +11,7 @@
 namespace wager::WAGER_NS {
 
 constexpr int kTileRows = 4, kTileCols = 1;
-constexpr int kQkRows = 4;
+constexpr int kQkRows = 4, kQkCols = 1;
 constexpr int kPvRows = 4, kPvCols = 1;
 
 struct F {

@@ -11,7 +11,7 @@
 namespace wager::WAGER_NS {
 
 constexpr int kTileRows = 14, kTileCols = 2;  // linear: rows x 16 outputs held in registers
-constexpr int kQkRows = 12;                   // attention: row-heads against one key block
+constexpr int kQkRows = 6, kQkCols = 4;      // attention: row-heads x key blocks
 constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
 
 struct F {

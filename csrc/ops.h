@@ -15,7 +15,7 @@
 namespace wager {
 
 constexpr int kBlockSize = 16;  // tokens per block of the cache
-constexpr int kKeyTile = 64;    // keys that share one running maximum
+constexpr int kKeyTile = 64;    // keys whose scores are compared at once with the reference of the softmax
 constexpr int kSegment = 256;   // keys whose softmax is a unit of work; segments are combined in order
 constexpr int kPanel = 32;      // outputs per packed panel of weights
 constexpr int kMaxExperts = 1024;
@@ -46,9 +46,10 @@ struct AttentionPlan {
     const int32_t* tails;       // [rows]
     int tiles;
     int tail_blocks;  // room in the scratch memory per row
-    // Where segments are work items of their own: how many at most (0: they are not), their states, and how many are done.
+    // Where threads share out segments: how many a tile has at most (0: they take whole items), room for states, and how many
+    // threads are done with an item.
     int segments;
-    float* parts;
+    float* parts;            // [threads, segments + 1, state]
     std::atomic<int>* done;  // [tiles * kv_heads]
 };
 

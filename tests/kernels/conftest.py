@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -39,6 +41,12 @@ def backend(request: pytest.FixtureRequest) -> object:
 @pytest.fixture(params=ISAS)
 def one_thread(request: pytest.FixtureRequest) -> object:
     return native(request.param, threads=1)
+
+
+@pytest.fixture(params=ISAS)
+def threaded(request: pytest.FixtureRequest) -> Callable[[int], object]:
+    """Kernels of one instruction set by their number of threads."""
+    return lambda threads: native(request.param, threads)
 
 
 @pytest.fixture

@@ -121,6 +121,42 @@ def test_threads_do_not_change_a_row(kernels, one_thread):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("window", [None, 300])
+def test_any_number_of_threads_shares_a_long_path(threaded, window):
+    """Few rows: the segments of a kv head are cut between up to five threads, whose results are combined in order."""
+    shape = {"num_blocks": 128, "max_blocks": 96, "window": window}
+    rows, other = World(threaded(1)).rows(1400, seed=23), World(threaded(1)).rows(40, seed=24)
+    table, second = random.Random(25).sample(range(120), 90), list(range(120, 123))
+    tree = [-1, 0, 0, 1, 1, 2, 3, 3, 5, 6, 8, 2]
+    outs = []
+    for threads in (1, 2, 3, 5):
+        world = World(threaded(threads), **shape)
+        decode(world, rows[:1380], table, chunk=230)
+        world.step(Piece(second, 0, other[:38]))
+        pieces = (Piece(table, 1380, rows[1380:1381]), Piece(second, 38, other[38:]))
+        alone = world.step(pieces[0])
+        outs.append([*alone, *world.step(*pieces), *world.step(Piece(table, 1381, rows[1381:1393], parents=tree))])
+        assert torch.equal(outs[-1][0], outs[-1][1])
+    for got in outs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(got, outs[0], strict=True))
+
+
+@pytest.mark.parametrize("slope", [1.0, -1.0])
+def test_scores_that_rise_and_fall_by_far_match_the_oracle(kernels, oracle, slope):
+    """The reference of the softmax rises many times along the path, or never again after the first keys."""
+    ours, theirs = World(kernels), World(oracle)
+    rows, table = ours.rows(330, seed=26), blocks(21, seed=27)
+    queries, keys = ours.heads * ours.d, (ours.heads + ours.kv_heads) * ours.d
+    ramp = torch.linspace(-6.0, 6.0, 330)[:, None]
+    rows[:, :queries], rows[:, queries:keys] = 3.0, slope * ramp
+    rows[:, :keys] += 0.3 * torch.randn(330, keys, generator=torch.Generator().manual_seed(28))
+    for world in (ours, theirs):
+        world.outs = decode(world, rows[:300], table, chunk=100), decode(world, rows, table, start=300, chunk=7)
+    for got, want in zip(ours.outs, theirs.outs, strict=True):
+        torch.testing.assert_close(got.float(), want.float(), rtol=2**-7, atol=0.04)
+    assert torch.equal(torch.cat(ours.outs), decode(World(kernels), rows, table))
+
+
 def test_an_accepted_tree_path_is_moved_together(kernels):
     world = World(kernels, layers=3)
     table, prefix, guesses = blocks(6, seed=14), world.rows(30, seed=15), world.rows(5, seed=16)
