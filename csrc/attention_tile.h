@@ -9,8 +9,9 @@
 #include <cmath>
 
 #include "attention_block.h"
-#include "softmax_state.h"
+#include "block_copies.h"
 #include "scattered.h"
+#include "softmax_state.h"
 
 namespace wager::WAGER_NS {
 
@@ -28,12 +29,11 @@ struct AttentionTile {
     int first_seen, end_seen;  // positions that some row sees
     int all_from, all_to;      // positions that every row sees
     float scale;
-    uint16_t *q, *p;  // [row-heads, d], [row-heads, 64]
-    float* s;         // [row-heads, 64]
+    float* s;                                // [row-heads, 64]
     SoftmaxState segment_state, full_state;  // of the current segment; of all segments so far
+    uint16_t *q, *p;                         // [row-heads, d], [row-heads, 64]
+    BlockCopies key_copies, value_copies;
     Scattered scattered;
-    uint16_t *transposed, *masked;      // [4, 16 * d]: blocks of latents as values; blocks without values that are not finite
-    int transposed_block[kTileBlocks];  // which blocks they are
     const int32_t* table;
     int end_block;     // where this thread stops reading the current item
     NextBlocks after;  // what it reads then
@@ -48,14 +48,12 @@ struct AttentionTile {
           s(reinterpret_cast<float*>(scratch)),
           segment_state(s + tile_height(group) * kKeyTile, group, d),
           full_state(segment_state.o + state_floats(group, d), group, d),
-          after{nullptr, 0, 0, 0} {
-        const size_t height = tile_height(group);
-        q = reinterpret_cast<uint16_t*>(full_state.o + state_floats(group, d));
-        p = q + height * d;
-        transposed = p + height * kKeyTile;
-        masked = transposed + static_cast<size_t>(kTileBlocks) * kBlockSize * d;
-        scattered = Scattered(op, step, masked + static_cast<size_t>(kTileBlocks) * kBlockSize * d, tile_rows(group));
-    }
+          q(reinterpret_cast<uint16_t*>(full_state.o + state_floats(group, d))),
+          p(q + tile_height(group) * d),
+          key_copies(p + tile_height(group) * kKeyTile, kBlockSize * d),
+          value_copies(key_copies.at(kTileBlocks), kBlockSize * d),
+          scattered(op, step, value_copies.at(kTileBlocks), tile_rows(group)),
+          after{nullptr, 0, 0, 0} {}
 
     int first_key(int t) const { return first_key_of(op, step.in.positions[row + t]); }
     int end_key(int t) const { return step.in.positions[row + t] + 1; }
@@ -82,7 +80,8 @@ struct AttentionTile {
             const uint16_t* from = op.q + (static_cast<size_t>(row + t) * op.heads + head * group) * d;
             std::memcpy(q + t * group * d, from, static_cast<size_t>(group) * d * 2);
         }
-        for (int& block : transposed_block) block = -1;
+        key_copies.forget();
+        value_copies.forget();
         scattered.begin(row, rows, head);
     }
     // The item that this thread turns to afterwards, -1: none; its first blocks are prefetched.
@@ -119,28 +118,29 @@ struct AttentionTile {
         for (int i = 0; i < blocks; ++i) {
             keys[i] = cached(op, op.cache.keys, table[first + i], head);
             values[i] = cached_values(first + i);
-            const int from = (first + i) * kBlockSize;
-            if (from >= all_from && from + kBlockSize <= all_to) continue;
-            if (nonfinite_keys(values[i], values_d) & ~key_range(all_from - from, all_to - from)) return false;
+            if (!op.cache.q8 && !all_finite(first + i, values[i])) return false;
         }
-        const BlockFetch next_keys = next_blocks(op.cache.keys, last), next_values = next_blocks(op.cache.values, last);
         const int place = first % kTileBlocks * kBlockSize, from = first / kTileBlocks * kKeyTile;
+        const bool whole = from >= all_from && from + kKeyTile <= all_to;
+        BlockFetch fetches = next_blocks(op.cache.keys, last);
+        if (op.cache.q8) key_copies.widen(keys, blocks, place, fetches);
         each_part(total, kQkRows, [&](int i, int n, int part, int parts) {
-            score(n, blocks, q + i * d, d, keys, s + i * kKeyTile + place, share(next_keys, part, parts));
+            score(n, blocks, q + i * d, d, keys, s + i * kKeyTile + place, share(fetches, part, parts));
         });
-        if (from >= all_from && from + kKeyTile <= all_to) {
+        fetches = next_blocks(op.cache.values, last);
+        if (op.cache.q8) value_copies.widen(values, blocks, place, fetches);
+        if (whole && !op.cache.q8) {
             for (int i = 0; i < total; ++i) state.look_at_all(i, values_d, s + i * kKeyTile, scale);
-            for (int i = 0; i < total; ++i) state.weigh(i, s + i * kKeyTile, p + i * kKeyTile, 0, kTileBlocks, scale);
+            for (int i = 0; i < total; ++i) state.weigh(i, s + i * kKeyTile, p + i * kKeyTile, {0, kKeyTile, 0, kTileBlocks}, scale);
         } else {
             weigh(0, total, first, last, state);
         }
         each_part(total, kPvRows, [&](int i, int n, int part, int parts) {
             const ValueKernel kernel = BlockKernelUpTo<1, kPvRows>::value[n];
-            kernel(p + i * kKeyTile + place, values, blocks, values_d, state.o + i * values_d, share(next_values, part, parts));
+            kernel(p + i * kKeyTile + place, values, blocks, values_d, state.o + i * values_d, share(fetches, part, parts));
         });
         return true;
     }
-
     // The same where rows read different copies of a block: row by row, each over the blocks that it sees.
     void apart(int first, int last, SoftmaxState& state) {
         for (int t = 0; t < rows; ++t) {
@@ -150,10 +150,17 @@ struct AttentionTile {
             if (from >= to) continue;
             const uint16_t *keys[kTileBlocks], *values[kTileBlocks];
             for (int block = from; block < to; ++block) {
-                keys[block - from] = keys_of(t, block);
-                values[block - from] = finite_values(t, block, low - block * kBlockSize, high - block * kBlockSize);
+                const bool copied = scattered.holds(t, block);
+                keys[block - from] = copied ? scattered.keys(t, block) : cached(op, op.cache.keys, table[block], head);
+                values[block - from] = copied ? scattered.values(t, block) : cached_values(block);
+                if (!op.cache.q8) values[block - from] = finite(values[block - from], block, low, high);
             }
             const int place = from % kTileBlocks * kBlockSize;
+            if (op.cache.q8) {
+                BlockFetch none{};
+                key_copies.widen(keys, to - from, place, none);
+                value_copies.widen(values, to - from, place, none);
+            }
             each_part(group, kQkRows, [&](int i, int n, int, int) {
                 const int at = t * group + i;
                 score(n, to - from, q + at * d, d, keys, s + at * kKeyTile + place, {});
@@ -166,41 +173,36 @@ struct AttentionTile {
             });
         }
     }
-    const uint16_t* keys_of(int t, int block) const {
-        return scattered.holds(t, block) ? scattered.keys(t, block) : cached(op, op.cache.keys, table[block], head);
-    }
-    const uint16_t* values_of(int t, int block) {
-        return scattered.holds(t, block) ? scattered.values(t, block) : cached_values(block);
-    }
-    // Without those of keys outside [low, high) that are not finite.
-    const uint16_t* finite_values(int t, int block, int low, int high) {
-        const uint16_t* values = values_of(t, block);
-        const uint32_t hidden = ~key_range(low, high) & 0xFFFFu;
-        const uint32_t removed = hidden ? hidden & nonfinite_keys(values, values_d) : 0;
-        if (removed == 0) return values;
-        uint16_t* to = masked + static_cast<size_t>(block % kTileBlocks) * kBlockSize * d;
-        copy_without(removed, values, values_d, to);
-        return to;
-    }
 
     // Probabilities of row-heads [begin, end) for the keys that each sees of blocks [first, last).
     void weigh(int begin, int end, int first, int last, SoftmaxState& state) {
         const int from = first / kTileBlocks * kKeyTile, first_in = first % kTileBlocks, last_in = (last - 1) % kTileBlocks + 1;
+        const auto keys = [&](int i) { return TileKeys{first_key(i / group) - from, end_key(i / group) - from, first_in, last_in}; };
+        const float* by = op.cache.q8 ? key_copies.scales : nullptr;
+        for (int i = begin; i < end; ++i) state.look(i, values_d, s + i * kKeyTile, by, keys(i), scale);
         for (int i = begin; i < end; ++i) {
-            const TileKeys keys{first_key(i / group) - from, end_key(i / group) - from, first_in, last_in};
-            state.look(i, values_d, s + i * kKeyTile, keys, scale);
+            uint16_t* weights = p + i * kKeyTile;
+            if (op.cache.q8) state.weigh_scaled(i, s + i * kKeyTile, weights, value_copies.scales, keys(i), scale);
+            else state.weigh(i, s + i * kKeyTile, weights, keys(i), scale);
         }
-        for (int i = begin; i < end; ++i) state.weigh(i, s + i * kKeyTile, p + i * kKeyTile, first_in, last_in, scale);
     }
 
     // A block of values in the cache; of latents, transposed.
     const uint16_t* cached_values(int block) {
         if (op.cache.values) return cached(op, op.cache.values, table[block], head);
-        const int place = block % kTileBlocks;
-        uint16_t* to = transposed + static_cast<size_t>(place) * kBlockSize * d;
-        if (transposed_block[place] != block) transpose_latents(cached(op, op.cache.keys, table[block], head), values_d, to);
-        transposed_block[place] = block;
-        return to;
+        return value_copies.transposed(cached(op, op.cache.keys, table[block], head), values_d, block % kTileBlocks);
+    }
+    // Whether the values of a block are finite that some row does not see.
+    bool all_finite(int block, const uint16_t* values) const {
+        const int from = block * kBlockSize;
+        if (from >= all_from && from + kBlockSize <= all_to) return true;
+        return (nonfinite_keys(values, values_d) & ~key_range(all_from - from, all_to - from)) == 0;
+    }
+    // The values without those of keys outside [low, high) that are not finite.
+    const uint16_t* finite(const uint16_t* values, int block, int low, int high) {
+        const uint32_t hidden = ~key_range(low - block * kBlockSize, high - block * kBlockSize) & 0xFFFFu;
+        const uint32_t removed = hidden ? hidden & nonfinite_keys(values, values_d) : 0;
+        return removed ? value_copies.without(removed, values, values_d, block % kTileBlocks) : values;
     }
 
     // Calls body(first, how many, part, parts) for even parts of [0, total) of at most `most`.
@@ -215,7 +217,7 @@ struct AttentionTile {
 
     // The blocks read after block `last` - 1: of this tile, else of the next one.
     BlockFetch next_blocks(const uint16_t* all, int last) const {
-        BlockFetch next{{}, 0, d / 2};
+        BlockFetch next{{}, 0, static_cast<int>(cache_block(op.cache) / 32)};
         if (all == nullptr) return next;
         const NextBlocks from = last < end_block ? NextBlocks{table, head, last, end_block} : after;
         const int most = from.first + kTileBlocks < from.last ? from.first + kTileBlocks : from.last;

@@ -153,4 +153,16 @@ WAGER_INLINE F upper_bits(U x) {
     return {_mm256_cvtepi32_ps(_mm256_srli_epi32(x.a, 8)), _mm256_cvtepi32_ps(_mm256_srli_epi32(x.b, 8))};
 }
 
+// 32 whole numbers in bf16, which holds them exactly.
+WAGER_INLINE __m256i bytes_to_bf16(const int8_t* from) {
+    const __m256i n = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(n)), 16);
+}
+WAGER_INLINE void widen_bytes(uint16_t* p, const int8_t* from) {
+    for (int i = 0; i < 32; i += 16) {
+        const __m256i packed = _mm256_packus_epi32(bytes_to_bf16(from + i), bytes_to_bf16(from + i + 8));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + i), _mm256_permute4x64_epi64(packed, 0xD8));
+    }
+}
+
 }  // namespace wager::WAGER_NS

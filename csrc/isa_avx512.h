@@ -102,4 +102,12 @@ WAGER_INLINE void multiply(U a, uint32_t factor, U& high, U& low) {
 }
 WAGER_INLINE F upper_bits(U a) { return {_mm512_cvtepi32_ps(_mm512_srli_epi32(a.v, 8))}; }  // a / 2^8, floored
 
+// 32 whole numbers in bf16, which holds them exactly.
+WAGER_INLINE void widen_bytes(uint16_t* p, const int8_t* from) {
+    const __m128i* at = reinterpret_cast<const __m128i*>(from);
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at + 1)));
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
 }  // namespace wager::WAGER_NS

@@ -175,6 +175,16 @@ WAGER_INLINE F upper_bits(U a) {
     return r;
 }
 
+// 32 whole numbers in bf16, which holds them exactly.
+WAGER_INLINE void widen_bytes(uint16_t* p, const int8_t* from) {
+    for (int i = 0; i < 32; ++i) {
+        const float value = from[i];
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        p[i] = static_cast<uint16_t>(bits >> 16);
+    }
+}
+
 #undef WAGER_EACH
 
 }  // namespace wager::WAGER_NS

@@ -17,18 +17,21 @@ namespace wager {
 constexpr int kBlockSize = 16;  // tokens per block of the cache
 constexpr int kKeyTile = 64;    // keys whose scores are compared at once with the reference of the softmax
 constexpr int kSegment = 256;   // keys whose softmax is a unit of work; segments are combined in order
+constexpr float kSmallestScaled = 1e-30f;  // an int8 key or value whose largest element is smaller is zero
 constexpr int kPanel = 32;      // outputs per packed panel of weights
 constexpr int kMaxExperts = 1024;
 constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads of a block of keys
 
 enum class RowSet { rows, logits };  // all rows of the step, or the logits rows
 
-// Keys of a block and kv head: [d/2][16 keys][2]; values: [16/2][d][2]; so both products pair along their sum. A latent
-// cache has no values: those are the first value_dim dimensions of its keys, transposed when a block is read.
+// Keys of a block and kv head: [d/2][16 keys][2]; values: [16/2][d][2]; so both products pair along their sum. In bf16, or
+// (q8) in int8 behind the 16 keys' float scales. A latent cache has no values: those are the first value_dim dimensions of
+// its keys, transposed when a block is read.
 struct CacheView {
     uint16_t* keys;
     uint16_t* values;
     int layers, num_blocks, kv_heads, head_dim, value_dim;
+    bool q8;
 };
 
 struct Inputs {

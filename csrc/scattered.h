@@ -20,15 +20,13 @@ struct Scattered {
     const Attention* op;
     const Step* step;
     int row, rows, head;
-    int first;          // blocks below this one are read from the cache by all rows
-    bool copied;        // the copies are made
-    uint16_t *tail_keys, *tail_values;  // [rows, tail_blocks, 16 * d]
-    size_t room;                        // elements of one row's tail
+    int first;    // blocks below this one are read from the cache by all rows
+    bool copied;  // the copies are made
+    uint16_t *tail_keys, *tail_values;  // [rows, tail_blocks, cache_block]
+    size_t room;                        // of one row's tail
 
-    Scattered() = default;
     Scattered(const Attention& op_, const Step& step_, uint16_t* memory, int most_rows) : op(&op_), step(&step_) {
-        const size_t block = static_cast<size_t>(kBlockSize) * op->cache.head_dim;
-        room = step->plan.tail_blocks * block;
+        room = step->plan.tail_blocks * cache_block(op->cache);
         tail_keys = memory;
         tail_values = tail_keys + most_rows * room;
     }
@@ -53,7 +51,7 @@ struct Scattered {
     const uint16_t* keys(int t, int block) const { return tail_keys + t * room + offset(block - tail(t)); }
     const uint16_t* values(int t, int block) const { return tail_values + t * room + offset(block - tail(t)); }
 
-    size_t offset(int block) const { return static_cast<size_t>(block) * kBlockSize * op->cache.head_dim; }
+    size_t offset(int block) const { return block * cache_block(op->cache); }
 
     void copy(int t) {
         const CacheView& cache = op->cache;
@@ -76,14 +74,10 @@ struct Scattered {
         for (int i = 0; i < (cache.values ? 0 : blocks); ++i) transpose_latents(keys + offset(i), cache.value_dim, values + offset(i));
     }
     void copy_slot(int slot, uint16_t* keys, uint16_t* values, int to) const {
-        const int d = op->cache.head_dim;
-        const uint16_t* key = cached(*op, op->cache.keys, slot / kBlockSize, head) + slot % kBlockSize * 2;
-        keys += offset(to / kBlockSize) + to % kBlockSize * 2;
-        for (int i = 0; i < d / 2; ++i) std::memcpy(keys + i * 2 * kBlockSize, key + i * 2 * kBlockSize, 4);
+        const int from = slot / kBlockSize, block = to / kBlockSize;
+        copy_key(op->cache, cached(*op, op->cache.keys, from, head), slot % kBlockSize, keys + offset(block), to % kBlockSize);
         if (!op->cache.values) return;
-        const uint16_t* value = cached(*op, op->cache.values, slot / kBlockSize, head) + slot % kBlockSize / 2 * (2 * d) + slot % 2;
-        values += offset(to / kBlockSize) + to % kBlockSize / 2 * (2 * d) + to % 2;
-        for (int i = 0; i < d; ++i) values[2 * i] = value[2 * i];
+        copy_value(op->cache, cached(*op, op->cache.values, from, head), slot % kBlockSize, values + offset(block), to % kBlockSize);
     }
 };
 

@@ -41,12 +41,14 @@ struct SoftmaxState {
         for (int j = 0; j < d; j += 16) store(at + j, mul(load(at + j), factor));
     }
 
-    // The reference of row-head i for its scores of a key tile, replaced by -inf where it does not see the key.
-    WAGER_INLINE void look(int i, int d, float* scores, TileKeys keys, float scale) {
+    // Looks at the scores of row-head i for a key tile; -inf replaces them where it does not see the key. `scales`: what they
+    // are multiplied by, or null.
+    WAGER_INLINE void look(int i, int d, float* scores, const float* scales, TileKeys keys, float scale) {
         const F hidden = splat(-__builtin_inff());
         F best = hidden;
         for (int b = keys.first; b < keys.last; ++b) {
-            const F score = keep(load(scores + 16 * b), hidden, keys.low - 16 * b, keys.high - 16 * b);
+            const F raw = load(scores + 16 * b), scaled = scales ? mul(raw, load(scales + 16 * b)) : raw;
+            const F score = keep(scaled, hidden, keys.low - 16 * b, keys.high - 16 * b);
             store(scores + 16 * b, score);
             best = max(best, score);
         }
@@ -57,17 +59,28 @@ struct SoftmaxState {
         static_assert(kTileBlocks == 4);
         raise(i, d, max(max(load(scores), load(scores + 16)), max(load(scores + 32), load(scores + 48))), scale);
     }
-    // Its scores to probabilities p, bf16.
-    WAGER_INLINE void weigh(int i, const float* scores, uint16_t* p, int first, int last, float scale) {
+    // Calls put(block, probabilities) for its scores of a key tile, and adds them to its sum.
+    template <class Put>
+    WAGER_INLINE void each_weight(int i, const float* scores, TileKeys keys, float scale, Put put) {
         const F reference = splat(-top[i]), factor = splat(scale);
         F total = load(sum + 16 * i);
 #pragma GCC unroll 4
-        for (int b = first; b < last; ++b) {
+        for (int b = keys.first; b < keys.last; ++b) {
             const F probability = exp2_short(fma(load(scores + 16 * b), factor, reference));
-            narrow(p + 16 * b, probability);
+            put(b, probability);
             total = add(total, probability);
         }
         store(sum + 16 * i, total);
+    }
+    WAGER_INLINE void weigh(int i, const float* scores, uint16_t* p, TileKeys keys, float scale) {
+        each_weight(i, scores, keys, scale, [p](int b, F probability) { narrow(p + 16 * b, probability); });
+    }
+    // The same with the values' scales in the probabilities. A key that is not seen keeps 0, whatever its scale.
+    WAGER_INLINE void weigh_scaled(int i, const float* scores, uint16_t* p, const float* scales, TileKeys keys, float scale) {
+        each_weight(i, scores, keys, scale, [=](int b, F probability) {
+            const F scaled = mul(probability, load(scales + 16 * b));
+            narrow(p + 16 * b, keep(scaled, zero(), keys.low - 16 * b, keys.high - 16 * b));
+        });
     }
 
     // Adds the partial result of later keys. One without any key (top kNone) leaves every bit as it was.
