@@ -62,7 +62,7 @@ class TargetTokens(Sequence[int]):
         return len(self.sequence.tokens) + depth
 
     def logits(self, row: int) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = self.output.logits[self.first + row].numpy()
+        logits: NDArray[np.float32] = self.output.logits[self.first + row]
         return logits
 
     def history(self, row: int) -> History:
