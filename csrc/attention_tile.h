@@ -123,12 +123,12 @@ struct AttentionTile {
         const int place = first % kTileBlocks * kBlockSize, from = first / kTileBlocks * kKeyTile;
         const bool whole = from >= all_from && from + kKeyTile <= all_to;
         BlockFetch fetches = next_blocks(op.cache.keys, last);
-        if (op.cache.q8) key_copies.widen(keys, blocks, place, fetches);
+        if (op.cache.q8) key_copies.widen(keys, blocks, first % kTileBlocks, fetches);
         each_part(total, kQkRows, [&](int i, int n, int part, int parts) {
             score(n, blocks, q + i * d, d, keys, s + i * kKeyTile + place, share(fetches, part, parts));
         });
         fetches = next_blocks(op.cache.values, last);
-        if (op.cache.q8) value_copies.widen(values, blocks, place, fetches);
+        if (op.cache.q8) value_copies.widen(values, blocks, first % kTileBlocks, fetches);
         if (whole && !op.cache.q8) {
             for (int i = 0; i < total; ++i) state.look_at_all(i, values_d, s + i * kKeyTile, scale);
             for (int i = 0; i < total; ++i) state.weigh(i, s + i * kKeyTile, p + i * kKeyTile, {0, kKeyTile, 0, kTileBlocks}, scale);
@@ -158,8 +158,8 @@ struct AttentionTile {
             const int place = from % kTileBlocks * kBlockSize;
             if (op.cache.q8) {
                 BlockFetch none{};
-                key_copies.widen(keys, to - from, place, none);
-                value_copies.widen(values, to - from, place, none);
+                key_copies.widen(keys, to - from, from % kTileBlocks, none);
+                value_copies.widen(values, to - from, from % kTileBlocks, none);
             }
             each_part(group, kQkRows, [&](int i, int n, int, int) {
                 const int at = t * group + i;

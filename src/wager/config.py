@@ -18,7 +18,7 @@ from wager.economics.policy.objective import Objective, parse_objective
 from wager.economics.policy_spec import DEEPEST, PolicySpec, parse_policy
 from wager.errors import UsageError
 from wager.inputs import check_threads, did_you_mean, read_text, shown
-from wager.types import RULES, SamplingParams, VerifyRule
+from wager.types import RULES, KVDtype, SamplingParams, VerifyRule
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -33,21 +33,24 @@ _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The model, its number format and its kernels.
+    """The model, its number formats and its kernels.
 
     model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: bfloat16, or float32
-    (reference kernels only). kernels: auto, native or reference. threads: of the native kernels, None for one per
-    physical core.
+    (reference kernels only). kv_dtype: of cached keys and values, `bf16` (as dtype), or `q8`: int8 with a scale per
+    position and head, half the memory. kernels: auto, native or reference. threads: of the native kernels, None for
+    one per physical core.
     """
 
     model: str = DEFAULT_MODEL
     dtype: str = "bfloat16"
+    kv_dtype: KVDtype = "bf16"
     kernels: str = "auto"
     threads: int | None = None
 
     def __post_init__(self) -> None:
         _check_text("model", self.model)
         _check_choice("dtype", self.dtype, ("bfloat16", "float32"))
+        _check_choice("kv_dtype", self.kv_dtype, get_args(KVDtype))
         _check_choice("kernels", self.kernels, ("auto", "native", "reference"))
         _check_integer("threads", self.threads, minimum=1)
         if self.threads is not None:

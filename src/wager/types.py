@@ -20,6 +20,9 @@ from wager.sampling import SamplingParams as SamplingParams
 from wager.token_ids import as_token_ids
 
 VerifyRule = Literal["match", "rejection", "block"]
+
+KVDtype = Literal["bf16", "q8"]
+"""Types of cached keys and values: the kernels' activation type, or int8 with a scale per position and kv head."""
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

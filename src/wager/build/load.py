@@ -35,7 +35,7 @@ from wager.types import Request
 Report = Callable[[str], None]
 
 TARGET_OPTIONS = (
-    "model", "kernels", "dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens",
+    "model", "kernels", "dtype", "kv_dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens",
 )  # fmt: skip
 """Options that are fixed when a target is loaded; engines that share it must have the same values."""
 

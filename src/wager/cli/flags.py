@@ -20,7 +20,7 @@ from wager.config import DEFAULT_MODEL, MOST_POSITIONS, OPTIONS, EngineConfig, p
 from wager.draft.registry import descriptions, parse_drafters
 from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
-from wager.types import SamplingParams, VerifyRule
+from wager.types import KVDtype, SamplingParams, VerifyRule
 
 if TYPE_CHECKING:
     from wager.prompts import ChatTokenizer
@@ -122,6 +122,8 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "verify": click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
                  help="Which guesses are accepted. match keeps every byte; rejection and block keep the "
                  "distribution of sampled text."),
+    "kv_dtype": click.option("--kv-dtype", type=click.Choice(get_args(KVDtype)), default="bf16", show_default=True,
+                 help="Type of cached keys and values. q8 (int8, a scale per position and head) takes half the memory."),
     "kernels": click.option("--kernels", type=click.Choice(["auto", "native", "reference"]), default="auto",
                  show_default=True, help="Which kernels compute; see `wager doctor`."),
     "threads": click.option("--threads", type=click.IntRange(min=1), metavar="N",

@@ -19,8 +19,15 @@ from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
 from wager.kernels.base import BLOCK_SIZE, Inputs, Routing, RowSet
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.reference_rows import matrix_vector, rms_norm, rotate, silu, softmax
-from wager.kernels.reference_store import ReferenceCache, ReferenceExpert, ReferenceLatents, ReferenceWeight
+from wager.kernels.reference_store import (
+    ReferenceCache,
+    ReferenceExpert,
+    ReferenceInt8Cache,
+    ReferenceLatents,
+    ReferenceWeight,
+)
 from wager.kernels.routing import top_experts
+from wager.types import KVDtype
 
 DTYPES: dict[str, DType] = {"bfloat16": BFLOAT16, "float32": FLOAT32}
 
@@ -128,8 +135,7 @@ class ReferenceTape:
             angles = table[int(self.inputs.positions[row])]
             slot = int(self.inputs.slot_mapping[row])
             q[row] = rotate(queries, angles).ravel()
-            cache.keys[layer, slot] = rotate(keys, angles)
-            cache.values[layer, slot] = values
+            cache.write(layer, slot, rotate(keys, angles), values)
 
         self._ops.append(("rows", op))
 
@@ -230,10 +236,11 @@ class ReferenceKernels:
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> ReferenceLatents:
         return ReferenceLatents(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope, dtype=self.act)
 
-    def cache(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> ReferenceCache:
-        return ReferenceCache(
-            layers=layers, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim, dtype=self.act
-        )
+    def cache(
+        self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
+    ) -> ReferenceCache:
+        shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
+        return ReferenceInt8Cache(**shape) if kv_dtype == "q8" else ReferenceCache(**shape, dtype=self.act)
 
     def tape(
         self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int
