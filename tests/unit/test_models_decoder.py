@@ -7,6 +7,7 @@ import math
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from wager.models import footprint as memory
 from wager.models.random_weights import random_weights
 from wager.models.tensors import tensor_shapes
 from wager.models.transformer import Decoder
+from wager.types import KVDtype
 
 SIGMOID = Gating("sigmoid", correction_bias=True, groups=4, top_groups=2, group_best=2)
 SHAPES: dict[str, ModelSpec] = {
@@ -41,7 +43,12 @@ SHAPES: dict[str, ModelSpec] = {
 
 
 def build(
-    shape: ModelSpec, kernels: Kernels | None = None, *, blocks: int = 24, max_logits_rows: int | None = None
+    shape: ModelSpec,
+    kernels: Kernels | None = None,
+    *,
+    blocks: int = 24,
+    max_logits_rows: int | None = None,
+    kv_dtype: KVDtype = "bf16",
 ) -> Decoder:
     return Decoder(
         random_weights(shape, 1),
@@ -51,6 +58,7 @@ def build(
         max_sequences=6,
         max_blocks=6,
         max_logits_rows=max_logits_rows,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -163,16 +171,21 @@ def test_a_pass_too_large_is_refused(spans: list[Rows], logits_rows: int, named:
         decoder.forward(batch(spans, range(logits_rows)))
 
 
+@pytest.mark.parametrize("kv_dtype", get_args(KVDtype))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str) -> None:
+def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str, kv_dtype: KVDtype) -> None:
+    if kv_dtype == "q8" and isinstance(shape.attention, Mla):
+        with pytest.raises(UsageError, match="kv_dtype = 'q8' is not possible with latent attention"):
+            build(shape, kv_dtype=kv_dtype)
+        return
     kernels = ReferenceKernels(dtype)
     sizes = {"max_rows": 48, "max_sequences": 6, "max_blocks": 6, "max_logits_rows": 20}
     tracemalloc.start()
-    decoder = build(shape, kernels, max_logits_rows=20)
+    decoder = build(shape, kernels, max_logits_rows=20, kv_dtype=kv_dtype)
     allocated = array_bytes()
     tracemalloc.stop()
     planned = memory.weight_bytes(shape, kernels) + memory.workspace_bytes(shape, kernels, **sizes)
-    planned += 24 * memory.block_bytes(shape, kernels)
+    planned += 24 * memory.block_bytes(shape, kernels, kv_dtype)
     shared = 4 * shape.head_elements if shape.tied and dtype == "float32" else 0  # one matrix serves both ends there
     assert allocated == pytest.approx(planned - shared, rel=0.01)
     assert decoder.weight_bytes == memory.weight_bytes(shape, kernels)

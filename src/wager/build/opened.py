@@ -101,7 +101,7 @@ def open_target(config: EngineConfig) -> OpenedModel:
 
 
 def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedModel:
-    """A smaller model that drafts for `target`; refused if its vocabulary differs. Its cache has the target's type unless
+    """A smaller model that drafts for `target`; refused if its vocabulary differs. Its cache has the same type, unless
     it holds latents."""
     path, weights, tokenizer = open_model(model)
     check_same_vocabulary(target.tokenizer, tokenizer)

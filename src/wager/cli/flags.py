@@ -123,7 +123,7 @@ ENGINE_FLAGS: Mapping[str, Function] = {
                  help="Which guesses are accepted. match keeps every byte; rejection and block keep the "
                  "distribution of sampled text."),
     "kv_dtype": click.option("--kv-dtype", type=click.Choice(get_args(KVDtype)), default="bf16", show_default=True,
-                 help="Type of cached keys and values. q8 (int8, a scale per position and head) takes half the memory."),
+                 help="Type of cached keys and values. q8 takes half the memory: int8, and a scale for each."),
     "kernels": click.option("--kernels", type=click.Choice(["auto", "native", "reference"]), default="auto",
                  show_default=True, help="Which kernels compute; see `wager doctor`."),
     "threads": click.option("--threads", type=click.IntRange(min=1), metavar="N",

@@ -121,7 +121,7 @@ class ReferenceTape:
         qkv: Array,
         table: Array,
         norms: tuple[Array, Array, float] | None,
-        cache: ReferenceCache,
+        cache: ReferenceCache | ReferenceInt8Cache,
         layer: int,
         q: Array,
     ) -> None:
@@ -142,7 +142,7 @@ class ReferenceTape:
     def attention(
         self,
         q: Array,
-        cache: ReferenceCache | ReferenceLatents,
+        cache: ReferenceCache | ReferenceInt8Cache | ReferenceLatents,
         layer: int,
         *,
         window: int | None,
@@ -153,8 +153,7 @@ class ReferenceTape:
 
         def op(row: int) -> None:
             path = self._paths[row] if window is None else self._paths[row][-window:]
-            keys = cache.keys[layer][path].astype(np.float32)  # [n, kv_heads, d]
-            values = cache.values[layer][path].astype(np.float32)
+            keys, values = cache.rows(layer, path)  # [n, kv_heads, d]
             queries = _row(q, row).reshape(self._kv_heads, -1, self._head_dim)
             scores = np.einsum("kgd,nkd->kgn", queries, keys) * np.float32(factor)
             mixed = np.einsum("kgn,nkd->kgd", softmax(scores), values)
@@ -238,7 +237,7 @@ class ReferenceKernels:
 
     def cache(
         self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
-    ) -> ReferenceCache:
+    ) -> ReferenceCache | ReferenceInt8Cache:
         shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
         return ReferenceInt8Cache(**shape) if kv_dtype == "q8" else ReferenceCache(**shape, dtype=self.act)
 
