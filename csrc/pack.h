@@ -1,99 +1,57 @@
-// Weights in panels of 32 outputs, [panel][k / 2][32][2], padded with zero outputs; and the cache's slow paths (copying a
-// slot, reading one). Plain loops: none of it runs once per token.
+// Weights into panels (weight_layout.h) from rows as they are stored: bf16, or GGUF's blocks. Runs once per matrix.
 #pragma once
 
 #include <cstring>
 
+#include "gguf_blocks.h"
 #include "ops.h"
 #include "pool.h"
-#include "sizes.h"
+#include "weight_layout.h"
 
 namespace wager {
 
-// Output `lane` of `panel` takes row source(panel, lane) of a [n, k] matrix, or zeros where it is null.
-template <class Source>
-void pack_panels(Pool& pool, uint16_t* to, int panels, int k, Source source) {
+// Copies one block of output `lane` into its panel; memory comes zeroed.
+inline void place_block(const BlockLayout& layout, const StoredBlock& from, int lane, uint8_t* group, uint8_t* block) {
+    const int column = lane / 16, at = lane % 16 * 4;
+    uint8_t* floats = layout.grouped ? group : block;
+    std::memcpy(floats + 2 * lane, &from.scale, 2);
+    if (layout.minimum) std::memcpy(floats + 2 * kPanel + 2 * lane, &from.minimum, 2);
+    for (int half = 0; layout.grouped && half < layout.halves; ++half) block[half * kPanel + lane] = from.own_scale[half];
+    if (layout.grouped && layout.minimum) block[kPanel + lane] = from.own_minimum;
+    uint8_t *low = block + layout.low_at(), *high = block + layout.high_at();
+    for (int i = 0; i < kBlockInputs; ++i) {
+        const int quad = i / 4, byte = at + i % 4, value = from.values[i];
+        if (layout.bits == 8) low[(8 * column + quad) * 64 + byte] = static_cast<uint8_t>(value);
+        else low[(4 * column + quad / 2) * 64 + byte] |= static_cast<uint8_t>((value & 15) << quad % 2 * 4);
+        if (layout.bits == 5) high[64 * column + byte] |= static_cast<uint8_t>(value >> 4 << quad);
+        if (layout.bits == 6) high[64 * (2 * column + quad / 4) + byte] |= static_cast<uint8_t>(value >> 4 << quad % 4 * 2);
+    }
+}
+
+inline void pack_bf16_row(const uint8_t* row, int k, int lane, uint8_t* panel) {
+    for (int i = 0; i < k; i += 2) std::memcpy(panel + (static_cast<size_t>(i / 2) * kPanel + lane) * 4, row + 2 * i, 4);
+}
+inline void pack_quantised_row(WeightFormat format, const uint8_t* row, int k, int lane, uint8_t* panel) {
+    const BlockLayout layout = layout_of(format);
+    for (int i = 0; i < k / kBlockInputs; ++i)
+        place_block(layout, read_stored(format, row, i), lane, panel + layout.group_at(i), panel + layout.block_at(i));
+}
+
+// rows [panels * 32]: where each output's row is stored; null: an output that is zero.
+inline void pack_rows(Pool& pool, WeightFormat format, const uint8_t* const* rows, int panels, int k, uint8_t* to) {
+    const size_t bytes = panel_bytes(format, k);
     pool.run([&](int thread) {
         const int first = static_cast<int>(part(panels, thread, pool.threads()));
         const int last = static_cast<int>(part(panels, thread + 1, pool.threads()));
         for (int panel = first; panel < last; ++panel) {
-            uint16_t* out = to + static_cast<size_t>(panel) * k * kPanel;
             for (int lane = 0; lane < kPanel; ++lane) {
-                const uint16_t* from = source(panel, lane);
-                if (from == nullptr) continue;  // memory comes zeroed
-                for (int i = 0; i < k; i += 2) std::memcpy(out + static_cast<size_t>(i) * kPanel + 2 * lane, from + i, 4);
+                const uint8_t* row = rows[static_cast<size_t>(panel) * kPanel + lane];
+                if (row == nullptr) continue;  // memory comes zeroed
+                if (format == WeightFormat::bf16) pack_bf16_row(row, k, lane, to + panel * bytes);
+                else pack_quantised_row(format, row, k, lane, to + panel * bytes);
             }
         }
     });
-}
-
-inline void pack_linear(Pool& pool, const uint16_t* weight, int n, int k, uint16_t* to) {
-    pack_panels(pool, to, (n + kPanel - 1) / kPanel, k, [=](int panel, int lane) {
-        const int row = panel * kPanel + lane;
-        return row < n ? weight + static_cast<size_t>(row) * k : nullptr;
-    });
-}
-
-// A panel is 16 outputs of the gate, then the same 16 of the other half.
-inline void pack_gated(Pool& pool, const uint16_t* gate, const uint16_t* up, int n, int k, uint16_t* to) {
-    pack_panels(pool, to, (n + 15) / 16, k, [=](int panel, int lane) {
-        const int row = panel * 16 + lane % 16;
-        return row < n ? (lane < 16 ? gate : up) + static_cast<size_t>(row) * k : nullptr;
-    });
-}
-
-inline uint16_t* block_of(const CacheView& cache, uint16_t* all, int layer, int head, int slot) {
-    return all + cache_offset(cache, layer, slot / kBlockSize, head);
-}
-
-// Copies slots source[i] -> target[i], i ascending, in all layers.
-inline void move_slots(Pool& pool, const CacheView& cache, const int32_t* source, const int32_t* target, int n) {
-    const int parts = cache.layers * cache.kv_heads;
-    pool.run([&](int thread) {
-        const int first = static_cast<int>(part(parts, thread, pool.threads()));
-        const int last = static_cast<int>(part(parts, thread + 1, pool.threads()));
-        for (int item = first; item < last; ++item) {
-            const int layer = item / cache.kv_heads, head = item % cache.kv_heads;
-            for (int i = 0; i < n; ++i) {
-                const int from = source[i] % kBlockSize, to = target[i] % kBlockSize;
-                const auto at = [&](uint16_t* all, int slot) { return block_of(cache, all, layer, head, slot); };
-                copy_key(cache, at(cache.keys, source[i]), from, at(cache.keys, target[i]), to);
-                if (cache.values) copy_value(cache, at(cache.values, source[i]), from, at(cache.values, target[i]), to);
-            }
-        }
-    });
-}
-
-inline float element(const CacheView& cache, const uint16_t* block, int at, size_t index) {
-    if (cache.q8) return static_cast<float>(bytes_of(block)[index]) * scales_of(block)[at];
-    const uint32_t bits = static_cast<uint32_t>(block[index]) << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-// One slot as float [layers][2][kv_heads][d], or [layers][1][1][d] of latents.
-inline void read_slot(const CacheView& cache, int slot, float* out) {
-    const int d = cache.head_dim, kinds = cache.values ? 2 : 1, at = slot % kBlockSize;
-    for (int layer = 0; layer < cache.layers; ++layer) {
-        for (int head = 0; head < cache.kv_heads; ++head) {
-            float* key = out + (static_cast<size_t>(layer) * kinds * cache.kv_heads + head) * d;
-            float* value = key + static_cast<size_t>(cache.kv_heads) * d;
-            const uint16_t* keys = block_of(cache, cache.keys, layer, head, slot);
-            for (int j = 0; j < d; ++j) key[j] = element(cache, keys, at, (j / 2 * kBlockSize + at) * 2 + j % 2);
-            if (!cache.values) continue;
-            const uint16_t* values = block_of(cache, cache.values, layer, head, slot);
-            for (int j = 0; j < d; ++j) value[j] = element(cache, values, at, value_place(cache, at) + 2 * j);
-        }
-    }
-}
-
-inline void clear_block(const CacheView& cache, int block) {
-    const size_t bytes = cache.kv_heads * cache_block(cache) * 2;
-    for (int layer = 0; layer < cache.layers; ++layer) {
-        std::memset(cache.keys + cache_offset(cache, layer, block, 0), 0, bytes);
-        if (cache.values) std::memset(cache.values + cache_offset(cache, layer, block, 0), 0, bytes);
-    }
 }
 
 }  // namespace wager

@@ -4,21 +4,15 @@
 
 #include <cmath>
 
+#include "stored_rows.h"
+
 namespace wager::WAGER_NS {
 
 inline void embed(const Embed& op, const Step& step, int thread) {
     const int first = static_cast<int>(part(step.rows, thread, step.threads));
     const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
-    for (int row = first; row < last; ++row) {
-        const uint16_t* from = op.table + static_cast<size_t>(step.in.tokens[row]) * op.hidden;
-        float* to = op.out + static_cast<size_t>(row) * op.hidden;
-        int i = 0;
-        for (; i + 16 <= op.hidden; i += 16) store(to + i, widen(from + i));
-        for (; i < op.hidden; ++i) {
-            const uint32_t bits = static_cast<uint32_t>(from[i]) << 16;
-            std::memcpy(to + i, &bits, 4);
-        }
-    }
+    for (int row = first; row < last; ++row)
+        read_row(op.table, step.in.tokens[row], op.out + static_cast<size_t>(row) * op.table.k);
 }
 
 // Sum of squares with one reduction tree: four lane-wise accumulators, then the lanes.
@@ -82,26 +76,18 @@ inline void rotate_to_bf16(const float* x, const float* weight, float eps, const
 
 // x [d] to whole numbers of -127 to 127 times a scale, which is returned: that of the largest, 0 for zeros. The scale is NaN
 // if some x is not finite: then a score with the key, or an output with the value, is NaN whatever the numbers.
-inline float quantise(const float* x, int d, int8_t* out) {
+inline float round_to_bytes(const float* x, int d, int8_t* out) {
     F most = zero();
     uint32_t odd = 0;
     for (int i = 0; i < d; i += 16) {
         const F v = load(x + i);
-        most = max(most, max(v, sub(zero(), v)));
+        most = max(most, magnitude(v));
         odd |= not_finite(v);
     }
     const float largest = max_lane(most);
     const bool usable = odd == 0 && largest >= kSmallestScaled;
-    const F factor = splat(usable ? 127.0f / largest : 0.0f), bias = splat(12582912.0f);  // 1.5 * 2^23: to nearest even
-    for (int i = 0; i < d; i += 16) {
-        float lanes[16];
-        store(lanes, usable ? add(mul(load(x + i), factor), bias) : bias);
-        for (int j = 0; j < 16; ++j) {
-            int32_t bits;
-            std::memcpy(&bits, &lanes[j], 4);
-            out[i + j] = static_cast<int8_t>(bits);  // their last byte
-        }
-    }
+    const F factor = splat(usable ? 127.0f / largest : 0.0f);
+    for (int i = 0; i < d; i += 16) store_rounded(out + i, usable ? mul(load(x + i), factor) : zero());
     return odd ? __builtin_nanf("") : usable ? largest / 127.0f : 0.0f;
 }
 
@@ -110,7 +96,7 @@ inline void write_key(const CacheView& cache, int layer, int head, int slot, con
     uint16_t* block = cache.keys + cache_offset(cache, layer, slot / kBlockSize, head);
     if (cache.q8) {
         int8_t bytes[kMaxHeadDim];
-        scales_of(block)[at] = quantise(key, d, bytes);
+        scales_of(block)[at] = round_to_bytes(key, d, bytes);
         for (int i = 0; i < d; i += 2) std::memcpy(bytes_of(block) + static_cast<size_t>(i) * kBlockSize + 2 * at, bytes + i, 2);
         return;
     }
@@ -125,7 +111,7 @@ inline void write_value(const CacheView& cache, int layer, int head, int slot, c
     const size_t first = value_place(cache, key);
     if (cache.q8) {
         int8_t bytes[kMaxHeadDim];
-        scales_of(block)[key] = quantise(value, d, bytes);
+        scales_of(block)[key] = round_to_bytes(value, d, bytes);
         for (int i = 0; i < d; ++i) bytes_of(block)[first + 2 * i] = bytes[i];
         return;
     }

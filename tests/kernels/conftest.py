@@ -10,7 +10,7 @@ from cases import World
 
 from wager.types import KVDtype
 
-ISAS = ("avx512", "avx2", "portable")
+ISAS = ("avx512", "avxvnni", "avx2", "portable")
 _kernels: dict[tuple[str, int], object] = {}
 
 

@@ -253,12 +253,14 @@ def test_a_setup_names_machine_kernels_and_shape() -> None:
     layers, decoder = (Layer(Gqa(6, 2, 16), Dense(64), 2),), DecoderDetails("test", (0, 0), Rope(1e4), 1e-5)
     spec = ModelSpec("test", 48, 83, True, layers, Precision.of("bf16"), 128, decoder=decoder)
     wide = replace(spec, layers=(Layer(Gqa(6, 2, 16), Dense(96), 2),))
-    ours = setup(kernels, spec, model="toy")
+    ours = setup(kernels, spec, model="toy", dtype="float32")
     assert (ours.machine, ours.kernels, ours.threads, ours.dtype) == (machine(), kernels.name, None, "float32")
     assert "core" in machine()
-    assert ours.filename == setup(kernels, spec, model="another name").filename
-    assert ours.filename != setup(kernels, wide, model="toy").filename
-    assert ours.differences(setup(kernels, wide, model="wide")) == ["model toy (here wide, of other sizes)"]
+    assert ours.filename == setup(kernels, spec, model="another name", dtype="float32").filename
+    assert ours.filename != setup(kernels, wide, model="toy", dtype="float32").filename
+    assert ours.differences(setup(kernels, wide, model="wide", dtype="float32")) == [
+        "model toy (here wide, of other sizes)"
+    ]
 
 
 def test_shapes_need_no_more_rows_than_an_engine_has() -> None:

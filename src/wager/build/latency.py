@@ -20,7 +20,7 @@ log = logging.getLogger("wager")
 def stored(model: OpenedModel, kernels: Kernels, *, report: Callable[[str], None]) -> LatencySurface | None:
     """The calibration of this model on this machine; None without one; damaged or outdated ones are warned of."""
     folder = hub.cache_dir(FOLDER)
-    current = setup(kernels, model.spec, model=model.path.name, kv_dtype=model.limits.kv_dtype)
+    current = setup(kernels, model.spec, model=model.path.name, dtype=model.formats(kernels))
     search = find_calibration(folder, current)
     if search.calibration:
         report(f"step latencies as calibrated {search.calibration.age}")

@@ -130,7 +130,7 @@ def load(
     for request in expected(model.tokenizer) if expected else ():
         check_length(request, max_context=model.limits.context, num_blocks=plan.num_blocks)
     if target is None:
-        report(f"loading {model.path.name} ({memory.gib(plan.weights)})")
+        report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.formats(kernels)})")
         decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
         target = LoadedTarget(config, model, decoder, kernels, plan)
     for item in opened:
@@ -156,7 +156,7 @@ def _select_kernels(config: EngineConfig, model: OpenedModel) -> Kernels:
     attention, options = model.spec.attention, config.model
     latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
     return select(
-        options.kernels, dtype=options.dtype, threads=options.threads, head_dim=attention.head_dim, latent=latent
+        options.kernels, dtype=options.activations, threads=options.threads, head_dim=attention.head_dim, latent=latent
     )
 
 

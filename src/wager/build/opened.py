@@ -12,6 +12,7 @@ from wager.draft.model import check_same_vocabulary
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.models import footprint
+from wager.models.matrices import Matrices
 from wager.models.opening import open_model
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder, refuse_int8_latents
@@ -44,13 +45,18 @@ class OpenedModel:
     weights: Weights
     tokenizer: Tokenizer
     limits: PassLimits
+    dtype: str = "auto"
 
     @property
     def spec(self) -> ModelSpec:
         return self.weights.spec
 
     def weight_bytes(self, kernels: Kernels) -> int:
-        return footprint.weight_bytes(self.spec, kernels)
+        return footprint.weight_bytes(self.matrices(kernels), kernels)
+
+    def matrices(self, kernels: Kernels) -> Matrices:
+        """The form of each matrix on these kernels."""
+        return Matrices(self.weights, self.dtype, kernels.act)
 
     def workspace_bytes(self, kernels: Kernels) -> int:
         limits = self.limits
@@ -62,6 +68,11 @@ class OpenedModel:
             max_blocks=limits.max_blocks,
             max_logits_rows=limits.logits_rows,
         )
+
+    def formats(self, kernels: Kernels) -> str:
+        """The forms of the weights, and the cache's if it is not the default: what a step's seconds depend on."""
+        cache = "" if self.limits.kv_dtype == "bf16" else f", cache {self.limits.kv_dtype}"
+        return self.matrices(kernels).description + cache
 
     def token_bytes(self, kernels: Kernels) -> int:
         """Bytes of keys and values per position."""
@@ -77,6 +88,7 @@ class OpenedModel:
             max_sequences=limits.sequences,
             max_blocks=limits.max_blocks,
             max_logits_rows=limits.logits_rows,
+            dtype=self.dtype,
             keep_expert_choices=keep_expert_choices,
             kv_dtype=limits.kv_dtype,
         )
@@ -97,7 +109,7 @@ def open_target(config: EngineConfig) -> OpenedModel:
     if isinstance(weights.spec.attention, Mla):
         refuse_int8_latents(kv_dtype)
     limits = PassLimits(capacity.max_rows, sequences, context, logits_rows=capacity.max_rows, kv_dtype=kv_dtype)
-    return OpenedModel(path, weights, tokenizer, limits)
+    return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)
 
 
 def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedModel:
@@ -109,4 +121,4 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedM
     sequences = target.limits.sequences  # one logits row per sequence: the next guess is drawn from it
     kv_dtype: KVDtype = "bf16" if isinstance(weights.spec.attention, Mla) else config.model.kv_dtype
     limits = PassLimits(config.capacity.max_rows, sequences, context, logits_rows=sequences, kv_dtype=kv_dtype)
-    return OpenedModel(path, weights, tokenizer, limits)
+    return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)

@@ -79,7 +79,7 @@ def command(
         raise UsageError("--check stores nothing, so --replace has no effect.", "Give one of them.")
     engine = open_engine(config.with_options(drafter="none"))
     folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
-    current = setup(engine.kernels, engine.spec, model=name, kv_dtype=config.model.kv_dtype)
+    current = setup(engine.kernels, engine.spec, model=name, dtype=engine.target.opened.formats(engine.kernels))
     if checking:
         stored = find_calibration(folder, current)
         if stored.calibration is None:

@@ -23,6 +23,8 @@ from wager.arch.gguf_config import TensorSize
 from wager.arch.gguf_keys import check_tokenizer_keys, read_alignment
 from wager.errors import ModelError
 from wager.kernels.arrays import Array, DType
+from wager.kernels.blocks import BLOCK_FORMATS, Bytes, QuantisedMatrix
+from wager.models.gguf_blocks import StoredAs, converted, stored_as
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -87,9 +89,11 @@ class GgufFile:
     def read(self, name: str, dtype: DType) -> Array:
         """One tensor as `dtype`, dequantised in parts, so that there is never a float32 copy of all of it."""
         stored = self.tensors[name]
+        if stored.kind.name.lower() in BLOCK_FORMATS:
+            return self.read_blocks(name).dequantise(dtype).reshape(stored.shape)
         block, size = GGML_QUANT_SIZES[stored.kind]
         out: Array = np.empty(math.prod(stored.shape), dtype)
-        raw = np.frombuffer(self._data, dtype=np.uint8, count=stored.size, offset=stored.offset)
+        raw = self._raw(stored)
         step = max(1, _CHUNK // block)
         for first in range(0, len(out) // block, step):
             part = raw[first * size : (first + step) * size]
@@ -98,11 +102,28 @@ class GgufFile:
                     values = dequantize(_rows(part, size), stored.kind).reshape(-1)
                     out[first * block : first * block + len(values)] = values
             except NotImplementedError as error:
-                raise ModelError(
-                    f"{name} in {self.where} is stored as {stored.kind.name}, which cannot be dequantised.",
-                    "Use another quantisation of the model, for example Q4_K_M or Q8_0.",
-                ) from error
+                raise self._unreadable(name) from error
         return out.reshape(stored.shape)
+
+    def stored(self, name: str) -> StoredAs:
+        return stored_as(self.tensors[name].kind)
+
+    def read_blocks(self, name: str) -> QuantisedMatrix:
+        """A quantised tensor as rows of the format that `stored` gives: the file's own bytes, or converted."""
+        stored = self.tensors[name]
+        try:
+            return converted(self._raw(stored).reshape(math.prod(stored.shape[:-1]), -1), stored.kind, stored.shape[-1])
+        except NotImplementedError as error:
+            raise self._unreadable(name) from error
+
+    def _raw(self, stored: StoredTensor) -> Bytes:
+        return np.frombuffer(self._data, dtype=np.uint8, count=stored.size, offset=stored.offset)
+
+    def _unreadable(self, name: str) -> ModelError:
+        return ModelError(
+            f"{name} in {self.where} is stored as {self.tensors[name].kind.name}, which cannot be dequantised.",
+            "Use another quantisation of the model, for example Q4_K_M or Q8_0.",
+        )
 
     def _directory(self, cursor: _Cursor, count: int) -> dict[str, StoredTensor]:
         """The tensors, which must lie one after the other, each at the next multiple of the alignment, as ggml's own

@@ -25,6 +25,9 @@ from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType, all_finite
+from wager.kernels.blocks import QuantisedMatrix
+from wager.kernels.quantise import quantise
+from wager.models.gguf_blocks import StoredAs
 from wager.models.gguf_file import GgufFile, open_gguf
 from wager.models.tensors import (
     GGUF_NAMES,
@@ -50,6 +53,11 @@ class Source(Protocol):
 
     def read(self, name: str, dtype: DType) -> Array: ...
 
+    def stored(self, name: str) -> StoredAs: ...
+
+    def read_blocks(self, name: str) -> QuantisedMatrix:
+        """A matrix in the format that `stored` gives, which is not None."""
+
 
 class Weights(Protocol):
     """A model's tensors under the names of tensors.tensor_shapes."""
@@ -58,6 +66,12 @@ class Weights(Protocol):
 
     def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         """One tensor, contiguous, in the shape that tensor_shapes gives."""
+
+    def stored(self, name: str) -> StoredAs:
+        """How a tensor is stored."""
+
+    def quantised(self, name: str, format_name: str) -> QuantisedMatrix:
+        """A matrix in that format: as it is stored, or quantised from bfloat16. Its rows are ordered as by `read`."""
 
 
 class StoredWeights:
@@ -69,30 +83,46 @@ class StoredWeights:
 
     def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         tensor = self._source.read(source_name(self._names, name), dtype)
-        self._check_finite(tensor, name)
+        self._check_finite(name, finite=all_finite(tensor))
+        order = self._order(name, len(tensor))
+        return tensor if order is None else tensor[order]
+
+    def stored(self, name: str) -> StoredAs:
+        return self._source.stored(source_name(self._names, name))
+
+    def quantised(self, name: str, format_name: str) -> QuantisedMatrix:
+        if self.stored(name).format != format_name:
+            return quantise(self.read(name, BFLOAT16), format_name)
+        matrix = self._source.read_blocks(source_name(self._names, name))
+        self._check_finite(name, finite=matrix.is_finite())
+        order = self._order(name, matrix.shape[0])
+        return matrix if order is None else matrix.take(order)
+
+    def _order(self, name: str, rows: int) -> Array | None:
+        """The stored row of each row of a tensor, where they differ."""
         attention, part = self.spec.attention, name.split(".")[-2]
         if isinstance(attention, Mla):
             if self.spec.details.interleaved_rope and part in ("q", "q_b", "kv_a"):
-                return _half_split(tensor, heads=1 if part == "kv_a" else attention.heads, rotated=attention.rope)
+                return _half_split(rows, heads=1 if part == "kv_a" else attention.heads, rotated=attention.rope)
         elif self._permuted and part in ("q", "k"):
             heads = attention.heads if part == "q" else attention.kv_heads
-            return _half_split(tensor, heads=heads, rotated=attention.head_dim)
-        return tensor
+            return _half_split(rows, heads=heads, rotated=attention.head_dim)
+        return None
 
-    def _check_finite(self, tensor: Array, name: str) -> None:
-        if not all_finite(tensor):
+    def _check_finite(self, name: str, *, finite: bool) -> None:
+        if not finite:
             raise ModelError(
                 f"{source_name(self._names, name)} in {self._source.where} has weights that are no finite numbers.",
                 "The file is damaged; fetch it again.",
             )
 
 
-def _half_split(tensor: Array, *, heads: int, rotated: int) -> Array:
-    """The rows of each head, the last `rotated` of them reordered from interleaved pairs to half-split order."""
-    rows = tensor.reshape(heads, tensor.shape[0] // heads, -1).copy()
-    pairs = rows[:, -rotated:].reshape(heads, rotated // 2, 2, -1)
-    rows[:, -rotated:] = pairs.swapaxes(1, 2).reshape(heads, rotated, -1)
-    return rows.reshape(tensor.shape)
+def _half_split(rows: int, *, heads: int, rotated: int) -> Array:
+    """The order of rows that brings the last `rotated` of each head from interleaved pairs to half-split order."""
+    order = np.arange(rows).reshape(heads, rows // heads)
+    pairs = order[:, -rotated:].reshape(heads, rotated // 2, 2)
+    order[:, -rotated:] = pairs.swapaxes(1, 2).reshape(heads, rotated)
+    return order.ravel()
 
 
 def open_weights(path: Path) -> Weights:
@@ -224,6 +254,12 @@ class SafetensorsSource:
             )
         with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
             return stored.view(_FLOATS[stored.kind]).astype(dtype)  # a copy outlives the mapped file
+
+    def stored(self, name: str) -> StoredAs:
+        return StoredAs(self._tensors[name].kind)
+
+    def read_blocks(self, name: str) -> QuantisedMatrix:
+        raise ModelError(f"{name} in {self.where} is not quantised.")
 
 
 def _shards(path: Path) -> list[Path]:

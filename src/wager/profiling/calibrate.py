@@ -18,7 +18,6 @@ from wager.kernels import machine
 from wager.kernels.base import Kernels
 from wager.profiling.timed_steps import ProgressReport, StepTimer, TimedStep, time_steps
 from wager.trace import Trace
-from wager.types import KVDtype
 
 HELD_OUT = 32
 """Number of random shapes that the fit is tested with."""
@@ -30,9 +29,9 @@ _QUICK_UNCERTAINTY = 3.0
 """Uncertainty of a quick surface relative to that of a full calibration."""
 
 
-def setup(kernels: Kernels, spec: ModelSpec, *, model: str, kv_dtype: KVDtype = "bf16") -> Setup:
-    """The setup that a calibration made now is valid for; `model` is the model's name."""
-    dtype = str(kernels.act) if kv_dtype == "bf16" else f"{kernels.act}, cache {kv_dtype}"
+def setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: str) -> Setup:
+    """The setup that a calibration made now is valid for; `model` is the model's name, `dtype` describes the forms
+    of weights and cache (OpenedModel.formats)."""
     threads = getattr(kernels, "threads", None)  # the reference kernels run in one thread and have no such attribute
     return Setup(machine(), model, fingerprint(spec), kernels.name, threads, dtype)
 
