@@ -1,8 +1,8 @@
 """Keeps packed weights in the cache folder, so that only the first start of a model reads and packs them.
 
 A file belongs to the model's files (by their published hashes, or else by their identity: size, times, inode), the
-number format asked for, the layout of packed weights and the version of wager. One that is damaged, cut off or of
-something else is never used. Its data is hashed once in a run of the system, and when the file's identity changes.
+number format asked for, and the layout of packed weights. One that is damaged, cut off or of something else is never
+used. Its data is hashed once in a run of the system, and when the file's identity changes.
 Where it cannot be written (no space, a folder that is read-only) wager runs without it.
 """
 
@@ -19,7 +19,6 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from wager import __version__
 from wager.kernels.base import Kernels
 from wager.models import hub
 from wager.models.integrity import FileIdentity, Finding, PublishedFile, VerifiedFiles
@@ -87,8 +86,7 @@ def open_store(model: Path, kernels: Kernels, *, dtype: str) -> PackedStore:
         files = _files(model)
     except OSError:
         return PackedStore(kernels)
-    facts = {"model": str(model.resolve()), "dtype": dtype, "layout": kernels.weight_layout, "wager": __version__,
-             "files": files}  # fmt: skip
+    facts = {"model": str(model.resolve()), "dtype": dtype, "layout": kernels.weight_layout, "files": files}
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     return PackedStore(kernels, folder() / f"{model.name.removesuffix('.gguf')}-{key}{SUFFIX}", facts)
 
@@ -149,9 +147,9 @@ def _open(path: Path, facts: dict[str, Any]) -> PackedFile | None:
                 raise DamagedFileError("its data is damaged")
             verified.record([finding])
         return file
-    except FileNotFoundError:
+    except OSError:  # there is none, or none that this user may read
         return None
-    except (DamagedFileError, OSError, ValueError) as error:
+    except ValueError as error:
         _say_damaged(path, str(error))
         return None
 

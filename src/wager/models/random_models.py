@@ -58,6 +58,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
             "tiny": _dense(64, 2, 4, 2, 16, 160, 512, tie_word_embeddings=True),
             "135m": _dense(576, 30, 9, 3, 64, 1536, 49152, rope_theta=1e5, tie_word_embeddings=True),
             "1b": _dense(2048, 16, 32, 8, 64, 8192, 128256, rope_theta=5e5, tie_word_embeddings=True),
+            "8b": _dense(4096, 32, 32, 8, 128, 14336, 128256, rope_theta=5e5),
         },
     ),
     "qwen3": (
@@ -99,7 +100,8 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
 }  # fmt: skip
 """Family -> its architecture, and by size the configuration keys of a model of about that many parameters.
 
-135m, 1b (llama), 0.6b and 1.7b (qwen3) are the shapes of SmolLM2-135M, Llama-3.2-1B, Qwen3-0.6B and 1.7B. The mixtures
+135m, 1b and 8b (llama), 0.6b and 1.7b (qwen3) are the shapes of SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B, Qwen3-0.6B
+and 1.7B. The mixtures
 keep the proportions of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 (experts to choose from, their width to the hidden
 size, groups, latent to hidden size) at a size that fits on a small machine; vocabularies are 32,000.
 """

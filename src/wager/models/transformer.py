@@ -5,26 +5,33 @@ Every difference between families is a value of the spec. Kernels are used throu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
-
-import numpy as np
 
 from wager.arch.attention import Gqa, Mla
 from wager.arch.feed_forward import Experts
 from wager.arch.spec import Layer
 from wager.errors import UsageError
-from wager.kernels.arrays import INT32, Array, DType, empty, zeros
+from wager.kernels.arrays import INT32, Array, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, Kernels, Routing, Tape, TargetOutput
-from wager.kernels.blocks import Matrix, stack
 from wager.models import footprint as memory
+from wager.models.layer_weights import LayerWeights
 from wager.models.matrices import Matrices, in_one_form
 from wager.models.packed_cache import PackedStore
 from wager.models.tensors import tensor_shapes
 from wager.models.weights import Weights
-from wager.types import PackedBatch
+from wager.types import KVDtype, PackedBatch
+
+
+def refuse_int8_latents(kv_dtype: KVDtype) -> None:
+    """UsageError if a latent cache is to hold int8."""
+    if kv_dtype != "bf16":
+        raise UsageError(
+            f"kv_dtype = {kv_dtype!r} is not possible with latent attention, whose cache is small already.",
+            "Leave out --kv-dtype for this model.",
+        )
 
 
 class Decoder:
@@ -34,8 +41,8 @@ class Decoder:
     of them with logits (None: all), `max_sequences` the maximum sequences of one pass, `max_blocks` the maximum cache
     blocks of one sequence. ModelError if a tensor cannot be read.
 
-    `dtype` says in which form matrices are multiplied, see matrices.WANTED; with kernels of float32 all are.
-    `store` has packed weights, or keeps those that are packed here.
+    `dtype` says in which form matrices are multiplied, see matrices.WANTED (with kernels of float32 all are floats);
+    `weight_form` describes the result. `store` has packed weights, or keeps those that are packed here.
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
     """
@@ -53,6 +60,7 @@ class Decoder:
         dtype: str = "auto",
         keep_expert_choices: bool = False,
         store: PackedStore | None = None,
+        kv_dtype: KVDtype = "bf16",
     ) -> None:
         spec = self.spec = weights.spec
         attention = spec.attention
@@ -62,13 +70,15 @@ class Decoder:
         self.max_blocks = max_blocks
         layers, kv_heads, head_dim = spec.num_layers, attention.kv_heads, attention.head_dim
         if isinstance(attention, Mla):
+            refuse_int8_latents(kv_dtype)
             rank, rope = attention.kv_rank, attention.rope
             self.cache = kernels.latent_cache(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
         else:
-            self.cache = kernels.cache(layers=layers, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim)
+            shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
+            self.cache = kernels.cache(**shape, kv_dtype=kv_dtype)
         limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         matrices = Matrices(weights, dtype, kernels.act)
-        self.weight_bytes = memory.weight_bytes(matrices, kernels)
+        self.weight_form, self.weight_bytes = matrices.description, memory.weight_bytes(matrices, kernels)
         self.workspace_bytes = memory.workspace_bytes(spec, kernels, **limits, max_logits_rows=self.max_logits_rows)
         self.expert_choices: list[Array] = []
         self._keep_expert_choices = keep_expert_choices
@@ -104,7 +114,7 @@ class Decoder:
         tape.embed(embedding, x)
         known = tensor_shapes(spec)
         for index, layer in enumerate(spec.ordered_layers):
-            self._record_layer(_LayerWeights(weights, matrices, store, known, index=index), layer, index, buffers)
+            self._record_layer(LayerWeights(weights, matrices, store, known, index=index), layer, index, buffers)
         selected = empty(self.max_logits_rows, spec.hidden)
         selected_normed = empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
         head = embedding if spec.tied else store.get("head", lambda: kernels.pack(matrices.read("head.weight")))
@@ -113,7 +123,7 @@ class Decoder:
         tape.linear(selected_normed, head, self._logits, of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
 
-    def _record_layer(self, tensors: _LayerWeights, layer: Layer, index: int, to: _Buffers) -> None:
+    def _record_layer(self, tensors: LayerWeights, layer: Layer, index: int, to: _Buffers) -> None:
         tape, kernels, eps = self._tape, self.kernels, self.spec.details.norm_eps
         tape.rms_norm(to.x, tensors.vector("attn_norm"), eps, to.normed)
         if isinstance(layer.attention, Mla):
@@ -128,7 +138,7 @@ class Decoder:
         else:
             self._record_feed_forward(tensors, "", to.inner, to)
 
-    def _record_attention(self, tensors: _LayerWeights, attention: Gqa, index: int, to: _Buffers) -> None:
+    def _record_attention(self, tensors: LayerWeights, attention: Gqa, index: int, to: _Buffers) -> None:
         details, tape, first = self.spec.details, self._tape, 0
         for group in tensors.groups("q", "k", "v"):
             packed = tensors.packed("+".join(group), partial(self._pack_stacked, tensors, group))
@@ -139,10 +149,10 @@ class Decoder:
         tape.rotary(to.qkv, to.rotation, norms, self.cache, index, to.q)
         tape.attention(to.q, self.cache, index, window=attention.window, out=to.attention_out)
 
-    def _pack_stacked(self, tensors: _LayerWeights, group: Sequence[str]) -> Any:
+    def _pack_stacked(self, tensors: LayerWeights, group: Sequence[str]) -> Any:
         return self.kernels.pack(*tensors.stacked(group))
 
-    def _record_latent_attention(self, tensors: _LayerWeights, attention: Mla, index: int, to: _Buffers) -> None:
+    def _record_latent_attention(self, tensors: LayerWeights, attention: Mla, index: int, to: _Buffers) -> None:
         """The absorbed form: each head's key half of kv_b is applied to its query, so that queries are compared with
         latents, and its value half to the attention output."""
         details, tape, kernels = self.spec.details, self._tape, self.kernels
@@ -171,7 +181,7 @@ class Decoder:
         tape.attention(to.q, self.cache, index, window=None, out=to.latent_out, scale=details.attention_scale)
         tape.per_head(to.latent_out, tensors.packed("kv_b_values", values), to.attention_out)
 
-    def _record_experts(self, tensors: _LayerWeights, experts: Experts, to: _Buffers) -> None:
+    def _record_experts(self, tensors: LayerWeights, experts: Experts, to: _Buffers) -> None:
         tape, routing = self._tape, to.routing
         if self._keep_expert_choices:
             routing = replace(routing, ids=zeros(*routing.ids.shape, dtype=INT32))
@@ -187,7 +197,7 @@ class Decoder:
         if experts.shared:
             self._record_feed_forward(tensors, "shared_", to.shared_inner, to)
 
-    def _record_feed_forward(self, tensors: _LayerWeights, prefix: str, inner: Array, to: _Buffers) -> None:
+    def _record_feed_forward(self, tensors: LayerWeights, prefix: str, inner: Array, to: _Buffers) -> None:
         kernels = self.kernels
 
         def into() -> Any:
@@ -229,68 +239,3 @@ class _Buffers:
         if experts := spec.experts:
             self.routing = Routing.allocate(experts, max_rows=rows, hidden=spec.hidden, act=act)
             self.shared_inner = empty(rows, experts.shared_inner, dtype=act)
-
-
-class _LayerWeights:
-    """The tensors of layer `index` by their short names; `known` are the shapes of all the model's tensors."""
-
-    def __init__(
-        self,
-        weights: Weights,
-        matrices: Matrices,
-        store: PackedStore,
-        known: Mapping[str, Sequence[int]],
-        *,
-        index: int,
-    ) -> None:
-        self._weights, self._matrices, self._store, self._known, self._index = weights, matrices, store, known, index
-
-    def _name(self, part: str, suffix: str) -> str:
-        return f"layers.{self._index}.{part}.{suffix}"
-
-    def packed(self, name: str, make: Callable[[], Any]) -> Any:
-        """What the store has under that name for the layer, or `make` packs."""
-        return self._store.get(f"layers.{self._index}.{name}", make)
-
-    def matrix(self, part: str) -> Matrix:
-        return self._matrices.read(self._name(part, "weight"))
-
-    def floats(self, part: str, dtype: DType) -> Array:
-        return self._weights.read(self._name(part, "weight"), dtype)
-
-    def vector(self, part: str, suffix: str = "weight") -> Array:
-        return self._weights.read(self._name(part, suffix))
-
-    def refit(self, heads: Array) -> list[Matrix]:
-        """Matrices of heads that were cut from one, each in the form that they are multiplied in."""
-        return [self._matrices.refit(head) for head in heads]
-
-    def expert(self, expert: int) -> tuple[Matrix, Matrix, Matrix]:
-        """Gate, up and down of one expert."""
-        gate, up = in_one_form([self.matrix(f"{expert}.expert_{part}") for part in ("gate", "up")])
-        return gate, up, self.matrix(f"{expert}.expert_down")
-
-    def bias(self, part: str) -> Array | None:
-        return self.vector(part, "bias") if self._name(part, "bias") in self._known else None
-
-    def groups(self, *parts: str) -> list[list[str]]:
-        """Matrices of the same inputs as few products: neighbours of one form are one."""
-        groups: list[list[str]] = []
-        for part in parts:
-            same = groups and self._form(part) == self._form(groups[-1][-1])
-            groups = [*groups[:-1], [*groups[-1], part]] if same else [*groups, [part]]
-        return groups
-
-    def stacked(self, group: Sequence[str]) -> tuple[Matrix, Array | None]:
-        """The matrices of a group as one, and their biases."""
-        return stack([self.matrix(part) for part in group]), self._biases(group)
-
-    def outputs(self, group: Sequence[str]) -> int:
-        return sum(self._known[self._name(part, "weight")][0] for part in group)
-
-    def _form(self, part: str) -> str | None:
-        return self._matrices.formats[self._name(part, "weight")]
-
-    def _biases(self, parts: Sequence[str]) -> Array | None:
-        biases = [bias for part in parts if (bias := self.bias(part)) is not None]
-        return np.concatenate(biases) if biases else None
