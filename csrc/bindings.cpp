@@ -10,6 +10,7 @@
 #include "pool.h"
 #include "sampling.h"
 #include "sizes.h"
+#include "step_bindings.h"
 #include "tape.h"
 
 namespace nb = nanobind;
@@ -192,4 +193,5 @@ NB_MODULE(_native, m) {
     m.def("sweep", &sweep);
     bind_cache(m);
     bind_tape(m);
+    bind_step(m);
 }

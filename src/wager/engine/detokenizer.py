@@ -29,7 +29,8 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Text that became certain with this token."""
-        return self._advance(self._decoder.push(token), last=False)
+        text = self._decoder.push(token)
+        return self._advance(text, last=False) if self._stop else text
 
     def flush(self) -> str:
         """What is still held back, at the end of the text."""

@@ -13,6 +13,7 @@ from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
 from wager.kernels.base import Inputs, Routing, RowSet
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
+from wager.kernels.packer import InputPacker
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
 
 MAX_EXPERTS = 1024
@@ -26,6 +27,7 @@ class CpuTape:
         if heads % kv_heads:
             raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
         self.inputs = inputs
+        self.buffers = InputPacker(inputs)
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._rows = self._logits_rows = len(inputs.tokens)
         self._kept: list[Any] = [inputs]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ class Tokenizer:
         self._parts = parts
         self._fenced = FencedEncoder(parts)
         self._bytes: dict[int, bytes] = {}
+        self.whole_texts: dict[int, str] = {}
+        """The text of the tokens met so far whose bytes are whole characters, without those that are special or that end
+        a fragment: after whole characters it is what they add to a text."""
         self.vocab_size = parts.vocab_size
         self.eos_ids = parts.eos_ids
         self.chat_template = parts.chat_template
@@ -104,6 +108,9 @@ class Tokenizer:
         value = self._bytes.get(token_id)
         if value is None:
             value = self._bytes[token_id] = self._spell(token_id)
+            if not (self.is_special(token_id) or self.ends_fragment(token_id)):
+                with suppress(UnicodeDecodeError):
+                    self.whole_texts[token_id] = value.decode()
         return value
 
     def chat(
@@ -161,9 +168,18 @@ class IncrementalDecoder:
         self._tokenizer, self._special = tokenizer, special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._drop_space = tokenizer.begins_fragment(after)
+        self._texts = tokenizer.whole_texts
+        self._whole = not self._drop_space  # nothing is kept and no space is to be dropped
 
     def push(self, token_id: int, /) -> str:
         """The text that becomes complete with this token."""
+        if self._whole and (text := self._texts.get(token_id)) is not None:
+            return text
+        text = self._push(token_id)
+        self._whole = not self._drop_space and not self._utf8.getstate()[0]
+        return text
+
+    def _push(self, token_id: int) -> str:
         hidden = not self._special and self._tokenizer.is_special(token_id)
         text = "" if hidden else self._utf8.decode(self._tokenizer.token_bytes(token_id))
         if self._tokenizer.ends_fragment(token_id):

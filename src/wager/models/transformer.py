@@ -64,6 +64,8 @@ class Decoder:
         self.expert_choices: list[Tensor] = []
         self._keep_expert_choices = keep_expert_choices
         self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
+        self.buffers = getattr(self._tape, "buffers", None)
+        self._outputs: dict[int, TargetOutput] = {}
         self._logits = torch.empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = torch.empty(self.max_logits_rows, dtype=torch.int32)
         with one_thread():
@@ -80,9 +82,13 @@ class Decoder:
         ):
             if size > limit:
                 raise UsageError(f"A pass of {size} {name} exceeds this decoder's limit of {limit}.")
-        self._tape.inputs.fill(batch)
+        if self.buffers is None or self.buffers.packed is not batch:
+            self._tape.inputs.fill(batch)
         self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=logits_rows)
-        return TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
+        output = self._outputs.get(logits_rows)
+        if output is None:
+            output = self._outputs[logits_rows] = TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
+        return output
 
     def _record(self, weights: Weights) -> None:
         """Record a pass, packing each matrix when it is read, so that at most one layer is in memory twice."""

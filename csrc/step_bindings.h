@@ -1,0 +1,6 @@
+// Declares the bindings of step_bindings.cpp for the module in bindings.cpp.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_step(nanobind::module_& m);
