@@ -112,6 +112,7 @@ class GreedyMatcher {
             if (draft != nullptr && !guesses.read(*this, draft)) return irregular();
             if (first + guesses.tokens.size >= tokens.size) return irregular();
             const nb::object greedily = is_greedy(PyDict_GetItemWithError(sequences.ptr(), seq_id.ptr()));
+            if (!greedily.is_valid()) return irregular();
             nb::object outcome = nb::none();
             if (greedily.ptr() == Py_True) outcome = follow(seq_id, draft, guesses, tokens.items + first);
             if (!outcome.is_valid()) return irregular();

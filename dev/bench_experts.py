@@ -12,7 +12,6 @@ import argparse
 import time
 
 import numpy as np
-import torch
 
 from wager.kernels.cpu import CpuKernels
 from wager.models.random_models import make
@@ -48,7 +47,6 @@ def main() -> None:
     parser.add_argument("--isa")
     parser.add_argument("--seconds", type=float, default=0.4, help="per number of rows")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     weights, _ = make(arguments.model)
     spec, max_blocks = weights.spec, arguments.context // 16 + 1
     kernels = CpuKernels(isa=arguments.isa, threads=arguments.threads)

@@ -13,16 +13,23 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-import torch
+import numpy as np
 
 from wager.kernels import _native, physical_cores
+from wager.kernels.arrays import BFLOAT16, Array, address, zeros
 from wager.kernels.cpu import CpuKernels
 
 HIDDEN, FFN, QKV, VOCAB, LAYERS = 576, 1536, 960, 49152, 30
 HEADS, KV_HEADS, D = 9, 3, 64
 ROWS = (1, 2, 4, 8, 12, 16, 32, 64, 128, 512)
 REALTIME = False
+RANDOM = np.random.default_rng(0)
 WEIGHTS = LAYERS * (QKV * HIDDEN + HIDDEN * HIDDEN + 3 * FFN * HIDDEN) + VOCAB * HIDDEN
+
+
+def noise(*shape: int) -> Array:
+    made: Array = RANDOM.standard_normal(shape, np.float32)
+    return made
 
 
 def times(tasks: Sequence[Callable[[], object]], rounds: int) -> list[tuple[float, float]]:
@@ -52,22 +59,21 @@ class Linears:
 
     def __init__(self, kernels: CpuKernels, max_rows: int) -> None:
         self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_blocks=64, heads=1, kv_heads=1, head_dim=16)
-        self.out = torch.zeros(max_rows, VOCAB)
-        make = {"dtype": torch.bfloat16}
-        hidden, mixed, act = (torch.randn(max_rows, n).to(**make) for n in (HIDDEN, HIDDEN, FFN))
-        qkv, residual = torch.zeros(max_rows, QKV), torch.zeros(max_rows, HIDDEN)
+        self.out = zeros(max_rows, VOCAB)
+        hidden, mixed, act = (noise(max_rows, n).astype(BFLOAT16) for n in (HIDDEN, HIDDEN, FFN))
+        qkv, residual = zeros(max_rows, QKV), zeros(max_rows, HIDDEN)
         for _ in range(LAYERS):
-            self.tape.linear(hidden, kernels.pack(torch.randn(QKV, HIDDEN) * 0.02), qkv)
-            self.tape.linear(mixed, kernels.pack(torch.randn(HIDDEN, HIDDEN) * 0.02), residual, add=True)
-            gate, up = torch.randn(FFN, HIDDEN) * 0.02, torch.randn(FFN, HIDDEN) * 0.02
+            self.tape.linear(hidden, kernels.pack(noise(QKV, HIDDEN) * 0.02), qkv)
+            self.tape.linear(mixed, kernels.pack(noise(HIDDEN, HIDDEN) * 0.02), residual, add=True)
+            gate, up = noise(FFN, HIDDEN) * 0.02, noise(FFN, HIDDEN) * 0.02
             self.tape.gated(hidden, kernels.pack_gated(gate, up), act)
-            self.tape.linear(act, kernels.pack(torch.randn(HIDDEN, FFN) * 0.02), residual, add=True)
-        self.tape.linear(hidden, kernels.pack(torch.randn(VOCAB, HIDDEN) * 0.02), self.out)
-        rows = torch.arange(max_rows, dtype=torch.int32)
-        self.tape.inputs.positions.copy_(rows)
-        self.tape.inputs.slot_mapping.copy_(rows)
-        self.tape.inputs.parents.copy_(rows - 1)
-        self.tape.inputs.block_tables[0] = torch.arange(64)
+            self.tape.linear(act, kernels.pack(noise(HIDDEN, FFN) * 0.02), residual, add=True)
+        self.tape.linear(hidden, kernels.pack(noise(VOCAB, HIDDEN) * 0.02), self.out)
+        rows = np.arange(max_rows, dtype=np.int32)
+        self.tape.inputs.positions[:] = rows
+        self.tape.inputs.slot_mapping[:] = rows
+        self.tape.inputs.parents[:] = rows - 1
+        self.tape.inputs.block_tables[0] = np.arange(64, dtype=np.int32)
 
     def run(self, rows: int) -> None:
         self.tape.inputs.query_start_loc[1] = rows
@@ -77,15 +83,19 @@ class Linears:
 class TorchLinears:
     """The same matrices through torch's bfloat16 F.linear."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
         shapes = [(QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, FFN)] * LAYERS + [(VOCAB, HIDDEN)]
         self.weights = [torch.randn(n, k).bfloat16() for n, k in shapes]
         self.inputs = {k: torch.randn(max(ROWS), k).bfloat16() for k in (HIDDEN, FFN)}
+        self.mode, self.linear = torch.inference_mode, torch.nn.functional.linear
 
-    @torch.inference_mode()
     def run(self, rows: int) -> None:
-        for weight in self.weights:
-            torch.nn.functional.linear(self.inputs[weight.shape[1]][:rows], weight)
+        with self.mode():
+            for weight in self.weights:
+                self.linear(self.inputs[weight.shape[1]][:rows], weight)
 
 
 def memory(kernels: CpuKernels, rounds: int) -> None:
@@ -99,11 +109,11 @@ def memory(kernels: CpuKernels, rounds: int) -> None:
 def _touch(kernels: CpuKernels, buffer: _native.Buffer) -> None:
     k = 1 << 12
     n = buffer.nbytes // (2 * k) // 32 * 32
-    ones = torch.ones(n, k, dtype=torch.bfloat16)
-    _native.pack(kernels.pool, ones.data_ptr(), n, k, buffer, 0)
+    ones = np.ones((n, k), BFLOAT16)
+    _native.pack(kernels.pool, address(ones), n, k, buffer, 0)
 
 
-def linears(kernels: CpuKernels, rounds: int, against_torch: bool) -> None:
+def linears(kernels: CpuKernels, rounds: int, *, against_torch: bool) -> None:
     """Ours, the row counts in turns; then torch's, apart: its idle threads spin for a while and would slow ours."""
     ours = Linears(kernels, max(ROWS))
     taken = times([lambda n=rows: ours.run(n) for rows in ROWS], rounds)  # type: ignore[misc]
@@ -112,7 +122,7 @@ def linears(kernels: CpuKernels, rounds: int, against_torch: bool) -> None:
         print(line + f"{2 * WEIGHTS * rows / mid / 1e9:7.1f} GFLOP/s")
     if not against_torch:
         return
-    theirs = TorchLinears()
+    theirs = TorchLinears(kernels.threads)
     taken = times([lambda n=rows: theirs.run(n) for rows in ROWS], rounds)  # type: ignore[misc]
     for rows, (low, mid) in zip(ROWS, taken, strict=True):
         print(f"torch F.linear, {rows:4d} rows: {low * 1e3:8.2f} ms (median {mid * 1e3:8.2f})")
@@ -121,7 +131,7 @@ def linears(kernels: CpuKernels, rounds: int, against_torch: bool) -> None:
 def overhead(kernels: CpuKernels, rounds: int) -> None:
     """240 ops on 16 numbers each: the overhead of a tape."""
     tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
-    x, weight, out = torch.ones(1, 16), torch.ones(16), torch.zeros(1, 16, dtype=torch.bfloat16)
+    x, weight, out = np.ones((1, 16), np.float32), np.ones(16, np.float32), zeros(1, 16, dtype=BFLOAT16)
     for _ in range(240):
         tape.rms_norm(x, weight, 1e-5, out)
     tape.inputs.parents[0], tape.inputs.query_start_loc[1] = -1, 1
@@ -135,16 +145,16 @@ def attention(kernels: CpuKernels, rounds: int) -> None:
         blocks = (context + rows) // 16 + 1
         tape = kernels.tape(max_rows=1024, max_sequences=1, max_blocks=blocks, **shape)
         cache = kernels.cache(layers=LAYERS, num_blocks=blocks, kv_heads=KV_HEADS, head_dim=D)
-        q = torch.randn(1024, HEADS * D).bfloat16()
-        out = torch.zeros_like(q)
+        q = noise(1024, HEADS * D).astype(BFLOAT16)
+        out = zeros(*q.shape, dtype=BFLOAT16)
         for layer in range(LAYERS):
             tape.attention(q, cache, layer, window=None, out=out)
-        at = torch.arange(rows, dtype=torch.int32)
+        at = np.arange(rows, dtype=np.int32)
         tape.inputs.positions[:rows] = at + context
         tape.inputs.slot_mapping[:rows] = at + context
         tape.inputs.parents[:rows] = at - 1
         tape.inputs.num_computed_tokens[0], tape.inputs.query_start_loc[1] = context, rows
-        tape.inputs.block_tables[0] = torch.arange(blocks, dtype=torch.int32)
+        tape.inputs.block_tables[0] = np.arange(blocks, dtype=np.int32)
         low, mid = times([lambda: tape.run(rows=rows, sequences=1, logits_rows=0)], rounds)[0]  # noqa: B023
         keys = sum(context + i + 1 for i in range(rows))
         flops = 4 * keys * HEADS * D * LAYERS
@@ -153,10 +163,10 @@ def attention(kernels: CpuKernels, rounds: int) -> None:
 
 
 def sampling(kernels: CpuKernels, rounds: int) -> None:
-    logits = torch.randn(8, VOCAB) * 3
+    logits = noise(8, VOCAB) * 3
     for n in (1, 8):
-        rows, position = torch.arange(n, dtype=torch.int32), torch.arange(n, dtype=torch.int32)
-        heat, seeds = torch.full((n,), 1.0, dtype=torch.float64), torch.arange(n)
+        rows, position = np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int32)
+        heat, seeds = np.ones(n), np.arange(n, dtype=np.int32)
         low, mid = times([lambda: kernels.sample(logits, rows, heat, seeds, position, rows * 0)], rounds * 4)[0]  # noqa: B023
         print(f"sample, {n} rows of {VOCAB}: {low * 1e3:.3f} ms (median {mid * 1e3:.3f})")
 
@@ -172,13 +182,12 @@ def main() -> None:
     args = parser.parse_args()
     global REALTIME
     REALTIME = args.realtime
-    torch.set_num_threads(args.threads)
     kernels = CpuKernels(isa=args.isa, threads=args.threads)
     print(f"{kernels.name}, {args.threads} threads")
     if "memory" in args.only:
         memory(kernels, args.rounds)
     if "linears" in args.only:
-        linears(kernels, args.rounds, args.torch)
+        linears(kernels, args.rounds, against_torch=args.torch)
     if "overhead" in args.only:
         overhead(kernels, args.rounds)
     if "attention" in args.only:

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-import torch
-
 from wager.kernels import _native, select
 from wager.kernels.base import BLOCK_SIZE
 from wager.models import hub
@@ -60,7 +58,6 @@ def main() -> None:
     options.add_argument("--context", type=int, default=300)
     options.add_argument("--rounds", type=int, default=15)
     chosen = options.parse_args()
-    torch.set_num_threads(1)
     weights, kernels = open_weights(hub.resolve(chosen.model)), select("native")
     decoder = Decoder(weights, kernels, num_blocks=256, max_rows=512, max_sequences=16, max_blocks=256)
     size = 2 * weights.spec.active

@@ -16,8 +16,6 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 import wager
 from wager.bench.workload import read_prompts, spread
 from wager.build.load import LoadedEngine
@@ -132,7 +130,6 @@ def main() -> None:
     parser.add_argument("--rotations", type=int, default=len(ENGINES))
     parser.add_argument("--tokens", type=int, default=128)
     args = parser.parse_args()
-    torch.set_num_threads(1)
     prompts = spread([each for each in read_prompts(args.prompts) if len(each.text) < LONGEST], 240)
     random.Random(1).shuffle(prompts)
     print("requests  " + "  ".join(f"{name:>8}" for name in ENGINES) + "  adaptive / best fixed  wrong / off")

@@ -20,10 +20,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import torch
+import numpy as np
 from bench_experts import ROWS, batch
 
 from wager.kernels import _native, machine
+from wager.kernels.arrays import BFLOAT16, zeros
 from wager.kernels.cpu import CpuKernels
 from wager.models.random_models import make
 from wager.models.transformer import Decoder
@@ -39,7 +40,7 @@ SQUARE, TALL, TIMES = 512, 192, 10
 def distinct_experts(decoder: Decoder, rows: int) -> float:
     """Distinct experts of a layer in the last pass, the mean over layers; 0 without experts."""
     choices = decoder.expert_choices
-    return fmean(len(ids[:rows].unique()) for ids in choices) if choices else 0.0
+    return fmean(len(np.unique(ids[:rows])) for ids in choices) if choices else 0.0
 
 
 def seconds(task: Callable[[], object]) -> float:
@@ -60,13 +61,14 @@ def memory_read(kernels: CpuKernels) -> Callable[[], object]:
 def cached_product(kernels: CpuKernels, rows: int) -> Callable[[], object]:
     """The product kernel on a matrix that stays in the processor's cache."""
     tape = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=rows // 16, heads=1, kv_heads=1, head_dim=16)
-    x, out = torch.randn(rows, SQUARE).bfloat16(), torch.zeros(rows, SQUARE)
-    weight = kernels.pack(torch.randn(SQUARE, SQUARE))
+    noise = np.random.default_rng(0).standard_normal((rows + SQUARE, SQUARE), np.float32)
+    x, out = noise[:rows].astype(BFLOAT16), zeros(rows, SQUARE)
+    weight = kernels.pack(noise[rows:])
     for _ in range(TIMES):
         tape.linear(x, weight, out)
-    every = torch.arange(rows, dtype=torch.int32)
+    every = np.arange(rows, dtype=np.int32)
     for name, values in {"positions": every, "slot_mapping": every, "parents": every - 1}.items():
-        getattr(tape.inputs, name).copy_(values)
+        getattr(tape.inputs, name)[:] = values
     return lambda: tape.run(rows=rows, sequences=1, logits_rows=0)
 
 
@@ -101,7 +103,6 @@ class TimedModel:
 
 def measure(threads: int, context: int, *, limit: float) -> dict[str, Any]:
     """One run: medians of rounds that end once `limit` seconds have passed."""
-    torch.set_num_threads(1)
     kernels = CpuKernels(threads=threads)
     models = {name: TimedModel(name, kernels, context=context) for name in MODELS}
     sweep, multiply = memory_read(kernels), cached_product(kernels, TALL)

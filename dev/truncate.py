@@ -14,8 +14,9 @@ import shutil
 import sys
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401 - makes bfloat16 known to numpy
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -32,13 +33,13 @@ def main(model: Path, layers: int, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     tensors = {}
     for shard in sorted(model.glob("*.safetensors")):
-        with safe_open(shard, framework="pt") as file:
+        with safe_open(shard, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 found = LAYER.match(name)
                 if found is None or int(found[1]) < layers:
                     tensors[name] = file.get_tensor(name)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    print(f"{directory}: {layers} layers, {sum(t.numel() for t in tensors.values()) / 1e6:.1f}M parameters")
+    print(f"{directory}: {layers} layers, {sum(t.size for t in tensors.values()) / 1e6:.1f}M parameters")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     with wager.LLM(drafter="ngram") as llm:
         print(llm.generate("Once upon a time", wager.SamplingParams(max_tokens=64)).text)
 
-What needs torch is imported when it is first used, so that `import wager` is quick.
+The engine is imported when it is first used, so that `import wager` is quick.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 _LATER = {"Engine": "wager.engine.core", "LLM": "wager.llm", "OutputStream": "wager.llm"}
-"""Names that need torch -> the module that has them."""
+"""Names of the engine -> the module that has them."""
 
 
 def __getattr__(name: str) -> Any:

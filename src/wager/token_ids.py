@@ -1,4 +1,4 @@
-"""Token ids as users give them: any sequence of integers, numpy's and torch's included, as a tuple of Python's ints."""
+"""Token ids as users give them: any sequence of integers, arrays and tensors included, as a tuple of Python's ints."""
 
 from __future__ import annotations
 

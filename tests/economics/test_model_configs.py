@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +103,7 @@ def same_figures(config: dict[str, Any]) -> ModelSpec:
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     spec, model = read_config(plain, runnable=True), read_config(plain)
     assert replace(spec, decoder=None, layers=tuple(map(without_gating, spec.layers))) == model
-    assert sum(torch.Size(shape).numel() for shape in tensor_shapes(spec).values()) == spec.parameters
+    assert sum(math.prod(shape) for shape in tensor_shapes(spec).values()) == spec.parameters
     elements = sum(model.elements().values()) - model.elements()["embedding"]
     assert model.resident_bytes == 2 * (elements + model.head_elements)
     for context in (100, 5000):

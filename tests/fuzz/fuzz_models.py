@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import torch
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
 from wager.arch.hf_config import read_config
+from wager.kernels.arrays import BFLOAT16, FLOAT32
 from wager.models.random_weights import random_weights
 from wager.models.tensors import GGUF_NAMES, checkpoint_names, source_name, tensor_shapes
 
@@ -102,9 +102,9 @@ def _directory(path: Path, name: str) -> Path:
     config = {**_SIZES, **CONFIGS[name], "vocab_size": 288}
     spec = read_config(config, runnable=True)
     weights, names = random_weights(spec, 0), checkpoint_names(spec.details.architecture)
-    kind = torch.bfloat16 if name == "qwen3" else torch.float32
+    kind = BFLOAT16 if name == "qwen3" else FLOAT32
     # drawn tensors are unpermuted; what is read back differs from them in row order only
-    tensors = {source_name(names, part): weights.read(part).to(kind).contiguous() for part in tensor_shapes(spec)}
+    tensors = {source_name(names, part): weights.read(part, kind) for part in tensor_shapes(spec)}
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     backend = tokenizer()
     backend.save(str(path / "tokenizer.json"))
@@ -134,7 +134,7 @@ def _gguf(path: Path, vocabulary: Mapping[str, Any]) -> Path:
         _add(writer, key if key.startswith(("tokenizer.", "general.")) else f"llama.{key}", value)
     weights, kinds = random_weights(spec, 0), gguf.GGMLQuantizationType
     for name in tensor_shapes(spec):
-        values, part = weights.read(name).numpy(), name.split(".")[-2]
+        values, part = weights.read(name), name.split(".")[-2]
         kind = kinds.F32 if values.ndim == 1 else {"q": kinds.Q4_0, "gate": kinds.F16}.get(part, kinds.Q8_0)
         writer.add_tensor(source_name(GGUF_NAMES, name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()

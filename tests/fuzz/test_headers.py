@@ -15,13 +15,14 @@ from typing import Any
 
 import binary_mutators as files
 import fuzz_models
+import numpy as np
 import pytest
-import torch
 from examine import examine
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 
 from wager.arch.config_keys import ConfigKeys, shown
 from wager.errors import ModelError, TokenizerError
+from wager.kernels.arrays import BFLOAT16
 from wager.models.gguf_file import GgufFile
 from wager.models.opening import open_model
 from wager.models.tokenizer import Tokenizer
@@ -310,7 +311,7 @@ def test_weights_that_are_no_numbers(name: str, value: float, directory: Callabl
     weights = open_weights(path)
     weights.read("layers.0.up.weight")
     with pytest.raises(ModelError, match=r"model.layers.1.mlp.up_proj.weight in .* no finite numbers"):
-        weights.read("layers.1.up.weight", torch.bfloat16)
+        weights.read("layers.1.up.weight", BFLOAT16)
 
 
 def test_messages_about_tensors_are_short(directory: Callable[..., Path]) -> None:
@@ -318,7 +319,7 @@ def test_messages_about_tensors_are_short(directory: Callable[..., Path]) -> Non
     path = directory("llama")
     file = path / "model.safetensors"
     tensors = load_file(file)
-    save_file({**tensors, "x" * 5000: torch.zeros(1)}, file)
+    save_file({**tensors, "x" * 5000: np.zeros(1, np.float32)}, file)
     with pytest.raises(ModelError, match="has a tensor xxx") as caught:
         open_weights(path)
     assert len(caught.value.message) < 1000

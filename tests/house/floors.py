@@ -57,14 +57,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 LATE = {"", "cli"}
 """Packages that import modules by name at run time, so that start-up is short."""
 
-NO_TORCH = {"types", "sampling", "token_ids", "inputs", "errors", "arch"} | {
-    "config",
-    "draft.registry",
-    "trace",
-    "bench",
-    *_ECONOMICS,
-}
-
 
 def files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
@@ -111,7 +103,7 @@ def violations(name: str, tree: ast.AST) -> list[str]:
         elif imported.startswith("."):
             complaint = "imports relatively"
         elif imported.split(".")[0] == "torch":
-            complaint = "imports torch" if own in NO_TORCH else ""
+            complaint = "imports torch"
         elif imported.split(".")[0] == "wager":
             other = package(_known(imported.partition(".")[2]))
             complaint = "" if other == own or other in MAY_IMPORT[own] else f"imports {other or 'wager/__init__.py'}"

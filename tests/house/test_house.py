@@ -102,8 +102,8 @@ def test_the_file_is_in_a_known_package_and_imports_what_it_may(path: Path) -> N
         ("economics.costmodel.roofline", "from wager.economics.latency import surface", "imports economics.latency"),
         ("economics.latency.surface", "from wager.economics.costmodel import devices", "imports economics.costmodel"),
         ("economics.policy.base", "from wager.economics.latency.surface import LatencySurface", "economics.latency"),
-        ("economics.policy.base", "import torch.nn", "imports torch"),
-        ("economics.policy.base", "from torch import nn", "imports torch"),
+        ("kernels.reference", "def f():\n    import torch.nn", "imports torch"),
+        ("models.transformer", "from torch import nn", "imports torch"),
         ("engine.core", "from wager.bench import report", "imports bench"),
         ("engine.core", "from wager import LLM", "imports wager/__init__.py"),
         ("engine.core", "from wager.build.load import load", "imports build"),
@@ -231,9 +231,10 @@ def test_the_public_names() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["wager.cli", "wager.cli.plan_text", "wager.bench.report", "wager.economics.policy.base", "wager.models.hub"],
+    ["wager.cli", "wager.bench.report", "wager.economics.policy.base", "wager.models.hub", "wager.llm"],
 )
-def test_torch_is_not_imported_before_it_is_needed(name: str) -> None:
+def test_torch_is_not_imported(name: str) -> None:
+    """Not by what wager imports either."""
     code = f"import {name}, sys; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
     assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0

@@ -10,18 +10,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from wager.kernels.arrays import INT32, Array, zeros
 from wager.kernels.base import BLOCK_SIZE, Kernels, Tape
 from wager.types import PackedBatch
 
+_UNSEEDED = np.random.default_rng(0)
 
-def angles(positions: int, d: int) -> Tensor:
+
+def randn(*shape: int, seed: int | None = None) -> Array:
+    """Normal noise f32; without a seed it goes on from the call before."""
+    noise: Array = (_UNSEEDED if seed is None else np.random.default_rng(seed)).standard_normal(shape, np.float32)
+    return noise
+
+
+def rand(*shape: int) -> Array:
+    """Uniform noise f32 in [0, 1)."""
+    return _UNSEEDED.random(shape, np.float32)
+
+
+def angles(positions: int, d: int) -> Array:
     """A rotation table f32 [positions, d]: cos | sin."""
-    frequencies = 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    phases = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
-    return torch.cat([phases.cos(), phases.sin()], dim=1).float().contiguous()
+    frequencies = 10000.0 ** (-np.arange(0, d, 2, dtype=np.float64) / d)
+    phases = np.arange(positions, dtype=np.float64)[:, None] * frequencies
+    return np.concatenate([np.cos(phases), np.sin(phases)], axis=1).astype(np.float32)
 
 
 @dataclass
@@ -30,7 +42,7 @@ class Piece:
 
     blocks: Sequence[int]
     base: int
-    rows: Tensor
+    rows: Array
     parents: Sequence[int] = ()
 
     def chain(self) -> list[int]:
@@ -67,11 +79,11 @@ def batch_of(pieces: Sequence[Piece], max_blocks: int, logits_indices: Sequence[
 
 def chain_inputs(tape: Tape) -> None:
     """The inputs of one sequence from position 0 on, for tapes without a cache: row i is position i, at slot i."""
-    rows = torch.arange(len(tape.inputs.positions), dtype=torch.int32)
-    tape.inputs.positions.copy_(rows)
-    tape.inputs.slot_mapping.copy_(rows)
-    tape.inputs.parents.copy_(rows - 1)
-    tape.inputs.block_tables[0] = torch.arange(tape.inputs.block_tables.shape[1])
+    rows = np.arange(len(tape.inputs.positions), dtype=INT32)
+    tape.inputs.positions[:] = rows
+    tape.inputs.slot_mapping[:] = rows
+    tape.inputs.parents[:] = rows - 1
+    tape.inputs.block_tables[0] = np.arange(tape.inputs.block_tables.shape[1])
 
 
 def run_chain(tape: Tape, rows: int, logits_rows: int = 0) -> None:
@@ -92,7 +104,7 @@ class World:
     max_rows: int = 256
     max_blocks: int = 48
     window: int | None = None
-    norms: tuple[Tensor, Tensor, float] | None = None
+    norms: tuple[Array, Array, float] | None = None
     layers: int = 1
     cache: Any = field(init=False)
 
@@ -102,9 +114,9 @@ class World:
             layers=self.layers, num_blocks=self.num_blocks, kv_heads=self.kv_heads, head_dim=self.d
         )
         self.tape = self.kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_blocks, **shape)
-        self.qkv = torch.zeros(self.max_rows, self.width)
-        self.q = torch.zeros(self.max_rows, self.heads * self.d, dtype=self.kernels.act)
-        self.out = torch.zeros_like(self.q)
+        self.qkv = zeros(self.max_rows, self.width)
+        self.q = zeros(self.max_rows, self.heads * self.d, dtype=self.kernels.act)
+        self.out = np.zeros_like(self.q)
         table = angles(self.max_blocks * BLOCK_SIZE, self.d)
         layer = self.layers - 1
         self.tape.rotary(self.qkv, table, self.norms, self.cache, layer, self.q)
@@ -114,17 +126,17 @@ class World:
     def width(self) -> int:
         return (self.heads + 2 * self.kv_heads) * self.d
 
-    def rows(self, n: int, seed: int) -> Tensor:
+    def rows(self, n: int, seed: int) -> Array:
         """Queries, keys and values of n rows."""
-        return torch.randn(n, self.width, generator=torch.Generator().manual_seed(seed)) * 1.5
+        return randn(n, self.width, seed=seed) * 1.5
 
-    def step(self, *pieces: Piece) -> list[Tensor]:
+    def step(self, *pieces: Piece) -> list[Array]:
         """Attention's output of each piece's rows."""
         batch = batch_of(pieces, self.max_blocks)
         self.tape.inputs.fill(batch)
-        self.qkv[: batch.rows] = torch.cat([piece.rows for piece in pieces])
+        self.qkv[: batch.rows] = np.concatenate([piece.rows for piece in pieces])
         self.tape.run(rows=batch.rows, sequences=len(pieces), logits_rows=0)
-        return [part.clone() for part in self.out[: batch.rows].split([len(piece.rows) for piece in pieces])]
+        return np.split(self.out[: batch.rows].copy(), np.cumsum([len(piece.rows) for piece in pieces])[:-1])
 
 
 class LatentWorld(World):
@@ -148,13 +160,13 @@ class LatentWorld(World):
         shape = {"heads": heads, "kv_heads": 1, "head_dim": rank + rope}
         self.tape = kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_blocks, **shape)
         act, rows, layer = kernels.act, self.max_rows, layers - 1
-        self.qkv = torch.zeros(rows, self.width)
-        self.q, self.kv = torch.zeros(rows, self.queries), torch.zeros(rows, rank + rope)
-        plain, query = torch.zeros(rows, heads * nope, dtype=act), torch.zeros(rows, heads * (rank + rope), dtype=act)
-        self.out = torch.zeros(rows, heads * rank, dtype=act)
-        make = torch.Generator().manual_seed(0)
-        norm = torch.rand(rank, generator=make) + 0.5
-        absorb = torch.randn(heads, rank, nope, generator=make) * nope**-0.5
+        self.qkv = zeros(rows, self.width)
+        self.q, self.kv = zeros(rows, self.queries), zeros(rows, rank + rope)
+        plain, query = zeros(rows, heads * nope, dtype=act), zeros(rows, heads * (rank + rope), dtype=act)
+        self.out = zeros(rows, heads * rank, dtype=act)
+        make = np.random.default_rng(0)
+        norm = make.random(rank, np.float32) + 0.5
+        absorb = make.standard_normal((heads, rank, nope), np.float32) * nope**-0.5
         table = angles(self.max_blocks * BLOCK_SIZE, rope)
         self.tape.latent(self.q, self.kv, table, (norm, 1e-6), self.cache, layer, plain, query)
         self.tape.per_head(plain, kernels.pack_heads(absorb), query)
@@ -164,13 +176,13 @@ class LatentWorld(World):
     def width(self) -> int:
         return self.queries + self.rank + self.rope
 
-    def step(self, *pieces: Piece) -> list[Tensor]:
-        rows = torch.cat([piece.rows for piece in pieces])
+    def step(self, *pieces: Piece) -> list[Array]:
+        rows = np.concatenate([piece.rows for piece in pieces])
         self.q[: len(rows)], self.kv[: len(rows)] = rows[:, : self.queries], rows[:, self.queries :]
         return super().step(*pieces)
 
 
-def decode(world: World, rows: Tensor, blocks: Sequence[int], *, chunk: int = 1, start: int = 0) -> Tensor:
+def decode(world: World, rows: Array, blocks: Sequence[int], *, chunk: int = 1, start: int = 0) -> Array:
     """Outputs of the rows of a path, computed `chunk` rows at a time."""
     outs = [world.step(Piece(blocks, at, rows[at : at + chunk]))[0] for at in range(start, len(rows), chunk)]
-    return torch.cat(outs)
+    return np.concatenate(outs)

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 ISAS = ("avx512", "avx2", "portable")
 _kernels: dict[tuple[str, int], object] = {}
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_torch_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def native(isa: str, threads: int = 2) -> object:

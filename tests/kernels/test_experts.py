@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from cases import chain_inputs, run_chain
-from torch import Tensor
+from cases import chain_inputs, randn, run_chain
 
+from closeness import assert_close
 from wager.arch import Experts, Gating
 from wager.errors import ModelError
+from wager.kernels.arrays import BFLOAT16, Array, zeros
 from wager.kernels.base import Kernels, Routing
 from wager.kernels.routing import top_experts
 
@@ -29,8 +30,8 @@ WIDE = replace(SOFT, count=130, active=8)
 SHAPES = {"soft": SOFT, "sigmoid": SIGMOID, "grouped": GROUPED, "wide": WIDE}
 
 
-def numbers(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+def numbers(*shape: int, seed: int) -> Array:
+    return randn(*shape, seed=seed)
 
 
 class Mixture:
@@ -40,59 +41,59 @@ class Mixture:
         self.spec = spec
         self.router = numbers(spec.count, hidden, seed=1) * hidden**-0.5 * 2
         self.bias = numbers(spec.count, seed=2) * 0.1 if spec.gating.correction_bias else None
-        self.x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
-        self.out = torch.zeros(rows, hidden)
-        self.routing = Routing.allocate(spec, max_rows=rows, hidden=hidden, act=torch.bfloat16)
+        self.x = zeros(rows, hidden, dtype=BFLOAT16)
+        self.out = zeros(rows, hidden)
+        self.routing = Routing.allocate(spec, max_rows=rows, hidden=hidden, act=BFLOAT16)
         self.tape: Any = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
         chain_inputs(self.tape)
         self.tape.route(self.x, self.router, self.bias, spec, self.routing)
         packed = kernels.pack_experts((self.expert(i, hidden) for i in range(spec.count)), count=spec.count)
         self.tape.experts(self.x, packed, spec, self.routing, self.out)
 
-    def expert(self, index: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+    def expert(self, index: int, hidden: int) -> tuple[Array, Array, Array]:
         gate, up, down = numbers(3, self.spec.width, hidden, seed=10 + index) * hidden**-0.5
         return gate, up, down.T
 
-    def __call__(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Array, before: Array | None = None) -> Array:
         rows = len(x)
         self.x[:rows] = x
-        self.out.fill_(torch.nan)
+        self.out.fill(np.nan)
         self.out[:rows] = 0.0 if before is None else before
         run_chain(self.tape, rows)
-        assert self.out[rows:].isnan().all(), "rows beyond the step were written"
-        return self.out[:rows].clone()
+        assert np.isnan(self.out[rows:]).all(), "rows beyond the step were written"
+        return self.out[:rows].copy()
 
 
-def rows(count: int, seed: int = 3, hidden: int = HIDDEN) -> Tensor:
-    return numbers(count, hidden, seed=seed).bfloat16()
+def rows(count: int, seed: int = 3, hidden: int = HIDDEN) -> Array:
+    return numbers(count, hidden, seed=seed).astype(BFLOAT16)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_choice_and_the_result_are_the_oracles(kernels, oracle, shape):
     ours, theirs, x = Mixture(kernels, SHAPES[shape]), Mixture(oracle, SHAPES[shape]), rows(40)
     got, want = ours(x), theirs(x)
-    assert torch.equal(ours.routing.ids[:40], theirs.routing.ids[:40])
-    torch.testing.assert_close(ours.routing.shares[:40], theirs.routing.shares[:40], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(got, want, rtol=2**-7, atol=0.01)  # the inner layer is rounded to bf16
+    assert np.array_equal(ours.routing.ids[:40], theirs.routing.ids[:40])
+    assert_close(ours.routing.shares[:40], theirs.routing.shares[:40], rtol=1e-5, atol=1e-6)
+    assert_close(got, want, rtol=2**-7, atol=0.01)  # the inner layer is rounded to bf16
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_batch_gives_the_row_alone(kernels, shape):
     mixture, x, before = Mixture(kernels, SHAPES[shape]), rows(230), numbers(230, HIDDEN, seed=4)
-    alone = torch.cat([mixture(row[None], start[None]) for row, start in zip(x, before, strict=True)])
+    alone = np.concatenate([mixture(row[None], start[None]) for row, start in zip(x, before, strict=True)])
     for count in [*range(1, 65), 100, 193, 230]:
-        assert torch.equal(mixture(x[:count], before[:count]), alone[:count]), f"{count} rows"
+        assert np.array_equal(mixture(x[:count], before[:count]), alone[:count]), f"{count} rows"
     for seed in range(4):
-        order = torch.randperm(230, generator=torch.Generator().manual_seed(seed))[: 230 - 50 * seed]
-        assert torch.equal(mixture(x[order], before[order]), alone[order])
+        order = np.random.default_rng(seed).permutation(230)[: 230 - 50 * seed]
+        assert np.array_equal(mixture(x[order], before[order]), alone[order])
 
 
 def test_rows_that_all_choose_the_same_experts_are_the_rows_alone(kernels):
     """More rows for one expert than are processed in one block."""
-    mixture, x = Mixture(kernels, SOFT), rows(1).expand(220, -1).contiguous()
-    x[:, 0] += torch.arange(220) % 5 / 64
-    alone = torch.cat([mixture(row[None]) for row in x[:5]])
-    assert torch.equal(mixture(x), alone.repeat(44, 1))
+    mixture, x = Mixture(kernels, SOFT), np.tile(rows(1), (220, 1))
+    x[:, 0] += (np.arange(220) % 5 / 64).astype(BFLOAT16)
+    alone = np.concatenate([mixture(row[None]) for row in x[:5]])
+    assert np.array_equal(mixture(x), np.tile(alone, (44, 1)))
 
 
 def test_threads_do_not_change_a_row(kernels, one_thread):
@@ -103,8 +104,8 @@ def test_threads_do_not_change_a_row(kernels, one_thread):
     isa = {"avx512-bf16": "avx512"}.get(kernels.isa.name, kernels.isa.name)
     x = rows(70)
     alone = Mixture(one_thread, SIGMOID)(x)
-    assert torch.equal(Mixture(kernels, SIGMOID)(x), alone)
-    assert torch.equal(Mixture(CpuKernels(isa=isa, threads=5), SIGMOID)(x), alone)
+    assert np.array_equal(Mixture(kernels, SIGMOID)(x), alone)
+    assert np.array_equal(Mixture(CpuKernels(isa=isa, threads=5), SIGMOID)(x), alone)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -112,7 +113,7 @@ def test_ties_go_to_the_lowest(kernels, oracle, shape):
     spec = replace(SHAPES[shape], gating=replace(SHAPES[shape].gating, correction_bias=False))
     for each in (kernels, oracle):
         mixture = Mixture(each, spec)
-        mixture(torch.zeros(2, HIDDEN, dtype=torch.bfloat16))
+        mixture(zeros(2, HIDDEN, dtype=BFLOAT16))
         assert mixture.routing.ids[:2].tolist() == [list(range(spec.active))] * 2
 
 
@@ -120,11 +121,11 @@ def test_a_row_that_is_not_finite_does_not_change_the_others(kernels):
     for spec in SHAPES.values():
         mixture, x = Mixture(kernels, spec), rows(9)
         alone = mixture(x)
-        x[4, 7] = torch.nan
+        x[4, 7] = np.nan
         got = mixture(x)
-        assert got[4].isnan().all()
+        assert np.isnan(got[4]).all()
         others = [0, 1, 2, 3, 5, 6, 7, 8]
-        assert torch.equal(got[others], alone[others])
+        assert np.array_equal(got[others], alone[others])
 
 
 class SpoiledMixture(Mixture):
@@ -132,31 +133,31 @@ class SpoiledMixture(Mixture):
 
     spoiled: frozenset[int] = frozenset()
 
-    def expert(self, index: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+    def expert(self, index: int, hidden: int) -> tuple[Array, Array, Array]:
         gate, up, down = super().expert(index, hidden)
-        return (gate * torch.nan, up, down) if index in self.spoiled else (gate, up, down)
+        return (gate * np.nan, up, down) if index in self.spoiled else (gate, up, down)
 
 
 def test_experts_that_no_row_chose_are_not_read(kernels):
     mixture, x = SpoiledMixture(kernels, replace(SOFT, count=4, active=1)), rows(30)
     mixture(x)
-    used = mixture.routing.ids[:30].flatten().tolist()
+    used = mixture.routing.ids[:30].ravel().tolist()
     SpoiledMixture.spoiled = frozenset(range(4)) - {used[0]}
     spoiled = SpoiledMixture(kernels, mixture.spec)
     SpoiledMixture.spoiled = frozenset()
-    assert spoiled(x[:1]).isfinite().all()
-    assert spoiled(x).isnan().any(dim=1).tolist() == [expert != used[0] for expert in used]
+    assert np.isfinite(spoiled(x[:1])).all()
+    assert np.isnan(spoiled(x)).any(axis=1).tolist() == [expert != used[0] for expert in used]
 
 
 def test_groups_are_limited_by_hand():
     """Two groups of three; the better one has the better pair, not the best expert."""
     gating = Gating("sigmoid", correction_bias=True, normalised=True, scale=2.0, groups=2, group_best=2)
     spec = Experts(6, 2, 0, 8, gating=gating)
-    logits, bias = torch.tensor([3.0, -9.0, -9.0, 1.0, 1.5, -2.0]), torch.zeros(6)
+    logits, bias = np.array([3.0, -9.0, -9.0, 1.0, 1.5, -2.0], np.float32), zeros(6)
     ids, shares = top_experts(logits, bias, spec)
-    chosen = torch.sigmoid(torch.tensor([1.0, 1.5]))
+    chosen = 1 / (1 + np.exp(-np.array([1.0, 1.5])))
     assert ids.tolist() == [3, 4]
-    torch.testing.assert_close(shares, 2 * chosen / chosen.sum())
+    assert_close(shares, 2 * chosen / chosen.sum(), rtol=1.3e-6, atol=1e-5)
     bias[5] = 1.0  # moves the choice, not the share
     ids, shares = top_experts(logits, bias, spec)
     assert ids.tolist() == [4, 5]
@@ -164,13 +165,13 @@ def test_groups_are_limited_by_hand():
 
 
 def test_what_cannot_be_packed_is_refused(kernels):
-    parts = [(torch.zeros(8, 4), torch.zeros(8, 4), torch.zeros(4, 8))] * 2
+    parts = [(zeros(8, 4), zeros(8, 4), zeros(4, 8))] * 2
     with pytest.raises(ModelError, match="2 experts were given, not 3"):
         kernels.pack_experts(parts, count=3)
     with pytest.raises(ModelError, match="one too many"):
         kernels.pack_experts(parts, count=1)
     with pytest.raises(ModelError, match="shapes"):
-        kernels.pack_experts([parts[0], (torch.zeros(8, 4), torch.zeros(8, 4), torch.zeros(8, 4))], count=2)
+        kernels.pack_experts([parts[0], (zeros(8, 4), zeros(8, 4), zeros(8, 4))], count=2)
     mixture = Mixture(kernels, SOFT)
     with pytest.raises(ModelError, match="9 of 41"):
         mixture.tape.experts(

@@ -6,12 +6,12 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from cases import LatentWorld, Piece, World, decode
-from torch import Tensor
 
 from wager.errors import CacheIntegrityError
+from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels
 
 SHAPES = [(6, 2, 32), (9, 3, 64), (4, 4, 16), (8, 1, 128), (14, 2, 80), (32, 1, 48)]
@@ -42,9 +42,9 @@ def spans(world: World, part: str) -> list[tuple[int, int, int]]:
     return {"keys": [keys], "values": [values], "both": [keys, values]}[part]
 
 
-def spoiled(world: World, rows: Tensor, part: str) -> Tensor:
+def spoiled(world: World, rows: Array, part: str) -> Array:
     """The rows with values that are not finite in what is cached: in one dimension of each kv head, or in all."""
-    bad = rows.clone()
+    bad = rows.copy()
     for i, row in enumerate(bad):
         for first, last, d in spans(world, part):
             row[first + i % d : last : 1 if i % 2 else d] = NOT_FINITE[i % 3]
@@ -57,13 +57,13 @@ def test_rejected_guesses_do_not_change_later_rows(backend, part, shape):
     rows = clean.rows(40, seed=1)
     world.step(Piece(table, 0, rows[:5]))
     guesses = spoiled(world, clean.rows(35, seed=2), part)
-    first = world.step(Piece(table, 5, torch.cat([rows[5:6], guesses[:34]])))[0][:1]
+    first = world.step(Piece(table, 5, np.concatenate([rows[5:6], guesses[:34]])))[0][:1]
     want = decode(clean, rows, table)
-    assert want.isfinite().all()
-    assert torch.equal(first, want[5:6]), "the known row beside its guesses"
-    assert not world.cache.read(table[0] * 16 + 7).isfinite().all()
-    assert torch.equal(decode(world, rows[:20], table, start=6), want[6:20]), "one row at a time"
-    assert torch.equal(decode(world, rows, table, start=20, chunk=7), want[20:]), "chunks"
+    assert np.isfinite(want).all()
+    assert np.array_equal(first, want[5:6]), "the known row beside its guesses"
+    assert not np.isfinite(world.cache.read(table[0] * 16 + 7)).all()
+    assert np.array_equal(decode(world, rows[:20], table, start=6), want[6:20]), "one row at a time"
+    assert np.array_equal(decode(world, rows, table, start=20, chunk=7), want[20:]), "chunks"
 
 
 @pytest.mark.parametrize("part", ALL_PARTS)
@@ -76,22 +76,22 @@ def test_spoiled_branches_of_a_tree_do_not_change_the_others(backend, window, pa
         prefix, guesses = clean.rows(known, seed=4), clean.rows(nodes, seed=5)
         parents = [-1, *(rng.randrange(-1, i) for i in range(1, nodes))]
         spoiled_at = {i for i in range(nodes) if rng.random() < 0.3}
-        bad = torch.stack(
+        bad = np.stack(
             [spoiled(world, row[None], part)[0] if i in spoiled_at else row for i, row in enumerate(guesses)]
         )
         outs = []
         for run, nodes_of in ((clean, guesses), (world, bad)):
             if known > 1:
                 run.step(Piece(table, 0, prefix[:-1]))
-            span = torch.cat([prefix[-1:], nodes_of])
+            span = np.concatenate([prefix[-1:], nodes_of])
             outs.append(run.step(Piece(table, known - 1, span, parents=[-1, *(p + 1 for p in parents)]))[0])
         for i in range(nodes):
             if i in spoiled_at or parents[i] in spoiled_at:
                 spoiled_at.add(i)  # it sees a spoiled ancestor
         clean_rows = [0, *(1 + i for i in range(nodes) if i not in spoiled_at)]
         assert 3 < len(clean_rows) <= nodes
-        assert outs[0].isfinite().all()
-        assert torch.equal(outs[1][clean_rows], outs[0][clean_rows]), f"{known} known"
+        assert np.isfinite(outs[0]).all()
+        assert np.array_equal(outs[1][clean_rows], outs[0][clean_rows]), f"{known} known"
 
 
 @pytest.mark.parametrize("part", ALL_PARTS)
@@ -101,13 +101,13 @@ def test_keys_before_the_window_do_not_change_a_row(backend, window, part):
     rows = clean.rows(360, seed=7)
     want = decode(clean, rows, table, chunk=60)
     num_spoiled = 37
-    bad = torch.cat([spoiled(clean, rows[:num_spoiled], part), rows[num_spoiled:]])
+    bad = np.concatenate([spoiled(clean, rows[:num_spoiled], part), rows[num_spoiled:]])
     for chunk in (50, 3):
         world = world_of(backend, part, window=window)
         world.step(Piece(table, 0, bad[:num_spoiled]))
         got = decode(world, bad, table, start=num_spoiled, chunk=chunk)
         past = num_spoiled + window - 1  # the first row that sees none of the spoiled ones
-        assert torch.equal(got[past - num_spoiled :], want[past:]), f"chunks of {chunk}"
+        assert np.array_equal(got[past - num_spoiled :], want[past:]), f"chunks of {chunk}"
 
 
 @pytest.mark.parametrize("part", ALL_PARTS)
@@ -115,9 +115,9 @@ def test_values_that_are_not_finite_spread_to_rows_that_attend_to_them(backend, 
     world = world_of(backend, part)
     rows = world.rows(8, seed=8)
     rows[3] = spoiled(world, rows[3:4], part)[0]
-    out = world.step(Piece([1], 0, rows))[0].view(8, world.heads, -1)
-    assert out[:3].isfinite().all()
-    assert not out[3:].isfinite().all(dim=2).any()
+    out = world.step(Piece([1], 0, rows))[0].reshape(8, world.heads, -1)
+    assert np.isfinite(out[:3]).all()
+    assert not np.isfinite(out[3:]).all(axis=2).any()
 
 
 def tree(world: World) -> tuple[Piece, Piece]:
@@ -152,4 +152,4 @@ def test_inconsistent_paths_are_named_and_not_followed(kernels, changes, complai
         getattr(world.tape.inputs, name)[index] = value
     with pytest.raises(CacheIntegrityError, match=complaint):
         world.tape.run(rows=60, sequences=2, logits_rows=0)
-    assert all(torch.equal(got, out) for got, out in zip(world.step(*pieces), want, strict=True))
+    assert all(np.array_equal(got, out) for got, out in zip(world.step(*pieces), want, strict=True))

@@ -9,12 +9,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 
 import wager
 from wager.errors import UsageError
 from wager.kernels import _quota, physical_cores, select
-from wager.kernels.threads import limit_torch_threads, one_thread
+from wager.kernels.arrays import BFLOAT16, FLOAT32
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def test_auto_takes_the_best_that_is_built(built, monkeypatch):
     kernels = select("auto", threads=1)
     best = next(isa for isa in ("avx512", "avx2", "portable") if built.Isa.has(isa))
     assert kernels.name.startswith(f"native {best}") and "best" in kernels.reason
-    assert kernels.act is torch.bfloat16
+    assert kernels.act == BFLOAT16
 
 
 def test_environment_forces_an_instruction_set(built, monkeypatch):
@@ -74,7 +73,7 @@ def test_without_the_extension_the_reference_serves_and_says_so(unbuilt):
 
 def test_float32_is_the_references(built):
     kernels = select("auto", dtype="float32")
-    assert kernels.name == "reference" and "float32" in kernels.reason and kernels.act is torch.float32
+    assert kernels.name == "reference" and "float32" in kernels.reason and kernels.act == FLOAT32
     with pytest.raises(UsageError, match="float32"):
         select("native", dtype="float32")
 
@@ -86,31 +85,20 @@ def test_threads_are_physical_cores(built, monkeypatch):
     assert select("native", threads=3).threads == 3
 
 
-def test_torch_is_limited_to_one_thread():
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-        limit_torch_threads()
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_a_forked_child_can_compute(built):
     """Threads do not survive a fork: the child must start its own and not wait for its parent's."""
     program = """
-        import os, torch
+        import os
+        import numpy as np
+        from wager.kernels.arrays import BFLOAT16, zeros
         from wager.kernels.cpu import CpuKernels
         kernels = CpuKernels(threads=3)
         tape = kernels.tape(max_rows=4, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
-        x, out = torch.ones(4, 16, dtype=torch.bfloat16), torch.zeros(4, 320)
-        tape.linear(x, kernels.pack(torch.ones(320, 16)), out)
+        x, out = np.ones((4, 16), BFLOAT16), zeros(4, 320)
+        tape.linear(x, kernels.pack(np.ones((320, 16), np.float32)), out)
         tape.inputs.parents[0], tape.inputs.query_start_loc[1] = -1, 1
         for place in ("parent", "child"):
-            out.zero_()
+            out.fill(0)
             tape.run(rows=1, sequences=1, logits_rows=0)
             assert bool((out[0] == 16).all()), place
             if place == "parent" and (child := os.fork()):

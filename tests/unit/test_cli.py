@@ -13,15 +13,16 @@ import time
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import wager as package
 from in_process import Call
 from wager.cli import VERBS
 from wager.errors import DownloadError
+from wager.kernels.arrays import BFLOAT16, Array
 from wager.models import hub
 
 SOURCE = str(Path(package.__file__).parents[1])
@@ -47,20 +48,20 @@ def save_tokenizer(folder: Path) -> int:
 
 
 def save_weights(folder: Path, vocab: int) -> None:
-    torch.manual_seed(0)
+    noise = np.random.default_rng(0)
     head = HIDDEN // HEADS
 
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        return (torch.randn(rows, columns) * columns**-0.5).to(torch.bfloat16)
+    def matrix(rows: int, columns: int) -> Array:
+        return (noise.standard_normal((rows, columns)) * columns**-0.5).astype(BFLOAT16)
 
-    table = matrix(vocab, HIDDEN) * 8
+    table = matrix(vocab, HIDDEN) * BFLOAT16.type(8)
     table[-len(SPECIAL) :] = 0  # their logits are 0, never the largest: greedy answers do not end by themselves
-    tensors = {"model.embed_tokens.weight": table, "model.norm.weight": torch.ones(HIDDEN)}
+    tensors = {"model.embed_tokens.weight": table, "model.norm.weight": np.ones(HIDDEN, BFLOAT16)}
     for layer in range(LAYERS):
         at = f"model.layers.{layer}"
         tensors |= {
-            f"{at}.input_layernorm.weight": torch.ones(HIDDEN),
-            f"{at}.post_attention_layernorm.weight": torch.ones(HIDDEN),
+            f"{at}.input_layernorm.weight": np.ones(HIDDEN, BFLOAT16),
+            f"{at}.post_attention_layernorm.weight": np.ones(HIDDEN, BFLOAT16),
             f"{at}.self_attn.q_proj.weight": matrix(HEADS * head, HIDDEN),
             f"{at}.self_attn.k_proj.weight": matrix(KV_HEADS * head, HIDDEN),
             f"{at}.self_attn.v_proj.weight": matrix(KV_HEADS * head, HIDDEN),
@@ -69,7 +70,7 @@ def save_weights(folder: Path, vocab: int) -> None:
             f"{at}.mlp.up_proj.weight": matrix(WIDTH, HIDDEN),
             f"{at}.mlp.down_proj.weight": matrix(HIDDEN, WIDTH),
         }
-    save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors")
 
 
 @pytest.fixture(scope="session")

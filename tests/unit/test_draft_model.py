@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from wager.draft.model import DraftModel, check_same_vocabulary
 from wager.errors import TokenizerError
+from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.noise import argmax_gumbel
 from wager.testing import ToyDistribution, ToyOracle, ToyTarget
@@ -253,14 +252,14 @@ class _Kernels:
 
     calls = 0
 
-    def sample(self, logits: Tensor, rows: Tensor, temps: Tensor, seeds: Tensor, at: Tensor, choices: Tensor) -> Tensor:
+    def sample(self, logits: Array, rows: Array, temps: Array, seeds: Array, at: Array, choices: Array) -> Array:
         self.calls += 1
-        unsigned = seeds.numpy().view(np.uint64)
+        unsigned = seeds.view(np.uint64)
         tokens = [
-            argmax_gumbel(logits[row].numpy(), float(temps[i]), int(unsigned[i]), int(at[i]), int(choices[i]))
+            argmax_gumbel(logits[row], float(temps[i]), int(unsigned[i]), int(at[i]), int(choices[i]))
             for i, row in enumerate(rows.tolist())
         ]
-        return torch.tensor(tokens, dtype=torch.int32)
+        return np.array(tokens, np.int32)
 
 
 def test_native_sampling_serves_exactly_the_plainly_sampled() -> None:
@@ -292,7 +291,7 @@ def test_ids_and_laws_have_the_verified_models_width(own: int, verified: int) ->
 class _Damaged(ToyTarget):
     def forward(self, batch: PackedBatch) -> TargetOutput:
         output = super().forward(batch)
-        return TargetOutput(output.logits * float("nan"), torch.full_like(output.greedy_tokens, -1))
+        return TargetOutput(output.logits * float("nan"), np.full_like(output.greedy_tokens, -1))
 
 
 @pytest.mark.parametrize("params", PARAMS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 import wager
 from wager.arch import read_config
@@ -108,7 +108,7 @@ def test_the_tokenizer_encodes_bytes_and_decodes_every_id() -> None:
 
 def test_weights_are_the_same_every_time() -> None:
     name = "layers.1.3.expert_gate.weight"
-    assert torch.equal(make("random:mixtral:tiny")[0].read(name), make("random:mixtral:tiny")[0].read(name))
+    assert np.array_equal(make("random:mixtral:tiny")[0].read(name), make("random:mixtral:tiny")[0].read(name))
 
 
 @pytest.mark.parametrize(

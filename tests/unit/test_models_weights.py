@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-import safetensors.torch
-import torch
+import safetensors.numpy
 from tiny_models import SIZES, edit, oracle, save, spec
 
 from wager.errors import ModelError
+from wager.kernels.arrays import BFLOAT16, Array, zeros
 from wager.models.random_weights import random_weights
 from wager.models.tensors import tensor_shapes
 from wager.models.weights import open_weights
@@ -52,8 +53,8 @@ def test_one_file_and_shards_are_the_same_model(saved: Path, tmp_path: Path) -> 
     one, many = open_weights(tmp_path), open_weights(saved)
     assert one.spec == many.spec
     for name in tensor_shapes(one.spec):
-        assert torch.equal(one.read(name), many.read(name))
-        assert one.read(name, torch.bfloat16).dtype == torch.bfloat16
+        assert np.array_equal(one.read(name), many.read(name))
+        assert one.read(name, BFLOAT16).dtype == BFLOAT16
 
 
 def test_an_absent_directory(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_a_missing_tensor(folder: Path) -> None:
 
 
 def test_a_misshapen_tensor(folder: Path) -> None:
-    change(folder, "model.layers.2.self_attn.k_proj.weight", torch.zeros(16, 47))
+    change(folder, "model.layers.2.self_attn.k_proj.weight", zeros(16, 47))
     message = refusal(folder).message
     assert "model.layers.2.self_attn.k_proj.weight" in message
     assert "[16, 47]" in message
@@ -106,12 +107,12 @@ def test_a_misshapen_tensor(folder: Path) -> None:
 
 
 def test_an_unexpected_tensor(folder: Path) -> None:
-    change(folder, "model.layers.0.self_attn.q_proj.bias", torch.zeros(48))
+    change(folder, "model.layers.0.self_attn.q_proj.bias", zeros(48))
     assert "model.layers.0.self_attn.q_proj.bias" in refusal(folder).message
 
 
 def test_stored_frequencies_and_a_tied_head_are_ignored(folder: Path) -> None:
-    change(folder, "model.layers.0.self_attn.rotary_emb.inv_freq", torch.zeros(4))
+    change(folder, "model.layers.0.self_attn.rotary_emb.inv_freq", zeros(4))
     edit(folder / "config.json", tie_word_embeddings=True)
     assert open_weights(folder).spec.tied
 
@@ -127,21 +128,21 @@ def test_weights_of_another_model(folder: Path) -> None:
 
 
 def test_a_type_that_is_not_a_float(folder: Path) -> None:
-    change(folder, "model.norm.weight", torch.ones(48, dtype=torch.int8))
+    change(folder, "model.norm.weight", np.ones(48, np.int8))
     weights = open_weights(folder)
     with pytest.raises(ModelError, match=r"model.norm.weight .* I8"):
         weights.read("norm.weight")
 
 
-def change(folder: Path, name: str, value: torch.Tensor | None) -> None:
+def change(folder: Path, name: str, value: Array | None) -> None:
     """Put one tensor in its shard (or, if it is new, any), or take it out."""
     placed = index(folder)
     file = folder / placed.get(name, next(iter(placed.values())))
-    tensors = safetensors.torch.load_file(file)
+    tensors = safetensors.numpy.load_file(file)
     tensors.pop(name, None)
     if value is not None:
         tensors[name] = value
-    safetensors.torch.save_file(tensors, file)
+    safetensors.numpy.save_file(tensors, file)
 
 
 def test_random_weights_are_the_same_for_the_same_seed() -> None:
@@ -149,6 +150,6 @@ def test_random_weights_are_the_same_for_the_same_seed() -> None:
     first, again, other = random_weights(shape, 3), random_weights(shape, 3), random_weights(shape, 4)
     for name, size in tensor_shapes(shape).items():
         assert first.read(name).shape == size
-        assert torch.equal(first.read(name), again.read(name))
-        assert not torch.equal(first.read(name), other.read(name))
-    assert not torch.equal(first.read("layers.0.k.weight"), first.read("layers.0.v.weight"))
+        assert np.array_equal(first.read(name), again.read(name))
+        assert not np.array_equal(first.read(name), other.read(name))
+    assert not np.array_equal(first.read("layers.0.k.weight"), first.read("layers.0.v.weight"))

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,10 @@ def test_a_signal_ends_pip_and_removes_its_files(
     assert index.left.wait(5), "pip is gone"
 
 
+@pytest.mark.skipif(
+    tuple(int(part) for part in version("pip").split(".")[:2]) < (23, 1),
+    reason="before 23.1 pip asks no program for passwords where it may not prompt",
+)
 def test_a_child_of_pip_ends_too(index: Index, tmp_path: Path) -> None:
     """pip asks the program `keyring` for a password; ours never answers, and takes no notice of a polite request."""
     programs, note = tmp_path / "programs", tmp_path / "pid"

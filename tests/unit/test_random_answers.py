@@ -6,14 +6,15 @@ import math
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-import torch
 from packing import batch, chain
-from torch import Tensor
 
 import wager
 from wager.build.load import load
 from wager.kernels import select
+from wager.kernels.arrays import FLOAT32, Array, DType
+from wager.kernels.reference_rows import softmax
 from wager.models.random_models import MODELS, make, spec_of
 from wager.models.random_weights import RandomWeights
 from wager.models.transformer import Decoder
@@ -27,7 +28,7 @@ MEAN_BITS, BITS, WITHIN = (4.5, 6.0), (3.0, 7.5), 0.8
 """What docs/random_models.md states: the mean entropy, and the range of at least this share of positions."""
 
 TEXT = b"The quick brown fox jumps over the lazy dog, and then it went to town to buy some bread and an apple."
-NOISE = torch.randint(0, 512, (100,), generator=torch.Generator().manual_seed(0)).tolist()
+NOISE = np.random.default_rng(0).integers(0, 512, 100).tolist()
 PROMPTS = [b"x", b"abcabcabcabcabc", TEXT[:40], TEXT[40:90], b"0 1 2 3 4 5", b"def f(n):", b"to be or not", TEXT]
 
 
@@ -37,48 +38,48 @@ class Without:
     def __init__(self, weights: Weights, zero: str) -> None:
         self.spec, self._weights, self._zero = weights.spec, weights, zero
 
-    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         tensor = self._weights.read(name, dtype)
-        return torch.zeros_like(tensor) if re.fullmatch(self._zero, name) else tensor
+        return np.zeros_like(tensor) if re.fullmatch(self._zero, name) else tensor
 
 
-def logits_of(weights: Weights, *contexts: Sequence[int]) -> list[Tensor]:
+def logits_of(weights: Weights, *contexts: Sequence[int]) -> list[Array]:
     """The logits after every id of each context, [ids, vocab]."""
     sizes = dict(num_blocks=8, max_rows=128, max_sequences=1, max_blocks=8)
     decoder = Decoder(weights, select("auto"), **sizes)
     passes = [batch([chain(0, list(ids), range(8))], range(len(ids))) for ids in contexts]
-    return [decoder.forward(packed).logits.clone().double() for packed in passes]
+    return [decoder.forward(packed).logits.copy().astype(np.float64) for packed in passes]
 
 
 def changed(weights: Weights, zero: str) -> float:
     """The share of positions whose most likely token is another one without the tensors that the pattern matches."""
     [whole], [without] = logits_of(weights, NOISE), logits_of(Without(weights, zero), NOISE)
-    return (whole.argmax(-1) != without.argmax(-1)).double().mean().item()
+    return (whole.argmax(-1) != without.argmax(-1)).astype(np.float64).mean()
 
 
-def entropies(logits: Tensor) -> Tensor:
+def entropies(logits: Array) -> Array:
     """Bits, by row."""
-    logs = logits.log_softmax(-1)
-    return -(logs.exp() * logs).sum(-1) / math.log(2)
+    shares = softmax(logits)
+    return -(shares * np.log(shares)).sum(-1) / math.log(2)
 
 
-def distances(a: Tensor, b: Tensor) -> Tensor:
+def distances(a: Array, b: Array) -> Array:
     """Total variation between the distributions of two rows' logits."""
-    return (a.softmax(-1) - b.softmax(-1)).abs().sum(-1) / 2
+    return np.abs(softmax(a) - softmax(b)).sum(-1) / 2
 
 
-def check_entropies(bits: Tensor) -> None:
-    assert MEAN_BITS[0] < bits.mean().item() < MEAN_BITS[1]
-    assert ((bits > BITS[0]) & (bits < BITS[1])).double().mean().item() > WITHIN
+def check_entropies(bits: Array) -> None:
+    assert MEAN_BITS[0] < bits.mean() < MEAN_BITS[1]
+    assert ((bits > BITS[0]) & (bits < BITS[1])).astype(np.float64).mean() > WITHIN
 
 
 @pytest.mark.parametrize("model", RUN)
 def test_the_next_token_is_uncertain_and_depends_on_the_context(model: str) -> None:
     weights, _ = make(model)
     text, noise, moved = logits_of(weights, TEXT, NOISE, [*NOISE[:60], *TEXT[-20:]])
-    check_entropies(torch.cat([entropies(text), entropies(noise)]))
-    assert distances(text[1:], text[:-1]).mean().item() > 0.5
-    assert distances(text[-5:], moved[-5:]).min().item() > 0.25  # the same 16 to 20 tokens, behind others
+    check_entropies(np.concatenate([entropies(text), entropies(noise)]))
+    assert distances(text[1:], text[:-1]).mean() > 0.5
+    assert distances(text[-5:], moved[-5:]).min() > 0.25  # the same 16 to 20 tokens, behind others
 
 
 @pytest.mark.parametrize("model", SIZES)
@@ -88,11 +89,11 @@ def test_the_scales_give_every_size_the_same_uncertainty(model: str) -> None:
     spec = spec_of(model)
     weights = RandomWeights(spec, 0)
     norm = weights.read("norm.weight")
-    assert torch.equal(norm.abs(), torch.full_like(norm, weights.scale("norm.weight")))
-    assert abs(norm.sign().mean().item()) < 4 / math.sqrt(spec.hidden)
+    assert np.array_equal(np.abs(norm), np.full_like(norm, weights.scale("norm.weight")))
+    assert abs(np.sign(norm).mean()) < 4 / math.sqrt(spec.hidden)
     head = "embed.weight" if spec.tied else "head.weight"
-    deviation = norm.abs().mean().item() * weights.scale(head) * math.sqrt(spec.hidden)
-    noise = torch.randn(60, spec.vocab, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    deviation = np.abs(norm).mean() * weights.scale(head) * math.sqrt(spec.hidden)
+    noise = np.random.default_rng(0).standard_normal((60, spec.vocab))
     check_entropies(entropies(deviation * noise))
 
 

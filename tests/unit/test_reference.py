@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 from packing import batch, chain
-from torch import Tensor
 
+from closeness import assert_close
 from wager.errors import CacheIntegrityError, UsageError
+from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, zeros
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.reference import ReferenceCache, ReferenceKernels, ReferenceTape
+from wager.kernels.reference_rows import softmax
 from wager.types import PackedBatch
 
 HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, VOCAB, BLOCKS = 4, 2, 16, 40, 56, 97, 24
@@ -26,27 +27,27 @@ class TinyModel:
 
     def __init__(self, dtype: str, *, window: int | None = None, norms: bool = True) -> None:
         kernels = ReferenceKernels(dtype)
-        noise = torch.Generator().manual_seed(7)
+        noise = np.random.default_rng(7)
 
-        def draw(*shape: int, scale: float = 0.3) -> Tensor:
-            return torch.randn(*shape, generator=noise) * scale
+        def draw(*shape: int, scale: float = 0.3) -> Array:
+            return noise.standard_normal(shape, np.float32) * np.float32(scale)
 
-        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.full((64, *shape), float("nan"), dtype=dtype)
+        def room(*shape: int, dtype: DType = FLOAT32) -> Array:
+            return np.full((64, *shape), np.nan, dtype)
 
         self.cache: ReferenceCache = kernels.cache(layers=2, num_blocks=BLOCKS, kv_heads=KV_HEADS, head_dim=DIM)
         self.tape: ReferenceTape = kernels.tape(
             max_rows=64, max_sequences=8, max_blocks=BLOCKS, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM
         )
-        angles = torch.outer(torch.arange(BLOCKS * BLOCK_SIZE), 100.0 ** (-torch.arange(DIM // 2) / (DIM // 2)))
-        table = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        angles = np.outer(np.arange(BLOCKS * BLOCK_SIZE), 100.0 ** (-np.arange(DIM // 2) / (DIM // 2)))
+        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
         x, act, picked = room(HIDDEN), room(HIDDEN, dtype=kernels.act), room(HIDDEN)
         qkv = room((HEADS + 2 * KV_HEADS) * DIM)
         q, mixed = room(HEADS * DIM, dtype=kernels.act), room(HEADS * DIM, dtype=kernels.act)
         wide = room(WIDTH, dtype=kernels.act)
-        self.logits, self.best = room(VOCAB), torch.zeros(64, dtype=torch.int32)
+        self.logits, self.best = room(VOCAB), zeros(64, dtype=INT32)
         tape = self.tape
-        tape.embed(draw(VOCAB, HIDDEN, scale=1).to(kernels.act), x)
+        tape.embed(draw(VOCAB, HIDDEN, scale=1).astype(kernels.act), x)
         for layer in range(2):
             tape.rms_norm(x, 1 + draw(HIDDEN), 1e-5, act)
             tape.linear(act, kernels.pack(draw(qkv.shape[1], HIDDEN), draw(qkv.shape[1])), qkv)
@@ -62,17 +63,17 @@ class TinyModel:
         tape.linear(act, kernels.pack(draw(VOCAB, HIDDEN)), self.logits, of="logits")
         tape.argmax(self.logits, self.best)
 
-    def forward(self, packed: PackedBatch) -> Tensor:
+    def forward(self, packed: PackedBatch) -> Array:
         self.tape.inputs.fill(packed)
         self.tape.run(rows=packed.rows, sequences=packed.num_sequences, logits_rows=len(packed.logits_indices))
-        return self.logits[: len(packed.logits_indices)].clone()
+        return self.logits[: len(packed.logits_indices)].copy()
 
 
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, VOCAB, 45)]
 
 
-def one_by_one(model: TinyModel, tokens: Sequence[int], blocks: Sequence[int]) -> Tensor:
-    return torch.cat([model.forward(batch([chain(i, [t], blocks)], [0])) for i, t in enumerate(tokens)])
+def one_by_one(model: TinyModel, tokens: Sequence[int], blocks: Sequence[int]) -> Array:
+    return np.concatenate([model.forward(batch([chain(i, [t], blocks)], [0])) for i, t in enumerate(tokens)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,7 +85,7 @@ def test_chunked_prefill_is_bit_equal_to_decoding(dtype: str, window: int | None
     blocks, parts = [1, 9, 4], []
     for start, end in zip(cuts, (*cuts[1:], len(TOKENS)), strict=True):
         parts.append(model.forward(batch([chain(start, TOKENS[start:end], blocks)], range(end - start))))
-    assert torch.equal(torch.cat(parts), expected)
+    assert np.array_equal(np.concatenate(parts), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -101,7 +102,7 @@ def test_rows_do_not_depend_on_their_neighbours(dtype: str) -> None:
         spans = [chain(len(sequences[i]) - 1, sequences[i][-1:], places[i]) for i in order]
         together = model.forward(batch(spans, range(len(order))))
         for row, i in enumerate(order):
-            assert torch.equal(together[row], alone[i])
+            assert np.array_equal(together[row], alone[i])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,67 +122,67 @@ def test_tree_is_bit_equal_to_its_chains_and_survives_the_move(dtype: str, windo
         nodes.reverse()
         path = [guesses[n - 1] for n in nodes]
         expected = one_by_one(TinyModel(dtype, window=window), prompt + path, [0, 1, 2])[-len(path) :]
-        assert torch.equal(tree[nodes], expected)
+        assert np.array_equal(tree[nodes], expected)
     accepted = [2, 4, 6]
     slots = [blocks[(13 + i) // BLOCK_SIZE] * BLOCK_SIZE + (13 + i) % BLOCK_SIZE for i in range(7)]
-    model.cache.move(torch.tensor([slots[n] for n in accepted]), torch.tensor(slots[1:4]))
+    model.cache.move(np.array([slots[n] for n in accepted]), np.array(slots[1:4]))
     after = model.forward(batch([chain(17, [50], blocks)], [0]))
     path = prompt + [guesses[n - 1] for n in accepted]
     expected = one_by_one(TinyModel(dtype, window=window), [*path, 50], [0, 1, 2])
-    assert torch.equal(after[0], expected[-1])
+    assert np.array_equal(after[0], expected[-1])
 
 
 def test_attention_matches_the_formula() -> None:
     kernels = ReferenceKernels("float32")
     cache = kernels.cache(layers=1, num_blocks=BLOCKS, kv_heads=KV_HEADS, head_dim=DIM)
     tape = kernels.tape(max_rows=64, max_sequences=1, max_blocks=BLOCKS, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
-    generator = torch.Generator().manual_seed(1)
-    qkv = torch.randn(40, (HEADS + 2 * KV_HEADS) * DIM, generator=generator)
-    still = torch.cat([torch.ones(BLOCKS * BLOCK_SIZE, DIM // 2), torch.zeros(BLOCKS * BLOCK_SIZE, DIM // 2)], dim=1)
-    q, out = torch.zeros(64, HEADS * DIM), torch.zeros(64, HEADS * DIM)
+    qkv = np.random.default_rng(1).standard_normal((40, (HEADS + 2 * KV_HEADS) * DIM), np.float32)
+    still = zeros(BLOCKS * BLOCK_SIZE, DIM)
+    still[:, : DIM // 2] = 1
+    q, out = zeros(64, HEADS * DIM), zeros(64, HEADS * DIM)
     tape.rotary(qkv, still, None, cache, 0, q)
     tape.attention(q, cache, 0, window=12, out=out)
     tape.inputs.fill(batch([chain(0, [0] * 40, [4, 2, 3])], [0]))
     tape.run(rows=40, sequences=1, logits_rows=0)
-    heads, keys, values = qkv.view(40, -1, DIM).double().split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    heads, keys, values = np.split(qkv.reshape(40, -1, DIM).astype(np.float64), [HEADS, HEADS + KV_HEADS], axis=1)
     for head in range(HEADS):
         scores = heads[:, head] @ keys[:, head // 2].T / math.sqrt(DIM)
-        hidden = torch.ones(40, 40).triu(1).bool() | torch.ones(40, 40).tril(-12).bool()
-        expected = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values[:, head // 2]
-        torch.testing.assert_close(out[:40].view(40, HEADS, DIM)[:, head].double(), expected, atol=1e-5, rtol=0)
+        hidden = np.triu(np.ones((40, 40), bool), 1) | np.tril(np.ones((40, 40), bool), -12)
+        expected = softmax(np.where(hidden, -np.inf, scores)) @ values[:, head // 2]
+        assert_close(out[:40].reshape(40, HEADS, DIM)[:, head], expected, atol=1e-5, rtol=0)
 
 
 def test_rotation_turns_pairs_half_a_head_apart() -> None:
     kernels = ReferenceKernels("float32")
     cache = kernels.cache(layers=1, num_blocks=1, kv_heads=1, head_dim=4)
     tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=BLOCKS, heads=1, kv_heads=1, head_dim=4)
-    angles = torch.tensor([[0.3, 0.5]])
-    table = torch.cat([angles.cos(), angles.sin()], dim=1)
-    qkv = torch.tensor([[1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]])
-    q = torch.zeros(1, 4)
+    angles = np.array([[0.3, 0.5]], np.float32)
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    qkv = np.arange(1, 13, dtype=np.float32)[None]
+    q = zeros(1, 4)
     tape.rotary(qkv, table, None, cache, 0, q)
     tape.inputs.fill(batch([chain(0, [0], [0])], [0]))
     tape.run(rows=1, sequences=1, logits_rows=0)
     turned = [complex(1, 3) * cmath.exp(0.3j), complex(2, 4) * cmath.exp(0.5j)]
-    expected = torch.tensor([turned[0].real, turned[1].real, turned[0].imag, turned[1].imag])
-    torch.testing.assert_close(q[0], expected)
-    torch.testing.assert_close(cache.read(0)[0, 1, 0], torch.tensor([9.0, 10, 11, 12]))
+    expected = np.array([turned[0].real, turned[1].real, turned[0].imag, turned[1].imag])
+    assert_close(q[0], expected, rtol=1.3e-6, atol=1e-5)
+    assert cache.read(0)[0, 1, 0].tolist() == [9, 10, 11, 12]
 
 
 def test_bfloat16_rounds_what_it_stores() -> None:
     kernels = ReferenceKernels("bfloat16")
     value = 1 + 2**-9
-    weight = kernels.pack(torch.tensor([[value]]))
+    weight = kernels.pack(np.array([[value]], np.float32))
     assert weight.matrix.item() == 1
-    assert ReferenceKernels("float32").pack(torch.tensor([[value]])).matrix.item() == value
-    assert kernels.cache(layers=1, num_blocks=1, kv_heads=1, head_dim=2).keys.dtype == torch.bfloat16
+    assert ReferenceKernels("float32").pack(np.array([[value]], np.float32)).matrix.item() == value
+    assert kernels.cache(layers=1, num_blocks=1, kv_heads=1, head_dim=2).keys.dtype == BFLOAT16
 
 
 def test_argmax_takes_the_lowest_id_and_reports_numbers_that_are_none() -> None:
     kernels = ReferenceKernels("float32")
     tape = kernels.tape(max_rows=4, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=2)
-    logits = torch.tensor([[0.0, 5, 5, 1], [0, float("nan"), 1, 0], [float("inf"), 0, 0, 0], [-4, -3, -2, -2]])
-    best = torch.zeros(4, dtype=torch.int32)
+    logits = np.array([[0.0, 5, 5, 1], [0, np.nan, 1, 0], [np.inf, 0, 0, 0], [-4, -3, -2, -2]], np.float32)
+    best = zeros(4, dtype=INT32)
     tape.argmax(logits, best)
     tape.run(rows=0, sequences=0, logits_rows=4)
     assert best.tolist() == [1, -1, -1, 2]
@@ -193,8 +194,8 @@ def test_clear_zeroes_one_block_and_no_other() -> None:
     cache.values[:] = 1
     cache.clear(1)
     assert not cache.read(BLOCK_SIZE).any()
-    assert cache.read(2 * BLOCK_SIZE)[:, 1].eq(1).all()
-    assert cache.read(BLOCK_SIZE - 1)[:, 0].isnan().all()
+    assert (cache.read(2 * BLOCK_SIZE)[:, 1] == 1).all()
+    assert np.isnan(cache.read(BLOCK_SIZE - 1)[:, 0]).all()
 
 
 def test_a_path_that_contradicts_its_position_is_refused() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from wager.errors import CacheIntegrityError
+from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE
 from wager.testing import (
     AdversaryDrafter,
@@ -45,8 +45,8 @@ def _prefilled(toy: ToyDistribution = TOY) -> ToyTarget:
     return target
 
 
-def _same(logits: torch.Tensor, context: tuple[int, ...]) -> bool:
-    return bool(np.array_equal(logits.numpy(), TOY(context)))
+def _same(logits: Array, context: tuple[int, ...]) -> bool:
+    return bool(np.array_equal(logits, TOY(context)))
 
 
 def test_logits_follow_the_closed_form_whatever_the_chunks() -> None:
@@ -67,7 +67,7 @@ def test_a_context_shorter_than_the_order_has_a_distribution(context: tuple[int,
     assert toy(context).shape == (8,)
     if context:
         output = ToyTarget(toy, num_blocks=10).forward(pack([_span("a", context, 0)], {}, BLOCKS))
-        assert np.array_equal(output.logits[0].numpy(), toy(context))
+        assert np.array_equal(output.logits[0], toy(context))
 
 
 def test_tree_rows_see_their_own_path_and_an_accepted_path_must_be_moved() -> None:
@@ -81,9 +81,9 @@ def test_tree_rows_see_their_own_path_and_an_accepted_path_must_be_moved() -> No
     assert not _same(target.forward(follow).logits[0], known)
     slots = [BLOCKS["a"][at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(40, 44)]
     target.forward(pack([_span("a", PROMPT, 39)], {"a": draft}, BLOCKS))  # undo what the wrong step wrote
-    target.cache.move(torch.tensor(slots[1:], dtype=torch.int32), torch.tensor(slots[:3], dtype=torch.int32))
+    target.cache.move(np.array(slots[1:], np.int32), np.array(slots[:3], np.int32))
     assert _same(target.forward(follow).logits[0], known)
-    assert target.cache.read(slots[0]).flatten().tolist() == [8.0, 40.0]
+    assert target.cache.read(slots[0]).ravel().tolist() == [8.0, 40.0]
 
 
 def _mistakes() -> dict[str, PackedBatch]:

@@ -17,6 +17,7 @@ import transformers
 from packing import batch, chain
 
 from wager.arch import DecoderDetails, Dense, Experts, Gqa, LayerStack, Mla, ModelSpec, Precision, Rope
+from wager.kernels.arrays import Array
 from wager.kernels.reference import ReferenceKernels
 from wager.models.tensors import GGUF_NAMES, NAMES, source_name, tensor_shapes
 from wager.models.transformer import Decoder
@@ -91,18 +92,18 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
 
 
-def oracle_logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
+def oracle_logits(model: Any, tokens: Sequence[int]) -> Array:
     with torch.no_grad():
-        return model(torch.tensor([list(tokens)])).logits[0].float()
+        return model(torch.tensor([list(tokens)])).logits[0].float().numpy()
 
 
-def logits(weights: Weights, tokens: Sequence[int], *, dtype: str = "float32", blocks: int = 8) -> torch.Tensor:
+def logits(weights: Weights, tokens: Sequence[int], *, dtype: str = "float32", blocks: int = 8) -> Array:
     """Our logits of every position, in one pass over a cache of its own."""
     decoder = Decoder(
         weights, ReferenceKernels(dtype), num_blocks=blocks, max_rows=len(tokens), max_sequences=1, max_blocks=blocks
     )
     packed = batch([chain(0, tokens, list(range(blocks))[::-1])], range(len(tokens)))
-    return decoder.forward(packed).logits.clone()
+    return decoder.forward(packed).logits.copy()
 
 
 def permute(rows: np.ndarray, heads: int) -> np.ndarray:

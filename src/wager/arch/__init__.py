@@ -1,4 +1,4 @@
-"""The shape of a model as plain values: ModelSpec, from a published name, config.json or GGUF metadata. No torch."""
+"""The shape of a model as plain values: ModelSpec, from a published name, config.json or GGUF metadata."""
 
 from wager.arch.attention import Attention, DeltaNet, Gqa, Indexer, Mla, Quoted
 from wager.arch.catalog import TABLE, find_model

@@ -13,7 +13,7 @@ from typing import Any
 FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
 """Instruction sets that affect the kernels' speed, by their names in Linux."""
 
-PACKAGES = ("wager", "torch", "numpy", "tokenizers", "safetensors", "gguf", "huggingface-hub")
+PACKAGES = ("wager", "numpy", "ml_dtypes", "tokenizers", "safetensors", "gguf", "huggingface-hub", "torch")
 
 
 @dataclass(frozen=True, slots=True)

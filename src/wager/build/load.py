@@ -25,7 +25,6 @@ from wager.engine.scheduler import Scheduler, check_length
 from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import Kernels
-from wager.kernels.threads import limit_torch_threads
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
@@ -111,11 +110,10 @@ def load(
 
     `target` is a loaded model to share instead of loading it again; `drafter` is used in place of those that the
     configuration names; `expected` makes requests to come, of which one that is too long is refused before weights are
-    read; `keep_expert_choices` is Decoder's. Sets torch to one thread: the kernels have their own.
+    read; `keep_expert_choices` is Decoder's.
     Raises subclasses of WagerError that name the cause.
     """
     config, report = config or EngineConfig(), report or (lambda _: None)
-    limit_torch_threads()
     if target is not None:
         _check_shared(config, target.config)
     if drafter is not None and drafter.makes_trees:

@@ -1,4 +1,4 @@
-"""The command line: one file a verb, imported when it is called. Importing this module imports no torch.
+"""The command line: one file a verb, imported when it is called. Importing this module imports no engine.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted,
 143 terminated (SIGTERM), 129 hung up (SIGHUP).

@@ -131,12 +131,12 @@ def _lines(findings: dict[str, Any]) -> list[str]:
     unknown = "unknown"
     rows = [
         ("kernels", f"{kernels['name']}: {kernels['reason']}"),
-        ("threads", str(kernels["threads"] or "torch's default")),
+        ("threads", str(kernels["threads"] or 1)),
         ("processor", f"{machine['cpu'] or unknown} ({machine['architecture']}, {machine['system']})"),
         ("cores", f"{machine['cores']} with {machine['hardware_threads']} hardware threads"),
         ("features", " ".join(machine["features"]) or "none that the kernels use"),
         ("memory", f"{_gib(machine['available'])} free of {_gib(machine['memory'])}"),
-        ("versions", ", ".join(f"{name} {number or 'missing'}" for name, number in findings["versions"].items())),
+        ("versions", ", ".join(f"{name} {number}" for name, number in findings["versions"].items() if number)),
         ("models", f"in {models['folder']}"),
         *(("", model["error"] or f"{model['name']} ({model['bytes'] / 1e6:.0f} MB)") for model in models["here"]),
         *_verified_lines(findings["verified"]),

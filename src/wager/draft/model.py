@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
@@ -193,7 +192,7 @@ class DraftModel:
     def _draw(self, served: Sequence[_DraftRound], output: TargetOutput) -> None:
         native = [] if self._kernels is None else [row for row, r in enumerate(served) if _sampled_natively(r.request)]
         drawn = dict(zip(native, self._native(native, served, output), strict=True))
-        normaliser = torch.logsumexp(output.logits[: len(served)], dim=1)
+        normaliser = _log_sum_exp(output.logits[: len(served)])
         for row, r in enumerate(served):
             try:
                 token = drawn[row] if row in drawn else self._token(r, row, output)
@@ -208,7 +207,7 @@ class DraftModel:
         request = r.request
         if request.params.plain and request.params.greedy and self._vocab >= self._target.vocab:
             return int(output.greedy_tokens[row])
-        logits: NDArray[np.float32] = output.logits[row].numpy()[: self._vocab]
+        logits: NDArray[np.float32] = output.logits[row][: self._vocab]
         if request.params.plain and not request.needs_draft_probs:
             return int(argmax_gumbel(logits, request.params.temperature, request.seed, _position(r), request.choice))
         history = r.state.history.extended(r.state.guesses) if r.state.history is not None else None
@@ -247,6 +246,14 @@ class DraftModel:
 def _position(r: _DraftRound) -> int:
     """Absolute position of the next guess."""
     return r.request.position + len(r.state.guesses)
+
+
+def _log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of each row [n, vocab]; NaN where a logit is not finite."""
+    with np.errstate(all="ignore"):
+        most: NDArray[np.float32] = logits.max(axis=1)
+        sums: NDArray[np.float32] = most + np.log(np.exp(logits - most[:, None]).sum(axis=1))
+    return sums
 
 
 def _sampled_natively(request: DraftRequest) -> bool:

@@ -1,7 +1,7 @@
 """Drafters by name: what the argument of each is, what it does, and how it is built.
 
 To add a drafter, write its file and add an entry to KINDS; a model family, a command or the engine need no change.
-It imports neither torch nor a drafter: the configuration parses names with it; factories import later.
+It imports no drafter: the configuration parses names with it; factories import later.
 """
 
 from __future__ import annotations

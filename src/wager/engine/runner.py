@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.errors import NumericsError, UsageError
-from wager.kernels.base import Kernels, Target, TargetOutput
+from wager.kernels.base import BatchBuffers, Kernels, Target, TargetOutput
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
-from wager.verify.pack import BatchBuffers
 from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class TargetTokens(Sequence[int]):
         return len(self.sequence.tokens) + depth
 
     def logits(self, row: int) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = self.output.logits[self.first + row].numpy()
+        logits: NDArray[np.float32] = self.output.logits[self.first + row]
         return logits
 
     def history(self, row: int) -> History:

@@ -1,4 +1,4 @@
-"""The kernels: all arithmetic of a model, in C++ or as a plain-torch reference.
+"""The kernels: all arithmetic of a model, in C++ or as a plain-numpy reference.
 
 `select` returns the C++ kernels where the extension was built, else the reference, with the reason.
 """

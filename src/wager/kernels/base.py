@@ -11,15 +11,13 @@ float32. Keys and values are rounded to the cache's type *before* their first us
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import torch
-from torch import Tensor
-
 from wager.arch.feed_forward import Experts
-from wager.types import PackedBatch
+from wager.kernels.arrays import INT32, Array, DType, empty, zeros
+from wager.types import Draft, PackedBatch, Span
 
 BLOCK_SIZE = 16
 """Tokens per block of the cache; prefixes are reused block by block."""
@@ -38,57 +36,57 @@ RowSet = Literal["rows", "logits"]
 class Inputs:
     """Integer buffers that a tape reads, int32, allocated once. See types.PackedBatch for their meaning."""
 
-    tokens: Tensor  # [max_rows]
-    positions: Tensor  # [max_rows]
-    parents: Tensor  # [max_rows]
-    slot_mapping: Tensor  # [max_rows]
-    seq_ids: Tensor  # [max_rows]
-    logits_indices: Tensor  # [max_rows]
-    query_start_loc: Tensor  # [max_sequences + 1]
-    num_computed_tokens: Tensor  # [max_sequences]
-    block_tables: Tensor  # [max_sequences, max_blocks]
+    tokens: Array  # [max_rows]
+    positions: Array  # [max_rows]
+    parents: Array  # [max_rows]
+    slot_mapping: Array  # [max_rows]
+    seq_ids: Array  # [max_rows]
+    logits_indices: Array  # [max_rows]
+    query_start_loc: Array  # [max_sequences + 1]
+    num_computed_tokens: Array  # [max_sequences]
+    block_tables: Array  # [max_sequences, max_blocks]
 
     @classmethod
     def allocate(cls, *, max_rows: int, max_sequences: int, max_blocks: int) -> Inputs:
-        def row() -> Tensor:
-            return torch.zeros(max_rows, dtype=torch.int32)
+        def row() -> Array:
+            return zeros(max_rows, dtype=INT32)
 
-        starts, lengths = (torch.zeros(max_sequences + extra, dtype=torch.int32) for extra in (1, 0))
-        tables = torch.zeros(max_sequences, max_blocks, dtype=torch.int32)
+        starts, lengths = (zeros(max_sequences + extra, dtype=INT32) for extra in (1, 0))
+        tables = zeros(max_sequences, max_blocks, dtype=INT32)
         return cls(row(), row(), row(), row(), row(), row(), starts, lengths, tables)
 
     def fill(self, batch: PackedBatch) -> None:
         """Copy a packed batch into the buffers."""
         rows, sequences = batch.rows, batch.num_sequences
         for name in ("tokens", "positions", "parents", "slot_mapping", "seq_ids"):
-            getattr(self, name).numpy()[:rows] = getattr(batch, name)
-        self.logits_indices.numpy()[: len(batch.logits_indices)] = batch.logits_indices
-        self.query_start_loc.numpy()[: sequences + 1] = batch.query_start_loc
-        self.num_computed_tokens.numpy()[:sequences] = batch.num_computed_tokens
-        self.block_tables.numpy()[:sequences, : batch.block_tables.shape[1]] = batch.block_tables
+            getattr(self, name)[:rows] = getattr(batch, name)
+        self.logits_indices[: len(batch.logits_indices)] = batch.logits_indices
+        self.query_start_loc[: sequences + 1] = batch.query_start_loc
+        self.num_computed_tokens[:sequences] = batch.num_computed_tokens
+        self.block_tables[:sequences, : batch.block_tables.shape[1]] = batch.block_tables
 
 
 @dataclass(frozen=True)
 class Routing:
     """Buffers between `route` and `experts`, allocated once for all layers. A pair is a row and one of its experts."""
 
-    logits: Tensor  # float32 [max_rows, experts]
-    ids: Tensor  # int32 [max_rows, top_k], ascending in each row
-    shares: Tensor  # float32 [max_rows, top_k]: the weight of each expert's output
-    groups: Tensor  # int32 [max_rows * top_k + 2 * experts + 2]: the pairs in order of their experts
-    gathered: Tensor  # act [max_rows * top_k, hidden]: the pairs' rows in that order
-    inner: Tensor  # act [max_rows * top_k, width]: the values between the projections of their experts
+    logits: Array  # float32 [max_rows, experts]
+    ids: Array  # int32 [max_rows, top_k], ascending in each row
+    shares: Array  # float32 [max_rows, top_k]: the weight of each expert's output
+    groups: Array  # int32 [max_rows * top_k + 2 * experts + 2]: the pairs in order of their experts
+    gathered: Array  # act [max_rows * top_k, hidden]: the pairs' rows in that order
+    inner: Array  # act [max_rows * top_k, width]: the values between the projections of their experts
 
     @classmethod
-    def allocate(cls, spec: Experts, *, max_rows: int, hidden: int, act: torch.dtype) -> Routing:
+    def allocate(cls, spec: Experts, *, max_rows: int, hidden: int, act: DType) -> Routing:
         pairs = max_rows * spec.active
         return cls(
-            torch.empty(max_rows, spec.count),
-            torch.zeros(max_rows, spec.active, dtype=torch.int32),
-            torch.empty(max_rows, spec.active),
-            torch.zeros(pairs + 2 * spec.count + 2, dtype=torch.int32),
-            torch.empty(pairs, hidden, dtype=act),
-            torch.empty(pairs, spec.width, dtype=act),
+            empty(max_rows, spec.count),
+            zeros(max_rows, spec.active, dtype=INT32),
+            empty(max_rows, spec.active),
+            zeros(pairs + 2 * spec.count + 2, dtype=INT32),
+            empty(pairs, hidden, dtype=act),
+            empty(pairs, spec.width, dtype=act),
         )
 
     @property
@@ -101,16 +99,28 @@ class KVCache(Protocol):
 
     num_blocks: int
 
-    def move(self, source: Tensor, target: Tensor) -> None:
+    def move(self, source: Array, target: Array) -> None:
         """Copy slots source[i] -> target[i] (int32, i ascending) in every layer: an accepted tree path becomes
         contiguous."""
 
-    def read(self, slot: int) -> Tensor:
+    def read(self, slot: int) -> Array:
         """Keys and values of one slot, [layers, 2, kv_heads, head_dim], for tests; a latent cache has one vector per
         layer, [layers, 1, 1, rank + rope]."""
 
     def clear(self, block: int) -> None:
         """Zero one block (after values that were not finite)."""
+
+
+class BatchBuffers(Protocol):
+    """The inputs of a tape, with a quicker way to write a step to them than a batch of its own and then a copy."""
+
+    packed: PackedBatch | None
+    """The batch that they hold, if `pack` wrote it."""
+
+    def pack(
+        self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]
+    ) -> PackedBatch | None:
+        """What verify.pack.pack gives, valid until the next batch is packed there; None for what it does not pack."""
 
 
 class Tape(Protocol):
@@ -120,45 +130,47 @@ class Tape(Protocol):
     """
 
     inputs: Inputs
+    buffers: BatchBuffers | None
+    """`inputs` where a batch can be packed straight into them."""
 
-    def embed(self, table: Tensor, out: Tensor) -> None:
+    def embed(self, table: Array, out: Array) -> None:
         """out f32 [R, hidden] = table[inputs.tokens]; table is act [vocab, hidden]."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: RowSet = "rows") -> None:
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, of: RowSet = "rows") -> None:
         """out act = x / sqrt(mean(x^2) + eps) * weight; x f32 [*, n], weight f32 [n]."""
 
-    def linear(self, x: Tensor, weight: Any, out: Tensor, *, add: bool = False, of: RowSet = "rows") -> None:
+    def linear(self, x: Array, weight: Any, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
         """out f32 [*, N] = x W^T (+ bias), or out += when `add`; x act [*, K]; weight from `Kernels.pack`."""
 
-    def gated(self, x: Tensor, weight: Any, out: Tensor) -> None:
+    def gated(self, x: Array, weight: Any, out: Array) -> None:
         """out act [R, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
 
-    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, spec: Experts, routing: Routing) -> None:
+    def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
         """Select each row's top experts and their shares, by arch.feed_forward.Experts; x act [R, hidden].
 
         Logits are x W^T in float32, weight f32 [experts, hidden], and are compared as they are under softmax; scores
         are, under sigmoid. `bias` f32 [experts] is added for the selection alone. Ties, of experts and of groups, go to
         the lowest. A row whose logits are not finite has shares that are NaN and does not affect the other rows."""
 
-    def experts(self, x: Tensor, weight: Any, spec: Experts, routing: Routing, out: Tensor) -> None:
+    def experts(self, x: Array, weight: Any, spec: Experts, routing: Routing, out: Array) -> None:
         """out f32 [R, hidden] += share * expert(x) for each expert selected by `route`, in order of their ids; x act
         [R, hidden]; weight from `Kernels.pack_experts`. Only the weights of experts that some row selected are read.
         The values between an expert's projections are rounded to act."""
 
-    def per_head(self, x: Tensor, weight: Any, out: Tensor) -> None:
+    def per_head(self, x: Array, weight: Any, out: Array) -> None:
         """out act [R, heads * step]: of each head's `step` elements the first N are its own x [R, heads * K] times its
         own W^T; weight from `Kernels.pack_heads`, N <= step."""
 
     def latent(
         self,
-        q: Tensor,
-        kv: Tensor,
-        table: Tensor,
-        norm: tuple[Tensor, float],
+        q: Array,
+        kv: Array,
+        table: Array,
+        norm: tuple[Array, float],
         cache: KVCache,
         layer: int,
-        q_nope: Tensor,
-        query: Tensor,
+        q_nope: Array,
+        query: Array,
     ) -> None:
         """Latent attention's rotation, and the write of its latent to a cache from `Kernels.latent_cache`.
 
@@ -169,12 +181,12 @@ class Tape(Protocol):
 
     def rotary(
         self,
-        qkv: Tensor,
-        table: Tensor,
-        norms: tuple[Tensor, Tensor, float] | None,
+        qkv: Array,
+        table: Array,
+        norms: tuple[Array, Array, float] | None,
         cache: KVCache,
         layer: int,
-        q: Tensor,
+        q: Array,
     ) -> None:
         """Per-head q/k RMS norm (q weight, k weight, eps) if given, rotation, and the write of k, v to the cache.
 
@@ -183,17 +195,17 @@ class Tape(Protocol):
         """
 
     def attention(
-        self, q: Tensor, cache: KVCache, layer: int, *, window: int | None, out: Tensor, scale: float | None = None
+        self, q: Array, cache: KVCache, layer: int, *, window: int | None, out: Array, scale: float | None = None
     ) -> None:
         """out act [R, heads * d]: each row attends to its own path: cached positions below its span's base, then its
         ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window` w keeps positions > p - w. Keys are taken
         in path order in tiles of KEY_TILE that begin at absolute positions. Over a latent cache d is rank +
         rope, a value is the first `rank` of what is its key, and out is [R, heads * rank]."""
 
-    def select(self, x: Tensor, out: Tensor) -> None:
+    def select(self, x: Array, out: Array) -> None:
         """out f32 [L, n] = x[inputs.logits_indices]."""
 
-    def argmax(self, logits: Tensor, out: Tensor) -> None:
+    def argmax(self, logits: Array, out: Array) -> None:
         """out int32 [L]: the lowest id of the largest logit; -1 if any logit of the row is not finite."""
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
@@ -210,19 +222,19 @@ class Kernels(Protocol):
 
     name: str
     reason: str
-    act: torch.dtype
+    act: DType
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+    def pack(self, weight: Array, bias: Array | None = None) -> Any:
         """weight [N, K] (any float type) in the backend's layout, with its bias [N]."""
 
-    def pack_gated(self, gate: Tensor, up: Tensor, *, bias: tuple[Tensor, Tensor] | None = None) -> Any:
+    def pack_gated(self, gate: Array, up: Array, *, bias: tuple[Array, Array] | None = None) -> Any:
         """gate and up [N, K] in one layout, so that their product needs no round trip through memory. `bias` is the
         gate's and the up projection's, [N] each."""
 
-    def pack_experts(self, parts: Iterable[tuple[Tensor, Tensor, Tensor]], *, count: int) -> Any:
+    def pack_experts(self, parts: Iterable[tuple[Array, Array, Array]], *, count: int) -> Any:
         """Gate and up [width, hidden] and down [hidden, width] of `count` experts in order, taken one by one."""
 
-    def pack_heads(self, weight: Tensor) -> Any:
+    def pack_heads(self, weight: Array) -> Any:
         """One matrix per head, weight [heads, N, K], for `per_head`."""
 
     def cache(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> KVCache: ...
@@ -235,8 +247,8 @@ class Kernels(Protocol):
     ) -> Tape: ...
 
     def sample(
-        self, logits: Tensor, rows: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, choices: Tensor
-    ) -> Tensor:
+        self, logits: Array, rows: Array, temperatures: Array, seeds: Array, positions: Array, choices: Array
+    ) -> Array:
         """argmax(z / T + g) over the full vocabulary for the given rows of logits [L, V]; see kernels/noise.py.
 
         rows, positions, choices int32 [n]: row of `logits`, absolute position of the token to sample, index of the
@@ -249,8 +261,8 @@ class Kernels(Protocol):
 class TargetOutput:
     """The result of a pass: views into the target's buffers, valid until its next pass."""
 
-    logits: Tensor  # float32 [L, vocabulary]
-    greedy_tokens: Tensor  # int32 [L]: the greedy token of each logits row, -1 where logits are not finite
+    logits: Array  # float32 [L, vocabulary]
+    greedy_tokens: Array  # int32 [L]: the greedy token of each logits row, -1 where logits are not finite
 
 
 class Target(Protocol):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from wager.errors import ModelError, UsageError
 from wager.inputs import check_threads
 from wager.kernels import _native
+from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, address
 from wager.kernels.base import Inputs
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.cpu_tape import CpuTape
@@ -26,7 +26,7 @@ ISAS = ("avx512", "avx2", "portable")
 class CpuKernels:
     """The native backend: bf16 weights, activations and cache, float32 sums, one reduction order per row."""
 
-    act = torch.bfloat16
+    act = BFLOAT16
 
     def __init__(self, *, isa: str | None = None, threads: int = 1, reason: str = "it was requested") -> None:
         """`isa` one of ISAS, or None for the best this machine has; UsageError if it is unknown or missing here."""
@@ -46,16 +46,16 @@ class CpuKernels:
     def threads(self) -> int:
         return int(self.pool.threads)
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+    def pack(self, weight: Array, bias: Array | None = None) -> Packed:
         return pack(self.pool, weight, bias)
 
-    def pack_gated(self, gate: Tensor, up: Tensor, *, bias: tuple[Tensor, Tensor] | None = None) -> Packed:
+    def pack_gated(self, gate: Array, up: Array, *, bias: tuple[Array, Array] | None = None) -> Packed:
         return pack_gated(self.pool, gate, up, bias)
 
-    def pack_experts(self, parts: Iterable[tuple[Tensor, Tensor, Tensor]], *, count: int) -> PackedExperts:
+    def pack_experts(self, parts: Iterable[tuple[Array, Array, Array]], *, count: int) -> PackedExperts:
         return pack_experts(self.pool, parts, count=count)
 
-    def pack_heads(self, weight: Tensor) -> PackedHeads:
+    def pack_heads(self, weight: Array) -> PackedHeads:
         return pack_heads(self.pool, weight)
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> CpuLatents:
@@ -71,30 +71,30 @@ class CpuKernels:
         return CpuTape(self.pool, self.isa, inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
     def sample(
-        self, logits: Tensor, rows: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, choices: Tensor
-    ) -> Tensor:
+        self, logits: Array, rows: Array, temperatures: Array, seeds: Array, positions: Array, choices: Array
+    ) -> Array:
         n, (count, vocab) = len(rows), logits.shape
-        if logits.dtype != torch.float32 or not logits.is_contiguous():
+        if logits.dtype != FLOAT32 or not logits.flags.c_contiguous:
             raise ModelError(f"logits are {logits.dtype} {tuple(logits.shape)}; they must be contiguous float32.")
-        row, position, choice = (t.to(torch.int32).contiguous() for t in (rows, positions, choices))
-        temperature, seed = temperatures.to(torch.float64).contiguous(), seeds.to(torch.int64).contiguous()
-        if any(len(t) != n for t in (temperature, seed, position, choice)):
+        row, position, choice = (np.ascontiguousarray(a, np.int32) for a in (rows, positions, choices))
+        temperature, seed = np.ascontiguousarray(temperatures, np.float64), np.ascontiguousarray(seeds, np.int64)
+        if any(len(a) != n for a in (temperature, seed, position, choice)):
             raise ModelError("sample takes one temperature, seed, position and choice per row.")
         if n and not 0 <= int(row.min()) <= int(row.max()) < count:
             raise ModelError(f"sample got a row outside the {count} rows of logits.")
-        out = torch.empty(n, dtype=torch.int32)
+        out = np.empty(n, np.int32)
         _native.sample(
             self.pool,
             self.isa,
-            logits.data_ptr(),
+            address(logits),
             vocab,
-            row.data_ptr(),
-            temperature.data_ptr(),
-            seed.data_ptr(),
-            position.data_ptr(),
-            choice.data_ptr(),
+            address(row),
+            address(temperature),
+            address(seed),
+            address(position),
+            address(choice),
             n,
             GREEDY_TEMPERATURE,
-            out.data_ptr(),
+            address(out),
         )
         return out

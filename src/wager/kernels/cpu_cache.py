@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from wager.errors import CacheIntegrityError, ModelError
 from wager.kernels import _native
+from wager.kernels.arrays import BFLOAT16, Array, address, empty
 from wager.kernels.base import BLOCK_SIZE, MAX_HEAD_DIM
 
 
@@ -33,22 +33,22 @@ class CpuCache:
     def nbytes(self) -> int:
         return int(self.keys.nbytes) + (int(self.values.nbytes) if self.values is not None else 0)
 
-    def move(self, source: Tensor, target: Tensor) -> None:
+    def move(self, source: Array, target: Array) -> None:
         if len(source) != len(target):
             raise CacheIntegrityError(f"{len(source)} slots cannot move to {len(target)} slots.")
-        source, target = source.to(torch.int32).contiguous(), target.to(torch.int32).contiguous()
+        source, target = np.ascontiguousarray(source, np.int32), np.ascontiguousarray(target, np.int32)
         for slots in (source, target):
             if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < self.num_blocks * BLOCK_SIZE:
                 raise CacheIntegrityError(f"A slot to move lies outside the cache of {self.num_blocks} blocks.")
-        self.view.move(self._pool, source.data_ptr(), target.data_ptr(), len(source))
+        self.view.move(self._pool, address(source), address(target), len(source))
 
-    def read(self, slot: int) -> Tensor:
+    def read(self, slot: int) -> Array:
         layers, kv_heads, head_dim = self.shape
         kinds = 1 if self.values is None else 2
         if not 0 <= slot < self.num_blocks * BLOCK_SIZE:
             raise CacheIntegrityError(f"Slot {slot} lies outside the cache of {self.num_blocks} blocks.")
-        out = torch.empty(layers, kinds, kv_heads, head_dim, dtype=torch.bfloat16)
-        self.view.read(slot, out.data_ptr())
+        out = empty(layers, kinds, kv_heads, head_dim, dtype=BFLOAT16)
+        self.view.read(slot, address(out))
         return out
 
     def clear(self, block: int) -> None:

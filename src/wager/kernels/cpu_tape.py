@@ -1,20 +1,18 @@
-"""The native tape: checks the types and shapes of tensors, passes their addresses to the C++ side, keeps them alive."""
+"""The native tape: checks the types and shapes of arrays, passes their addresses to the C++ side, keeps them alive."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from wager.arch.feed_forward import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
+from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address
 from wager.kernels.base import Inputs, Routing, RowSet
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
-from wager.kernels.packer import InputPacker
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
+from wager.kernels.packer import InputPacker
 
 MAX_EXPERTS = 1024
 """Most experts of a layer that the native router takes."""
@@ -35,97 +33,97 @@ class CpuTape:
             "tokens", "positions", "parents", "slot_mapping", "seq_ids", "logits_indices", "query_start_loc",
             "num_computed_tokens", "block_tables",
         )  # fmt: skip
-        addresses = tuple(getattr(inputs, name).data_ptr() for name in names)
+        addresses = tuple(address(getattr(inputs, name)) for name in names)
         sizes = (self._rows, len(inputs.num_computed_tokens), inputs.block_tables.shape[1])
         self._tape = _native.Tape(pool, isa, addresses, *sizes, heads, kv_heads, head_dim)
 
-    def _take(self, name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int | None]) -> int:
-        """The address of a tensor of this type and shape (None: any size); ModelError if it is another."""
-        fits = tensor.dim() == len(shape) and all(w is None or w == s for w, s in zip(shape, tensor.shape, strict=True))
-        if tensor.dtype != dtype or not fits or not tensor.is_contiguous():
+    def _take(self, name: str, array: Array, dtype: DType, shape: Sequence[int | None]) -> int:
+        """The address of an array of this type and shape (None: any size); ModelError if it is another."""
+        fits = array.ndim == len(shape) and all(w is None or w == s for w, s in zip(shape, array.shape, strict=True))
+        if array.dtype != dtype or not fits or not array.flags.c_contiguous:
             expected = ", ".join("any" if w is None else str(w) for w in shape)
             raise ModelError(
-                f"{name} is {tensor.dtype} {tuple(tensor.shape)}; it must be contiguous {dtype} [{expected}].",
+                f"{name} is {array.dtype} {tuple(array.shape)}; it must be contiguous {dtype} [{expected}].",
                 "A tape's buffers are fixed when it is recorded.",
             )
-        self._kept.append(tensor)
-        return tensor.data_ptr()
+        self._kept.append(array)
+        return address(array)
 
-    def _buffer(self, name: str, tensor: Tensor, dtype: torch.dtype, width: int, *, of: RowSet = "rows") -> int:
+    def _buffer(self, name: str, array: Array, dtype: DType, width: int, *, of: RowSet = "rows") -> int:
         """A buffer of rows: room for max_rows, or for as many logits rows as a step may have."""
-        address = self._take(name, tensor, dtype, (None, width))
+        first = self._take(name, array, dtype, (None, width))
         if of == "logits":
-            self._logits_rows = min(self._logits_rows, len(tensor))
-        elif len(tensor) < self._rows:
-            raise ModelError(f"{name} has room for {len(tensor)} rows; the tape's max_rows is {self._rows}.")
-        return address
+            self._logits_rows = min(self._logits_rows, len(array))
+        elif len(array) < self._rows:
+            raise ModelError(f"{name} has room for {len(array)} rows; the tape's max_rows is {self._rows}.")
+        return first
 
-    def embed(self, table: Tensor, out: Tensor) -> None:
+    def embed(self, table: Array, out: Array) -> None:
         vocab, hidden = table.shape
-        source = self._take("table", table, torch.bfloat16, (vocab, hidden))
-        self._tape.embed(source, vocab, hidden, self._buffer("out", out, torch.float32, hidden))
+        source = self._take("table", table, BFLOAT16, (vocab, hidden))
+        self._tape.embed(source, vocab, hidden, self._buffer("out", out, FLOAT32, hidden))
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: RowSet = "rows") -> None:
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, of: RowSet = "rows") -> None:
         n = x.shape[-1]
-        source = self._buffer("x", x, torch.float32, n, of=of)
-        scale = self._take("weight", weight, torch.float32, (n,))
-        target = self._buffer("out", out, torch.bfloat16, n, of=of)
+        source = self._buffer("x", x, FLOAT32, n, of=of)
+        scale = self._take("weight", weight, FLOAT32, (n,))
+        target = self._buffer("out", out, BFLOAT16, n, of=of)
         self._tape.rms_norm(source, scale, n, eps, target, of == "logits")
 
-    def linear(self, x: Tensor, weight: Packed, out: Tensor, *, add: bool = False, of: RowSet = "rows") -> None:
-        target = self._buffer("out", out, torch.float32, weight.n, of=of)
+    def linear(self, x: Array, weight: Packed, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
+        target = self._buffer("out", out, FLOAT32, weight.n, of=of)
         self._product(x, weight, target, add=add, of=of)
 
-    def gated(self, x: Tensor, weight: Packed, out: Tensor) -> None:
-        target = self._buffer("out", out, torch.bfloat16, weight.n)
+    def gated(self, x: Array, weight: Packed, out: Array) -> None:
+        target = self._buffer("out", out, BFLOAT16, weight.n)
         self._product(x, weight, target, add=False, of="rows")
 
-    def _product(self, x: Tensor, weight: Packed, target: int, *, add: bool, of: RowSet) -> None:
-        source = self._buffer("x", x, torch.bfloat16, weight.k, of=of)
+    def _product(self, x: Array, weight: Packed, target: int, *, add: bool, of: RowSet) -> None:
+        source = self._buffer("x", x, BFLOAT16, weight.k, of=of)
         self._kept.append(weight)
-        bias = 0 if weight.bias is None else weight.bias.data_ptr()
+        bias = 0 if weight.bias is None else address(weight.bias)
         panels = (weight.buffer.address, bias, weight.n, weight.k, weight.panels, weight.gated)
         self._tape.linear(source, *panels, add, target, of == "logits")
 
-    def per_head(self, x: Tensor, weight: PackedHeads, out: Tensor) -> None:
+    def per_head(self, x: Array, weight: PackedHeads, out: Array) -> None:
         if out.shape[-1] % weight.heads or out.shape[-1] < weight.heads * weight.n:
             raise ModelError(f"out of {out.shape[-1]} elements has no room for {weight.heads} heads of {weight.n}.")
-        source = self._buffer("x", x, torch.bfloat16, weight.heads * weight.k)
-        target = self._buffer("out", out, torch.bfloat16, out.shape[-1])
+        source = self._buffer("x", x, BFLOAT16, weight.heads * weight.k)
+        target = self._buffer("out", out, BFLOAT16, out.shape[-1])
         self._kept.append(weight)
         step = out.shape[-1] // weight.heads
         self._tape.per_head(source, weight.buffer.address, weight.heads, weight.n, weight.k, step, target)
 
-    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, spec: Experts, routing: Routing) -> None:
+    def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
         if spec.count > MAX_EXPERTS:
             raise ModelError(f"{spec.count} experts are more than the {MAX_EXPERTS} the native kernels support.")
         hidden = x.shape[-1]
         params = (spec.count, spec.active, spec.gating.groups, spec.gating.top_groups, spec.gating.group_best)
         self._tape.route(
-            self._buffer("x", x, torch.bfloat16, hidden),
-            self._take("router", weight, torch.float32, (spec.count, hidden)),
-            0 if bias is None else self._take("correction", bias, torch.float32, (spec.count,)),
+            self._buffer("x", x, BFLOAT16, hidden),
+            self._take("router", weight, FLOAT32, (spec.count, hidden)),
+            0 if bias is None else self._take("correction", bias, FLOAT32, (spec.count,)),
             hidden,
             (*params, spec.gating.score == "sigmoid", spec.gating.normalised),
             spec.gating.scale,
-            self._buffer("logits", routing.logits, torch.float32, spec.count),
-            self._buffer("ids", routing.ids, torch.int32, spec.active),
-            self._buffer("shares", routing.shares, torch.float32, spec.active),
+            self._buffer("logits", routing.logits, FLOAT32, spec.count),
+            self._buffer("ids", routing.ids, INT32, spec.active),
+            self._buffer("shares", routing.shares, FLOAT32, spec.active),
         )
 
-    def experts(self, x: Tensor, weight: PackedExperts, spec: Experts, routing: Routing, out: Tensor) -> None:
+    def experts(self, x: Array, weight: PackedExperts, spec: Experts, routing: Routing, out: Array) -> None:
         if (weight.count, weight.width) != (spec.count, spec.width):
             raise ModelError(f"{weight.count} experts of {weight.width} are packed, not {spec.count} of {spec.width}.")
         pairs = len(routing.ids) * spec.active
         buffers = (
-            self._buffer("ids", routing.ids, torch.int32, spec.active),
-            self._buffer("shares", routing.shares, torch.float32, spec.active),
-            self._take("groups", routing.groups, torch.int32, (pairs + 2 * spec.count + 2,)),
-            self._take("gathered", routing.gathered, torch.bfloat16, (pairs, weight.hidden)),
-            self._take("inner", routing.inner, torch.bfloat16, (pairs, weight.width)),
+            self._buffer("ids", routing.ids, INT32, spec.active),
+            self._buffer("shares", routing.shares, FLOAT32, spec.active),
+            self._take("groups", routing.groups, INT32, (pairs + 2 * spec.count + 2,)),
+            self._take("gathered", routing.gathered, BFLOAT16, (pairs, weight.hidden)),
+            self._take("inner", routing.inner, BFLOAT16, (pairs, weight.width)),
         )
-        source = self._buffer("x", x, torch.bfloat16, weight.hidden)
-        target = self._buffer("out", out, torch.float32, weight.hidden)
+        source = self._buffer("x", x, BFLOAT16, weight.hidden)
+        target = self._buffer("out", out, FLOAT32, weight.hidden)
         self._kept.append(weight)
         addresses = (weight.into.address, weight.down.address)
         sizes = (weight.hidden, weight.width, spec.count, spec.active, len(routing.ids))
@@ -133,78 +131,78 @@ class CpuTape:
 
     def latent(
         self,
-        q: Tensor,
-        kv: Tensor,
-        table: Tensor,
-        norm: tuple[Tensor, float],
+        q: Array,
+        kv: Array,
+        table: Array,
+        norm: tuple[Array, float],
         cache: CpuLatents,
         layer: int,
-        q_nope: Tensor,
-        query: Tensor,
+        q_nope: Array,
+        query: Array,
     ) -> None:
         self._check_cache(cache, layer)
         rank, rope, heads = cache.rank, self._head_dim - cache.rank, self._heads
         nope = q_nope.shape[-1] // heads
         self._tape.latent(
-            self._buffer("q", q, torch.float32, heads * (nope + rope)),
-            self._buffer("kv", kv, torch.float32, rank + rope),
-            self._take("table", table, torch.float32, (None, rope)),
+            self._buffer("q", q, FLOAT32, heads * (nope + rope)),
+            self._buffer("kv", kv, FLOAT32, rank + rope),
+            self._take("table", table, FLOAT32, (None, rope)),
             len(table),
-            self._take("norm", norm[0], torch.float32, (rank,)),
+            self._take("norm", norm[0], FLOAT32, (rank,)),
             norm[1],
             cache.view,
             layer,
             heads,
             nope,
-            self._buffer("q_nope", q_nope, torch.bfloat16, heads * nope),
-            self._buffer("query", query, torch.bfloat16, heads * (rank + rope)),
+            self._buffer("q_nope", q_nope, BFLOAT16, heads * nope),
+            self._buffer("query", query, BFLOAT16, heads * (rank + rope)),
         )
 
     def rotary(
         self,
-        qkv: Tensor,
-        table: Tensor,
-        norms: tuple[Tensor, Tensor, float] | None,
+        qkv: Array,
+        table: Array,
+        norms: tuple[Array, Array, float] | None,
         cache: CpuCache,
         layer: int,
-        q: Tensor,
+        q: Array,
     ) -> None:
         d, width = self._head_dim, (self._heads + 2 * self._kv_heads) * self._head_dim
         self._check_cache(cache, layer)
-        source = self._buffer("qkv", qkv, torch.float32, width)
-        angles = self._take("table", table, torch.float32, (None, d))
+        source = self._buffer("qkv", qkv, FLOAT32, width)
+        angles = self._take("table", table, FLOAT32, (None, d))
         weights, eps = (0, 0), 0.0
         if norms is not None:
             q_norm, k_norm, eps = norms
             weights = (
-                self._take("q norm", q_norm, torch.float32, (d,)),
-                self._take("k norm", k_norm, torch.float32, (d,)),
+                self._take("q norm", q_norm, FLOAT32, (d,)),
+                self._take("k norm", k_norm, FLOAT32, (d,)),
             )
-        target = self._buffer("q", q, torch.bfloat16, self._heads * d)
+        target = self._buffer("q", q, BFLOAT16, self._heads * d)
         self._tape.rotary(source, angles, len(table), *weights, eps, cache.view, layer, self._heads, target)
 
     def attention(
-        self, q: Tensor, cache: CpuCache, layer: int, *, window: int | None, out: Tensor, scale: float | None = None
+        self, q: Array, cache: CpuCache, layer: int, *, window: int | None, out: Array, scale: float | None = None
     ) -> None:
         self._check_cache(cache, layer)
         if window is not None and window < 1:
             raise ModelError(f"A sliding window of {window} positions holds no key.")
-        source = self._buffer("q", q, torch.bfloat16, self._heads * self._head_dim)
+        source = self._buffer("q", q, BFLOAT16, self._heads * self._head_dim)
         value_dim = cache.rank if isinstance(cache, CpuLatents) else self._head_dim
-        target = self._buffer("out", out, torch.bfloat16, self._heads * value_dim)
+        target = self._buffer("out", out, BFLOAT16, self._heads * value_dim)
         self._tape.attention(source, cache.view, layer, self._heads, window or 0, scale or 0.0, target)
 
-    def select(self, x: Tensor, out: Tensor) -> None:
+    def select(self, x: Array, out: Array) -> None:
         n = x.shape[-1]
-        source = self._buffer("x", x, torch.float32, n)
-        self._tape.select(source, self._buffer("out", out, torch.float32, n, of="logits"), n)
+        source = self._buffer("x", x, FLOAT32, n)
+        self._tape.select(source, self._buffer("out", out, FLOAT32, n, of="logits"), n)
 
-    def argmax(self, logits: Tensor, out: Tensor) -> None:
+    def argmax(self, logits: Array, out: Array) -> None:
         n = logits.shape[-1]
-        source = self._buffer("logits", logits, torch.float32, n, of="logits")
+        source = self._buffer("logits", logits, FLOAT32, n, of="logits")
         if len(out) < len(logits):
             raise ModelError(f"argmax has {len(logits)} rows of logits and room for {len(out)} results.")
-        self._tape.argmax(source, self._take("out", out, torch.int32, (None,)), n)
+        self._tape.argmax(source, self._take("out", out, INT32, (None,)), n)
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         if logits_rows > self._logits_rows:

@@ -27,4 +27,3 @@ class GreedyMatcher:
         sequence that is not greedy, or that has such a row. None if something is not as it should be."""
         outcomes: dict[str, Outcome | None] | None = self._native.match(spans, drafts, greedy, sequences)
         return outcomes
-

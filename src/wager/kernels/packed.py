@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from wager.errors import ModelError
 from wager.kernels import _native
+from wager.kernels.arrays import BFLOAT16, Array, address, zeros
 
 _PANEL = 32
 
@@ -27,7 +27,7 @@ class Packed:
     k: int
     panels: int
     gated: bool
-    bias: Tensor | None = None  # f32 [panels * 32], in the order of the panels
+    bias: Array | None = None  # f32 [panels * 32], in the order of the panels
 
     @property
     def nbytes(self) -> int:
@@ -63,17 +63,17 @@ class PackedExperts:
         return int(self.into.nbytes) + int(self.down.nbytes)
 
 
-def pack(pool: Any, weight: Tensor, bias: Tensor | None) -> Packed:
+def pack(pool: Any, weight: Array, bias: Array | None) -> Packed:
     """weight [N, K] and bias [N] of any float type. ModelError if K is odd or shapes disagree."""
     matrix = _matrix(weight)
     n, k = matrix.shape
     panels = -(-n // _PANEL)
     buffer = _native.Buffer(panels * _PANEL * k * 2)
-    _native.pack(pool, matrix.data_ptr(), n, k, buffer, 0)
+    _native.pack(pool, address(matrix), n, k, buffer, 0)
     return Packed(buffer, n, k, panels, False, None if bias is None else _padded(bias, n, panels * _PANEL))
 
 
-def pack_gated(pool: Any, gate: Tensor, up: Tensor, bias: tuple[Tensor, Tensor] | None) -> Packed:
+def pack_gated(pool: Any, gate: Array, up: Array, bias: tuple[Array, Array] | None) -> Packed:
     """gate and up [N, K] and their biases [N], interleaved by panels. ModelError as in `pack`."""
     first, second = _matrix(gate), _matrix(up)
     if first.shape != second.shape:
@@ -81,25 +81,25 @@ def pack_gated(pool: Any, gate: Tensor, up: Tensor, bias: tuple[Tensor, Tensor] 
     n, k = first.shape
     panels = -(-n // 16)
     buffer = _native.Buffer(panels * _PANEL * k * 2)
-    _native.pack_gated(pool, first.data_ptr(), second.data_ptr(), n, k, buffer, 0)
+    _native.pack_gated(pool, address(first), address(second), n, k, buffer, 0)
     if bias is None:
         return Packed(buffer, n, k, panels, True)
-    halves = [_padded(half, n, panels * 16).view(panels, 16) for half in bias]
-    return Packed(buffer, n, k, panels, True, torch.cat(halves, dim=1).flatten().contiguous())
+    halves = [_padded(half, n, panels * 16).reshape(panels, 16) for half in bias]
+    return Packed(buffer, n, k, panels, True, np.concatenate(halves, axis=1).ravel())
 
 
-def pack_heads(pool: Any, weight: Tensor) -> PackedHeads:
+def pack_heads(pool: Any, weight: Array) -> PackedHeads:
     """weight [heads, N, K] of any float type. ModelError as in `pack`."""
     heads, n, k = weight.shape
     size = -(-n // _PANEL) * _PANEL * k * 2
     buffer = _native.Buffer(heads * size)
     for head in range(heads):
         matrix = _matrix(weight[head])
-        _native.pack(pool, matrix.data_ptr(), n, k, buffer, head * size)
+        _native.pack(pool, address(matrix), n, k, buffer, head * size)
     return PackedHeads(buffer, heads, n, k)
 
 
-def pack_experts(pool: Any, parts: Iterable[tuple[Tensor, Tensor, Tensor]], *, count: int) -> PackedExperts:
+def pack_experts(pool: Any, parts: Iterable[tuple[Array, Array, Array]], *, count: int) -> PackedExperts:
     """Gate and up [width, hidden] and down [hidden, width] of each expert. ModelError as in `pack`, or if there are not
     `count` of one shape."""
     packed: PackedExperts | None = None
@@ -115,29 +115,29 @@ def pack_experts(pool: Any, parts: Iterable[tuple[Tensor, Tensor, Tensor]], *, c
         if done == count or shapes != [(packed.width, packed.hidden)] * 2 + [(packed.hidden, packed.width)]:
             raise ModelError(f"Expert {done} has the shapes {shapes}, or is one too many for {count} experts.")
         first, second, last = _matrix(gate), _matrix(up), _matrix(down)
-        at = (first.data_ptr(), second.data_ptr(), width, hidden)
+        at = (address(first), address(second), width, hidden)
         _native.pack_gated(pool, *at, packed.into, done * sizes[0])
-        _native.pack(pool, last.data_ptr(), hidden, width, packed.down, done * sizes[1])
+        _native.pack(pool, address(last), hidden, width, packed.down, done * sizes[1])
         done += 1
     if packed is None or done != count:
         raise ModelError(f"{done} experts were given, not {count}.")
     return packed
 
 
-def _matrix(weight: Tensor) -> Tensor:
+def _matrix(weight: Array) -> Array:
     """A weight as contiguous bf16 [N, K]; K must be even, because products take pairs of inputs."""
-    if weight.dim() != 2 or weight.shape[1] % 2 or not weight.numel():
+    if weight.ndim != 2 or weight.shape[1] % 2 or not weight.size:
         raise ModelError(
             f"A weight of shape {tuple(weight.shape)} cannot be packed: the native kernels need [N, K] with K even.",
             "Use --kernels reference for this model.",
         )
-    return weight.detach().to(torch.bfloat16).contiguous()
+    return np.ascontiguousarray(weight, BFLOAT16)
 
 
-def _padded(bias: Tensor, n: int, size: int) -> Tensor:
+def _padded(bias: Array, n: int, size: int) -> Array:
     """A bias [n] in float32, padded with zeros to `size`."""
     if bias.shape != (n,):
         raise ModelError(f"A bias of shape {tuple(bias.shape)} does not fit {n} outputs.")
-    padded = torch.zeros(size)
-    padded[:n] = bias.detach().float()
+    padded = zeros(size)
+    padded[:n] = bias
     return padded

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-import numpy as np
-
 from wager.kernels import _native
+from wager.kernels.arrays import address
 from wager.kernels.base import Inputs
 from wager.types import Draft, PackedBatch, Span
 
@@ -22,13 +21,13 @@ class InputPacker:
     """Writes batches into `inputs`. A batch is valid until the next one is packed: it is a view of the buffers."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self._buffers = {field.name: np.asarray(getattr(inputs, field.name)) for field in fields(PackedBatch)}
+        self._buffers = {field.name: getattr(inputs, field.name) for field in fields(PackedBatch)}
         tables = self._buffers["block_tables"]
         names = (
             "tokens", "positions", "parents", "slot_mapping", "seq_ids", "logits_indices", "query_start_loc",
             "num_computed_tokens", "block_tables",
         )  # fmt: skip
-        addresses = tuple(self._buffers[name].ctypes.data for name in names)
+        addresses = tuple(address(self._buffers[name]) for name in names)
         self._native = _native.BatchPacker(addresses, len(self._buffers["tokens"]), *tables.shape)
         self._batches: dict[tuple[int, int, int, int], PackedBatch] = {}  # by rows, sequences, logits rows and blocks
         self.packed: PackedBatch | None = None

@@ -1,9 +1,10 @@
-"""The oracle: every op in plain torch, one row at a time, so that a row cannot depend on the others of its batch.
+"""The oracle: every op in plain numpy, one row at a time, so that a row cannot depend on the others of its batch.
 
 Values are rounded to the activation type exactly where kernels/base.py says so; all else is float32. Each row
-is copied to a buffer of its own before it is used: a library call then sees the same shapes and the same alignment
-whatever the batch, in one thread whatever the machine, and its reduction order is a constant. Made to be simple, not
-fast.
+is copied to an array of its own before it is used: numpy then sees the same shapes and strides whatever the batch. Its
+products are einsum's loops and its sums are numpy's own, which add in an order that follows from these alone, in the
+calling thread; BLAS, whose order may follow from alignment and the number of threads, is not called. Made to be simple,
+not fast.
 """
 
 from __future__ import annotations
@@ -11,160 +12,157 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from wager.arch.feed_forward import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
+from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
 from wager.kernels.base import BLOCK_SIZE, Inputs, Routing, RowSet
 from wager.kernels.noise import argmax_gumbel
+from wager.kernels.reference_rows import matrix_vector, rms_norm, rotate, silu, softmax
 from wager.kernels.reference_store import ReferenceCache, ReferenceExpert, ReferenceLatents, ReferenceWeight
 from wager.kernels.routing import top_experts
-from wager.kernels.threads import one_thread
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES: dict[str, DType] = {"bfloat16": BFLOAT16, "float32": FLOAT32}
 
 
 class ReferenceTape:
     """Records each op as a function of one row; `run` calls it for every row of its set, op after op."""
 
     def __init__(self, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
-        self.inputs = inputs
+        self.inputs, self.buffers = inputs, None
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._ops: list[tuple[RowSet, Callable[[int], None]]] = []
-        self._paths: list[Tensor] = []
+        self._paths: list[Array] = []
 
-    def embed(self, table: Tensor, out: Tensor) -> None:
+    def embed(self, table: Array, out: Array) -> None:
         def op(row: int) -> None:
             out[row] = table[int(self.inputs.tokens[row])]
 
         self._ops.append(("rows", op))
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, *, of: RowSet = "rows") -> None:
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, of: RowSet = "rows") -> None:
         def op(row: int) -> None:
-            out[row] = _rms_norm(_row(x, row), weight, eps)
+            out[row] = rms_norm(_row(x, row), weight, eps)
 
         self._ops.append((of, op))
 
-    def linear(
-        self, x: Tensor, weight: ReferenceWeight, out: Tensor, *, add: bool = False, of: RowSet = "rows"
-    ) -> None:
+    def linear(self, x: Array, weight: ReferenceWeight, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
         def op(row: int) -> None:
             y = weight.product(_row(x, row))
             out[row] = out[row] + y if add else y
 
         self._ops.append((of, op))
 
-    def gated(self, x: Tensor, weight: tuple[ReferenceWeight, ReferenceWeight], out: Tensor) -> None:
+    def gated(self, x: Array, weight: tuple[ReferenceWeight, ReferenceWeight], out: Array) -> None:
         gate, up = weight
 
         def op(row: int) -> None:
             value = _row(x, row)
-            out[row] = torch.nn.functional.silu(gate.product(value)) * up.product(value)
+            out[row] = silu(gate.product(value)) * up.product(value)
 
         self._ops.append(("rows", op))
 
-    def route(self, x: Tensor, weight: Tensor, bias: Tensor | None, spec: Experts, routing: Routing) -> None:
+    def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
         def op(row: int) -> None:
-            routing.logits[row] = torch.mv(weight, _row(x, row))
-            routing.ids[row], routing.shares[row] = top_experts(routing.logits[row].clone(), bias, spec)
+            routing.logits[row] = matrix_vector(weight, _row(x, row))
+            routing.ids[row], routing.shares[row] = top_experts(routing.logits[row].copy(), bias, spec)
 
         self._ops.append(("rows", op))
 
-    def experts(self, x: Tensor, weight: list[ReferenceExpert], spec: Experts, routing: Routing, out: Tensor) -> None:
+    def experts(self, x: Array, weight: list[ReferenceExpert], spec: Experts, routing: Routing, out: Array) -> None:
         def op(row: int) -> None:
             value = _row(x, row)
             for expert, share in zip(routing.ids[row].tolist(), routing.shares[row], strict=True):
                 (gate, up), down = weight[expert]
-                inner = torch.nn.functional.silu(gate.product(value)) * up.product(value)
-                out[row] += share * down.product(inner.to(x.dtype).float())
+                inner = silu(gate.product(value)) * up.product(value)
+                out[row] += share * down.product(inner.astype(x.dtype).astype(np.float32))
 
         self._ops.append(("rows", op))
 
-    def per_head(self, x: Tensor, weight: list[ReferenceWeight], out: Tensor) -> None:
+    def per_head(self, x: Array, weight: list[ReferenceWeight], out: Array) -> None:
         def op(row: int) -> None:
-            heads = [w.product(value) for w, value in zip(weight, _row(x, row).view(len(weight), -1), strict=True)]
-            out[row].view(len(weight), -1)[:, : len(heads[0])] = torch.stack(heads)
+            heads = [w.product(value) for w, value in zip(weight, _row(x, row).reshape(len(weight), -1), strict=True)]
+            out[row].reshape(len(weight), -1)[:, : len(heads[0])] = heads
 
         self._ops.append(("rows", op))
 
     def latent(
         self,
-        q: Tensor,
-        kv: Tensor,
-        table: Tensor,
-        norm: tuple[Tensor, float],
+        q: Array,
+        kv: Array,
+        table: Array,
+        norm: tuple[Array, float],
         cache: ReferenceLatents,
         layer: int,
-        q_nope: Tensor,
-        query: Tensor,
+        q_nope: Array,
+        query: Array,
     ) -> None:
         rope, rank = table.shape[1], len(norm[0])
 
         def op(row: int) -> None:
             angles, slot = table[int(self.inputs.positions[row])], int(self.inputs.slot_mapping[row])
-            heads, vector = _row(q, row).view(self._heads, -1), _row(kv, row)
-            q_nope[row] = heads[:, :-rope].flatten()
-            query[row].view(self._heads, -1)[:, rank:] = _rotate(heads[:, -rope:], angles)
-            cache.keys[layer, slot, 0, :rank] = _rms_norm(vector[:rank].clone(), *norm)
-            cache.keys[layer, slot, :, rank:] = _rotate(vector[None, rank:], angles)
+            heads, vector = _row(q, row).reshape(self._heads, -1), _row(kv, row)
+            q_nope[row] = heads[:, :-rope].ravel()
+            query[row].reshape(self._heads, -1)[:, rank:] = rotate(heads[:, -rope:], angles)
+            cache.keys[layer, slot, 0, :rank] = rms_norm(vector[:rank].copy(), *norm)
+            cache.keys[layer, slot, :, rank:] = rotate(vector[None, rank:], angles)
 
         self._ops.append(("rows", op))
 
     def rotary(
         self,
-        qkv: Tensor,
-        table: Tensor,
-        norms: tuple[Tensor, Tensor, float] | None,
+        qkv: Array,
+        table: Array,
+        norms: tuple[Array, Array, float] | None,
         cache: ReferenceCache,
         layer: int,
-        q: Tensor,
+        q: Array,
     ) -> None:
-        sizes = [self._heads, self._kv_heads, self._kv_heads]
+        first_key, first_value = self._heads, self._heads + self._kv_heads
 
         def op(row: int) -> None:
-            queries, keys, values = torch.split(_row(qkv, row).view(-1, self._head_dim), sizes)
+            heads = _row(qkv, row).reshape(-1, self._head_dim)
+            queries, keys, values = heads[:first_key], heads[first_key:first_value], heads[first_value:]
             if norms is not None:
-                queries = torch.stack([_rms_norm(head, norms[0], norms[2]) for head in queries])
-                keys = torch.stack([_rms_norm(head, norms[1], norms[2]) for head in keys])
+                queries, keys = rms_norm(queries, norms[0], norms[2]), rms_norm(keys, norms[1], norms[2])
             angles = table[int(self.inputs.positions[row])]
             slot = int(self.inputs.slot_mapping[row])
-            q[row] = _rotate(queries, angles).flatten()
-            cache.keys[layer, slot] = _rotate(keys, angles)
+            q[row] = rotate(queries, angles).ravel()
+            cache.keys[layer, slot] = rotate(keys, angles)
             cache.values[layer, slot] = values
 
         self._ops.append(("rows", op))
 
     def attention(
         self,
-        q: Tensor,
+        q: Array,
         cache: ReferenceCache | ReferenceLatents,
         layer: int,
         *,
         window: int | None,
-        out: Tensor,
+        out: Array,
         scale: float | None = None,
     ) -> None:
         factor = self._head_dim**-0.5 if scale is None else scale
 
         def op(row: int) -> None:
             path = self._paths[row] if window is None else self._paths[row][-window:]
-            keys = cache.keys[layer].index_select(0, path).float()  # [n, kv_heads, d]
-            values = cache.values[layer].index_select(0, path).float()
-            queries = _row(q, row).view(self._kv_heads, -1, self._head_dim)
-            scores = torch.matmul(queries, keys.permute(1, 2, 0)) * factor  # [kv_heads, group, n]
-            mixed = torch.matmul(torch.softmax(scores, dim=-1), values.transpose(0, 1))
-            out[row] = mixed.flatten()
+            keys = cache.keys[layer][path].astype(np.float32)  # [n, kv_heads, d]
+            values = cache.values[layer][path].astype(np.float32)
+            queries = _row(q, row).reshape(self._kv_heads, -1, self._head_dim)
+            scores = np.einsum("kgd,nkd->kgn", queries, keys) * np.float32(factor)
+            mixed = np.einsum("kgn,nkd->kgd", softmax(scores), values)
+            out[row] = mixed.ravel()
 
         self._ops.append(("rows", op))
 
-    def select(self, x: Tensor, out: Tensor) -> None:
+    def select(self, x: Array, out: Array) -> None:
         def op(row: int) -> None:
             out[row] = x[int(self.inputs.logits_indices[row])]
 
         self._ops.append(("logits", op))
 
-    def argmax(self, logits: Tensor, out: Tensor) -> None:
+    def argmax(self, logits: Array, out: Array) -> None:
         def op(row: int) -> None:
             out[row] = _argmax(logits[row])
 
@@ -173,19 +171,19 @@ class ReferenceTape:
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         counts = {"rows": rows, "logits": logits_rows}
         _check_slots(self.inputs, rows, sequences)
-        with one_thread():
+        with np.errstate(all="ignore"):  # what is not finite is found in the logits
             self._paths = [self._path(row) for row in range(rows)]
             for of, op in self._ops:
                 for row in range(counts[of]):
                     op(row)
 
-    def _path(self, row: int) -> Tensor:
+    def _path(self, row: int) -> Array:
         """Slots of the row's path: position i of the path is element i, the row itself is the last."""
         inputs = self.inputs
         position, sequence = int(inputs.positions[row]), int(inputs.seq_ids[row])
         base = int(inputs.num_computed_tokens[sequence])
-        below = torch.arange(base, dtype=torch.int64)
-        cached = inputs.block_tables[sequence][below // BLOCK_SIZE].long() * BLOCK_SIZE + below % BLOCK_SIZE
+        below = np.arange(base)
+        cached = inputs.block_tables[sequence][below // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + below % BLOCK_SIZE
         steps: list[int] = []
         while row >= 0 and len(steps) <= position:
             steps.append(int(inputs.slot_mapping[row]))
@@ -194,11 +192,11 @@ class ReferenceTape:
             raise CacheIntegrityError(
                 f"The row at position {position} has a path of {base + len(steps)} positions, not of {position + 1}."
             )
-        return torch.cat([cached, torch.tensor(steps[::-1], dtype=torch.int64)])
+        return np.concatenate([cached, np.array(steps[::-1], np.int64)])
 
 
 class ReferenceKernels:
-    """Plain torch on the CPU, in bfloat16 (activations, weights and cache rounded) or float32 (nothing rounded)."""
+    """Plain numpy on the CPU, in bfloat16 (activations, weights and cache rounded) or float32 (nothing rounded)."""
 
     name = "reference"
     packed_itemsize = 4
@@ -209,24 +207,25 @@ class ReferenceKernels:
         self.act = DTYPES[dtype]
         self.reason = reason
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> ReferenceWeight:
-        matrix = weight.to(self.act).float().contiguous()
-        return ReferenceWeight(matrix, None if bias is None else bias.float())
+    def pack(self, weight: Array, bias: Array | None = None) -> ReferenceWeight:
+        rounded = weight.astype(self.act, copy=False)
+        matrix = np.ascontiguousarray(rounded, np.float32)
+        return ReferenceWeight(matrix, None if bias is None else bias.astype(np.float32))
 
     def pack_gated(
-        self, gate: Tensor, up: Tensor, *, bias: tuple[Tensor, Tensor] | None = None
+        self, gate: Array, up: Array, *, bias: tuple[Array, Array] | None = None
     ) -> tuple[ReferenceWeight, ReferenceWeight]:
         first, second = (None, None) if bias is None else bias
         return self.pack(gate, first), self.pack(up, second)
 
-    def pack_experts(self, parts: Iterable[tuple[Tensor, Tensor, Tensor]], *, count: int) -> list[ReferenceExpert]:
+    def pack_experts(self, parts: Iterable[tuple[Array, Array, Array]], *, count: int) -> list[ReferenceExpert]:
         packed = [(self.pack_gated(gate, up), self.pack(down)) for gate, up, down in parts]
         if len(packed) != count:
             raise ModelError(f"{len(packed)} experts were given, not {count}.")
         return packed
 
-    def pack_heads(self, weight: Tensor) -> list[ReferenceWeight]:
-        return [self.pack(head.clone()) for head in weight]  # a view would keep the whole tensor alive
+    def pack_heads(self, weight: Array) -> list[ReferenceWeight]:
+        return [self.pack(head.copy()) for head in weight]  # a view would keep the whole array alive
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> ReferenceLatents:
         return ReferenceLatents(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope, dtype=self.act)
@@ -243,25 +242,25 @@ class ReferenceKernels:
         return ReferenceTape(inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
     def sample(
-        self, logits: Tensor, rows: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, choices: Tensor
-    ) -> Tensor:
-        out = torch.full((len(rows),), -1, dtype=torch.int32)
+        self, logits: Array, rows: Array, temperatures: Array, seeds: Array, positions: Array, choices: Array
+    ) -> Array:
+        out = np.full(len(rows), -1, np.int32)
         for i, row in enumerate(rows.tolist()):
             z = logits[row]
-            if bool(torch.isfinite(z).all()):
+            if np.isfinite(z).all():
                 seed = int(seeds[i]) & (2**64 - 1)
-                out[i] = argmax_gumbel(z.numpy(), float(temperatures[i]), seed, int(positions[i]), int(choices[i]))
+                out[i] = argmax_gumbel(z, float(temperatures[i]), seed, int(positions[i]), int(choices[i]))
         return out
 
 
 def _check_slots(inputs: Inputs, rows: int, sequences: int) -> None:
     """CacheIntegrityError unless each row's slot is the one that the block table of its sequence has for it."""
-    starts, computed = inputs.query_start_loc.numpy(), inputs.num_computed_tokens.numpy()
+    starts, computed = inputs.query_start_loc, inputs.num_computed_tokens
     if starts[sequences] != rows:
         raise CacheIntegrityError(f"query_start_loc ends at {starts[sequences]}, and the step has {rows} rows.")
-    seq_ids, slots = inputs.seq_ids.numpy()[:rows], inputs.slot_mapping.numpy()[:rows]
+    seq_ids, slots = inputs.seq_ids[:rows], inputs.slot_mapping[:rows]
     places = computed[seq_ids] + np.arange(rows) - starts[seq_ids]
-    expected = inputs.block_tables.numpy()[seq_ids, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+    expected = inputs.block_tables[seq_ids, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
     for row in np.flatnonzero(slots != expected)[:1]:
         raise CacheIntegrityError(
             f"slot_mapping is {slots[row]} at index {row}, not {expected[row]} as in the block table of sequence "
@@ -269,21 +268,11 @@ def _check_slots(inputs: Inputs, rows: int, sequences: int) -> None:
         )
 
 
-def _row(x: Tensor, row: int) -> Tensor:
-    """A fresh float32 copy of one row: its alignment never depends on the row's place in the batch."""
-    return x[row].to(torch.float32, copy=True)
+def _row(x: Array, row: int) -> Array:
+    """A fresh float32 copy of one row: its strides never depend on the row's place in the batch."""
+    copied: Array = x[row].astype(np.float32)
+    return copied
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean() + eps) * weight
-
-
-def _rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """x [heads, d], angles [d] = cos | sin: the pair (i, i + d/2) turned by angle i."""
-    cos, sin = angles.chunk(2)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def _argmax(logits: Tensor) -> int:
-    return int(torch.argmax(logits)) if bool(torch.isfinite(logits).all()) else -1
+def _argmax(logits: Array) -> int:
+    return int(logits.argmax()) if np.isfinite(logits).all() else -1

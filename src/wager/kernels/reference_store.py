@@ -1,25 +1,26 @@
-"""Weights and caches of the reference kernels: float32 matrices and plain tensors."""
+"""Weights and caches of the reference kernels: float32 matrices and plain arrays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from wager.kernels.arrays import Array, DType
 from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.reference_rows import matrix_vector
 
 
 @dataclass(frozen=True)
 class ReferenceWeight:
     """A matrix [N, K] in float32, already rounded to the activation type, and its bias [N] in float32."""
 
-    matrix: Tensor
-    bias: Tensor | None
+    matrix: Array
+    bias: Array | None
 
-    def product(self, x: Tensor) -> Tensor:
+    def product(self, x: Array) -> Array:
         """W x + b of one row x f32 [K] -> f32 [N]."""
-        y = torch.mv(self.matrix, x)
+        y = matrix_vector(self.matrix, x)
         return y if self.bias is None else y + self.bias
 
 
@@ -28,21 +29,21 @@ ReferenceExpert = tuple[tuple[ReferenceWeight, ReferenceWeight], ReferenceWeight
 
 
 class ReferenceCache:
-    """Keys and values as two tensors [layers, slots, kv_heads, head_dim] of the activation type."""
+    """Keys and values as two arrays [layers, slots, kv_heads, head_dim] of the activation type."""
 
-    def __init__(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, dtype: DType) -> None:
         self.num_blocks = num_blocks
         shape = (layers, num_blocks * BLOCK_SIZE, kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype)
-        self.values = torch.zeros(shape, dtype=dtype)
+        self.keys: Array = np.zeros(shape, dtype)
+        self.values: Array = np.zeros(shape, dtype)
 
-    def move(self, source: Tensor, target: Tensor) -> None:
+    def move(self, source: Array, target: Array) -> None:
         for old, new in zip(source.tolist(), target.tolist(), strict=True):
             self.keys[:, new] = self.keys[:, old]
             self.values[:, new] = self.values[:, old]
 
-    def read(self, slot: int) -> Tensor:
-        return torch.stack([self.keys[:, slot], self.values[:, slot]], dim=1)
+    def read(self, slot: int) -> Array:
+        return np.stack([self.keys[:, slot], self.values[:, slot]], axis=1)
 
     def clear(self, block: int) -> None:
         self.keys[:, block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 0
@@ -52,17 +53,17 @@ class ReferenceCache:
 class ReferenceLatents:
     """One vector per position, [layers, slots, 1, rank + rope]: the key, and in its first `rank` the value."""
 
-    def __init__(self, *, layers: int, num_blocks: int, rank: int, rope: int, dtype: torch.dtype) -> None:
+    def __init__(self, *, layers: int, num_blocks: int, rank: int, rope: int, dtype: DType) -> None:
         self.num_blocks = num_blocks
-        self.keys = torch.zeros(layers, num_blocks * BLOCK_SIZE, 1, rank + rope, dtype=dtype)
-        self.values = self.keys[..., :rank]
+        self.keys: Array = np.zeros((layers, num_blocks * BLOCK_SIZE, 1, rank + rope), dtype)
+        self.values: Array = self.keys[..., :rank]
 
-    def move(self, source: Tensor, target: Tensor) -> None:
+    def move(self, source: Array, target: Array) -> None:
         for old, new in zip(source.tolist(), target.tolist(), strict=True):
             self.keys[:, new] = self.keys[:, old]
 
-    def read(self, slot: int) -> Tensor:
-        return self.keys[:, slot].unsqueeze(1).clone()
+    def read(self, slot: int) -> Array:
+        return self.keys[:, None, slot].copy()
 
     def clear(self, block: int) -> None:
         self.keys[:, block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 0

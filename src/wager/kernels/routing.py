@@ -1,38 +1,42 @@
-"""The top experts of one row, in plain torch: the oracle of the native router."""
+"""The top experts of one row, in plain numpy: the oracle of the native router."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from wager.arch.feed_forward import Experts
+from wager.kernels.arrays import Array
+from wager.kernels.reference_rows import sigmoid, softmax
 
 
-def top_experts(logits: Tensor, bias: Tensor | None, spec: Experts) -> tuple[Tensor, Tensor]:
+def top_experts(logits: Array, bias: Array | None, spec: Experts) -> tuple[Array, Array]:
     """Ids (ascending) and shares of the experts of one row, int64 and float32 [top_k], from its logits f32 [experts].
 
     Ties go to the lowest id, of groups and of experts: see kernels.base.Tape.route.
     """
-    scores = torch.sigmoid(logits) if spec.gating.score == "sigmoid" else torch.softmax(logits, dim=0)
-    ranking = scores if spec.gating.score == "sigmoid" else logits
+    gating = spec.gating
+    scores = sigmoid(logits) if gating.score == "sigmoid" else softmax(logits)
+    if not np.isfinite(logits).all():
+        scores = np.full_like(scores, np.nan)
+    ranking = scores if gating.score == "sigmoid" else logits
     if bias is not None:
         ranking = ranking + bias
-    if spec.gating.groups > 1:
-        grouped = ranking.view(spec.gating.groups, -1)
-        best = grouped.sort(dim=1, descending=True).values[:, : spec.gating.group_best].sum(dim=1)
-        allowed = torch.zeros(spec.gating.groups, dtype=torch.bool)
-        allowed[_best(best, spec.gating.top_groups)] = True
-        ranking = torch.where(allowed[:, None], grouped, -torch.inf).flatten()
+    if gating.groups > 1:
+        grouped = ranking.reshape(gating.groups, -1)
+        best = np.sort(grouped, axis=1)[:, ::-1][:, : gating.group_best].sum(axis=1)
+        allowed = np.zeros((gating.groups, 1), bool)
+        allowed[_best(best, gating.top_groups)] = True
+        ranking = np.where(allowed, grouped, np.float32(-np.inf)).ravel()
     ids = _best(ranking, spec.active)
     shares = scores[ids]
-    if spec.gating.normalised:
+    if gating.normalised:
         total = shares[0]
         for share in shares[1:]:
             total = total + share
-        shares = shares / (total + 1e-20)
-    return ids, shares * spec.gating.scale
+        shares = shares / (total + np.float32(1e-20))
+    return ids, shares * np.float32(gating.scale)
 
 
-def _best(values: Tensor, count: int) -> Tensor:
+def _best(values: Array, count: int) -> Array:
     """The indices of the largest values, ascending; among equals the lowest."""
-    return values.sort(descending=True, stable=True).indices[:count].sort().values
+    return np.sort(np.argsort(-values, kind="stable")[:count])

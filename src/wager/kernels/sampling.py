@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels
 
 
@@ -27,15 +26,16 @@ class SampleRequest:
     choice: int = 0
 
 
-def sample_rows(kernels: Kernels, logits: Tensor, requests: Sequence[SampleRequest]) -> list[int]:
+def sample_rows(kernels: Kernels, logits: Array, requests: Sequence[SampleRequest]) -> list[int]:
     """The token of each request, -1 where its row has a logit that is not finite. `logits` float32 [L, vocabulary]."""
     if not requests:
         return []
-    return kernels.sample(
+    chosen: list[int] = kernels.sample(
         logits,
-        torch.tensor([r.row for r in requests], dtype=torch.int32),
-        torch.tensor([r.temperature for r in requests], dtype=torch.float64),
-        torch.from_numpy(np.array([r.seed for r in requests], np.uint64).view(np.int64)),
-        torch.tensor([r.position for r in requests], dtype=torch.int32),
-        torch.tensor([r.choice for r in requests], dtype=torch.int32),
+        np.array([r.row for r in requests], np.int32),
+        np.array([r.temperature for r in requests], np.float64),
+        np.array([r.seed for r in requests], np.uint64).view(np.int64),
+        np.array([r.position for r in requests], np.int32),
+        np.array([r.choice for r in requests], np.int32),
     ).tolist()
+    return chosen

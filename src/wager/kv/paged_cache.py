@@ -1,13 +1,13 @@
-"""The block pool together with the tensors behind it: moves of accepted paths, and blocks that became invalid.
+"""The block pool together with the memory behind it: moves of accepted paths, and blocks that became invalid.
 
-The tensors belong to the kernels (kernels.base.KVCache); the slot of a position is computed here.
+The memory belongs to the kernels (kernels.base.KVCache); the slot of a position is computed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
+import numpy as np
 
 from wager.kernels.base import BLOCK_SIZE, KVCache
 from wager.kv.blocks import BlockPool
@@ -30,7 +30,7 @@ class PagedKVCache:
         if moves:
             table = self.pool.block_table(seq_id)
             slots = [[table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in pair] for pair in moves]
-            source, target = torch.tensor(slots, dtype=torch.int32).T.contiguous()
+            source, target = np.array(slots, np.int32).T
             self.tensors.move(source, target)
 
     def discard(self, blocks: Iterable[int]) -> None:

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
-from torch import Tensor
 
 from wager.arch.config_keys import shown
 from wager.arch.gguf_config import TensorSize
 from wager.arch.gguf_keys import check_tokenizer_keys, read_alignment
 from wager.errors import ModelError
+from wager.kernels.arrays import Array, DType
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -36,7 +35,7 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The position of a tensor in the file, in bytes. `shape` is in torch's order, the contiguous dimension last."""
+    """The position of a tensor in the file, in bytes. `shape` is with the contiguous dimension last."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
@@ -85,11 +84,11 @@ class GgufFile:
             for name, stored in self.tensors.items()
         }
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, dtype: DType) -> Array:
         """One tensor as `dtype`, dequantised in parts, so that there is never a float32 copy of all of it."""
         stored = self.tensors[name]
         block, size = GGML_QUANT_SIZES[stored.kind]
-        out = torch.empty(math.prod(stored.shape), dtype=dtype)
+        out: Array = np.empty(math.prod(stored.shape), dtype)
         raw = np.frombuffer(self._data, dtype=np.uint8, count=stored.size, offset=stored.offset)
         step = max(1, _CHUNK // block)
         for first in range(0, len(out) // block, step):
@@ -97,15 +96,13 @@ class GgufFile:
             try:
                 with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
                     values = dequantize(_rows(part, size), stored.kind).reshape(-1)
+                    out[first * block : first * block + len(values)] = values
             except NotImplementedError as error:
                 raise ModelError(
                     f"{name} in {self.where} is stored as {stored.kind.name}, which cannot be dequantised.",
                     "Use another quantisation of the model, for example Q4_K_M or Q8_0.",
                 ) from error
-            out[first * block : first * block + len(values)] = torch.from_numpy(
-                np.require(values, requirements=["C", "W"])
-            )
-        return out.view(stored.shape)
+        return out.reshape(stored.shape)
 
     def _directory(self, cursor: _Cursor, count: int) -> dict[str, StoredTensor]:
         """The tensors, which must lie one after the other, each at the next multiple of the alignment, as ggml's own

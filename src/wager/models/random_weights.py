@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import zlib
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from wager.arch.spec import ModelSpec
+from wager.kernels.arrays import FLOAT32, Array, DType
 from wager.models.tensors import tensor_shapes
 from wager.models.weights import Weights
 
@@ -30,16 +30,17 @@ class RandomWeights:
         self.spec = spec
         self._shapes, self._seed = tensor_shapes(spec), seed
 
-    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
-        noise = torch.randn(self._shapes[name], generator=generator)
+    def read(self, name: str, dtype: DType = FLOAT32) -> Array:
+        generator = np.random.Generator(np.random.PCG64(zlib.crc32(f"{self._seed} {name}".encode())))
+        noise: Array = generator.standard_normal(self._shapes[name], np.float32)
         if noise.ndim == 1 and name.endswith("bias"):
             noise *= 0.1
         elif name == "norm.weight":
-            noise = noise.sign()  # a tied head would else repeat the input: its embedding is in the residual stream
+            noise = np.sign(noise)  # a tied head would else repeat the input: its embedding is in the residual stream
         elif noise.ndim == 1:
             noise = 0.1 * noise + 1.0
-        return noise.mul_(self.scale(name)).to(dtype)
+        noise *= self.scale(name)
+        return noise.astype(dtype, copy=False)
 
     def scale(self, name: str) -> float:
         """Standard deviation of a matrix, size of a norm's weights; 1 for a bias.

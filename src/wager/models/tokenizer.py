@@ -44,8 +44,8 @@ class Tokenizer:
         self._fenced = FencedEncoder(parts)
         self._bytes: dict[int, bytes] = {}
         self.whole_texts: dict[int, str] = {}
-        """The text of the tokens met so far whose bytes are whole characters, without those that are special or that end
-        a fragment: after whole characters it is what they add to a text."""
+        """The text of tokens met so far, if it is whole characters, without those that are special or end a fragment:
+        after whole characters it is what such a token adds."""
         self.vocab_size = parts.vocab_size
         self.eos_ids = parts.eos_ids
         self.chat_template = parts.chat_template

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from wager.arch.attention import Gqa, Mla
 from wager.arch.feed_forward import Experts
 from wager.arch.spec import Layer
 from wager.errors import UsageError
+from wager.kernels.arrays import INT32, Array, DType, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, Kernels, Routing, Tape, TargetOutput
-from wager.kernels.threads import one_thread
 from wager.models import footprint as memory
 from wager.models.tensors import tensor_shapes
 from wager.models.weights import Weights
@@ -61,15 +60,14 @@ class Decoder:
         limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         self.weight_bytes = memory.weight_bytes(spec, kernels)
         self.workspace_bytes = memory.workspace_bytes(spec, kernels, **limits, max_logits_rows=self.max_logits_rows)
-        self.expert_choices: list[Tensor] = []
+        self.expert_choices: list[Array] = []
         self._keep_expert_choices = keep_expert_choices
         self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
-        self.buffers = getattr(self._tape, "buffers", None)
-        self._outputs: dict[int, TargetOutput] = {}
-        self._logits = torch.empty(self.max_logits_rows, spec.vocab)
-        self._greedy_tokens = torch.empty(self.max_logits_rows, dtype=torch.int32)
-        with one_thread():
-            self._record(weights)
+        self.buffers = self._tape.buffers
+        self._outputs: dict[int, TargetOutput] = {}  # views of the buffers, by rows of logits
+        self._logits = empty(self.max_logits_rows, spec.vocab)
+        self._greedy_tokens = empty(self.max_logits_rows, dtype=INT32)
+        self._record(weights)
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
@@ -87,23 +85,24 @@ class Decoder:
         self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=logits_rows)
         output = self._outputs.get(logits_rows)
         if output is None:
-            output = self._outputs[logits_rows] = TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
+            output = TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
+            self._outputs[logits_rows] = output
         return output
 
     def _record(self, weights: Weights) -> None:
         """Record a pass, packing each matrix when it is read, so that at most one layer is in memory twice."""
         spec, tape, kernels = self.spec, self._tape, self.kernels
-        x = torch.empty(self.max_rows, spec.hidden)
-        normed = torch.empty(self.max_rows, spec.hidden, dtype=kernels.act)
+        x = empty(self.max_rows, spec.hidden)
+        normed = empty(self.max_rows, spec.hidden, dtype=kernels.act)
         rotation = spec.details.rope.table(self.max_blocks * BLOCK_SIZE, spec.attention.rope_dim)
-        buffers = _Buffers(self, x, normed, torch.from_numpy(rotation))
+        buffers = _Buffers(self, x, normed, rotation)
         embedding = weights.read("embed.weight", kernels.act)
         tape.embed(embedding, x)
         known = frozenset(tensor_shapes(spec))
         for index, layer in enumerate(spec.ordered_layers):
             self._record_layer(_LayerWeights(weights, known, index=index), layer, index, buffers)
-        selected = torch.empty(self.max_logits_rows, spec.hidden)
-        selected_normed = torch.empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
+        selected = empty(self.max_logits_rows, spec.hidden)
+        selected_normed = empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
         head = kernels.pack(embedding if spec.tied else weights.read("head.weight", kernels.act))
         tape.select(x, selected)
         tape.rms_norm(selected, weights.read("norm.weight"), spec.details.norm_eps, selected_normed, of="logits")
@@ -146,15 +145,15 @@ class Decoder:
         tape.linear(to.normed, kernels.pack(tensors.matrix("kv_a", act)), to.kv)
         norm = (tensors.vector("kv_a_norm"), eps)
         tape.latent(to.qkv, to.kv, to.rotation, norm, self.cache, index, to.q_nope, to.q)
-        kv_b = tensors.matrix("kv_b", act).view(attention.heads, attention.nope + attention.value, attention.kv_rank)
-        tape.per_head(to.q_nope, kernels.pack_heads(kv_b[:, : attention.nope].transpose(1, 2)), to.q)
+        kv_b = tensors.matrix("kv_b", act).reshape(attention.heads, -1, attention.kv_rank)
+        tape.per_head(to.q_nope, kernels.pack_heads(kv_b[:, : attention.nope].swapaxes(1, 2)), to.q)
         tape.attention(to.q, self.cache, index, window=None, out=to.latent_out, scale=details.attention_scale)
         tape.per_head(to.latent_out, kernels.pack_heads(kv_b[:, attention.nope :]), to.attention_out)
 
     def _record_experts(self, tensors: _LayerWeights, experts: Experts, to: _Buffers) -> None:
         tape, act, routing = self._tape, self.kernels.act, to.routing
         if self._keep_expert_choices:
-            routing = replace(routing, ids=torch.zeros_like(routing.ids))
+            routing = replace(routing, ids=zeros(*routing.ids.shape, dtype=INT32))
             self.expert_choices.append(routing.ids)
         bias = tensors.vector("correction", "bias") if experts.gating.correction_bias else None
         tape.route(to.normed, tensors.vector("router"), bias, experts, routing)
@@ -163,7 +162,7 @@ class Decoder:
         if experts.shared:
             self._record_feed_forward(tensors, "shared_", to.shared_inner, to)
 
-    def _record_feed_forward(self, tensors: _LayerWeights, prefix: str, inner: Tensor, to: _Buffers) -> None:
+    def _record_feed_forward(self, tensors: _LayerWeights, prefix: str, inner: Array, to: _Buffers) -> None:
         kernels = self.kernels
         gate, up, down = (tensors.matrix(prefix + part, kernels.act) for part in ("gate", "up", "down"))
         biases = [tensors.bias(prefix + part) for part in ("gate", "up")]
@@ -177,27 +176,27 @@ class _Buffers:
     before the rotation, rotated `q`, the input of the output projection, the inner layers of the feed-forwards; those
     of latent attention and of experts where the model has them."""
 
-    def __init__(self, decoder: Decoder, x: Tensor, normed: Tensor, rotation: Tensor) -> None:
+    def __init__(self, decoder: Decoder, x: Array, normed: Array, rotation: Array) -> None:
         spec, rows, act = decoder.spec, decoder.max_rows, decoder.kernels.act
         attention = spec.attention
         heads = attention.heads
         self.x, self.normed, self.rotation = x, normed, rotation
-        self.q = torch.zeros(rows, heads * attention.head_dim, dtype=act)
-        self.attention_out = torch.empty(rows, attention.output_width, dtype=act)
+        self.q = zeros(rows, heads * attention.head_dim, dtype=act)
+        self.attention_out = empty(rows, attention.output_width, dtype=act)
         if isinstance(attention, Mla):
             q_rank = attention.q_rank or 0
-            self.qkv, self.kv = torch.empty(rows, attention.query_width), torch.empty(rows, attention.cache_width)
-            self.q_latent = torch.empty(rows, q_rank)
-            self.q_latent_normed = torch.empty(rows, q_rank, dtype=act)
-            self.q_nope = torch.empty(rows, heads * attention.nope, dtype=act)
-            self.latent_out = torch.empty(rows, heads * attention.kv_rank, dtype=act)
+            self.qkv, self.kv = empty(rows, attention.query_width), empty(rows, attention.cache_width)
+            self.q_latent = empty(rows, q_rank)
+            self.q_latent_normed = empty(rows, q_rank, dtype=act)
+            self.q_nope = empty(rows, heads * attention.nope, dtype=act)
+            self.latent_out = empty(rows, heads * attention.kv_rank, dtype=act)
         else:
-            self.qkv = torch.empty(rows, attention.qkv_width)
+            self.qkv = empty(rows, attention.qkv_width)
         if dense := spec.dense:
-            self.inner = torch.empty(rows, dense.width, dtype=act)
+            self.inner = empty(rows, dense.width, dtype=act)
         if experts := spec.experts:
             self.routing = Routing.allocate(experts, max_rows=rows, hidden=spec.hidden, act=act)
-            self.shared_inner = torch.empty(rows, experts.shared_inner, dtype=act)
+            self.shared_inner = empty(rows, experts.shared_inner, dtype=act)
 
 
 class _LayerWeights:
@@ -209,24 +208,24 @@ class _LayerWeights:
     def _name(self, part: str, suffix: str) -> str:
         return f"layers.{self._index}.{part}.{suffix}"
 
-    def matrix(self, part: str, dtype: torch.dtype) -> Tensor:
+    def matrix(self, part: str, dtype: DType) -> Array:
         return self._weights.read(self._name(part, "weight"), dtype)
 
-    def vector(self, part: str, suffix: str = "weight") -> Tensor:
+    def vector(self, part: str, suffix: str = "weight") -> Array:
         return self._weights.read(self._name(part, suffix))
 
-    def expert(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    def expert(self, expert: int, dtype: DType) -> tuple[Array, Array, Array]:
         """Gate, up and down of one expert."""
         gate, up, down = (self.matrix(f"{expert}.expert_{part}", dtype) for part in ("gate", "up", "down"))
         return gate, up, down
 
-    def bias(self, part: str) -> Tensor | None:
+    def bias(self, part: str) -> Array | None:
         return self.vector(part, "bias") if self._name(part, "bias") in self._known else None
 
-    def stacked(self, first: str, second: str, third: str, dtype: torch.dtype) -> Tensor:
+    def stacked(self, first: str, second: str, third: str, dtype: DType) -> Array:
         """Three matrices as one [sum of outputs, inputs]."""
-        return torch.cat([self.matrix(part, dtype) for part in (first, second, third)])
+        return np.concatenate([self.matrix(part, dtype) for part in (first, second, third)])
 
-    def stacked_bias(self, first: str, second: str, third: str) -> Tensor | None:
+    def stacked_bias(self, first: str, second: str, third: str) -> Array | None:
         parts = [self.bias(part) for part in (first, second, third)]
-        return torch.cat([part for part in parts if part is not None]) if parts[0] is not None else None
+        return np.concatenate([part for part in parts if part is not None]) if parts[0] is not None else None

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from wager.arch.attention import Mla
 from wager.arch.config_keys import brief
@@ -24,6 +24,7 @@ from wager.arch.gguf_keys import read_parts_count
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
+from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType, all_finite
 from wager.models.gguf_file import GgufFile, open_gguf
 from wager.models.tensors import (
     GGUF_NAMES,
@@ -34,7 +35,9 @@ from wager.models.tensors import (
     tensor_shapes,
 )
 
-_FLOATS = ("F32", "F16", "BF16", "F64")
+_FLOATS: Mapping[str, DType] = {
+    "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": BFLOAT16, "F64": np.dtype("<f8"),
+}  # fmt: skip
 
 
 class Source(Protocol):
@@ -45,7 +48,7 @@ class Source(Protocol):
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor: ...
+    def read(self, name: str, dtype: DType) -> Array: ...
 
 
 class Weights(Protocol):
@@ -53,7 +56,7 @@ class Weights(Protocol):
 
     spec: ModelSpec
 
-    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         """One tensor, contiguous, in the shape that tensor_shapes gives."""
 
 
@@ -64,7 +67,7 @@ class StoredWeights:
         self.spec = spec
         self._source, self._names, self._permuted = source, names, permuted
 
-    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         tensor = self._source.read(source_name(self._names, name), dtype)
         self._check_finite(tensor, name)
         attention, part = self.spec.attention, name.split(".")[-2]
@@ -76,27 +79,26 @@ class StoredWeights:
             return _half_split(tensor, heads=heads, rotated=attention.head_dim)
         return tensor
 
-    def _check_finite(self, tensor: Tensor, name: str) -> None:
-        least, most = torch.aminmax(tensor)  # both are NaN if an element is
-        if not (math.isfinite(least) and math.isfinite(most)):
+    def _check_finite(self, tensor: Array, name: str) -> None:
+        if not all_finite(tensor):
             raise ModelError(
                 f"{source_name(self._names, name)} in {self._source.where} has weights that are no finite numbers.",
                 "The file is damaged; fetch it again.",
             )
 
 
-def _half_split(tensor: Tensor, *, heads: int, rotated: int) -> Tensor:
+def _half_split(tensor: Array, *, heads: int, rotated: int) -> Array:
     """The rows of each head, the last `rotated` of them reordered from interleaved pairs to half-split order."""
-    rows = tensor.view(heads, tensor.shape[0] // heads, -1).clone()
+    rows = tensor.reshape(heads, tensor.shape[0] // heads, -1).copy()
     pairs = rows[:, -rotated:].reshape(heads, rotated // 2, 2, -1)
-    rows[:, -rotated:] = pairs.transpose(1, 2).reshape(heads, rotated, -1)
-    return rows.view(tensor.shape)
+    rows[:, -rotated:] = pairs.swapaxes(1, 2).reshape(heads, rotated, -1)
+    return rows.reshape(tensor.shape)
 
 
 def open_weights(path: Path) -> Weights:
     """Open a GGUF file, or a Hugging Face directory with config.json and safetensors (one file or shards).
 
-    ModelError names a tensor or file that is missing, unknown, of the wrong shape or truncated. Tensors stay on disk
+    ModelError names a tensor or file that is missing, unknown, of the wrong shape or truncated. Arrays stay on disk
     until they are read.
     """
     path = Path(path)
@@ -146,13 +148,13 @@ def _with_factors(spec: ModelSpec, file: GgufFile) -> ModelSpec:
     """The spec with the RoPE factors that the file stores as a tensor, multiplied by those of its metadata."""
     decoder, pairs = spec.details, spec.attention.head_dim // 2
     _check_shape(file.where, ROPE_FACTORS, found=file.shapes[ROPE_FACTORS], expected=(pairs,))
-    stored = file.read(ROPE_FACTORS, torch.float64)
-    if not bool(((stored >= 1e-6) & (stored <= 1e6)).all()):
+    stored = file.read(ROPE_FACTORS, np.dtype(np.float64))
+    if not ((stored >= 1e-6) & (stored <= 1e6)).all():
         raise ModelError(
             f"{ROPE_FACTORS} in {file.where} has factors that are not above 0 and finite.",
             "The file is damaged; fetch it again.",
         )
-    factors = stored * torch.tensor(decoder.rope.factors or (1.0,), dtype=torch.float64)
+    factors = stored * np.array(decoder.rope.factors or (1.0,))
     rope = replace(decoder.rope, factors=tuple(factors.tolist()))
     return replace(spec, decoder=replace(decoder, rope=rope))
 
@@ -187,32 +189,41 @@ def _check_shape(where: str, name: str, *, found: tuple[int, ...], expected: tup
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor in a mapped safetensors file; `start` is its first byte in the file."""
+
+    data: mmap.mmap
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+
+    def view(self, dtype: DType) -> Array:
+        return np.frombuffer(self.data, dtype, math.prod(self.shape), self.start).reshape(self.shape)
+
+
 class SafetensorsSource:
     """model.safetensors, or the shards that model.safetensors.index.json lists; mapped, read tensor by tensor."""
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
-        self._files: dict[str, Any] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._tensors: dict[str, _Stored] = {}
         for file in _shards(path):
-            handle = _open_shard(file)
-            for name in handle.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
-                self._files[name] = handle
-                self._shapes[name] = tuple(handle.get_slice(name).get_shape())
+            self._tensors.update(_open_shard(file))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._shapes
+        return {name: stored.shape for name, stored in self._tensors.items()}
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        stored = self._files[name].get_slice(name).get_dtype()
-        if stored not in _FLOATS:
+    def read(self, name: str, dtype: DType) -> Array:
+        stored = self._tensors[name]
+        if stored.kind not in _FLOATS:
             raise ModelError(
-                f"{name} in {self.where} is stored as {stored}, which is not supported.",
+                f"{name} in {self.where} is stored as {stored.kind}, which is not supported.",
                 f"Supported are: {', '.join(_FLOATS)}. Use the unquantised checkpoint.",
             )
-        tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor.to(dtype, copy=True)  # a copy outlives the mapped file, and is aligned
+        with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
+            return stored.view(_FLOATS[stored.kind]).astype(dtype)  # a copy outlives the mapped file
 
 
 def _shards(path: Path) -> list[Path]:
@@ -235,10 +246,19 @@ def _shards(path: Path) -> list[Path]:
     return files
 
 
-def _open_shard(file: Path) -> Any:
+def _open_shard(file: Path) -> dict[str, _Stored]:
+    """The tensors of one file, whose header the library has checked: offsets, sizes and types agree with the file."""
     try:
-        return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as error:
+        with safe_open(file, framework="numpy"), file.open("rb") as opened:
+            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"{file} cannot be read: {brief(error)}.", "The file is truncated or damaged; fetch it again."
         ) from error
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header.pop("__metadata__", None)
+    return {
+        name: _Stored(data, item["dtype"], tuple(item["shape"]), 8 + length + item["data_offsets"][0])
+        for name, item in header.items()
+    }

@@ -31,7 +31,7 @@ _QUICK_UNCERTAINTY = 3.0
 
 def setup(kernels: Kernels, spec: ModelSpec, *, model: str) -> Setup:
     """The setup that a calibration made now is valid for; `model` is the model's name."""
-    dtype = str(kernels.act).removeprefix("torch.")
+    dtype = str(kernels.act)
     threads = getattr(kernels, "threads", None)  # the reference kernels run in one thread and have no such attribute
     return Setup(machine(), model, fingerprint(spec), kernels.name, threads, dtype)
 

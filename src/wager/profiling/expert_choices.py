@@ -56,7 +56,7 @@ def _choices_of(decoder: Decoder, tokens: list[int], *, length: int, eos: Collec
     while done < len(tokens):
         chunk = tuple(tokens[done : done + decoder.max_rows])
         output = _forward(decoder, chunk, start=done, is_last=done + len(chunk) == len(tokens))
-        parts.append(np.stack([ids[: len(chunk)].numpy() for ids in decoder.expert_choices], axis=1))
+        parts.append(np.stack([ids[: len(chunk)] for ids in decoder.expert_choices], axis=1))
         done += len(chunk)
         if done == len(tokens) < length:
             token = int(output.greedy_tokens[0])

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from wager.errors import CacheIntegrityError
+from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, KVCache, TargetOutput
 from wager.types import PackedBatch
 
@@ -104,14 +103,14 @@ class ToyCache:
         self.tokens = np.full(num_blocks * BLOCK_SIZE, _MISSING, np.int64)
         self.positions = np.full(num_blocks * BLOCK_SIZE, _MISSING, np.int64)
 
-    def move(self, source: Tensor, target: Tensor) -> None:
+    def move(self, source: Array, target: Array) -> None:
         for old, new in zip(source.tolist(), target.tolist(), strict=True):
             self.tokens[new] = self.tokens[old]
             self.positions[new] = self.positions[old]
 
-    def read(self, slot: int) -> Tensor:
+    def read(self, slot: int) -> Array:
         """Token and position of one slot, [1, 2, 1, 1]."""
-        return torch.tensor([float(self.tokens[slot]), float(self.positions[slot])]).reshape(1, 2, 1, 1)
+        return np.array([self.tokens[slot], self.positions[slot]], np.float32).reshape(1, 2, 1, 1)
 
     def clear(self, block: int) -> None:
         self.tokens[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = _MISSING
@@ -157,7 +156,7 @@ class ToyTarget:
         self._logits[:count] = self.distribution.logits(self._tails(batch), digests)
         finite = np.isfinite(self._logits[:count]).all(axis=1)
         self._best[:count] = np.where(finite, self._logits[:count].argmax(axis=1), -1)
-        return TargetOutput(torch.from_numpy(self._logits[:count]), torch.from_numpy(self._best[:count]))
+        return TargetOutput(self._logits[:count], self._best[:count])
 
     def _check(self, batch: PackedBatch) -> None:
         large = batch.rows > self.max_rows or batch.num_sequences > self.max_sequences

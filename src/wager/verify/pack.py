@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wager.errors import CacheIntegrityError, UsageError
-from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.base import BLOCK_SIZE, BatchBuffers
 from wager.types import Draft, PackedBatch, Span
 
 Ints = NDArray[np.int32]
@@ -46,15 +45,6 @@ class _Rows:
             self.parents += [last + 1 + parent for parent in draft.parents]
         if span.needs_logits:
             self.logits_indices += range(last, len(self.tokens))
-
-
-class BatchBuffers(Protocol):
-    """Buffers that a pass reads, with a quicker way to write to them (kernels/packer.py)."""
-
-    def pack(
-        self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]
-    ) -> PackedBatch | None:
-        """What `pack` gives, valid until the next batch is packed there; None for what it does not pack."""
 
 
 def pack(
