@@ -194,4 +194,5 @@ NB_MODULE(_native, m) {
     bind_cache(m);
     bind_tape(m);
     bind_step(m);
+    bind_commit(m);
 }

@@ -80,7 +80,9 @@ class Engine:
         self._admit = trace.timed(POLICY_STAGE, lambda drafts, budget: self.policy.admit(drafts, budget))
         self._forward = trace.timed(
             FORWARD_STAGE,
-            lambda spans, drafts: runner.forward(pack(spans, drafts, scheduler.block_tables, into=runner.buffers)),
+            lambda spans, drafts: runner.forward(
+                pack(spans, drafts, scheduler.block_pool.block_tables, into=runner.buffers)
+            ),
         )
         self._accept = trace.timed(
             "accept", lambda spans, drafts, output: runner.accept(spans, drafts, output, scheduler.sequences)

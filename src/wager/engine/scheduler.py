@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 from wager.engine.sequence import Sequence
 from wager.errors import RequestError
@@ -44,6 +45,15 @@ def check_length(request: Request, *, max_context: int, num_blocks: int) -> None
         )
 
 
+def _plain_committer() -> Any:
+    """What commits sequences that simply go on as `Scheduler.commit` does, where the native kernels are there."""
+    try:
+        from wager.kernels import _native
+    except ImportError:
+        return None
+    return _native.PlainCommitter(OutputDelta)
+
+
 class Scheduler:
     """Continuous batching over a paged cache.
 
@@ -70,6 +80,7 @@ class Scheduler:
         self._clock = clock
         self._recent_draft_rows = 0
         self._sequences: dict[str, Sequence] = {}
+        self._committer = _plain_committer()
 
     @property
     def block_pool(self) -> BlockPool:
@@ -83,11 +94,6 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self.running or self.waiting)
-
-    @property
-    def block_tables(self) -> Mapping[str, Seq[int]]:
-        """The blocks of each running sequence, by sequence id, as they are at any time."""
-        return self.block_pool.block_tables
 
     # ---- arrivals and departures ----------------------------------------------------------------------------------
 
@@ -210,10 +216,18 @@ class Scheduler:
 
     def commit(self, spans: Seq[Span], outcomes: Mapping[str, Outcome]) -> list[OutputDelta]:
         """Write the step's result: append tokens, move accepted paths, register full blocks, trim, finish."""
-        now, drafted = self._clock(), 0
-        deltas: list[OutputDelta] = []
+        now, pool, drafted = self._clock(), self.block_pool, 0
+        deltas: list[OutputDelta | None] = [None] * len(spans)
+        left: Seq[int] = range(len(spans))
+        if self._committer is not None:
+            tables, committed = pool.block_tables, pool.num_committed
+            plain = self._committer.commit(spans, outcomes, self._sequences, tables, committed, now, self.max_context)
+            deltas, left, unsettled, drafted = plain
+            for sequence in unsettled:
+                self._update_blocks(sequence)
         invalid_blocks: list[int] = []
-        for span in spans:
+        for index in left:
+            span = spans[index]
             sequence = self._sequences[span.seq_id]
             sequence.num_computed_tokens = span.num_computed_tokens + len(span.tokens)
             outcome = outcomes.get(span.seq_id)
@@ -222,12 +236,12 @@ class Scheduler:
                 continue
             drafted += outcome.drafted
             if outcome.error:
-                invalid_blocks += self.block_pool.block_table(span.seq_id)
-            deltas.append(self._apply(sequence, outcome, now))
+                invalid_blocks += pool.block_table(span.seq_id)
+            deltas[index] = self._apply(sequence, outcome, now)
         self._recent_draft_rows = max(drafted, int(_DECAY * self._recent_draft_rows))
         if invalid_blocks:
             self.cache.discard(invalid_blocks)
-        return deltas
+        return [delta for delta in deltas if delta is not None]
 
     def _apply(self, sequence: Sequence, outcome: Outcome, now: float) -> OutputDelta:
         known, verdict = len(sequence.tokens), outcome.verdict

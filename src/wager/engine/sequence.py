@@ -46,7 +46,7 @@ class Sequence:
         drafter: str,
     ) -> None:
         self.id = sequence_id(request.id, choice)
-        self.request = request
+        self.request, self.request_id = request, request.id
         self.choice = choice
         self.seed = seed
         self.tokens = list(request.prompt)
@@ -58,8 +58,8 @@ class Sequence:
         """Whether its tokens are the greedy ones and nothing else is reported of them."""
         self._history: History | None = None
         self._in_history = 0
-        self._text = text
-        self._stop_ids = frozenset(request.params.stop_token_ids) | (
+        self.text = text
+        self.stop_ids = frozenset(request.params.stop_token_ids) | (
             frozenset() if request.params.ignore_eos else frozenset(eos)
         )
 
@@ -93,11 +93,11 @@ class Sequence:
     def extend(self, tokens: Iterable[int], *, max_context: int) -> tuple[str, FinishReason | None]:
         """Add emitted tokens up to one that ends the sequence. Returns the text that became certain, and why the
         sequence ends if it does."""
-        known, detokenizer, text = self.tokens, self._text, ""
+        known, detokenizer, text = self.tokens, self.text, ""
         longest = min(self.max_length, max_context)
         for token in tokens:
             known.append(token)
-            if token in self._stop_ids:
+            if token in self.stop_ids:
                 return text + self._flush(), "stop"
             if detokenizer is not None:
                 text += detokenizer.push(token)
@@ -108,7 +108,7 @@ class Sequence:
         return text, None
 
     def _flush(self) -> str:
-        return self._text.flush() if self._text else ""
+        return self.text.flush() if self.text else ""
 
     def stats(self) -> Stats:
         counters = self.counters

@@ -145,3 +145,16 @@ class BatchPacker:
 class GreedyMatcher:
     def __init__(self, verdict: type, outcome: type) -> None: ...
     def match(self, spans: object, drafts: object, greedy: object, sequences: object) -> Any: ...
+
+class PlainCommitter:
+    def __init__(self, delta: type) -> None: ...
+    def commit(
+        self,
+        spans: object,
+        outcomes: object,
+        sequences: object,
+        tables: object,
+        committed: object,
+        now: float,
+        max_context: int,
+    ) -> tuple[list[Any], list[int], list[Any], int]: ...

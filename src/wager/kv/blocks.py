@@ -62,6 +62,11 @@ class BlockPool:
         """The block table of every sequence that holds one, as it is at any time."""
         return self._tables
 
+    @property
+    def num_committed(self) -> Mapping[str, int]:
+        """How many blocks of each sequence, from the first, are committed."""
+        return self._committed
+
     def block_table(self, seq_id: str) -> Sequence[int]:
         """Blocks of a sequence in the order of its positions, empty if it holds none; valid until its next change."""
         return self._tables.get(seq_id, ())

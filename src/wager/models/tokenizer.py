@@ -108,7 +108,7 @@ class Tokenizer:
         value = self._bytes.get(token_id)
         if value is None:
             value = self._bytes[token_id] = self._spell(token_id)
-            if not (self.is_special(token_id) or self.ends_fragment(token_id)):
+            if not (token_id in self._parts.special or self.ends_fragment(token_id)):
                 with suppress(UnicodeDecodeError):
                     self.whole_texts[token_id] = value.decode()
         return value
@@ -151,8 +151,10 @@ class Tokenizer:
         if token_id in self._parts.literal:
             return text.encode()
         if self._parts.spelling == "byte-level":
-            values = [_BYTES.get(character) for character in text]
-            return text.encode() if None in values else bytes(byte for byte in values if byte is not None)
+            try:
+                return bytes(map(_BYTES.__getitem__, text))
+            except KeyError:
+                return text.encode()
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode()
 
@@ -168,20 +170,25 @@ class IncrementalDecoder:
         self._tokenizer, self._special = tokenizer, special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._drop_space = tokenizer.begins_fragment(after)
-        self._texts = tokenizer.whole_texts
-        self._whole = not self._drop_space  # nothing is kept and no space is to be dropped
+        self.known_texts = {} if self._drop_space else tokenizer.whole_texts
+        """The texts of tokens that can be added as they are: nothing is kept, and no space is to be dropped."""
 
     def push(self, token_id: int, /) -> str:
         """The text that becomes complete with this token."""
-        if self._whole and (text := self._texts.get(token_id)) is not None:
+        text = self.known_texts.get(token_id)
+        if text is not None:
             return text
-        text = self._push(token_id)
-        self._whole = not self._drop_space and not self._utf8.getstate()[0]
+        value = self._tokenizer.token_bytes(token_id)
+        text = self.known_texts.get(token_id)  # a new one
+        if text is None:
+            text = self._push(token_id, value)
+            whole = not (self._drop_space or self._utf8.getstate()[0])
+            self.known_texts = self._tokenizer.whole_texts if whole else {}
         return text
 
-    def _push(self, token_id: int) -> str:
+    def _push(self, token_id: int, value: bytes) -> str:
         hidden = not self._special and self._tokenizer.is_special(token_id)
-        text = "" if hidden else self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        text = "" if hidden else self._utf8.decode(value)
         if self._tokenizer.ends_fragment(token_id):
             self._drop_space = True
             return text
