@@ -195,4 +195,5 @@ NB_MODULE(_native, m) {
     bind_tape(m);
     bind_step(m);
     bind_commit(m);
+    bind_ngrams(m);
 }

@@ -186,4 +186,8 @@ class Proposer:
 
 def _has_valid_scores(draft: Draft) -> bool:
     """Whether every guess has a score, and each is a probability."""
-    return len(draft.scores) == len(draft.tokens) and all(0.0 <= score <= 1.0 for score in draft.scores)
+    scores = draft.scores
+    if len(scores) != len(draft.tokens):
+        return False
+    total = sum(scores)  # NaN if one is, of which neither the least nor the greatest need tell
+    return not scores or (min(scores) >= 0.0 and max(scores) <= 1.0 and total == total)

@@ -1,5 +1,6 @@
 """The C++ extension as Python sees it (csrc/bindings.cpp). Addresses are integers, checked by cpu_tape.py."""
 
+from collections.abc import Sequence
 from typing import Any
 
 class Buffer:
@@ -158,3 +159,12 @@ class PlainCommitter:
         now: float,
         max_context: int,
     ) -> tuple[list[Any], list[int], list[Any], int]: ...
+
+class NgramTable:
+    def __init__(
+        self, draft: type, drafter: str, longest: int, prior: Sequence[float], prior_weight: float, min_survival: float
+    ) -> None: ...
+    def begin(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
+    def accept(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
+    def end(self, seq_id: str, /) -> None: ...
+    def propose(self, requests: Sequence[Any], /) -> list[Any]: ...
