@@ -19,23 +19,24 @@ import argparse
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import wager
 from wager.bench.workload import read_prompts
 from wager.build.load import LoadedEngine, load
 from wager.engine.outputs import OutputCollector
 from wager.engine.shared import SharedEngine
-from wager.types import FORWARD_STAGE, Request, SamplingParams, StepRecord
+from wager.types import FORWARD_STAGE, Request, SamplingParams
 
 ENGINES = {"none": {"drafter": "none"}, "ngram": {"drafter": "ngram"}, "adversary": {"drafter": "adversary"}}
 STAGES = ("schedule", "policy", "draft", "pack", "accept", "commit", "observe", "rest")
 BLOCK = 32
 """Steps over which a mean is taken: the greatest interval between plans."""
-WARM = 64
+WARM = 512
 """Steps before the first one that counts: the policy leaves nothing out in its first 64."""
 ROOT = Path(__file__).parents[1]
 
@@ -46,27 +47,38 @@ def own_prompts() -> list[str]:
     return ["Summarise this text:\n\n" + part for part in parts if 150 < len(part) < 400 and "|" not in part]
 
 
+class TapeRun(NamedTuple):
+    begin: float
+    end: float
+    rows: int
+    sequences: int
+    logits_rows: int
+
+
 class Measured:
     """Steps of one engine that serves `count` sequences at a time; `taken` are their microseconds by stage."""
 
     def __init__(self, engine: LoadedEngine, prompts: Iterator[tuple[int, ...]], params: SamplingParams) -> None:
         self._shared, self._prompts, self._params = SharedEngine(engine), prompts, params
-        self._tape = engine.target.decoder._tape
-        self._records: list[tuple[StepRecord, float, float]] = []  # with the begin and the end of the tape's run
-        self._run = (0.0, 0.0)
+        self._tape, self._trace = engine.target.decoder._tape, engine._trace
+        self._runs: list[TapeRun] = []
+        self._seconds: list[Mapping[str, float]] = []  # by stage, of each step
         self.taken: list[dict[str, float]] = []
         self.texts: dict[str, list[int]] = {}
-        engine.on_step = lambda record: self._records.append((record, *self._run))
 
     def measure(self, count: int, steps: int) -> None:
-        run, running, number = self._tape.run, deque[str](), 0
+        run, take, running, number = self._tape.run, self._trace.take, deque[str](), 0
 
-        def timed(**sizes: int) -> None:
+        def timed(*, rows: int, sequences: int, logits_rows: int) -> None:
             begin = time.perf_counter()
-            run(**sizes)
-            self._run = begin, time.perf_counter()
+            run(rows=rows, sequences=sequences, logits_rows=logits_rows)
+            self._runs.append(TapeRun(begin, time.perf_counter(), rows, sequences, logits_rows))
 
-        self._tape.run = timed
+        def taken() -> Mapping[str, float]:
+            self._seconds.append(take())
+            return self._seconds[-1]
+
+        self._tape.run, self._trace.take = timed, taken
         try:
             while len(self.taken) < steps:
                 collector = OutputCollector()
@@ -83,20 +95,22 @@ class Measured:
                     self.texts[done.request_id] = list(done.token_ids)
                 self._count(count)
         finally:
-            del self._tape.run
+            del self._tape.run, self._trace.take
 
     def _count(self, count: int) -> None:
-        for (record, begin, end), (later, next_begin, _) in zip(self._records, self._records[1:], strict=False):
-            if all(each.decodes_only and each.sequences == count for each in (record, later)):
+        for run, later, by_stage in zip(self._runs, self._runs[1:], self._seconds, strict=False):
+            # without prompts every row has logits
+            if all(each.rows == each.logits_rows and each.sequences == count for each in (run, later)):
                 taken = dict.fromkeys(STAGES, 0.0)
-                for stage, seconds in record.seconds.items():
+                for stage, seconds in by_stage.items():
                     taken["pack" if stage == FORWARD_STAGE else stage] += seconds
-                beside, tape = next_begin - end, end - begin
+                beside, tape = later.begin - run.end, run.end - run.begin
                 taken["pack"] -= tape
                 taken["rest"] = beside - sum(taken.values())
                 taken |= {"beside": beside, "tape": tape}
-                self.taken.append({name: 1e6 * value for name, value in taken.items()} | {"rows": record.rows})
-        self._records.clear()
+                self.taken.append({name: 1e6 * value for name, value in taken.items()} | {"rows": run.rows})
+        self._runs.clear()
+        self._seconds.clear()
 
 
 def blocks_of(taken: Sequence[dict[str, float]]) -> list[dict[str, float]]:

@@ -81,7 +81,7 @@ class NgramTable(Protocol):
 
 
 def ngram_table(longest: int) -> NgramTable:
-    """In C++ (csrc/ngrams.h) where the native kernels are there: in Python a token of a long text takes 15 us, since its
+    """In C++ (csrc/ngrams.h) where the native kernels are there: in Python a token of a long text takes 15 us, as its
     dict has left the processor's caches."""
     try:
         from wager.kernels import _native

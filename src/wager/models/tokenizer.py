@@ -172,6 +172,8 @@ class IncrementalDecoder:
         self._drop_space = tokenizer.begins_fragment(after)
         self.known_texts = {} if self._drop_space else tokenizer.whole_texts
         """The texts of tokens that can be added as they are: nothing is kept, and no space is to be dropped."""
+        for token in set(after):  # answers repeat them: spelt now, they need not be looked up between two steps
+            tokenizer.token_bytes(token)
 
     def push(self, token_id: int, /) -> str:
         """The text that becomes complete with this token."""

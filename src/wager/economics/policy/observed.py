@@ -49,31 +49,33 @@ class ObservedSpeed:
         return self.tokens / self.seconds * self.plain_seconds / self.plain_tokens
 
 
+ObservedStep = tuple[StepRecord, bool, "PolicyStep | dict[str, DraftCounts] | None"]
+"""A step, whether no draft was asked for, and what became of the drafts, or where to count that."""
+
+
 class ObservedSteps:
     """Remembers the latest steps."""
 
     def __init__(self) -> None:
-        self._records: deque[StepRecord] = deque(maxlen=_STEPS)
-        self._plain: deque[bool] = deque(maxlen=_STEPS)  # whether no draft was asked for
-        self._counts: deque[PolicyStep | dict[str, DraftCounts] | None] = deque(maxlen=_STEPS)
+        self._observed: deque[ObservedStep] = deque(maxlen=_STEPS)
         self._steps = 0
 
     def add(self, step: PolicyStep, record: StepRecord) -> None:
         """A step was taken. What became of its drafts is counted when it is asked for; in a large batch, whose steps
         are not kept, in some steps, at once."""
         self._steps += 1
-        self._records.append(record)
-        self._plain.append(not step.plan)
-        interval = min(_STEPS // 2, max(1, len(step.plan) // LARGE_BATCH))
-        if not step.plan or self._steps % interval:
-            self._counts.append(None)
-        else:
-            self._counts.append(_count(step) if step.sequences > LARGE_BATCH else step)
+        plan = step.plan
+        counted: PolicyStep | dict[str, DraftCounts] | None = step if plan else None
+        if len(plan) > LARGE_BATCH and self._steps % min(_STEPS // 2, len(plan) // LARGE_BATCH):
+            counted = None
+        elif plan and step.sequences > LARGE_BATCH:
+            counted = _count(step)
+        self._observed.append((record, not plan, counted))
 
     def drafts(self, drafter: str) -> DraftCounts:
         """Of the latest steps together, as far as they were counted."""
         total = DraftCounts()
-        for counted in self._counts:
+        for _, _, counted in self._observed:
             counts = _count(counted) if isinstance(counted, PolicyStep) else counted
             if counts and drafter in counts:
                 total.add(counts[drafter])
@@ -83,7 +85,7 @@ class ObservedSteps:
         """Of the latest steps that computed no prompts; None if there was none. `plain_seconds` are those believed of
         a plain step, by sequences and cached positions."""
         decoded = [(record, sum(record.seconds.values()), plain)
-                   for record, plain in zip(self._records, self._plain, strict=True)
+                   for record, plain, _ in self._observed
                    if record.rows == record.sequences + record.drafted]  # fmt: skip
         records = [record for record, seconds, _ in decoded if seconds > 0]
         if not records:
