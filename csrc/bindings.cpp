@@ -10,6 +10,7 @@
 #include "pool.h"
 #include "sampling.h"
 #include "sizes.h"
+#include "slots.h"
 #include "step_bindings.h"
 #include "tape.h"
 
@@ -34,16 +35,30 @@ struct Isa {
 
 const wager::Table* find_table(const std::string& name) {
     if (name == "avx512") return wager::table_avx512();
+    if (name == "avxvnni") return wager::table_avxvnni();
     if (name == "avx2") return wager::table_avx2();
     if (name == "portable") return wager::table_portable();
     return nullptr;
 }
 
-// Where panels begin in a buffer, `from` bytes in; throws unless they fit.
-uint16_t* room(const Buffer& buffer, size_t from, int panels, int k) {
-    if (buffer.size() < from + size_t{2} * panels * wager::kPanel * k) throw std::invalid_argument("the buffer is too small");
-    return reinterpret_cast<uint16_t*>(buffer.data() + from);
+constexpr const char* kFormatNames[] = {"bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"};
+
+wager::WeightFormat format_of(const std::string& name) {
+    for (int i = 0; i < static_cast<int>(std::size(kFormatNames)); ++i)
+        if (name == kFormatNames[i]) return static_cast<wager::WeightFormat>(i);
+    throw std::invalid_argument("no weight format " + name);
 }
+
+// rows: the addresses of panels * 32 rows as they are stored, 0 for an output that is zero. Panels begin `from` bytes in.
+void pack(Pool& pool, const std::string& format, Address rows, int panels, int k, const Buffer& to, size_t from) {
+    const wager::WeightFormat kind = format_of(format);
+    if (k < 1 || k % wager::input_multiple(kind)) throw std::invalid_argument("rows of " + std::to_string(k) + " inputs");
+    if (to.size() < from + panels * wager::panel_bytes(kind, k)) throw std::invalid_argument("the buffer is too small");
+    nb::gil_scoped_release release;
+    wager::pack_rows(pool, kind, at<const uint8_t* const>(rows), panels, k, to.data() + from);
+}
+
+wager::Matrix matrix(Address panels, const std::string& format, int k) { return {at<const uint8_t>(panels), format_of(format), k}; }
 
 void sample(Pool& pool, const Isa& isa, Address logits, int vocab, Address rows, Address temperatures, Address seeds,
             Address positions, Address choices, int n, double greedy, Address out) {
@@ -84,20 +99,21 @@ void bind_tape(nb::module_& m) {
                                          max_rows, max_sequences, max_blocks};
                  new (self) Tape(std::move(pool), isa.table, all, heads, kv_heads, head_dim);
              })
-        .def("embed", [](Tape& t, Address table, int vocab, int hidden, Address out) {
-            t.record(wager::Embed{at<const uint16_t>(table), at<float>(out), vocab, hidden});
+        .def("embed", [](Tape& t, Address table, const std::string& format, int vocab, int hidden, Address out) {
+            t.record(wager::Embed{matrix(table, format, hidden), at<float>(out), vocab});
         })
         .def("rms_norm", [](Tape& t, Address x, Address weight, int n, float eps, Address out, bool logits) {
             const auto rows = row_set(logits);
             t.record(wager::RmsNorm{at<const float>(x), at<const float>(weight), at<uint16_t>(out), n, eps, rows});
         })
-        .def("linear", [](Tape& t, Address x, Address weight, Address bias, int n, int k, int panels, bool gated, bool add,
-                          Address out, bool logits) {
-            t.record(wager::Linear{at<const uint16_t>(x), at<const uint16_t>(weight), at<const float>(bias), at<void>(out), n,
-                                   k, panels, gated, add, row_set(logits), nullptr, 0, 0});
+        .def("linear", [](Tape& t, Address x, Address weight, const std::string& format, Address bias, int n, int k, int panels,
+                          bool gated, bool add, Address out, int stride, bool logits) {
+            t.record(wager::Linear{at<const uint16_t>(x), matrix(weight, format, k), at<const float>(bias), at<void>(out), n,
+                                   stride, panels, gated, add, row_set(logits), {}, 0});
         })
-        .def("per_head", [](Tape& t, Address x, Address weight, int heads, int n, int k, int step, Address out) {
-            t.record(wager::PerHead{at<const uint16_t>(x), at<const uint16_t>(weight), at<uint16_t>(out), heads, n, k, step});
+        .def("per_head", [](Tape& t, Address x, Address weight, const std::string& format, int heads, int n, int k, int step,
+                            Address out) {
+            t.record(wager::PerHead{at<const uint16_t>(x), matrix(weight, format, k), at<uint16_t>(out), heads, n, step});
         })
         .def("route", [](Tape& t, Address x, Address weight, Address bias, int hidden, nb::tuple params, float scale,
                          Address logits, Address ids, Address shares) {
@@ -107,16 +123,18 @@ void bind_tape(nb::module_& m) {
             t.record(wager::Router{at<const uint16_t>(x), at<const float>(weight), scores, routing.experts, hidden});
             t.record(wager::TopExperts{scores, at<const float>(bias), at<int32_t>(ids), at<float>(shares), routing});
         })
-        .def("experts", [](Tape& t, Address x, Address in, Address down, int hidden, int width, int experts, int top_k,
+        .def("experts", [](Tape& t, Address x, nb::tuple into, nb::tuple down, int hidden, int width, int experts, int top_k,
                            int rows, nb::tuple routing, Address out) {
             const auto of = [&](int i) { return nb::cast<Address>(routing[i]); };
+            const auto weights = [](nb::tuple of, int k) {
+                return matrix(nb::cast<Address>(of[0]), nb::cast<std::string>(of[1]), k);
+            };
             int32_t *const order = at<int32_t>(of(2)), *const hits = order + static_cast<size_t>(rows) * top_k;
             const wager::Groups groups{order, hits, hits + experts, hits + 2 * experts + 1};
             const auto gathered = at<uint16_t>(of(3)), inner = at<uint16_t>(of(4));
             t.record(wager::Gather{at<const uint16_t>(x), at<const int32_t>(of(0)), gathered, groups, experts, top_k, hidden});
-            t.record(wager::ExpertsIn{gathered, at<const uint16_t>(in), inner, groups, width, hidden});
-            t.record(wager::ExpertsOut{inner, at<const uint16_t>(down), at<const float>(of(1)), at<float>(out), groups, top_k,
-                                       hidden, width});
+            t.record(wager::ExpertsIn{gathered, weights(into, hidden), inner, groups, top_k, width});
+            t.record(wager::ExpertsOut{inner, weights(down, width), at<const float>(of(1)), at<float>(out), groups, top_k, hidden});
         })
         .def("latent", [](Tape& t, Address q, Address kv, Address table, int positions, Address norm, float eps,
                           const CacheView& cache, int layer, int heads, int nope, Address q_nope, Address query) {
@@ -181,14 +199,9 @@ NB_MODULE(_native, m) {
         })
         .def_prop_ro("name", [](const Isa& isa) { return std::string(isa.table->name); })
         .def_static("has", [](const std::string& name) { return find_table(name) != nullptr; });
-    m.def("pack", [](Pool& pool, Address weight, int n, int k, const Buffer& to, size_t from) {
-        nb::gil_scoped_release release;
-        wager::pack_linear(pool, at<const uint16_t>(weight), n, k, room(to, from, (n + wager::kPanel - 1) / wager::kPanel, k));
-    });
-    m.def("pack_gated", [](Pool& pool, Address gate, Address up, int n, int k, const Buffer& to, size_t from) {
-        nb::gil_scoped_release release;
-        wager::pack_gated(pool, at<const uint16_t>(gate), at<const uint16_t>(up), n, k, room(to, from, (n + 15) / 16, k));
-    });
+    m.def("pack", &pack);
+    m.def("panel_bytes", [](const std::string& format, int k) { return wager::panel_bytes(format_of(format), k); });
+    m.def("input_multiple", [](const std::string& format) { return wager::input_multiple(format_of(format)); });
     m.def("sample", &sample);
     m.def("sweep", &sweep);
     bind_cache(m);

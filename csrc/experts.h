@@ -137,17 +137,19 @@ inline void gather(const Gather& op, const Step& step, int thread) {
     }
 }
 
-constexpr int kFreeRows = 12;  // rows that are computed in about the time that reading a panel takes
+// Rows that are computed in about the time that reading a panel takes.
+inline int free_rows(WeightFormat format) { return format == WeightFormat::bf16 ? 12 : format == WeightFormat::q8_0 ? 7 : 4; }
 
 // Panels of the first product by expert, cut among threads so that each has the same work; work counts a panel's reading
 // and its rows.
 inline void experts_in(const ExpertsIn& op, const Step& step, int thread) {
     const int hits = *op.groups.count, panels = (op.n + 15) / 16;
-    const auto cost = [&](int h) { return int64_t{kFreeRows} + op.groups.starts[h + 1] - op.groups.starts[h]; };
+    const auto cost = [&](int h) { return int64_t{free_rows(op.weight.format)} + op.groups.starts[h + 1] - op.groups.starts[h]; };
     int64_t total = 0;
     for (int h = 0; h < hits; ++h) total += cost(h) * panels;
     const int64_t low = part(total, thread, step.threads), high = part(total, thread + 1, step.threads);
-    const size_t elements = static_cast<size_t>(op.k) * kPanel;
+    const size_t bytes = panels * panel_bytes(op.weight);  // of an expert
+    const Activations all = activations(op.x, op.weight.k, op.weight.format, step.rows * op.top_k, step, thread);
     int64_t before = 0;
     for (int h = 0; h < hits; before += cost(h++) * panels) {
         // A panel belongs to the thread in whose part its beginning lies.
@@ -157,12 +159,11 @@ inline void experts_in(const ExpertsIn& op, const Step& step, int thread) {
         };
         const int first = from(low), last = from(high), start = op.groups.starts[h];
         if (first >= last) continue;
-        const uint16_t* after = nullptr;
-        if (last == panels && h + 1 < hits) after = op.weight + static_cast<size_t>(op.groups.hits[h + 1]) * panels * elements;
-        const uint16_t* weight = op.weight + static_cast<size_t>(op.groups.hits[h]) * panels * elements;
-        const uint16_t* x = op.x + static_cast<size_t>(start) * op.k;
+        const uint8_t* after = nullptr;
+        if (last == panels && h + 1 < hits) after = op.weight.panels + op.groups.hits[h + 1] * bytes;
+        const Matrix weight{op.weight.panels + op.groups.hits[h] * bytes, op.weight.format, op.weight.k};
         const int rows = op.groups.starts[h + 1] - start;
-        multiply_panels(Panels{weight, first, last, op.k, x, static_cast<size_t>(op.k), rows, after, elements},
+        multiply_panels(Panels{weight, first, last, all.from(start), rows, after},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
                      const F value = mul(silu(load(sums + r * kPanel)), load(sums + r * kPanel + 16));
@@ -177,14 +178,14 @@ inline void experts_out(const ExpertsOut& op, const Step& step, int thread) {
     const int hits = *op.groups.count, panels = (op.n + kPanel - 1) / kPanel;
     const int first = static_cast<int>(part(panels, thread, step.threads));
     const int last = static_cast<int>(part(panels, thread + 1, step.threads));
-    const size_t elements = static_cast<size_t>(op.k) * kPanel;
+    const size_t bytes = panel_bytes(op.weight);
+    const Activations all = activations(op.x, op.weight.k, op.weight.format, step.rows * op.top_k, step, thread);
     for (int h = 0; h < hits; ++h) {
         const int start = op.groups.starts[h], rows = op.groups.starts[h + 1] - start;
-        const uint16_t* weight = op.weight + static_cast<size_t>(op.groups.hits[h]) * panels * elements;
-        const uint16_t* after = nullptr;
-        if (h + 1 < hits) after = op.weight + (static_cast<size_t>(op.groups.hits[h + 1]) * panels + first) * elements;
-        const uint16_t* x = op.x + static_cast<size_t>(start) * op.k;
-        multiply_panels(Panels{weight, first, last, op.k, x, static_cast<size_t>(op.k), rows, after, elements},
+        const Matrix weight{op.weight.panels + op.groups.hits[h] * panels * bytes, op.weight.format, op.weight.k};
+        const uint8_t* after = nullptr;
+        if (h + 1 < hits) after = op.weight.panels + (static_cast<size_t>(op.groups.hits[h + 1]) * panels + first) * bytes;
+        multiply_panels(Panels{weight, first, last, all.from(start), rows, after},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
                      const int pair = op.groups.order[start + row + r];

@@ -1,4 +1,5 @@
-// Sixteen float lanes in two AVX2 registers; bf16 widened by shift and mask, products by FMA.
+// Sixteen float lanes in two AVX2 registers; bf16 widened by shift and mask, products by FMA. Sums of bytes by AVX-VNNI where
+// the file that includes this is compiled for it.
 #pragma once
 
 #include <immintrin.h>
@@ -11,6 +12,11 @@
 namespace wager::WAGER_NS {
 
 constexpr int kTileRows = 4, kTileCols = 1;
+#ifdef __AVXVNNI__
+constexpr int kBlockRows = 4, kBlockCols = 1;
+#else
+constexpr int kBlockRows = 2, kBlockCols = 1;
+#endif
 constexpr int kQkRows = 4;
 constexpr int kPvRows = 4, kPvCols = 1;
 
@@ -21,6 +27,12 @@ struct Pair {
     __m256i a, b;
 };
 struct U {
+    __m256i a, b;
+};
+struct Bytes {
+    __m256i a, b;
+};
+struct Sums {
     __m256i a, b;
 };
 
@@ -151,6 +163,83 @@ WAGER_INLINE void multiply(U x, uint32_t factor, U& high, U& low) {
 }
 WAGER_INLINE F upper_bits(U x) {
     return {_mm256_cvtepi32_ps(_mm256_srli_epi32(x.a, 8)), _mm256_cvtepi32_ps(_mm256_srli_epi32(x.b, 8))};
+}
+
+WAGER_INLINE Bytes load_bytes(const uint8_t* p) {
+    const __m256i* q = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+WAGER_INLINE Bytes either(Bytes x, Bytes y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+template <int Left>
+WAGER_INLINE __m256i shifted_half(__m256i x, __m256i mask) {
+    constexpr int kLeft = Left >= 0 ? Left : 0, kRight = Left < 0 ? -Left : 0;
+    return _mm256_and_si256(Left >= 0 ? _mm256_slli_epi16(x, kLeft) : _mm256_srli_epi16(x, kRight), mask);
+}
+template <int Left>
+WAGER_INLINE Bytes shifted(Bytes x, int mask) {
+    const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+    return {shifted_half<Left>(x.a, m), shifted_half<Left>(x.b, m)};
+}
+WAGER_INLINE Sums splat_sum(const int32_t* p) { return {_mm256_set1_epi32(*p), _mm256_set1_epi32(*p)}; }
+WAGER_INLINE Sums no_sum() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+struct Quad {
+    __m256i v;
+};
+WAGER_INLINE Quad splat_quad(const int8_t* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return {_mm256_set1_epi32(four)};
+}
+#ifdef __AVXVNNI__
+WAGER_INLINE Sums dot_bytes(Sums acc, Bytes w, Quad x) {
+    return {_mm256_dpbusd_avx_epi32(acc.a, w.a, x.v), _mm256_dpbusd_avx_epi32(acc.b, w.b, x.v)};
+}
+constexpr int kByteOffset = 128;
+WAGER_INLINE Sums dot_any_bytes(Sums acc, Bytes w, Quad x) { return dot_bytes(acc, w, x); }
+#else
+// Sums of two products are 16 bits wide before they are added up: 2 * 128 * 127 fits, 2 * 255 * 127 would not. So weights
+// above 7 bits are taken as signed ones, and their sign goes to the activations.
+WAGER_INLINE __m256i add_products(__m256i acc, __m256i w, __m256i x) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+WAGER_INLINE Sums dot_bytes(Sums acc, Bytes w, Quad x) {
+    return {add_products(acc.a, w.a, x.v), add_products(acc.b, w.b, x.v)};
+}
+constexpr int kByteOffset = 0;
+WAGER_INLINE __m256i add_signed_products(__m256i acc, __m256i w, __m256i x) {
+    const __m256i value = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
+    return add_products(acc, _mm256_abs_epi8(value), _mm256_sign_epi8(x, value));
+}
+WAGER_INLINE Sums dot_any_bytes(Sums acc, Bytes w, Quad x) {
+    return {add_signed_products(acc.a, w.a, x.v), add_signed_products(acc.b, w.b, x.v)};
+}
+#endif
+WAGER_INLINE F to_float(Sums x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+WAGER_INLINE F load_halves(const uint8_t* p) {
+    const __m128i* q = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+WAGER_INLINE F load_unsigned(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+WAGER_INLINE F load_signed(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+WAGER_INLINE F magnitude(F x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+WAGER_INLINE int32_t store_rounded(int8_t* p, F x) {
+    const __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+    const __m256i both = _mm256_add_epi32(a, b);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
 }
 
 }  // namespace wager::WAGER_NS

@@ -11,6 +11,7 @@
 namespace wager::WAGER_NS {
 
 constexpr int kTileRows = 14, kTileCols = 2;  // linear: rows x 16 outputs held in registers
+constexpr int kBlockRows = 6, kBlockCols = 2;  // products of quantised weights
 constexpr int kQkRows = 12;                   // attention: row-heads against one key block
 constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
 
@@ -21,6 +22,12 @@ struct Pair {  // per lane two bf16
     __m512i v;
 };
 struct U {
+    __m512i v;
+};
+struct Bytes {
+    __m512i v;
+};
+struct Sums {  // per lane one int32
     __m512i v;
 };
 
@@ -101,5 +108,44 @@ WAGER_INLINE void multiply(U a, uint32_t factor, U& high, U& low) {
     high = {_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd)};
 }
 WAGER_INLINE F upper_bits(U a) { return {_mm512_cvtepi32_ps(_mm512_srli_epi32(a.v, 8))}; }  // a / 2^8, floored
+
+// Sixteen lanes of four bytes each: unsigned weights of sixteen outputs, times four signed activations.
+WAGER_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+WAGER_INLINE Bytes either(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
+template <int Left>
+WAGER_INLINE Bytes shifted(Bytes a, int mask) {  // by Left bits (to the right if negative), those of `mask` alone
+    const __m512i bits = Left >= 0 ? _mm512_slli_epi16(a.v, Left >= 0 ? Left : 0) : _mm512_srli_epi16(a.v, Left < 0 ? -Left : 0);
+    return {_mm512_and_si512(bits, _mm512_set1_epi8(static_cast<char>(mask)))};
+}
+struct Quad {  // four activations in every lane
+    __m512i v;
+};
+WAGER_INLINE Quad splat_quad(const int8_t* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return {_mm512_set1_epi32(four)};
+}
+WAGER_INLINE Sums splat_sum(const int32_t* p) { return {_mm512_set1_epi32(*p)}; }
+WAGER_INLINE Sums no_sum() { return {_mm512_setzero_si512()}; }
+WAGER_INLINE Sums dot_bytes(Sums acc, Bytes w, Quad x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
+constexpr int kByteOffset = 128;  // of 8-bit weights stored plus 128, for `dot_any_bytes`
+WAGER_INLINE Sums dot_any_bytes(Sums acc, Bytes w, Quad x) { return dot_bytes(acc, w, x); }
+WAGER_INLINE F to_float(Sums a) { return {_mm512_cvtepi32_ps(a.v)}; }
+WAGER_INLINE F load_halves(const uint8_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+WAGER_INLINE F load_unsigned(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+WAGER_INLINE F load_signed(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+WAGER_INLINE F magnitude(F a) { return {_mm512_abs_ps(a.v)}; }
+// Rounds to the nearest integer, ties to even, and stores the lanes as int8; returns their sum.
+WAGER_INLINE int32_t store_rounded(int8_t* p, F a) {
+    const __m512i whole = _mm512_cvtps_epi32(a.v);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(whole));
+    return _mm512_reduce_add_epi32(whole);
+}
 
 }  // namespace wager::WAGER_NS

@@ -12,6 +12,7 @@ namespace wager::WAGER_NS {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "pairs of bf16 are read as little-endian words");
 
 constexpr int kTileRows = 2, kTileCols = 1;
+constexpr int kBlockRows = 2, kBlockCols = 1;
 constexpr int kQkRows = 2;
 constexpr int kPvRows = 2, kPvCols = 1;
 
@@ -27,6 +28,12 @@ struct Pair {
 };
 struct U {
     U4 v[4];
+};
+struct Bytes {
+    U4 v[4];
+};
+struct Sums {
+    I4 v[4];
 };
 
 #define WAGER_EACH _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i)
@@ -173,6 +180,91 @@ WAGER_INLINE F upper_bits(U a) {
     F r;
     WAGER_EACH r.v[i] = __builtin_convertvector((I4)(a.v[i] >> 8), F4);
     return r;
+}
+
+WAGER_INLINE Bytes load_bytes(const uint8_t* p) {
+    Bytes r;
+    WAGER_EACH std::memcpy(&r.v[i], p + 16 * i, 16);
+    return r;
+}
+WAGER_INLINE Bytes either(Bytes a, Bytes b) {
+    WAGER_EACH a.v[i] |= b.v[i];
+    return a;
+}
+template <int Left>
+WAGER_INLINE Bytes shifted(Bytes a, int mask) {
+    const uint32_t m = static_cast<uint32_t>(mask) * 0x01010101u;
+    WAGER_EACH a.v[i] = (Left >= 0 ? a.v[i] << (Left >= 0 ? Left : 0) : a.v[i] >> (Left < 0 ? -Left : 0)) & m;
+    return a;
+}
+WAGER_INLINE Sums splat_sum(const int32_t* p) {
+    Sums r;
+    WAGER_EACH r.v[i] = I4{*p, *p, *p, *p};
+    return r;
+}
+WAGER_INLINE Sums no_sum() {
+    const int32_t none = 0;
+    return splat_sum(&none);
+}
+struct Quad {
+    int32_t v[4];
+};
+WAGER_INLINE Quad splat_quad(const int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+WAGER_INLINE Sums dot_bytes(Sums acc, Bytes w, Quad x) {
+    WAGER_EACH {
+        const I4 bytes = (I4)w.v[i];
+        acc.v[i] += (bytes & 0xFF) * x.v[0] + (bytes >> 8 & 0xFF) * x.v[1] + (bytes >> 16 & 0xFF) * x.v[2] + (bytes >> 24 & 0xFF) * x.v[3];
+    }
+    return acc;
+}
+constexpr int kByteOffset = 128;
+WAGER_INLINE Sums dot_any_bytes(Sums acc, Bytes w, Quad x) { return dot_bytes(acc, w, x); }
+WAGER_INLINE F to_float(Sums a) {
+    F r;
+    WAGER_EACH r.v[i] = __builtin_convertvector(a.v[i], F4);
+    return r;
+}
+WAGER_INLINE float float_of_half(uint16_t half) {
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 1023u;
+    uint32_t bits = sign | (exponent + 112u) << 23 | fraction << 13;
+    if (exponent == 31u) bits = sign | 0x7F800000u | fraction << 13;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    if (exponent == 0u) value = (sign ? -1.0f : 1.0f) * static_cast<float>(fraction) * 5.9604644775390625e-8f;  // 2^-24
+    return value;
+}
+WAGER_INLINE F load_halves(const uint8_t* p) {
+    F r;
+    WAGER_EACH for (int j = 0; j < 4; ++j) {
+        uint16_t half;
+        std::memcpy(&half, p + 2 * (4 * i + j), 2);
+        r.v[i][j] = float_of_half(half);
+    }
+    return r;
+}
+WAGER_INLINE F load_unsigned(const uint8_t* p) {
+    F r;
+    WAGER_EACH for (int j = 0; j < 4; ++j) r.v[i][j] = static_cast<float>(p[4 * i + j]);
+    return r;
+}
+WAGER_INLINE F load_signed(const uint8_t* p) {
+    F r;
+    WAGER_EACH for (int j = 0; j < 4; ++j) r.v[i][j] = static_cast<float>(static_cast<int8_t>(p[4 * i + j]));
+    return r;
+}
+WAGER_INLINE F magnitude(F a) {
+    WAGER_EACH a.v[i] = (F4)((U4)a.v[i] & 0x7FFFFFFFu);
+    return a;
+}
+WAGER_INLINE int32_t store_rounded(int8_t* p, F a) {
+    const F bias = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+    const F whole = sub(add(a, bias), bias);
+    int32_t total = 0;
+    WAGER_EACH for (int j = 0; j < 4; ++j) {
+        p[4 * i + j] = static_cast<int8_t>(whole.v[i][j]);
+        total += p[4 * i + j];
+    }
+    return total;
 }
 
 #undef WAGER_EACH

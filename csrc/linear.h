@@ -1,35 +1,69 @@
 // Linear and gated layers over packed weights. A thread has a contiguous range of panels; it loops over blocks of rows, then
-// its panels, then tiles of rows, so that a panel is read from memory once per block while the next one is prefetched.
+// its panels, then tiles of rows, so that a panel is read from memory once per block while what follows it is prefetched.
 #pragma once
+
+#include "block_product.h"
+#include "quantise_rows.h"
 
 namespace wager::WAGER_NS {
 
-constexpr int kRowBlock = 192;  // rows whose activations stay in the second-level cache beside a panel
+constexpr int kRowBlock = 192;            // rows whose activations stay in the second-level cache beside a panel
+constexpr ptrdiff_t kPrefetchBytes = 4096;  // how far ahead of its reading a panel is prefetched that one tile reads
 
-// Fills out[rows, 32] with x [rows, stride] times one panel.
-using PanelKernel = void (*)(const uint16_t* x, size_t stride, size_t k, const uint16_t* w, float* out, Prefetch prefetch);
+// Fills out[rows, 32] with rows of activations, `stride` bytes apart, times one panel.
+using PanelKernel = void (*)(const uint8_t* x, size_t stride, int k, const uint8_t* panel, float* out, const Prefetch& prefetch);
 
 // Aligned: else the address of its loops depends on other code, which changes their speed by a few per cent.
 template <int M>
-__attribute__((aligned(64))) void panel_tile(const uint16_t* x, size_t stride, size_t k, const uint16_t* w, float* out,
-                                            Prefetch prefetch) {
+__attribute__((aligned(64))) void bf16_panel(const uint8_t* x, size_t stride, int k, const uint8_t* panel, float* out,
+                                            const Prefetch& prefetch) {
     for (int column = 0; column < kPanel / 16; column += kTileCols) {
         Tile<M, kTileCols> tile;
         tile.clear();
-        tile.run(x, stride, w + 32 * column, 2 * kPanel, static_cast<int>(k / 2), prefetch);
+        tile.run_panel(reinterpret_cast<const uint16_t*>(x), stride / 2, reinterpret_cast<const uint16_t*>(panel) + 32 * column,
+                       k / 2, prefetch, column == 0);
         tile.write(out + 16 * column, kPanel);
-        prefetch.at = prefetch.end;
     }
 }
 
-template <int... M>
+// The kernels of a format for 1 to `rows` rows.
 struct PanelKernels {
-    static constexpr PanelKernel of[] = {nullptr, panel_tile<M>...};
+    const PanelKernel* of;
+    int rows;
 };
-template <int Last, int... M>
-struct PanelUpTo : PanelUpTo<Last - 1, Last, M...> {};
-template <int... M>
-struct PanelUpTo<0, M...> : PanelKernels<M...> {};
+template <WeightFormat format, int M>
+constexpr PanelKernel panel_kernel() {
+    if constexpr (format == WeightFormat::bf16) return bf16_panel<M>;
+    else return block_panel<format, M>;
+}
+template <WeightFormat format, int... M>
+struct KernelList {
+    static constexpr PanelKernel of[] = {nullptr, panel_kernel<format, M>()...};
+};
+template <WeightFormat format, int Last, int... M>
+struct KernelsUpTo : KernelsUpTo<format, Last - 1, Last, M...> {};
+template <WeightFormat format, int... M>
+struct KernelsUpTo<format, 0, M...> : KernelList<format, M...> {};
+
+template <WeightFormat format>
+PanelKernels kernels_for() {
+    constexpr int kRows = format == WeightFormat::bf16 ? kTileRows : kBlockRows;
+    return {KernelsUpTo<format, kRows>::of, kRows};
+}
+inline PanelKernels kernels_of(WeightFormat format) {
+    switch (format) {
+        case WeightFormat::bf16: return kernels_for<WeightFormat::bf16>();
+        case WeightFormat::q8_0: return kernels_for<WeightFormat::q8_0>();
+        case WeightFormat::q4_0: return kernels_for<WeightFormat::q4_0>();
+        case WeightFormat::q4_1: return kernels_for<WeightFormat::q4_1>();
+        case WeightFormat::q5_0: return kernels_for<WeightFormat::q5_0>();
+        case WeightFormat::q5_1: return kernels_for<WeightFormat::q5_1>();
+        case WeightFormat::q4_k: return kernels_for<WeightFormat::q4_k>();
+        case WeightFormat::q5_k: return kernels_for<WeightFormat::q5_k>();
+        case WeightFormat::q6_k: return kernels_for<WeightFormat::q6_k>();
+    }
+    return {};
+}
 
 WAGER_INLINE F load_part(const float* p, int n) {
     if (n >= 16) return load(p);
@@ -58,7 +92,7 @@ inline void finish_linear(const Linear& op, int panel, int row, int rows, const 
             if (n <= 0) break;
             F value = load(sums + r * kPanel + c);
             if (op.bias) value = add(value, load(op.bias + first + c));
-            float* out = static_cast<float*>(op.out) + static_cast<size_t>(row + r) * op.n + first + c;
+            float* out = static_cast<float*>(op.out) + static_cast<size_t>(row + r) * op.stride + first + c;
             if (op.add) value = add(load_part(out, n), value);
             store_part(out, value, n);
         }
@@ -74,47 +108,39 @@ inline void finish_gated(const Linear& op, int panel, int row, int rows, const f
             up = add(up, load(op.bias + panel * kPanel + 16));
         }
         const F value = mul(silu(gate), up);
-        uint16_t* out = static_cast<uint16_t*>(op.out) + static_cast<size_t>(row + r) * op.n + first;
+        uint16_t* out = static_cast<uint16_t*>(op.out) + static_cast<size_t>(row + r) * op.stride + first;
         narrow_part(out, value, op.n - first);
     }
 }
 
 // Some consecutive panels and the rows they are multiplied with; `after` is what will be read next, prefetched.
 struct Panels {
-    const uint16_t* weight;
-    int first, last, k;
-    const uint16_t* x;
-    size_t stride;
+    Matrix weight;
+    int first, last;
+    Activations x;
     int rows;
-    const uint16_t* after;
-    size_t after_elements;
-
-    Prefetch next(int panel) const {
-        const size_t elements = panel_elements(k);
-        const uint16_t* at = panel + 1 < last ? weight + (panel + 1) * elements : after;
-        const size_t most = panel + 1 < last || after_elements > elements ? elements : after_elements;
-        const char* from = reinterpret_cast<const char*>(at);
-        return {from, from + (at ? most * 2 : 0), 0, 0};
-    }
+    const uint8_t* after;
 };
 
 // Calls finish(panel, row, height, sums) for each tile of rows and each panel.
 template <class Finish>
 WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
     alignas(64) float sums[kTileRows * kPanel];
+    const PanelKernels kernels = kernels_of(all.weight.format);
+    const size_t bytes = panel_bytes(all.weight);
+    const uint8_t* end = all.weight.panels + all.last * bytes;
     for (int block = 0; block < all.rows; block += kRowBlock) {
         const int size = all.rows - block < kRowBlock ? all.rows - block : kRowBlock;
-        const int tiles = (size + kTileRows - 1) / kTileRows;
-        const int lines = (2 * kPrefetchPairs + tiles - 1) / tiles;  // a panel has two per pair
+        const int tiles = (size + kernels.rows - 1) / kernels.rows;
+        const ptrdiff_t distance = tiles == 1 ? kPrefetchBytes : static_cast<ptrdiff_t>(bytes);
+        Prefetch prefetch{distance, end, all.after ? all.after : end, 0, tiles};
         for (int panel = all.first; panel < all.last; ++panel) {
-            Prefetch prefetch = all.next(panel);
-            prefetch.pace(lines);
-            const uint16_t* weight = all.weight + panel * panel_elements(all.k);
+            const uint8_t* weight = all.weight.panels + panel * bytes;
             for (int tile = 0; tile < tiles; ++tile) {
                 const int row = block + static_cast<int>(part(size, tile, tiles));
                 const int height = block + static_cast<int>(part(size, tile + 1, tiles)) - row;
-                PanelUpTo<kTileRows>::of[height](all.x + row * all.stride, all.stride, all.k, weight, sums, prefetch);
-                prefetch.at += static_cast<size_t>(lines) * 64 * (all.k / 2 / kPrefetchPairs);
+                prefetch.turn = tile;
+                kernels.of[height](all.x.row(row), all.x.stride, all.weight.k, weight, sums, prefetch);
                 finish(panel, row, height, sums);
             }
         }
@@ -122,10 +148,11 @@ WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
 }
 
 inline void linear(const Linear& op, const Step& step, int thread) {
-    Panels panels{op.weight, 0, 0, op.k, op.x, static_cast<size_t>(op.k), row_count(step, op.row_set), nullptr, op.next_panel};
+    const int rows = row_count(step, op.row_set);
+    Panels panels{op.weight, 0, 0, activations(op.x, op.weight.k, op.weight.format, rows, step, thread), rows, nullptr};
     panels.first = static_cast<int>(part(op.panels, thread, step.threads));
     panels.last = static_cast<int>(part(op.panels, thread + 1, step.threads));
-    if (op.next_weight) panels.after = op.next_weight + part(op.next_panels, thread, step.threads) * op.next_panel;
+    if (op.next.panels) panels.after = op.next.panels + part(op.next_panels, thread, step.threads) * panel_bytes(op.next);
     multiply_panels(panels, [&](int panel, int row, int height, const float* sums) {
         if (op.gated) finish_gated(op, panel, row, height, sums);
         else finish_linear(op, panel, row, height, sums);
@@ -134,17 +161,18 @@ inline void linear(const Linear& op, const Step& step, int thread) {
 
 // One matrix per head: the panels of all heads are split among threads in order, like those of one matrix.
 inline void per_head(const PerHead& op, const Step& step, int thread) {
-    const int panels = (op.n + kPanel - 1) / kPanel;
+    const int panels = (op.n + kPanel - 1) / kPanel, k = op.weight.k;
     const int first = static_cast<int>(part(static_cast<int64_t>(op.heads) * panels, thread, step.threads));
     const int last = static_cast<int>(part(static_cast<int64_t>(op.heads) * panels, thread + 1, step.threads));
-    const size_t in = static_cast<size_t>(op.heads) * op.k, out = static_cast<size_t>(op.heads) * op.step;
+    const size_t out = static_cast<size_t>(op.heads) * op.step, bytes = panel_bytes(op.weight);
+    const Activations all = activations(op.x, op.heads * k, op.weight.format, step.rows, step, thread);
     for (int item = first; item < last;) {
         const int head = item / panels, from = item % panels;
         const int to = last - head * panels < panels ? last - head * panels : panels;
-        const size_t elements = static_cast<size_t>(op.k) * kPanel;
-        const uint16_t* weight = op.weight + static_cast<size_t>(head) * panels * elements;
-        const uint16_t* after = head * panels + to < last ? weight + panels * elements : nullptr;
-        multiply_panels(Panels{weight, from, to, op.k, op.x + static_cast<size_t>(head) * op.k, in, step.rows, after, elements},
+        const uint8_t* weight = op.weight.panels + static_cast<size_t>(head) * panels * bytes;
+        const uint8_t* after = head * panels + to < last ? weight + panels * bytes : nullptr;
+        const Activations x{all.at + head * input_bytes(op.weight.format, k), all.stride};
+        multiply_panels(Panels{{weight, op.weight.format, k}, from, to, x, step.rows, after},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
                      uint16_t* at = op.out + (row + r) * out + static_cast<size_t>(head) * op.step + panel * kPanel;

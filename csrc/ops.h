@@ -23,6 +23,26 @@ constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads o
 
 enum class RowSet { rows, logits };  // all rows of the step, or the logits rows
 
+// How the weights of a matrix are stored; the quantised ones are GGUF's (see weight_layout.h).
+enum class WeightFormat { bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k };
+
+// Packed weights: panels of 32 outputs, k inputs each, one after the other.
+struct Matrix {
+    const uint8_t* panels;
+    WeightFormat format;
+    int k;
+};
+
+// 32 activations of a row as int8 with their scale, the block in which a quantised product takes them. `start` is minus the
+// format's offset times the sum of each half (the whole sum in the first where a format has one scale per block).
+constexpr int kBlockInputs = 32;
+constexpr int kOwnRows = 16;  // up to here each thread quantises all rows itself: sharing costs more than the work
+struct ActivationBlock {
+    int8_t values[kBlockInputs];
+    float scale, scaled_sum;  // scaled_sum: scale times the sum of the values
+    int32_t start[2];
+};
+
 // Keys of a block and kv head: [d/2][16 keys][2]; values: [16/2][d][2]; so both products pair along their sum. A latent
 // cache has no values: those are the first value_dim dimensions of its keys, transposed when a block is read.
 struct CacheView {
@@ -58,12 +78,15 @@ struct Step {
     AttentionPlan plan;
     uint8_t* scratch;  // threads * scratch_bytes
     size_t scratch_bytes;
+    // Quantised activations: of few rows each thread makes its own copy (own_blocks apart), of many they share one.
+    ActivationBlock *own, *shared;
+    size_t own_blocks;
 };
 
 struct Embed {
-    const uint16_t* table;
+    Matrix table;
     float* out;
-    int vocab, hidden;
+    int vocab;
 };
 
 struct RmsNorm {
@@ -74,23 +97,33 @@ struct RmsNorm {
     RowSet row_set;
 };
 
+// Quantises the rows that the op after it reads, where they are too many for each thread to do so itself.
+struct QuantiseRows {
+    const uint16_t* x;
+    int k;         // inputs of a row
+    int per_row;   // rows of x per row of the step
+    RowSet row_set;
+    WeightFormat format;  // of the weights
+};
+
 struct Linear {
-    const uint16_t *x, *weight;
+    const uint16_t* x;
+    Matrix weight;
     const float* bias;  // in the order of the panels, padded; or null
     void* out;          // float, or bf16 when gated
-    int n, k;           // outputs (of one half when gated), inputs
+    int n, stride;      // outputs (of one half when gated), and elements from one row of `out` to the next
     int panels;
     bool gated, add;
     RowSet row_set;
-    const uint16_t* next_weight;  // of the linear op after this one, for prefetching; or null
-    size_t next_panel;            // its elements per panel
+    Matrix next;  // weights of the linear op after this one, for prefetching; panels null if there is none
     int next_panels;
 };
 
 struct PerHead {
-    const uint16_t *x, *weight;
+    const uint16_t* x;
+    Matrix weight;
     uint16_t* out;
-    int heads, n, k, step;  // of each head's `step` elements of out, n are written
+    int heads, n, step;  // of each head's `step` elements of out, n are written
 };
 
 // How a row's experts are selected from its logits; see arch/feed_forward.py.
@@ -129,18 +162,20 @@ struct Gather {
 };
 
 struct ExpertsIn {
-    const uint16_t *x, *weight;  // weight: gate and up of each expert, panels of one after those of another
-    uint16_t* out;               // [pairs, n]
+    const uint16_t* x;
+    Matrix weight;  // gate and up of each expert, panels of one after those of another
+    uint16_t* out;  // [pairs, n]
     Groups groups;
-    int n, k;
+    int top_k, n;
 };
 
 struct ExpertsOut {
-    const uint16_t *x, *weight;
+    const uint16_t* x;
+    Matrix weight;
     const float* shares;
     float* out;  // [rows, n]
     Groups groups;
-    int top_k, n, k;
+    int top_k, n;
 };
 
 struct LatentWrite {
@@ -204,6 +239,7 @@ struct Table {
     const char* name;
     void (*embed)(const Embed&, const Step&, int thread);
     void (*rms_norm)(const RmsNorm&, const Step&, int thread);
+    void (*quantise_rows)(const QuantiseRows&, const Step&, int thread);
     void (*linear)(const Linear&, const Step&, int thread);
     void (*per_head)(const PerHead&, const Step&, int thread);
     void (*router)(const Router&, const Step&, int thread);
@@ -223,6 +259,7 @@ struct Table {
 
 // Null when the build or the machine lacks the instruction set.
 const Table* table_avx512();
+const Table* table_avxvnni();
 const Table* table_avx2();
 const Table* table_portable();
 

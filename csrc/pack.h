@@ -1,94 +1,57 @@
-// Weights in panels of 32 outputs, [panel][k / 2][32][2], padded with zero outputs; and the cache's slow paths (copying a
-// slot, reading one). Plain loops: none of it runs once per token.
+// Weights into panels (weight_layout.h) from rows as they are stored: bf16, or GGUF's blocks. Runs once per matrix.
 #pragma once
 
 #include <cstring>
 
+#include "gguf_blocks.h"
 #include "ops.h"
 #include "pool.h"
-#include "sizes.h"
+#include "weight_layout.h"
 
 namespace wager {
 
-// Output `lane` of `panel` takes row source(panel, lane) of a [n, k] matrix, or zeros where it is null.
-template <class Source>
-void pack_panels(Pool& pool, uint16_t* to, int panels, int k, Source source) {
+// Copies one block of output `lane` into its panel; memory comes zeroed.
+inline void place_block(const BlockLayout& layout, const StoredBlock& from, int lane, uint8_t* group, uint8_t* block) {
+    const int column = lane / 16, at = lane % 16 * 4;
+    uint8_t* floats = layout.grouped ? group : block;
+    std::memcpy(floats + 2 * lane, &from.scale, 2);
+    if (layout.minimum) std::memcpy(floats + 2 * kPanel + 2 * lane, &from.minimum, 2);
+    for (int half = 0; layout.grouped && half < layout.halves; ++half) block[half * kPanel + lane] = from.own_scale[half];
+    if (layout.grouped && layout.minimum) block[kPanel + lane] = from.own_minimum;
+    uint8_t *low = block + layout.low_at(), *high = block + layout.high_at();
+    for (int i = 0; i < kBlockInputs; ++i) {
+        const int quad = i / 4, byte = at + i % 4, value = from.values[i];
+        if (layout.bits == 8) low[(8 * column + quad) * 64 + byte] = static_cast<uint8_t>(value);
+        else low[(4 * column + quad / 2) * 64 + byte] |= static_cast<uint8_t>((value & 15) << quad % 2 * 4);
+        if (layout.bits == 5) high[64 * column + byte] |= static_cast<uint8_t>(value >> 4 << quad);
+        if (layout.bits == 6) high[64 * (2 * column + quad / 4) + byte] |= static_cast<uint8_t>(value >> 4 << quad % 4 * 2);
+    }
+}
+
+inline void pack_bf16_row(const uint8_t* row, int k, int lane, uint8_t* panel) {
+    for (int i = 0; i < k; i += 2) std::memcpy(panel + (static_cast<size_t>(i / 2) * kPanel + lane) * 4, row + 2 * i, 4);
+}
+inline void pack_quantised_row(WeightFormat format, const uint8_t* row, int k, int lane, uint8_t* panel) {
+    const BlockLayout layout = layout_of(format);
+    for (int i = 0; i < k / kBlockInputs; ++i)
+        place_block(layout, read_stored(format, row, i), lane, panel + layout.group_at(i), panel + layout.block_at(i));
+}
+
+// rows [panels * 32]: where each output's row is stored; null: an output that is zero.
+inline void pack_rows(Pool& pool, WeightFormat format, const uint8_t* const* rows, int panels, int k, uint8_t* to) {
+    const size_t bytes = panel_bytes(format, k);
     pool.run([&](int thread) {
         const int first = static_cast<int>(part(panels, thread, pool.threads()));
         const int last = static_cast<int>(part(panels, thread + 1, pool.threads()));
         for (int panel = first; panel < last; ++panel) {
-            uint16_t* out = to + static_cast<size_t>(panel) * k * kPanel;
             for (int lane = 0; lane < kPanel; ++lane) {
-                const uint16_t* from = source(panel, lane);
-                if (from == nullptr) continue;  // memory comes zeroed
-                for (int i = 0; i < k; i += 2) std::memcpy(out + static_cast<size_t>(i) * kPanel + 2 * lane, from + i, 4);
+                const uint8_t* row = rows[static_cast<size_t>(panel) * kPanel + lane];
+                if (row == nullptr) continue;  // memory comes zeroed
+                if (format == WeightFormat::bf16) pack_bf16_row(row, k, lane, to + panel * bytes);
+                else pack_quantised_row(format, row, k, lane, to + panel * bytes);
             }
         }
     });
-}
-
-inline void pack_linear(Pool& pool, const uint16_t* weight, int n, int k, uint16_t* to) {
-    pack_panels(pool, to, (n + kPanel - 1) / kPanel, k, [=](int panel, int lane) {
-        const int row = panel * kPanel + lane;
-        return row < n ? weight + static_cast<size_t>(row) * k : nullptr;
-    });
-}
-
-// A panel is 16 outputs of the gate, then the same 16 of the other half.
-inline void pack_gated(Pool& pool, const uint16_t* gate, const uint16_t* up, int n, int k, uint16_t* to) {
-    pack_panels(pool, to, (n + 15) / 16, k, [=](int panel, int lane) {
-        const int row = panel * 16 + lane % 16;
-        return row < n ? (lane < 16 ? gate : up) + static_cast<size_t>(row) * k : nullptr;
-    });
-}
-
-struct Slot {
-    uint16_t *key, *value;  // key pairs 2 * kBlockSize apart, values 2 apart; no value in a latent cache
-};
-
-inline Slot slot_of(const CacheView& cache, int layer, int head, int slot) {
-    const int d = cache.head_dim, at = slot % kBlockSize;
-    const size_t block = cache_offset(cache, layer, slot / kBlockSize, head);
-    return {cache.keys + block + at * 2, cache.values ? cache.values + block + at / 2 * (2 * d) + at % 2 : nullptr};
-}
-
-// Copies slots source[i] -> target[i], i ascending, in all layers.
-inline void move_slots(Pool& pool, const CacheView& cache, const int32_t* source, const int32_t* target, int n) {
-    const int parts = cache.layers * cache.kv_heads, d = cache.head_dim;
-    pool.run([&](int thread) {
-        const int first = static_cast<int>(part(parts, thread, pool.threads()));
-        const int last = static_cast<int>(part(parts, thread + 1, pool.threads()));
-        for (int item = first; item < last; ++item) {
-            for (int i = 0; i < n; ++i) {
-                const Slot from = slot_of(cache, item / cache.kv_heads, item % cache.kv_heads, source[i]);
-                const Slot to = slot_of(cache, item / cache.kv_heads, item % cache.kv_heads, target[i]);
-                for (int j = 0; j < d / 2; ++j) std::memcpy(to.key + j * 2 * kBlockSize, from.key + j * 2 * kBlockSize, 4);
-                for (int j = 0; j < (cache.values ? d : 0); ++j) to.value[2 * j] = from.value[2 * j];
-            }
-        }
-    });
-}
-
-// One slot as [layers][2][kv_heads][d], or [layers][1][1][d] of latents.
-inline void read_slot(const CacheView& cache, int slot, uint16_t* out) {
-    const int d = cache.head_dim, kinds = cache.values ? 2 : 1;
-    for (int layer = 0; layer < cache.layers; ++layer) {
-        for (int head = 0; head < cache.kv_heads; ++head) {
-            const Slot from = slot_of(cache, layer, head, slot);
-            uint16_t* key = out + (static_cast<size_t>(layer) * kinds * cache.kv_heads + head) * d;
-            uint16_t* value = key + static_cast<size_t>(cache.kv_heads) * d;
-            for (int j = 0; j < d / 2; ++j) std::memcpy(key + 2 * j, from.key + j * 2 * kBlockSize, 4);
-            for (int j = 0; j < (cache.values ? d : 0); ++j) value[j] = from.value[2 * j];
-        }
-    }
-}
-
-inline void clear_block(const CacheView& cache, int block) {
-    const size_t bytes = static_cast<size_t>(cache.kv_heads) * kBlockSize * cache.head_dim * 2;
-    for (int layer = 0; layer < cache.layers; ++layer) {
-        std::memset(cache.keys + cache_offset(cache, layer, block, 0), 0, bytes);
-        if (cache.values) std::memset(cache.values + cache_offset(cache, layer, block, 0), 0, bytes);
-    }
 }
 
 }  // namespace wager

@@ -4,21 +4,15 @@
 
 #include <cmath>
 
+#include "stored_rows.h"
+
 namespace wager::WAGER_NS {
 
 inline void embed(const Embed& op, const Step& step, int thread) {
     const int first = static_cast<int>(part(step.rows, thread, step.threads));
     const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
-    for (int row = first; row < last; ++row) {
-        const uint16_t* from = op.table + static_cast<size_t>(step.in.tokens[row]) * op.hidden;
-        float* to = op.out + static_cast<size_t>(row) * op.hidden;
-        int i = 0;
-        for (; i + 16 <= op.hidden; i += 16) store(to + i, widen(from + i));
-        for (; i < op.hidden; ++i) {
-            const uint32_t bits = static_cast<uint32_t>(from[i]) << 16;
-            std::memcpy(to + i, &bits, 4);
-        }
-    }
+    for (int row = first; row < last; ++row)
+        read_row(op.table, step.in.tokens[row], op.out + static_cast<size_t>(row) * op.table.k);
 }
 
 // Sum of squares with one reduction tree: four lane-wise accumulators, then the lanes.

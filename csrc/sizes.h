@@ -25,8 +25,6 @@ inline size_t cache_offset(const CacheView& cache, int layer, int block, int hea
 
 inline int row_count(const Step& step, RowSet set) { return set == RowSet::rows ? step.rows : step.logits_rows; }
 
-inline size_t panel_elements(int k) { return static_cast<size_t>(k) * kPanel; }
-
 // Rows of a sequence that one attention tile holds, its (row, query head) pairs, and the floats of its softmax state.
 inline int tile_rows(int group) { return group > kRowHeads ? 1 : kRowHeads / group; }
 inline size_t tile_height(int group) { return group > kRowHeads ? group : kRowHeads; }

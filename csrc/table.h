@@ -5,6 +5,7 @@
 #include "ops.h"
 // (the isa_*.h header comes before)
 #include "sizes.h"
+#include "prefetch.h"
 #include "tile.h"
 #include "exp.h"
 #include "linear.h"
@@ -16,7 +17,7 @@
 
 namespace wager::WAGER_NS {
 
-inline constexpr Table kTable = {WAGER_NAME, embed,       rms_norm, linear, per_head,  router, top_experts, gather, experts_in,
-                                 experts_out, latent,     rotary,   attention, select, argmax, max_logit,   draw,   sweep};
+inline constexpr Table kTable = {WAGER_NAME, embed,      rms_norm,    quantise_rows, linear, per_head,  router, top_experts, gather,
+                                 experts_in, experts_out, latent,        rotary, attention, select, argmax,      max_logit, draw, sweep};
 
 }  // namespace wager::WAGER_NS

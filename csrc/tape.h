@@ -17,7 +17,7 @@ namespace wager {
 
 class Tape {
   public:
-    using Op = std::variant<Embed, RmsNorm, Linear, PerHead, Router, TopExperts, Gather, ExpertsIn, ExpertsOut, LatentWrite,
+    using Op = std::variant<Embed, RmsNorm, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather, ExpertsIn, ExpertsOut, LatentWrite,
                             Rotary, Attention, Select, Argmax>;
 
     Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim);
@@ -35,6 +35,8 @@ class Tape {
     };
 
     void limit_blocks(const CacheView& cache);
+    void quantise_before(const Op& op);
+    void add_quantise(const QuantiseRows& op);
     void link_prefetch(const Linear& op);
     void copy_inputs(int rows, int sequences, int logits_rows);
     void check(int rows, int sequences, int logits_rows);
@@ -54,6 +56,8 @@ class Tape {
     int kv_heads_, group_, head_dim_, tail_blocks_, vocab_, positions_, num_blocks_;
     size_t scratch_bytes_;
     Buffer scratch_, parts_;
+    size_t own_blocks_ = 0, shared_blocks_ = 0;  // activation blocks per thread, and of all rows
+    std::unique_ptr<Buffer> own_, shared_;
     std::unique_ptr<std::atomic<int>[]> done_;
     std::vector<Op> ops_;
     std::vector<std::unique_ptr<std::atomic<int>>> counters_;

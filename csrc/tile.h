@@ -5,36 +5,12 @@
 
 #include <cstddef>
 
+#include "prefetch.h"
+#include "sizes.h"
+
 namespace wager::WAGER_NS {
 
-// What to prefetch while computing, up to `end`: of every kPrefetchPairs pairs, those whose bit is set in `once` fetch a
-// cache line, and those in `twice` another. Spread evenly, because a burst of requests stalls the loads behind it.
-constexpr int kPrefetchPairs = 8;
-
-struct Prefetch {
-    const char* at;
-    const char* end;
-    unsigned once, twice;
-
-    void pace(int lines) {  // lines per kPrefetchPairs pairs, at most 2 * kPrefetchPairs
-        once = twice = 0;
-        for (int u = 0; u < kPrefetchPairs; ++u) {
-            const int due = lines * (u + 1) / kPrefetchPairs - lines * u / kPrefetchPairs;
-            once |= static_cast<unsigned>(due >= 1) << u;
-            twice |= static_cast<unsigned>(due >= 2) << u;
-        }
-    }
-    WAGER_INLINE void fetch_for(int u) {
-        if ((once >> u & 1u) && at < end) {
-            fetch(at);
-            at += 64;
-            if (twice >> u & 1u) {
-                fetch(at);
-                at += 64;
-            }
-        }
-    }
-};
+constexpr int kPieceInputs = 32;  // inputs of a panel after which prefetching takes another turn
 
 template <int M, int N>
 struct Tile {
@@ -76,19 +52,24 @@ struct Tile {
         for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * x_stride;
         for (int k = 0; k < pairs; ++k) step(bases, x_stride, w + k * w_stride, k);
     }
-    WAGER_INLINE void run(const uint16_t* x, size_t x_stride, const uint16_t* w, size_t w_stride, int pairs,
-                          Prefetch prefetch) {
+    // The same over a panel of 32 outputs, prefetching if `first`: the first of the tiles that read these inputs.
+    WAGER_INLINE void run_panel(const uint16_t* x, size_t x_stride, const uint16_t* w, int pairs, const Prefetch& prefetch,
+                                bool first) {
+        constexpr int kPairs = kPieceInputs / 2, kStride = 2 * kPanel;
         const uint16_t* bases[(M + 2) / 3];
         for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * x_stride;
+        Turns turns(prefetch);
         int k = 0;
-        for (; k + kPrefetchPairs <= pairs; k += kPrefetchPairs) {
-#pragma GCC unroll 8
-            for (int u = 0; u < kPrefetchPairs; ++u) {
-                prefetch.fetch_for(u);
-                step(bases, x_stride, w + (k + u) * w_stride, k + u);
+        for (; k + kPairs <= pairs; k += kPairs) {
+            const uint8_t* at = reinterpret_cast<const uint8_t*>(w + static_cast<size_t>(k) * kStride);
+            const uint8_t* ahead = first && turns.due(k / kPairs) ? prefetch.ahead(at) : nullptr;
+#pragma GCC unroll 16
+            for (int u = 0; u < kPairs; ++u) {
+                if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u);
+                step(bases, x_stride, w + static_cast<size_t>(k + u) * kStride, k + u);
             }
         }
-        for (; k < pairs; ++k) step(bases, x_stride, w + k * w_stride, k);
+        for (; k < pairs; ++k) step(bases, x_stride, w + static_cast<size_t>(k) * kStride, k);
     }
 };
 

@@ -22,6 +22,8 @@ from wager.types import RULES, SamplingParams, VerifyRule
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
+DTYPES = ("auto", "bf16", "q8", "q4", "float32")
+
 LARGEST_MEMORY = 1 << 60
 """Bytes, 2^30 GiB; more is a slip of the keyboard."""
 
@@ -33,25 +35,33 @@ _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The model, its number format and its kernels.
+    """The model, the number format of its matrices and its kernels.
 
-    model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: bfloat16, or float32
-    (reference kernels only). kernels: auto, native or reference. threads: of the native kernels, None for one per
+    model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: auto (a GGUF
+    file in its own types, other models in bfloat16), bf16 or bfloat16, q8, q4, or float32 (reference kernels only);
+    see models/matrices.py. kernels: auto, native or reference. threads: of the native kernels, None for one per
     physical core.
     """
 
     model: str = DEFAULT_MODEL
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     kernels: str = "auto"
     threads: int | None = None
 
     def __post_init__(self) -> None:
         _check_text("model", self.model)
-        _check_choice("dtype", self.dtype, ("bfloat16", "float32"))
+        if self.dtype == "bfloat16":
+            object.__setattr__(self, "dtype", "bf16")
+        _check_choice("dtype", self.dtype, (*DTYPES, "bfloat16"))
         _check_choice("kernels", self.kernels, ("auto", "native", "reference"))
         _check_integer("threads", self.threads, minimum=1)
         if self.threads is not None:
             check_threads(self.threads)
+
+    @property
+    def activations(self) -> str:
+        """The type that the kernels compute in."""
+        return "float32" if self.dtype == "float32" else "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)

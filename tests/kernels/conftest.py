@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-ISAS = ("avx512", "avx2", "portable")
+ISAS = ("avx512", "avxvnni", "avx2", "portable")
 _kernels: dict[tuple[str, int], object] = {}
 
 

@@ -22,6 +22,7 @@ from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, Kernels, Target
 from wager.kernels.reference import ReferenceKernels
 from wager.models import footprint as memory
+from wager.models.matrices import Matrices
 from wager.models.random_weights import random_weights
 from wager.models.tensors import tensor_shapes
 from wager.models.transformer import Decoder
@@ -41,7 +42,12 @@ SHAPES: dict[str, ModelSpec] = {
 
 
 def build(
-    shape: ModelSpec, kernels: Kernels | None = None, *, blocks: int = 24, max_logits_rows: int | None = None
+    shape: ModelSpec,
+    kernels: Kernels | None = None,
+    *,
+    blocks: int = 24,
+    max_logits_rows: int | None = None,
+    dtype: str = "auto",
 ) -> Decoder:
     return Decoder(
         random_weights(shape, 1),
@@ -51,6 +57,7 @@ def build(
         max_sequences=6,
         max_blocks=6,
         max_logits_rows=max_logits_rows,
+        dtype=dtype,
     )
 
 
@@ -163,19 +170,18 @@ def test_a_pass_too_large_is_refused(spans: list[Rows], logits_rows: int, named:
         decoder.forward(batch(spans, range(logits_rows)))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bf16", "q8", "q4", "float32"])
 def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str) -> None:
-    kernels = ReferenceKernels(dtype)
+    kernels = ReferenceKernels("float32" if dtype == "float32" else "bfloat16")
     sizes = {"max_rows": 48, "max_sequences": 6, "max_blocks": 6, "max_logits_rows": 20}
     tracemalloc.start()
-    decoder = build(shape, kernels, max_logits_rows=20)
+    decoder = build(shape, kernels, max_logits_rows=20, dtype=dtype)
     allocated = array_bytes()
     tracemalloc.stop()
-    planned = memory.weight_bytes(shape, kernels) + memory.workspace_bytes(shape, kernels, **sizes)
-    planned += 24 * memory.block_bytes(shape, kernels)
-    shared = 4 * shape.head_elements if shape.tied and dtype == "float32" else 0  # one matrix serves both ends there
-    assert allocated == pytest.approx(planned - shared, rel=0.01)
-    assert decoder.weight_bytes == memory.weight_bytes(shape, kernels)
+    weights = memory.weight_bytes(Matrices(random_weights(shape, 1), dtype, kernels.act), kernels)
+    planned = weights + memory.workspace_bytes(shape, kernels, **sizes) + 24 * memory.block_bytes(shape, kernels)
+    assert allocated == pytest.approx(planned, rel=0.01)
+    assert decoder.weight_bytes == weights
     assert decoder.workspace_bytes == memory.workspace_bytes(shape, kernels, **sizes)
 
 

@@ -98,8 +98,9 @@ def expected(oracle: Any, prompt: list[int]) -> Array:
     return logits
 
 
-def decoder(path: Path, kernels: Kernels) -> Decoder:
-    return Decoder(open_weights(path), kernels, num_blocks=12, max_rows=96, max_sequences=1, max_blocks=12)
+def decoder(path: Path, kernels: Kernels, dtype: str = "auto") -> Decoder:
+    limits = dict(num_blocks=12, max_rows=96, max_sequences=1, max_blocks=12)
+    return Decoder(open_weights(path), kernels, **limits, dtype=dtype)
 
 
 def test_logits_in_float32(path: Path, prompt: list[int], expected: Array) -> None:
@@ -115,11 +116,24 @@ def test_logits_in_bfloat16(name: str, path: Path, prompt: list[int], expected: 
         pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
     from wager.kernels import select
 
-    ours = decoder(path, select(name, threads=1))
+    ours = decoder(path, select(name, threads=1), "bf16")
     logits = ours.forward(batch([chain(0, prompt, list(range(12)))], range(len(prompt)))).logits
     assert np.abs(logits - expected).mean() < 0.02 * expected.std()
     agreeing = (logits.argmax(-1) == expected.argmax(-1)).mean()
     assert agreeing > 0.95
+
+
+@pytest.mark.parametrize("name", ["native", "reference"])
+def test_logits_in_the_files_own_bits(name: str, path: Path, prompt: list[int], expected: Array) -> None:
+    """Weights are those of the file; activations have 8 bits."""
+    if name == "native":
+        pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+    from wager.kernels import select
+
+    ours = decoder(path, select(name, threads=1))
+    logits = ours.forward(batch([chain(0, prompt, list(range(12)))], range(len(prompt)))).logits
+    assert np.abs(logits - expected).mean() < 0.05 * expected.std()
+    assert (logits.argmax(-1) == expected.argmax(-1)).mean() > 0.9
 
 
 def test_greedy_text_in_float32(path: Path, oracle: Any, prompt: list[int]) -> None:
@@ -136,7 +150,15 @@ def test_greedy_text_in_float32(path: Path, oracle: Any, prompt: list[int]) -> N
 def test_the_planned_bytes_are_the_allocated_ones(path: Path) -> None:
     ours = decoder(path, ReferenceKernels())
     assert ours.spec.parameters == 134_515_008
-    assert ours.weight_bytes == 4 * 134_479_872 + 2 * 28_311_552 + 4 * 35_136
+    layers, head, vectors = 106_168_320, 28_311_552, 35_136
+    q4_1, q8_0 = 4 + 8 / 32 + 20 / 32, 4 + 4 / 32 + 34 / 32  # codes, scales and minima in float32; the stored bytes
+    assert ours.weight_bytes == layers * q4_1 + head * q8_0 + 4 * vectors
+    assert decoder(path, ReferenceKernels(), "bf16").weight_bytes == 4 * (layers + head + vectors)
+    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+    from wager.kernels.cpu import CpuKernels
+
+    assert decoder(path, CpuKernels()).weight_bytes == layers * 5 / 8 + head * 8.5 / 8 + 4 * vectors
+    assert decoder(path, CpuKernels(), "bf16").weight_bytes == 2 * (layers + head) + 4 * vectors
 
 
 SAMPLES = (*TEXTS, *with_special("<|im_start|>", "<|im_end|>"), *with_special("<|endoftext|>", "<repo_name>"))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from wager.arch import DecoderDetails, Dense, Gqa, Layer, ModelSpec, Precision, Rope
+from wager.build.latency import setup
 from wager.config import EngineConfig
 from wager.draft.ngram import NgramDrafter
 from wager.economics.latency.calibration import Setup
@@ -20,7 +21,7 @@ from wager.engine.runner import Runner
 from wager.errors import UsageError
 from wager.kernels import machine, select
 from wager.kernels.base import TargetOutput
-from wager.profiling.calibrate import calibrate, check_calibration, quick_surface, setup
+from wager.profiling.calibrate import calibrate, check_calibration, quick_surface
 from wager.profiling.timed_drafts import time_drafting
 from wager.profiling.timed_steps import StepTimer, time_steps
 from wager.testing import DecliningDrafter, FakeClock, ToyDistribution, ToyTarget
@@ -253,12 +254,14 @@ def test_a_setup_names_machine_kernels_and_shape() -> None:
     layers, decoder = (Layer(Gqa(6, 2, 16), Dense(64), 2),), DecoderDetails("test", (0, 0), Rope(1e4), 1e-5)
     spec = ModelSpec("test", 48, 83, True, layers, Precision.of("bf16"), 128, decoder=decoder)
     wide = replace(spec, layers=(Layer(Gqa(6, 2, 16), Dense(96), 2),))
-    ours = setup(kernels, spec, model="toy")
+    ours = setup(kernels, spec, model="toy", dtype="float32")
     assert (ours.machine, ours.kernels, ours.threads, ours.dtype) == (machine(), kernels.name, None, "float32")
     assert "core" in machine()
-    assert ours.filename == setup(kernels, spec, model="another name").filename
-    assert ours.filename != setup(kernels, wide, model="toy").filename
-    assert ours.differences(setup(kernels, wide, model="wide")) == ["model toy (here wide, of other sizes)"]
+    assert ours.filename == setup(kernels, spec, model="another name", dtype="float32").filename
+    assert ours.filename != setup(kernels, wide, model="toy", dtype="float32").filename
+    assert ours.differences(setup(kernels, wide, model="wide", dtype="float32")) == [
+        "model toy (here wide, of other sizes)"
+    ]
 
 
 def test_shapes_need_no_more_rows_than_an_engine_has() -> None:

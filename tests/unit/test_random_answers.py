@@ -14,7 +14,10 @@ import wager
 from wager.build.load import load
 from wager.kernels import select
 from wager.kernels.arrays import FLOAT32, Array, DType
+from wager.kernels.blocks import QuantisedMatrix
+from wager.kernels.quantise import quantise
 from wager.kernels.reference_rows import softmax
+from wager.models.gguf_blocks import StoredAs
 from wager.models.random_models import MODELS, make, spec_of
 from wager.models.random_weights import RandomWeights
 from wager.models.transformer import Decoder
@@ -42,11 +45,17 @@ class Without:
         tensor = self._weights.read(name, dtype)
         return np.zeros_like(tensor) if re.fullmatch(self._zero, name) else tensor
 
+    def stored(self, name: str) -> StoredAs:
+        return self._weights.stored(name)
 
-def logits_of(weights: Weights, *contexts: Sequence[int]) -> list[Array]:
+    def quantised(self, name: str, format_name: str) -> QuantisedMatrix:
+        return quantise(self.read(name), format_name)
+
+
+def logits_of(weights: Weights, *contexts: Sequence[int], dtype: str = "auto") -> list[Array]:
     """The logits after every id of each context, [ids, vocab]."""
     sizes = dict(num_blocks=8, max_rows=128, max_sequences=1, max_blocks=8)
-    decoder = Decoder(weights, select("auto"), **sizes)
+    decoder = Decoder(weights, select("auto"), **sizes, dtype=dtype)
     passes = [batch([chain(0, list(ids), range(8))], range(len(ids))) for ids in contexts]
     return [decoder.forward(packed).logits.copy().astype(np.float64) for packed in passes]
 
@@ -73,10 +82,11 @@ def check_entropies(bits: Array) -> None:
     assert ((bits > BITS[0]) & (bits < BITS[1])).astype(np.float64).mean() > WITHIN
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "q8", "q4"])
 @pytest.mark.parametrize("model", RUN)
-def test_the_next_token_is_uncertain_and_depends_on_the_context(model: str) -> None:
+def test_the_next_token_is_uncertain_and_depends_on_the_context(model: str, dtype: str) -> None:
     weights, _ = make(model)
-    text, noise, moved = logits_of(weights, TEXT, NOISE, [*NOISE[:60], *TEXT[-20:]])
+    text, noise, moved = logits_of(weights, TEXT, NOISE, [*NOISE[:60], *TEXT[-20:]], dtype=dtype)
     check_entropies(np.concatenate([entropies(text), entropies(noise)]))
     assert distances(text[1:], text[:-1]).mean() > 0.5
     assert distances(text[-5:], moved[-5:]).min() > 0.25  # the same 16 to 20 tokens, behind others

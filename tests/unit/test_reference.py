@@ -47,7 +47,7 @@ class TinyModel:
         wide = room(WIDTH, dtype=kernels.act)
         self.logits, self.best = room(VOCAB), zeros(64, dtype=INT32)
         tape = self.tape
-        tape.embed(draw(VOCAB, HIDDEN, scale=1).astype(kernels.act), x)
+        tape.embed(kernels.pack(draw(VOCAB, HIDDEN, scale=1)), x)
         for layer in range(2):
             tape.rms_norm(x, 1 + draw(HIDDEN), 1e-5, act)
             tape.linear(act, kernels.pack(draw(qkv.shape[1], HIDDEN), draw(qkv.shape[1])), qkv)

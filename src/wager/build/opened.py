@@ -7,10 +7,11 @@ from pathlib import Path
 
 from wager.arch.spec import ModelSpec
 from wager.config import EngineConfig
-from wager.draft.model import check_same_vocabulary
+from wager.draft.vocabulary import check_same_vocabulary
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.models import footprint
+from wager.models.matrices import Matrices
 from wager.models.opening import open_model
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
@@ -40,13 +41,18 @@ class OpenedModel:
     weights: Weights
     tokenizer: Tokenizer
     limits: PassLimits
+    dtype: str = "auto"
 
     @property
     def spec(self) -> ModelSpec:
         return self.weights.spec
 
     def weight_bytes(self, kernels: Kernels) -> int:
-        return footprint.weight_bytes(self.spec, kernels)
+        return footprint.weight_bytes(self.matrices(kernels), kernels)
+
+    def matrices(self, kernels: Kernels) -> Matrices:
+        """The form of each matrix on these kernels."""
+        return Matrices(self.weights, self.dtype, kernels.act)
 
     def workspace_bytes(self, kernels: Kernels) -> int:
         limits = self.limits
@@ -73,6 +79,7 @@ class OpenedModel:
             max_sequences=limits.sequences,
             max_blocks=limits.max_blocks,
             max_logits_rows=limits.logits_rows,
+            dtype=self.dtype,
             keep_expert_choices=keep_expert_choices,
         )
 
@@ -89,7 +96,7 @@ def open_target(config: EngineConfig) -> OpenedModel:
         )
     sequences = min(capacity.max_sequences, capacity.max_rows)
     limits = PassLimits(capacity.max_rows, sequences, context, logits_rows=capacity.max_rows)
-    return OpenedModel(path, weights, tokenizer, limits)
+    return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)
 
 
 def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedModel:
@@ -99,4 +106,4 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedM
     context = min(target.limits.context, weights.spec.context)
     sequences = target.limits.sequences  # one logits row per sequence: the next guess is drawn from it
     limits = PassLimits(config.capacity.max_rows, sequences, context, logits_rows=sequences)
-    return OpenedModel(path, weights, tokenizer, limits)
+    return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)

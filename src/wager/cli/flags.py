@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from wager.bench.workload import builtin, read_prompts, spread
 from wager.cli import parameters
-from wager.config import DEFAULT_MODEL, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
+from wager.config import DEFAULT_MODEL, DTYPES, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
 from wager.draft.registry import descriptions, parse_drafters
 from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
@@ -122,6 +122,9 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "verify": click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
                  help="Which guesses are accepted. match keeps every byte; rejection and block keep the "
                  "distribution of sampled text."),
+    "dtype": click.option("--dtype", type=click.Choice([*DTYPES, "bfloat16"]), default="auto", show_default=True,
+                 help="Of the weights: auto multiplies a GGUF file in its own types and other models in bf16; q8 and "
+                 "q4 quantise what has more bits."),
     "kernels": click.option("--kernels", type=click.Choice(["auto", "native", "reference"]), default="auto",
                  show_default=True, help="Which kernels compute; see `wager doctor`."),
     "threads": click.option("--threads", type=click.IntRange(min=1), metavar="N",

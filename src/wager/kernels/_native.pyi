@@ -45,12 +45,13 @@ class Tape:
         kv_heads: int,
         head_dim: int,
     ) -> None: ...
-    def embed(self, table: int, vocab: int, hidden: int, out: int) -> None: ...
+    def embed(self, table: int, format: str, vocab: int, hidden: int, out: int) -> None: ...
     def rms_norm(self, x: int, weight: int, n: int, eps: float, out: int, logits: bool) -> None: ...
     def linear(
         self,
         x: int,
         weight: int,
+        format: str,
         bias: int,
         n: int,
         k: int,
@@ -58,9 +59,10 @@ class Tape:
         gated: bool,
         add: bool,
         out: int,
+        stride: int,
         logits: bool,
     ) -> None: ...
-    def per_head(self, x: int, weight: int, heads: int, n: int, k: int, step: int, out: int) -> None: ...
+    def per_head(self, x: int, weight: int, format: str, heads: int, n: int, k: int, step: int, out: int) -> None: ...
     def route(
         self,
         x: int,
@@ -76,8 +78,8 @@ class Tape:
     def experts(
         self,
         x: int,
-        into: int,
-        down: int,
+        into: tuple[int, str],
+        down: tuple[int, str],
         hidden: int,
         width: int,
         experts: int,
@@ -121,8 +123,9 @@ class Tape:
     def argmax(self, logits: int, out: int, n: int) -> None: ...
     def run(self, rows: int, sequences: int, logits_rows: int) -> None: ...
 
-def pack(pool: Pool, weight: int, n: int, k: int, to: Buffer, start: int) -> None: ...
-def pack_gated(pool: Pool, gate: int, up: int, n: int, k: int, to: Buffer, start: int) -> None: ...
+def pack(pool: Pool, format: str, rows: int, panels: int, k: int, to: Buffer, start: int) -> None: ...
+def panel_bytes(format: str, k: int) -> int: ...
+def input_multiple(format: str) -> int: ...
 def sample(
     pool: Pool,
     isa: Isa,

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 from wager.arch.feed_forward import Experts
 from wager.kernels.arrays import INT32, Array, DType, empty, zeros
+from wager.kernels.blocks import Matrix
 from wager.types import Draft, PackedBatch, Span
 
 BLOCK_SIZE = 16
@@ -133,14 +134,16 @@ class Tape(Protocol):
     buffers: BatchBuffers | None
     """`inputs` where a batch can be packed straight into them."""
 
-    def embed(self, table: Array, out: Array) -> None:
-        """out f32 [R, hidden] = table[inputs.tokens]; table is act [vocab, hidden]."""
+    def embed(self, table: Any, out: Array) -> None:
+        """out f32 [R, hidden] = table[inputs.tokens]; table [vocab, hidden] from `Kernels.pack`. A quantised row is
+        dequantised: scale * code, then + minimum, each rounded to float32."""
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, of: RowSet = "rows") -> None:
         """out act = x / sqrt(mean(x^2) + eps) * weight; x f32 [*, n], weight f32 [n]."""
 
     def linear(self, x: Array, weight: Any, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
-        """out f32 [*, N] = x W^T (+ bias), or out += when `add`; x act [*, K]; weight from `Kernels.pack`."""
+        """out f32 [*, N] = x W^T (+ bias), or out += when `add`; x act [*, K]; weight from `Kernels.pack`. out may be
+        columns of a wider buffer. Where weights are quantised, so is x; see kernels/reference_quantised.py."""
 
     def gated(self, x: Array, weight: Any, out: Array) -> None:
         """out act [R, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
@@ -224,18 +227,22 @@ class Kernels(Protocol):
     reason: str
     act: DType
 
-    def pack(self, weight: Array, bias: Array | None = None) -> Any:
-        """weight [N, K] (any float type) in the backend's layout, with its bias [N]."""
+    def pack(self, weight: Matrix, bias: Array | None = None) -> Any:
+        """weight [N, K] (any float type, or quantised) in the backend's layout, with its bias [N]."""
 
-    def pack_gated(self, gate: Array, up: Array, *, bias: tuple[Array, Array] | None = None) -> Any:
-        """gate and up [N, K] in one layout, so that their product needs no round trip through memory. `bias` is the
-        gate's and the up projection's, [N] each."""
+    def pack_gated(self, gate: Matrix, up: Matrix, *, bias: tuple[Array, Array] | None = None) -> Any:
+        """gate and up [N, K], of one format, in one layout, so that their product needs no round trip through
+        memory. `bias` is the gate's and the up projection's, [N] each."""
 
-    def pack_experts(self, parts: Iterable[tuple[Array, Array, Array]], *, count: int) -> Any:
-        """Gate and up [width, hidden] and down [hidden, width] of `count` experts in order, taken one by one."""
+    def pack_experts(self, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> Any:
+        """Gate and up [width, hidden] and down [hidden, width] of `count` experts in order, taken one by one; all gates
+        and ups of one format, and all downs."""
 
-    def pack_heads(self, weight: Array) -> Any:
-        """One matrix per head, weight [heads, N, K], for `per_head`."""
+    def pack_heads(self, weight: Sequence[Matrix] | Array) -> Any:
+        """One matrix [N, K] per head, all of one format, for `per_head`."""
+
+    def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
+        """Bytes of a packed matrix [n, k] of floats (None) or of that block format."""
 
     def cache(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> KVCache: ...
 

@@ -5,7 +5,7 @@ All arithmetic is in csrc/. Importing this module fails where the extension was 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -14,13 +14,15 @@ from wager.inputs import check_threads
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, address
 from wager.kernels.base import Inputs
+from wager.kernels.blocks import Matrix
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.cpu_tape import CpuTape
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads, pack, pack_experts, pack_gated, pack_heads
 from wager.types import GREEDY_TEMPERATURE
 
-ISAS = ("avx512", "avx2", "portable")
-"""Instruction sets, best first: AVX-512 with BF16 dot products, AVX2 with FMA, and whatever the compiler targets."""
+ISAS = ("avx512", "avxvnni", "avx2", "portable")
+"""Instruction sets, best first: AVX-512 with BF16 and VNNI, AVX2 with FMA (and AVX-VNNI), and whatever the compiler
+targets."""
 
 
 class CpuKernels:
@@ -46,17 +48,20 @@ class CpuKernels:
     def threads(self) -> int:
         return int(self.pool.threads)
 
-    def pack(self, weight: Array, bias: Array | None = None) -> Packed:
+    def pack(self, weight: Matrix, bias: Array | None = None) -> Packed:
         return pack(self.pool, weight, bias)
 
-    def pack_gated(self, gate: Array, up: Array, *, bias: tuple[Array, Array] | None = None) -> Packed:
+    def pack_gated(self, gate: Matrix, up: Matrix, *, bias: tuple[Array, Array] | None = None) -> Packed:
         return pack_gated(self.pool, gate, up, bias)
 
-    def pack_experts(self, parts: Iterable[tuple[Array, Array, Array]], *, count: int) -> PackedExperts:
+    def pack_experts(self, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> PackedExperts:
         return pack_experts(self.pool, parts, count=count)
 
-    def pack_heads(self, weight: Array) -> PackedHeads:
+    def pack_heads(self, weight: Sequence[Matrix] | Array) -> PackedHeads:
         return pack_heads(self.pool, weight)
+
+    def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
+        return -(-n // 32) * int(_native.panel_bytes(format_name or "bf16", k))
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> CpuLatents:
         return CpuLatents(self.pool, layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)

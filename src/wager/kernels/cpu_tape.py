@@ -52,16 +52,32 @@ class CpuTape:
     def _buffer(self, name: str, array: Array, dtype: DType, width: int, *, of: RowSet = "rows") -> int:
         """A buffer of rows: room for max_rows, or for as many logits rows as a step may have."""
         first = self._take(name, array, dtype, (None, width))
+        self._check_room(name, array, of)
+        return first
+
+    def _columns(self, name: str, array: Array, width: int, *, of: RowSet) -> int:
+        """As `_buffer` in float32, but rows may be columns of a wider buffer."""
+        size = FLOAT32.itemsize
+        shaped = array.ndim == 2 and array.shape[1] == width and array.dtype == FLOAT32
+        if not shaped or array.strides[1] != size or array.strides[0] % size or array.strides[0] < size * width:
+            raise ModelError(
+                f"{name} is {array.dtype} {tuple(array.shape)}; it must be contiguous float32 rows of {width}.",
+                "A tape's buffers are fixed when it is recorded.",
+            )
+        self._check_room(name, array, of)
+        self._kept.append(array)
+        return address(array)
+
+    def _check_room(self, name: str, array: Array, of: RowSet) -> None:
         if of == "logits":
             self._logits_rows = min(self._logits_rows, len(array))
         elif len(array) < self._rows:
             raise ModelError(f"{name} has room for {len(array)} rows; the tape's max_rows is {self._rows}.")
-        return first
 
-    def embed(self, table: Array, out: Array) -> None:
-        vocab, hidden = table.shape
-        source = self._take("table", table, BFLOAT16, (vocab, hidden))
-        self._tape.embed(source, vocab, hidden, self._buffer("out", out, FLOAT32, hidden))
+    def embed(self, table: Packed, out: Array) -> None:
+        self._kept.append(table)
+        target = self._buffer("out", out, FLOAT32, table.k)
+        self._tape.embed(table.buffer.address, table.format, table.n, table.k, target)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, of: RowSet = "rows") -> None:
         n = x.shape[-1]
@@ -71,19 +87,19 @@ class CpuTape:
         self._tape.rms_norm(source, scale, n, eps, target, of == "logits")
 
     def linear(self, x: Array, weight: Packed, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
-        target = self._buffer("out", out, FLOAT32, weight.n, of=of)
-        self._product(x, weight, target, add=add, of=of)
+        target = self._columns("out", out, weight.n, of=of)
+        self._product(x, weight, target, out.strides[0] // out.itemsize, add=add, of=of)
 
     def gated(self, x: Array, weight: Packed, out: Array) -> None:
         target = self._buffer("out", out, BFLOAT16, weight.n)
-        self._product(x, weight, target, add=False, of="rows")
+        self._product(x, weight, target, weight.n, add=False, of="rows")
 
-    def _product(self, x: Array, weight: Packed, target: int, *, add: bool, of: RowSet) -> None:
+    def _product(self, x: Array, weight: Packed, target: int, stride: int, *, add: bool, of: RowSet) -> None:
         source = self._buffer("x", x, BFLOAT16, weight.k, of=of)
         self._kept.append(weight)
         bias = 0 if weight.bias is None else address(weight.bias)
-        panels = (weight.buffer.address, bias, weight.n, weight.k, weight.panels, weight.gated)
-        self._tape.linear(source, *panels, add, target, of == "logits")
+        panels = (weight.buffer.address, weight.format, bias, weight.n, weight.k, weight.panels, weight.gated)
+        self._tape.linear(source, *panels, add, target, stride, of == "logits")
 
     def per_head(self, x: Array, weight: PackedHeads, out: Array) -> None:
         if out.shape[-1] % weight.heads or out.shape[-1] < weight.heads * weight.n:
@@ -92,7 +108,8 @@ class CpuTape:
         target = self._buffer("out", out, BFLOAT16, out.shape[-1])
         self._kept.append(weight)
         step = out.shape[-1] // weight.heads
-        self._tape.per_head(source, weight.buffer.address, weight.heads, weight.n, weight.k, step, target)
+        matrices = (weight.buffer.address, weight.format, weight.heads, weight.n, weight.k)
+        self._tape.per_head(source, *matrices, step, target)
 
     def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
         if spec.count > MAX_EXPERTS:
@@ -125,9 +142,9 @@ class CpuTape:
         source = self._buffer("x", x, BFLOAT16, weight.hidden)
         target = self._buffer("out", out, FLOAT32, weight.hidden)
         self._kept.append(weight)
-        addresses = (weight.into.address, weight.down.address)
+        matrices = ((weight.into.address, weight.into_format), (weight.down.address, weight.down_format))
         sizes = (weight.hidden, weight.width, spec.count, spec.active, len(routing.ids))
-        self._tape.experts(source, *addresses, *sizes, buffers, target)
+        self._tape.experts(source, *matrices, *sizes, buffers, target)
 
     def latent(
         self,

@@ -1,28 +1,32 @@
-"""Weights in the layout the C++ products read: panels of 32 outputs, [panel][inputs / 2][32][2], bf16.
+"""Weights in the layout the C++ products read: panels of 32 outputs (csrc/weight_layout.h), of bfloat16 or quantised.
 
 A panel of a gated pair is 16 outputs of the gate and the same 16 of the up projection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wager.errors import ModelError
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, Array, address, zeros
+from wager.kernels.blocks import Matrix, QuantisedMatrix
 
 _PANEL = 32
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Weights in panels of 32 outputs, bf16, on huge pages. `n` outputs (of one half when gated), `k` inputs."""
+    """Weights in panels of 32 outputs, on huge pages. `format` is bf16 or a name of blocks.BLOCK_FORMATS; `n` outputs
+    (of one half when gated), `k` inputs."""
 
     buffer: Any
+    format: str
     n: int
     k: int
     panels: int
@@ -39,6 +43,7 @@ class PackedHeads:
     """One matrix [n, k] per head, head after head."""
 
     buffer: Any
+    format: str
     heads: int
     n: int
     k: int
@@ -50,10 +55,12 @@ class PackedHeads:
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """Gate and up (`into`) and down projections of each expert, expert after expert."""
+    """Gate and up (`into`) and down projections of each expert, expert after expert, and the format of each."""
 
     into: Any
     down: Any
+    into_format: str
+    down_format: str
     count: int
     hidden: int
     width: int
@@ -63,75 +70,124 @@ class PackedExperts:
         return int(self.into.nbytes) + int(self.down.nbytes)
 
 
-def pack(pool: Any, weight: Array, bias: Array | None) -> Packed:
-    """weight [N, K] and bias [N] of any float type. ModelError if K is odd or shapes disagree."""
-    matrix = _matrix(weight)
-    n, k = matrix.shape
-    panels = -(-n // _PANEL)
-    buffer = _native.Buffer(panels * _PANEL * k * 2)
-    _native.pack(pool, address(matrix), n, k, buffer, 0)
-    return Packed(buffer, n, k, panels, False, None if bias is None else _padded(bias, n, panels * _PANEL))
+@dataclass(frozen=True)
+class _StoredRows:
+    """Where the rows of a matrix lie, in the order of its outputs; `owner` keeps their memory."""
+
+    format: str
+    addresses: NDArray[np.uint64]
+    k: int
+    owner: Any
+
+    @property
+    def n(self) -> int:
+        return len(self.addresses)
+
+    def padded(self, outputs: int) -> _StoredRows:
+        """With outputs that are zero, up to a multiple of `outputs`."""
+        rest = np.zeros(-self.n % outputs, np.uint64)
+        return _StoredRows(self.format, np.concatenate([self.addresses, rest]), self.k, self.owner)
+
+    def write(self, pool: Any, buffer: Any, offset: int) -> None:
+        """Pack the panels, all full, `offset` bytes into the buffer."""
+        _native.pack(pool, self.format, address(self.addresses), self.n // _PANEL, self.k, buffer, offset)
+
+    @property
+    def nbytes(self) -> int:
+        return self.n // _PANEL * int(_native.panel_bytes(self.format, self.k))
 
 
-def pack_gated(pool: Any, gate: Array, up: Array, bias: tuple[Array, Array] | None) -> Packed:
-    """gate and up [N, K] and their biases [N], interleaved by panels. ModelError as in `pack`."""
-    first, second = _matrix(gate), _matrix(up)
-    if first.shape != second.shape:
-        raise ModelError(f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must have one shape.")
-    n, k = first.shape
-    panels = -(-n // 16)
-    buffer = _native.Buffer(panels * _PANEL * k * 2)
-    _native.pack_gated(pool, address(first), address(second), n, k, buffer, 0)
+def pack(pool: Any, weight: Matrix, bias: Array | None) -> Packed:
+    """weight [N, K] of any float type or quantised, and bias [N]. ModelError if K is not of the format's multiples or
+    shapes disagree."""
+    own = _rows(weight)
+    rows = own.padded(_PANEL)
+    buffer = _native.Buffer(rows.nbytes)
+    rows.write(pool, buffer, 0)
+    padded = None if bias is None else _padded(bias, own.n, rows.n)
+    return Packed(buffer, rows.format, own.n, own.k, rows.n // _PANEL, False, padded)
+
+
+def pack_gated(pool: Any, gate: Matrix, up: Matrix, bias: tuple[Array, Array] | None) -> Packed:
+    """gate and up [N, K] of one format and their biases [N], interleaved by panels. ModelError as in `pack`."""
+    rows, n = _gated(gate, up), gate.shape[0]
+    buffer = _native.Buffer(rows.nbytes)
+    rows.write(pool, buffer, 0)
+    panels = rows.n // _PANEL
     if bias is None:
-        return Packed(buffer, n, k, panels, True)
+        return Packed(buffer, rows.format, n, rows.k, panels, True)
     halves = [_padded(half, n, panels * 16).reshape(panels, 16) for half in bias]
-    return Packed(buffer, n, k, panels, True, np.concatenate(halves, axis=1).ravel())
+    return Packed(buffer, rows.format, n, rows.k, panels, True, np.concatenate(halves, axis=1).ravel())
 
 
-def pack_heads(pool: Any, weight: Array) -> PackedHeads:
-    """weight [heads, N, K] of any float type. ModelError as in `pack`."""
-    heads, n, k = weight.shape
-    size = -(-n // _PANEL) * _PANEL * k * 2
-    buffer = _native.Buffer(heads * size)
-    for head in range(heads):
-        matrix = _matrix(weight[head])
-        _native.pack(pool, address(matrix), n, k, buffer, head * size)
-    return PackedHeads(buffer, heads, n, k)
+def pack_heads(pool: Any, weight: Sequence[Matrix] | Array) -> PackedHeads:
+    """One matrix [N, K] per head, of one format. ModelError as in `pack`."""
+    heads = [_rows(head).padded(_PANEL) for head in weight]
+    first = heads[0]
+    size = first.nbytes
+    buffer = _native.Buffer(len(heads) * size)
+    for index, head in enumerate(heads):
+        _check_same(f"Head {index}", head, first)
+        head.write(pool, buffer, index * size)
+    return PackedHeads(buffer, first.format, len(heads), weight[0].shape[0], first.k)
 
 
-def pack_experts(pool: Any, parts: Iterable[tuple[Array, Array, Array]], *, count: int) -> PackedExperts:
+def pack_experts(pool: Any, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> PackedExperts:
     """Gate and up [width, hidden] and down [hidden, width] of each expert. ModelError as in `pack`, or if there are not
-    `count` of one shape."""
+    `count` of one shape and format."""
     packed: PackedExperts | None = None
     done = 0
     for gate, up, down in parts:
-        width, hidden = gate.shape
-        sizes = (-(-width // 16) * _PANEL * hidden * 2, -(-hidden // _PANEL) * _PANEL * width * 2)
+        into, out = _gated(gate, up), _rows(down).padded(_PANEL)
         if packed is None:
-            packed = PackedExperts(
-                _native.Buffer(count * sizes[0]), _native.Buffer(count * sizes[1]), count, hidden, width
-            )
+            first = (into, out)
+            buffers = (_native.Buffer(count * into.nbytes), _native.Buffer(count * out.nbytes))
+            packed = PackedExperts(*buffers, into.format, out.format, count, into.k, gate.shape[0])
         shapes = [tuple(part.shape) for part in (gate, up, down)]
         if done == count or shapes != [(packed.width, packed.hidden)] * 2 + [(packed.hidden, packed.width)]:
             raise ModelError(f"Expert {done} has the shapes {shapes}, or is one too many for {count} experts.")
-        first, second, last = _matrix(gate), _matrix(up), _matrix(down)
-        at = (address(first), address(second), width, hidden)
-        _native.pack_gated(pool, *at, packed.into, done * sizes[0])
-        _native.pack(pool, address(last), hidden, width, packed.down, done * sizes[1])
+        for rows, of, buffer in zip((into, out), first, (packed.into, packed.down), strict=True):
+            _check_same(f"Expert {done}", rows, of)
+            rows.write(pool, buffer, done * rows.nbytes)
         done += 1
     if packed is None or done != count:
         raise ModelError(f"{done} experts were given, not {count}.")
     return packed
 
 
-def _matrix(weight: Array) -> Array:
-    """A weight as contiguous bf16 [N, K]; K must be even, because products take pairs of inputs."""
-    if weight.ndim != 2 or weight.shape[1] % 2 or not weight.size:
+def _rows(weight: Matrix) -> _StoredRows:
+    """The rows of a matrix, quantised or in bfloat16."""
+    name = weight.format.name if isinstance(weight, QuantisedMatrix) else "bf16"
+    multiple = int(_native.input_multiple(name))
+    if len(weight.shape) != 2 or weight.shape[1] % multiple or not all(weight.shape):
         raise ModelError(
-            f"A weight of shape {tuple(weight.shape)} cannot be packed: the native kernels need [N, K] with K even.",
+            f"A weight of shape {tuple(weight.shape)} cannot be packed: the native kernels need [N, K] with K "
+            f"{'even' if multiple == 2 else f'a multiple of {multiple} in {name}'}.",
             "Use --kernels reference for this model.",
         )
-    return np.ascontiguousarray(weight, BFLOAT16)
+    if isinstance(weight, QuantisedMatrix):
+        stored: Array = weight.data if weight.data.strides[1] == 1 else np.ascontiguousarray(weight.data)
+    else:
+        stored = np.ascontiguousarray(weight, BFLOAT16)
+    steps = np.arange(len(stored), dtype=np.uint64) * np.uint64(stored.strides[0])
+    return _StoredRows(name, np.uint64(address(stored)) + steps, weight.shape[1], stored)
+
+
+def _gated(gate: Matrix, up: Matrix) -> _StoredRows:
+    """16 rows of the gate, the same 16 of the up projection, and so on."""
+    first, second = _rows(gate), _rows(up)
+    if (first.format, gate.shape) != (second.format, up.shape):
+        raise ModelError(
+            f"gate {first.format} {tuple(gate.shape)} and up {second.format} {tuple(up.shape)} must have one shape and "
+            "one format."
+        )
+    halves = [half.padded(16).addresses.reshape(-1, 16) for half in (first, second)]
+    return _StoredRows(first.format, np.concatenate(halves, axis=1).ravel(), first.k, (first.owner, second.owner))
+
+
+def _check_same(name: str, rows: _StoredRows, first: _StoredRows) -> None:
+    if (rows.format, rows.n, rows.k) != (first.format, first.n, first.k):
+        raise ModelError(f"{name} is {rows.format} of {rows.k} inputs, the first one {first.format} of {first.k}.")
 
 
 def _padded(bias: Array, n: int, size: int) -> Array:

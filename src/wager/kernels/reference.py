@@ -9,7 +9,7 @@ not fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -17,9 +17,17 @@ from wager.arch.feed_forward import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
 from wager.kernels.base import BLOCK_SIZE, Inputs, Routing, RowSet
+from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix
 from wager.kernels.noise import argmax_gumbel
+from wager.kernels.reference_quantised import ReferenceQuantised
 from wager.kernels.reference_rows import matrix_vector, rms_norm, rotate, silu, softmax
-from wager.kernels.reference_store import ReferenceCache, ReferenceExpert, ReferenceLatents, ReferenceWeight
+from wager.kernels.reference_store import (
+    ReferenceCache,
+    ReferenceExpert,
+    ReferenceLatents,
+    ReferenceMatrix,
+    ReferenceWeight,
+)
 from wager.kernels.routing import top_experts
 
 DTYPES: dict[str, DType] = {"bfloat16": BFLOAT16, "float32": FLOAT32}
@@ -34,9 +42,9 @@ class ReferenceTape:
         self._ops: list[tuple[RowSet, Callable[[int], None]]] = []
         self._paths: list[Array] = []
 
-    def embed(self, table: Array, out: Array) -> None:
+    def embed(self, table: ReferenceMatrix, out: Array) -> None:
         def op(row: int) -> None:
-            out[row] = table[int(self.inputs.tokens[row])]
+            out[row] = table.row(int(self.inputs.tokens[row]))
 
         self._ops.append(("rows", op))
 
@@ -46,14 +54,14 @@ class ReferenceTape:
 
         self._ops.append((of, op))
 
-    def linear(self, x: Array, weight: ReferenceWeight, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
+    def linear(self, x: Array, weight: ReferenceMatrix, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
         def op(row: int) -> None:
             y = weight.product(_row(x, row))
             out[row] = out[row] + y if add else y
 
         self._ops.append((of, op))
 
-    def gated(self, x: Array, weight: tuple[ReferenceWeight, ReferenceWeight], out: Array) -> None:
+    def gated(self, x: Array, weight: tuple[ReferenceMatrix, ReferenceMatrix], out: Array) -> None:
         gate, up = weight
 
         def op(row: int) -> None:
@@ -79,7 +87,7 @@ class ReferenceTape:
 
         self._ops.append(("rows", op))
 
-    def per_head(self, x: Array, weight: list[ReferenceWeight], out: Array) -> None:
+    def per_head(self, x: Array, weight: list[ReferenceMatrix], out: Array) -> None:
         def op(row: int) -> None:
             heads = [w.product(value) for w, value in zip(weight, _row(x, row).reshape(len(weight), -1), strict=True)]
             out[row].reshape(len(weight), -1)[:, : len(heads[0])] = heads
@@ -199,7 +207,6 @@ class ReferenceKernels:
     """Plain numpy on the CPU, in bfloat16 (activations, weights and cache rounded) or float32 (nothing rounded)."""
 
     name = "reference"
-    packed_itemsize = 4
 
     def __init__(self, dtype: str = "bfloat16", *, reason: str = "the reference kernels were requested") -> None:
         if dtype not in DTYPES:
@@ -207,25 +214,37 @@ class ReferenceKernels:
         self.act = DTYPES[dtype]
         self.reason = reason
 
-    def pack(self, weight: Array, bias: Array | None = None) -> ReferenceWeight:
+    def pack(self, weight: Matrix, bias: Array | None = None) -> ReferenceMatrix:
+        if isinstance(weight, QuantisedMatrix):
+            if self.act == BFLOAT16:
+                return ReferenceQuantised(weight, None if bias is None else bias.astype(np.float32))
+            weight = weight.dequantise()
         rounded = weight.astype(self.act, copy=False)
         matrix = np.ascontiguousarray(rounded, np.float32)
         return ReferenceWeight(matrix, None if bias is None else bias.astype(np.float32))
 
     def pack_gated(
-        self, gate: Array, up: Array, *, bias: tuple[Array, Array] | None = None
-    ) -> tuple[ReferenceWeight, ReferenceWeight]:
+        self, gate: Matrix, up: Matrix, *, bias: tuple[Array, Array] | None = None
+    ) -> tuple[ReferenceMatrix, ReferenceMatrix]:
         first, second = (None, None) if bias is None else bias
         return self.pack(gate, first), self.pack(up, second)
 
-    def pack_experts(self, parts: Iterable[tuple[Array, Array, Array]], *, count: int) -> list[ReferenceExpert]:
+    def pack_experts(self, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> list[ReferenceExpert]:
         packed = [(self.pack_gated(gate, up), self.pack(down)) for gate, up, down in parts]
         if len(packed) != count:
             raise ModelError(f"{len(packed)} experts were given, not {count}.")
         return packed
 
-    def pack_heads(self, weight: Array) -> list[ReferenceWeight]:
-        return [self.pack(head.copy()) for head in weight]  # a view would keep the whole array alive
+    def pack_heads(self, weight: Sequence[Matrix] | Array) -> list[ReferenceMatrix]:
+        # a view would keep the whole array alive
+        return [self.pack(head if isinstance(head, QuantisedMatrix) else head.copy()) for head in weight]
+
+    def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
+        if format_name is None or self.act == FLOAT32:
+            return 4 * n * k
+        known = BLOCK_FORMATS[format_name]
+        floats = k + k // known.group + (k // BLOCK if known.minimum else 0)
+        return n * (4 * floats + k // known.inputs * known.bytes)
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> ReferenceLatents:
         return ReferenceLatents(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope, dtype=self.act)

@@ -8,6 +8,7 @@ import numpy as np
 
 from wager.kernels.arrays import Array, DType
 from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.reference_quantised import ReferenceQuantised
 from wager.kernels.reference_rows import matrix_vector
 
 
@@ -23,8 +24,15 @@ class ReferenceWeight:
         y = matrix_vector(self.matrix, x)
         return y if self.bias is None else y + self.bias
 
+    def row(self, index: int) -> Array:
+        """float32 [K]."""
+        found: Array = self.matrix[index]
+        return found
 
-ReferenceExpert = tuple[tuple[ReferenceWeight, ReferenceWeight], ReferenceWeight]
+
+ReferenceMatrix = ReferenceWeight | ReferenceQuantised
+
+ReferenceExpert = tuple[tuple[ReferenceMatrix, ReferenceMatrix], ReferenceMatrix]
 """Gate and up, then down."""
 
 

@@ -9,19 +9,15 @@ from wager.arch.attention import Mla
 from wager.arch.feed_forward import Experts
 from wager.arch.spec import ModelSpec
 from wager.kernels.base import BLOCK_SIZE, Kernels
+from wager.models.matrices import Matrices
 
 
-def weight_bytes(spec: ModelSpec, kernels: Kernels) -> int:
-    """Bytes of the packed matrices, the embedding table, and the vectors and routers in float32.
-
-    The embedding is kept as rows beside the packed head, also when both are one matrix on disk: one is read by row,
-    the other by panel.
-    """
-    packed: int = getattr(kernels, "packed_itemsize", kernels.act.itemsize)
-    elements = spec.elements()
-    matrices = sum(elements.values()) - elements["embedding"] - elements["router"]
-    vectors = spec.vector_elements + elements["router"]
-    return matrices * packed + spec.head_elements * kernels.act.itemsize + vectors * 4
+def weight_bytes(matrices: Matrices, kernels: Kernels) -> int:
+    """Bytes of the packed matrices, each in its form, and of the vectors and routers in float32. A tied embedding is
+    the head."""
+    spec = matrices.spec
+    packed = sum(kernels.matrix_bytes(*shape, known) for shape, known in matrices.packed())
+    return packed + 4 * (spec.vector_elements + spec.elements()["router"])
 
 
 def block_bytes(spec: ModelSpec, kernels: Kernels) -> int:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from wager.arch.spec import ModelSpec
 from wager.kernels.arrays import FLOAT32, Array, DType
+from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix
+from wager.models.gguf_blocks import StoredAs
 from wager.models.tensors import tensor_shapes
 from wager.models.weights import Weights
 
@@ -23,6 +27,22 @@ SCORE_STD = 5.0
 cycles; at 5 a few positions have most of the weight."""
 
 
+@dataclass(frozen=True, slots=True)
+class _UniformCodes:
+    """Mean and standard deviation of a format's codes when all are equally likely; `unused` is a byte that is drawn but
+    means zero, so that the others are symmetric."""
+
+    mean: float
+    deviation: float
+    unused: int | None = None
+
+
+_CODES: Mapping[str, _UniformCodes] = {
+    "q8_0": _UniformCodes(0.0, math.sqrt(2 * 127 * 128 * 255 / 6 / 256), unused=128),
+    "q4_1": _UniformCodes(7.5, math.sqrt((16**2 - 1) / 12)),
+}
+
+
 class RandomWeights:
     """Weights drawn from a seed, each tensor when it is read: for tests and benchmarks."""
 
@@ -31,7 +51,7 @@ class RandomWeights:
         self._shapes, self._seed = tensor_shapes(spec), seed
 
     def read(self, name: str, dtype: DType = FLOAT32) -> Array:
-        generator = np.random.Generator(np.random.PCG64(zlib.crc32(f"{self._seed} {name}".encode())))
+        generator = self._generator(name)
         noise: Array = generator.standard_normal(self._shapes[name], np.float32)
         if noise.ndim == 1 and name.endswith("bias"):
             noise *= 0.1
@@ -41,6 +61,27 @@ class RandomWeights:
             noise = 0.1 * noise + 1.0
         noise *= self.scale(name)
         return noise.astype(dtype, copy=False)
+
+    def stored(self, name: str) -> StoredAs:
+        return StoredAs("random")
+
+    def quantised(self, name: str, format_name: str) -> QuantisedMatrix:
+        """Drawn in that format, all codes equally likely: other values than those of `read`, of the same size."""
+        n, k = self._shapes[name]
+        known, codes = BLOCK_FORMATS[format_name], _CODES[format_name]
+        size = n * k // known.inputs * known.bytes
+        words = self._generator(name).integers(0, 1 << 64, -(-size // 8), np.uint64)
+        data = words.view(np.uint8)[:size]
+        if codes.unused is not None:
+            np.multiply(data, data != codes.unused, out=data)
+        blocks = data.reshape(n, -1, known.bytes)
+        step = np.float16(self.scale(name) / codes.deviation)
+        for at, value in zip(known.fields, (step, np.float16(-codes.mean * step)), strict=False):
+            blocks[..., at : at + 2] = np.frombuffer(value.tobytes(), np.uint8)
+        return QuantisedMatrix(known, data.reshape(n, -1), k)
+
+    def _generator(self, name: str) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(zlib.crc32(f"{self._seed} {name}".encode())))
 
     def scale(self, name: str) -> float:
         """Standard deviation of a matrix, size of a norm's weights; 1 for a bias.

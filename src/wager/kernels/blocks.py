@@ -1,0 +1,228 @@
+"""Matrices in the quantised block formats of GGUF: their table, their bytes, and the numbers that the bytes stand for.
+
+A row is blocks of 32 or 256 inputs. A weight is scale * (code - offset), plus a minimum in the formats that have one;
+a scale and a minimum belong to 32 inputs (a scale of q6_k to 16). Layouts are those of ggml-common.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from wager.errors import ModelError
+from wager.kernels.arrays import Array
+
+BLOCK = 32
+"""Inputs that share a scale of the activations, and at most those that share a scale of the weights."""
+
+_CHUNK = 1 << 20
+"""Weights dequantised at a time: 4 MB of float32."""
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """A format: `inputs` and `bytes` of a block, inputs per `group` with one scale, the `offset` that codes are stored
+    with, whether there is a `minimum`, the byte offsets of its float16 `fields`, and bits per weight in the panels of
+    the native kernels (`packed_bits`), where scales of 256 inputs are spread to groups."""
+
+    name: str
+    inputs: int
+    bytes: int
+    group: int
+    offset: int
+    minimum: bool
+    fields: tuple[int, ...]
+    packed_bits: float
+
+
+BLOCK_FORMATS: Mapping[str, BlockFormat] = {
+    known.name: known
+    for known in (
+        BlockFormat("q8_0", 32, 34, 32, 0, False, (0,), 8.5),
+        BlockFormat("q4_0", 32, 18, 32, 8, False, (0,), 4.5),
+        BlockFormat("q4_1", 32, 20, 32, 0, True, (0, 2), 5.0),
+        BlockFormat("q5_0", 32, 22, 32, 16, False, (0,), 5.5),
+        BlockFormat("q5_1", 32, 24, 32, 0, True, (0, 2), 6.0),
+        BlockFormat("q4_k", 256, 144, 32, 0, True, (0, 2), 4.625),
+        BlockFormat("q5_k", 256, 176, 32, 0, True, (0, 2), 5.625),
+        BlockFormat("q6_k", 256, 210, 16, 32, False, (208,), 6.5625),
+    )
+}
+"""The formats that the native kernels multiply, by GGUF's names."""
+
+
+@dataclass(frozen=True)
+class Codes:
+    """What the blocks of n rows stand for: weight = scale * code (+ minimum), each operation rounded to float32."""
+
+    values: NDArray[np.int8]  # [n, k], the offset subtracted
+    scales: Floats  # [n, k / group]
+    minima: Floats | None  # [n, k / 32]
+
+    def weights(self) -> Floats:
+        """float32 [n, k]."""
+        rows, groups = self.scales.shape
+        found = self.values.reshape(rows, groups, -1) * self.scales[..., None]
+        if self.minima is not None:
+            found += self.minima[..., None]
+        return found.reshape(rows, -1)
+
+
+@dataclass(frozen=True)
+class QuantisedMatrix:
+    """A matrix [n, k] whose rows are stored exactly as GGUF stores them: `data` uint8 [n, k / inputs * bytes], each row
+    contiguous. ModelError if k is no multiple of the format's inputs or `data` has another width."""
+
+    format: BlockFormat
+    data: Bytes
+    k: int
+
+    def __post_init__(self) -> None:
+        known = self.format
+        expected = self.k // known.inputs * known.bytes
+        if self.k % known.inputs or not self.k:
+            raise ModelError(f"{known.name} stores {known.inputs} inputs a block, which do not divide {self.k}.")
+        if self.data.ndim != 2 or self.data.shape[1] != expected or self.data.dtype != np.uint8:
+            raise ModelError(
+                f"Rows of {self.k} inputs in {known.name} are {expected} bytes; {self.data.dtype} "
+                f"{list(self.data.shape)} was given."
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.data), self.k
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def take(self, rows: Any) -> QuantisedMatrix:
+        """A copy of these rows (a slice or int [m]) in this order."""
+        return QuantisedMatrix(self.format, np.ascontiguousarray(self.data[rows]), self.k)
+
+    def codes(self) -> Codes:
+        known, rows = self.format, len(self.data)
+        return _UNPACK[known.name](self.data.reshape(rows, -1, known.bytes))
+
+    def dequantise(self, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """[n, k] as float32, or rounded to `dtype`, in parts, so that there is never a float32 copy of all of it."""
+        out = np.empty(self.shape, dtype)
+        step = max(1, _CHUNK // self.k)
+        with np.errstate(invalid="ignore", over="ignore"):  # whoever reads weights checks that they are finite
+            for first in range(0, len(out), step):
+                part = QuantisedMatrix(self.format, self.data[first : first + step], self.k)
+                out[first : first + step] = part.codes().weights()
+        return out
+
+    def is_finite(self) -> bool:
+        """Whether all weights are finite: their float16 scales and minima are."""
+        blocks = self.data.reshape(len(self.data), -1, self.format.bytes)
+        return all(bool(np.isfinite(_half(blocks, at)).all()) for at in self.format.fields)
+
+
+Matrix = Array | QuantisedMatrix
+"""A matrix [n, k]: of floats, or quantised."""
+
+
+def stack(parts: Sequence[Matrix]) -> Matrix:
+    """The rows of several matrices of one form and width. ModelError if they differ."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    quantised = [part for part in parts if isinstance(part, QuantisedMatrix)]
+    floats = [part for part in parts if not isinstance(part, QuantisedMatrix)]
+    if not quantised:
+        return np.concatenate(floats)
+    if floats or any((part.format, part.k) != (quantised[0].format, quantised[0].k) for part in quantised):
+        forms = [
+            f"{part.format.name if isinstance(part, QuantisedMatrix) else part.dtype} {list(part.shape)}"
+            for part in parts
+        ]
+        raise ModelError(f"Matrices of {', '.join(forms)} cannot be one.")
+    return QuantisedMatrix(quantised[0].format, np.concatenate([part.data for part in quantised]), quantised[0].k)
+
+
+def _half(blocks: Bytes, at: int) -> NDArray[np.float16]:
+    """The little-endian float16 at that byte of each block [n, b, bytes] -> [n, b]."""
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0].astype(np.float16, copy=False)
+
+
+def _scale(blocks: Bytes, at: int) -> Floats:
+    return _half(blocks, at).astype(np.float32)
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """[..., m] -> [..., 2 m]: the low halves of the bytes, then the high ones."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _rows(values: NDArray[Any], rows: int) -> NDArray[np.int8]:
+    return values.astype(np.int8, copy=False).reshape(rows, -1)
+
+
+def _q8_0(blocks: Bytes) -> Codes:
+    return Codes(_rows(np.ascontiguousarray(blocks[..., 2:]).view(np.int8), len(blocks)), _scale(blocks, 0), None)
+
+
+def _simple(*, minimum: bool, bits: int) -> Callable[[Bytes], Codes]:
+    """q4_0, q4_1, q5_0 and q5_1: scale, minimum, fifth bits, nibbles."""
+
+    def unpack(blocks: Bytes) -> Codes:
+        head = 4 if minimum else 2
+        values = _nibbles(blocks[..., head + (4 if bits == 5 else 0) :])
+        if bits == 5:
+            values |= np.unpackbits(blocks[..., head : head + 4], axis=-1, bitorder="little") << 4
+        codes = values.view(np.int8) - np.int8(0 if minimum else 1 << (bits - 1))
+        return Codes(_rows(codes, len(blocks)), _scale(blocks, 0), _scale(blocks, 2) if minimum else None)
+
+    return unpack
+
+
+def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Scales and minima [n, b * 8] of q4_k and q5_k: 6-bit factors of the block's two float16."""
+    low, high, both = (blocks[..., at : at + 4] for at in (4, 8, 12))
+    factors = np.concatenate([low & 63, (both & 15) | (low >> 2 & 48)], axis=-1)
+    lifts = np.concatenate([high & 63, (both >> 4) | (high >> 2 & 48)], axis=-1)
+    scales = _scale(blocks, 0)[..., None] * factors
+    minima = -(_scale(blocks, 2)[..., None] * lifts)
+    return scales.reshape(len(blocks), -1), minima.reshape(len(blocks), -1)
+
+
+def _q4_k(blocks: Bytes) -> Codes:
+    values = _nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32))
+    return Codes(_rows(values, len(blocks)), *_k_scales(blocks))
+
+
+def _q5_k(blocks: Bytes) -> Codes:
+    values = _nibbles(blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32)).reshape(*blocks.shape[:2], 8, 32)
+    fifth = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return Codes(_rows(values | fifth << 4, len(blocks)), *_k_scales(blocks))
+
+
+def _q6_k(blocks: Bytes) -> Codes:
+    count = blocks.shape[:2]
+    low = _nibbles(blocks[..., :128].reshape(*count, 2, 64))  # [n, b, 2, 128]
+    high = blocks[..., 128:192].reshape(*count, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    codes = (low.reshape(*count, -1) | high.reshape(*count, -1) << 4).view(np.int8) - np.int8(32)
+    factors = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    scales = _scale(blocks, 208)[..., None] * factors
+    return Codes(_rows(codes, len(blocks)), scales.reshape(len(blocks), -1), None)
+
+
+_UNPACK: Mapping[str, Callable[[Bytes], Codes]] = {
+    "q8_0": _q8_0,
+    "q4_0": _simple(minimum=False, bits=4),
+    "q4_1": _simple(minimum=True, bits=4),
+    "q5_0": _simple(minimum=False, bits=5),
+    "q5_1": _simple(minimum=True, bits=5),
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
+}

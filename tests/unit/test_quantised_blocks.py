@@ -1,0 +1,197 @@
+"""Block formats against gguf's own dequantiser, conversions of other types, and quantising."""
+
+from __future__ import annotations
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from quantised_cases import HALVES, matrix, raw_rows
+from wager.errors import ModelError
+from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix, stack
+from wager.kernels.quantise import quantise
+from wager.models.gguf_blocks import converted, stored_as
+
+FORMATS = list(BLOCK_FORMATS)
+OTHERS = [
+    kind
+    for kind, (inputs, _) in gguf.GGML_QUANT_SIZES.items()
+    if inputs > 1 and kind.name.lower() not in BLOCK_FORMATS and kind not in (Kind.Q8_1, Kind.Q8_K, Kind.Q1_0)
+]
+
+
+def bits(values: np.ndarray) -> np.ndarray:
+    return values.view(np.int32)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_are_those_of_the_gguf_library_bit_for_bit(name: str) -> None:
+    known = BLOCK_FORMATS[name]
+    assert gguf.GGML_QUANT_SIZES[Kind[name.upper()]] == (known.inputs, known.bytes)
+    assert HALVES[Kind[name.upper()]] == known.fields
+    found = matrix(name, 37, 768)
+    expected = gguf.quants.dequantize(found.data, Kind[name.upper()])
+    assert expected.std() > 1e-3
+    assert np.array_equal(bits(found.dequantise()), bits(expected))
+    assert np.array_equal(found.dequantise(ml_dtypes.bfloat16), expected.astype(ml_dtypes.bfloat16))
+    assert (found.shape, found.nbytes) == ((37, 768), 37 * 768 // known.inputs * known.bytes)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_matrix_dequantised_in_parts_is_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = matrix(name, 11, 512)
+    whole = found.dequantise()
+    monkeypatch.setattr("wager.kernels.blocks._CHUNK", 1200)
+    assert np.array_equal(bits(found.dequantise()), bits(whole))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_are_taken_and_stacked_as_they_are_stored(name: str) -> None:
+    found, order = matrix(name, 9, 256), np.array([3, 0, 8, 3])
+    assert np.array_equal(bits(found.take(order).dequantise()), bits(found.dequantise()[order]))
+    again = stack([found.take(slice(0, 4)), found.take(slice(4, 9))])
+    assert np.array_equal(again.data, found.data) and again.k == 256
+    other = matrix("q8_0" if name != "q8_0" else "q4_0", 2, 256)
+    with pytest.raises(ModelError, match="cannot be one"):
+        stack([found, other])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_scales_that_are_not_finite_are_found(name: str) -> None:
+    known = BLOCK_FORMATS[name]
+    for at in known.fields:
+        for bad in (np.nan, np.inf, -np.inf):
+            found = matrix(name, 5, 512)
+            assert found.is_finite()
+            block = known.bytes + at  # of the second block of a row
+            found.data[3, block : block + 2] = np.frombuffer(np.float16(bad).tobytes(), np.uint8)
+            assert not found.is_finite()
+            assert not np.isfinite(found.dequantise()[3]).all()
+
+
+def test_a_matrix_of_the_wrong_size_is_refused() -> None:
+    with pytest.raises(ModelError, match="32 inputs a block"):
+        QuantisedMatrix(BLOCK_FORMATS["q4_0"], np.zeros((2, 18), np.uint8), 33)
+    with pytest.raises(ModelError, match="are 36 bytes"):
+        QuantisedMatrix(BLOCK_FORMATS["q4_0"], np.zeros((2, 18), np.uint8), 64)
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.name)
+def test_other_types_are_converted(kind: Kind) -> None:
+    """Exactly where the table says so; else as near as 8 bits are."""
+    raw = raw_rows(kind, 23, 1024)
+    expected = gguf.quants.dequantize(raw, kind)
+    assert np.isfinite(expected).all() and expected.std() > 0
+    found, known = converted(raw, kind, 1024), stored_as(kind)
+    assert found.format.name == known.format
+    if known.exact:
+        assert np.array_equal(found.dequantise(), expected)
+    else:
+        blocks, errors = expected.reshape(-1, 32), (found.dequantise() - expected).reshape(-1, 32)
+        assert (np.abs(errors) <= np.abs(blocks).max(axis=1, keepdims=True) * 0.0042).all()
+        assert np.abs(errors).max() > 0
+
+
+def test_every_type_with_a_conversion_of_its_own_is_exact_or_says_that_it_is_not() -> None:
+    exact = {kind for kind in OTHERS if stored_as(kind).exact}
+    assert exact == {Kind.IQ4_NL, Kind.MXFP4, Kind.TQ1_0, Kind.TQ2_0, Kind.Q3_K}
+
+
+def test_types_of_the_kernels_keep_their_bytes() -> None:
+    raw = raw_rows(Kind.Q5_K, 3, 512)
+    assert converted(raw, Kind.Q5_K, 512).data is raw
+
+
+def test_iq4_xs_keeps_its_codes() -> None:
+    """Only its scales are rounded: to 11 bits, so that a value moves by less than its 2048th part."""
+    raw = raw_rows(Kind.IQ4_XS, 23, 1024)
+    expected = gguf.quants.dequantize(raw, Kind.IQ4_XS)
+    assert (np.abs(converted(raw, Kind.IQ4_XS, 1024).dequantise() - expected) <= np.abs(expected) / 2048).all()
+
+
+def test_exponents_of_mxfp4_that_float16_lacks() -> None:
+    raw = raw_rows(Kind.MXFP4, 4, 32)
+    raw[:, 0] = (0, 103, 143, 255)  # 2^-128, 2^-25, 2^15, 2^127
+    with np.errstate(over="ignore"):
+        expected, found = gguf.quants.dequantize(raw, Kind.MXFP4), converted(raw, Kind.MXFP4, 32)
+    assert np.abs(found.dequantise()[:2] - expected[:2]).max() <= 2.0**-25
+    assert np.array_equal(found.dequantise()[2], expected[2])
+    assert not found.is_finite() and found.take([0, 1, 2]).is_finite()
+
+
+def normal(n: int, k: int) -> np.ndarray:
+    return np.random.default_rng(5).normal(size=(n, k)).astype(np.float32)
+
+
+def error(x: np.ndarray, found: QuantisedMatrix) -> float:
+    return float(np.linalg.norm(x - found.dequantise()) / np.linalg.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "gain"), [("q8_0", 0.0055, 1.0), ("q4_0", 0.083, 0.96), ("q4_1", 0.075, 0.95)]
+)
+def test_quantising_is_at_least_as_near_as_ggml(name: str, most: float, gain: float) -> None:
+    x, kind = normal(256, 768), Kind[name.upper()]
+    plain = QuantisedMatrix(BLOCK_FORMATS[name], gguf.quants.quantize(x, kind), 768)
+    assert error(x, quantise(x, name)) <= min(most, gain * error(x, plain))
+    assert np.array_equal(quantise(x.astype(ml_dtypes.bfloat16), name).data,
+                          quantise(x.astype(ml_dtypes.bfloat16).astype(np.float32), name).data)  # fmt: skip
+
+
+def test_q8_0_rounds_to_the_nearest_code() -> None:
+    x = normal(64, 320)
+    found = quantise(x, "q8_0")
+    scales = np.abs(x.reshape(64, -1, 32)).max(axis=2) / np.float32(127)
+    assert np.array_equal(found.codes().scales, scales.astype(np.float16).astype(np.float32))
+    codes = np.rint(x.reshape(64, -1, 32) / found.codes().scales[..., None]).clip(-127, 127)
+    different = codes.reshape(64, -1) != found.codes().values
+    assert different.mean() < 1e-3  # x * (1 / scale) against x / scale at halves
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_1"])
+def test_quantised_values_are_kept(name: str) -> None:
+    """Values that span all codes of a format are found again, exactly."""
+    found = matrix(name, 40, 256, seed=3)
+    for first in range(0, found.data.shape[1], found.format.bytes):
+        found.data[:, first + 1] &= 127  # no negative scales: a minimum would be at the other end
+        at = first + max(found.format.fields) + 2
+        found.data[:, at] = 127 if name == "q8_0" else 0xF0
+        found.data[:, at + 1 : first + found.format.bytes][
+            found.data[:, at + 1 : first + found.format.bytes] == 128
+        ] = 0
+    x = found.dequantise()
+    assert np.array_equal(quantise(x, name).dequantise(), x)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_1"])
+def test_quantising_in_parts_is_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = normal(50, 96)
+    whole = quantise(x, name)
+    monkeypatch.setattr("wager.kernels.quantise._PART", 400)
+    assert np.array_equal(quantise(x, name).data, whole.data)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_1"])
+def test_quantising_special_values(name: str) -> None:
+    x = normal(6, 64)
+    x[0] = 0
+    x[1] = 0.25
+    x[2, 5] = np.nan
+    x[3, 40] = -np.inf
+    x[4] = 1e-7
+    x[5] *= 1e8
+    found = quantise(x, name)
+    assert not found.dequantise()[0].any()
+    assert np.abs(found.dequantise()[1] - 0.25).max() <= 1e-3
+    assert [found.take([row]).is_finite() for row in range(6)] == [True, True, False, False, True, True]
+    assert np.isnan(found.dequantise()[2, :32]).all() and np.isfinite(found.dequantise()[2, 32:]).all()
+    assert np.isfinite(found.dequantise()[5]).all()
+
+
+def test_formats_that_cannot_be_written_are_refused() -> None:
+    with pytest.raises(ModelError, match="q5_k"):
+        quantise(normal(1, 256), "q5_k")
+    with pytest.raises(ModelError, match="do not divide 40"):
+        quantise(normal(1, 40), "q8_0")
