@@ -36,7 +36,7 @@ ENGINES = {"none": {"drafter": "none"}, "ngram": {"drafter": "ngram"}, "adversar
 STAGES = ("schedule", "policy", "draft", "pack", "accept", "commit", "observe", "rest")
 BLOCK = 32
 """Steps over which a mean is taken: the greatest interval between plans."""
-WARM = 512
+WARM = 256
 """Steps before the first one that counts: the policy leaves nothing out in its first 64."""
 ROOT = Path(__file__).parents[1]
 

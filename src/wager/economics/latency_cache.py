@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.economics.latency_model import LatencyModel
+from wager.economics.latency_model import LatencyModel, seconds_by_rows
 
 _REFRESH_INTERVAL = 32  # steps after which the model is queried again: it learns, and contexts grow
 _CONTEXTS_PER_DOUBLING = 8  # context lengths within 1/8 of a doubling (9 %) share an entry
@@ -57,10 +57,10 @@ class LatencyCache:
         key = rows, sequences, _context_key(context_sum)
         curve = self._extra.get(key)
         if curve is None or len(curve) <= count:
-            knots, latency = _knots(1 << max(3, count.bit_length())), self._latency.seconds
-            none = latency(rows, sequences, context_sum)
-            seconds = [latency(rows + knot, sequences, context_sum) - none for knot in knots]
-            curve = list(accumulate(seconds, max))
+            knots = _knots(1 << max(3, count.bit_length()))
+            seconds = seconds_by_rows(self._latency, [rows + knot for knot in knots], sequences, context_sum)
+            none = seconds[0]
+            curve = list(accumulate([each - none for each in seconds], max))
             if len(knots) <= knots[-1]:
                 curve = np.interp(np.arange(knots[-1] + 1), knots, curve).tolist()
             self._extra[key] = curve

@@ -243,8 +243,7 @@ class Adaptive(Policy):
 
     def _count_steps(self) -> None:
         """Take them in for `explain`, which changes nothing that is decided."""
-        for step, record in self._records[self._counted :]:
-            self._observed.add(step, record)
+        self._observed.add(self._records[self._counted :] if self._counted else self._records)
         self._counted = len(self._records)
 
     def _learn_verdicts(self) -> None:
