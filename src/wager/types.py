@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VerifyRule = Literal["match", "rejection", "block"]
+
+KVDtype = Literal["bf16", "q8"]
+"""Types of cached keys and values: the kernels' activation type, or int8 with a scale per position and kv head."""
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

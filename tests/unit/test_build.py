@@ -83,6 +83,22 @@ def test_more_memory_makes_a_larger_cache(config: wager.EngineConfig) -> None:
     assert fixed_plan.cache_tokens == 112  # rounded up to blocks
 
 
+def test_a_cache_of_int8_has_more_positions_in_the_same_memory(config: wager.EngineConfig) -> None:
+    plans = {kind: load(config.with_options(memory=8 << 20, kv_dtype=kind)).memory_plan for kind in ("bf16", "q8")}
+    assert plans["bf16"].weights == plans["q8"].weights
+    ratio = plans["q8"].cache_tokens / plans["bf16"].cache_tokens
+    assert ratio == pytest.approx(2 * 16 / (16 + 4), rel=0.02)  # head_dim 16: a float32 scale beside 16 bytes
+    with pytest.raises(UsageError, match=r"kv_dtype = 'q4' is not known"):
+        config.with_options(kv_dtype="q4")
+
+
+def test_a_calibration_belongs_to_one_type_of_cache(config: wager.EngineConfig) -> None:
+    engines = [load(config.with_options(kv_dtype=kind)) for kind in ("bf16", "q8")]
+    plain, small = (engine.target.opened.formats(engine.kernels) for engine in engines)
+    assert plain == engines[0].target.opened.matrices(engines[0].kernels).description
+    assert small == f"{plain}, cache q8"
+
+
 def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:
     with pytest.raises(UsageError, match="'random-tree' makes trees"):
         load(config.with_options(drafter="random-tree", verify="block"))

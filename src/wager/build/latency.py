@@ -55,4 +55,4 @@ def setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: str) -> Setup
 
 
 def _setup(model: OpenedModel, kernels: Kernels) -> Setup:
-    return setup(kernels, model.spec, model=model.path.name, dtype=model.matrices(kernels).description)
+    return setup(kernels, model.spec, model=model.path.name, dtype=model.formats(kernels))

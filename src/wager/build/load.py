@@ -38,7 +38,7 @@ log = logging.getLogger("wager")
 Report = Callable[[str], None]
 
 TARGET_OPTIONS = (
-    "model", "kernels", "dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens",
+    "model", "kernels", "dtype", "kv_dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens",
 )  # fmt: skip
 """Options that are fixed when a target is loaded; engines that share it must have the same values."""
 
@@ -133,7 +133,7 @@ def load(
     for request in expected(model.tokenizer) if expected else ():
         check_length(request, max_context=model.limits.context, num_blocks=plan.num_blocks)
     if target is None:
-        report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.matrices(kernels).description})")
+        report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.formats(kernels)})")
         for kind, form in model.matrices(kernels).converted.items():
             report(f"{kind} has no kernels of its own: its tensors are read as {form}")
         decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)

@@ -42,7 +42,7 @@ _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
 @click.command("calibrate", cls=parameters.Verb)
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("ngram",)),
-    only=("model", "kernels", "threads", "memory", "max_context"),
+    only=("model", "kv_dtype", "kernels", "threads", "memory", "max_context"),
 )
 @click.option("--seconds", type=float, default=60.0, show_default=True, metavar="S", help="How long to measure.")
 @click.option(
@@ -80,8 +80,7 @@ def command(
         raise UsageError("--check stores nothing, so --replace has no effect.", "Give one of them.")
     engine = open_engine(config.with_options(drafter="none"))
     folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
-    dtype = engine.target.opened.matrices(engine.kernels).description
-    current = setup(engine.kernels, engine.spec, model=name, dtype=dtype)
+    current = setup(engine.kernels, engine.spec, model=name, dtype=engine.target.opened.formats(engine.kernels))
     if checking:
         stored = find_calibration(folder, current)
         if stored.calibration is None:
