@@ -54,15 +54,21 @@ struct WeightBlock {
     }
 };
 
-// M rows times kBlockCols columns of a panel. Integer sums are in registers, float accumulators in `out` [M, 32]: both would
-// not fit into the registers of enough rows.
+// M rows times kBlockCols columns of a panel.
 template <WeightFormat format, int M>
 struct BlockTile {
     using Block = WeightBlock<format>;
     static constexpr BlockLayout kLayout = Block::kLayout;
 
-    Sums sums[M][kBlockCols];
+    Sums sums[M][kBlockCols];  // of a block
+    F acc[M][kBlockCols];
 
+    WAGER_INLINE void clear() {
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+            for (int j = 0; j < kBlockCols; ++j) acc[i][j] = zero();
+    }
     template <class Rows>
     WAGER_INLINE void begin(int half, const Rows& x) {
         constexpr bool kStarts = kLayout.bits == 8 ? kByteOffset != 0 : kLayout.offset != 0;
@@ -94,33 +100,37 @@ struct BlockTile {
     }
     // Adds the sums of a block, or of its first half, to the accumulators; with the minima if these are all.
     template <int half, class Rows>
-    WAGER_INLINE void end(const Block& block, int column, const Rows& x, float* out) const {
+    WAGER_INLINE void end(const Block& block, int column, const Rows& x) {
         constexpr bool kMinimum = kLayout.minimum && half == kLayout.halves - 1;
 #pragma GCC unroll 2
         for (int j = 0; j < kBlockCols; ++j) {
             const F scale = block.scale(column + j, half), minimum = kMinimum ? block.minimum(column + j) : zero();
 #pragma GCC unroll 16
             for (int i = 0; i < M; ++i) {
-                float* at = out + i * kPanel + 16 * j;
-                F acc = fma(to_float(sums[i][j]), mul(scale, splat(x(i).scale)), load(at));
-                if (kMinimum) acc = fma(minimum, splat(x(i).scaled_sum), acc);
-                store(at, acc);
+                acc[i][j] = fma(to_float(sums[i][j]), mul(scale, splat(x(i).scale)), acc[i][j]);
+                if (kMinimum) acc[i][j] = fma(minimum, splat(x(i).scaled_sum), acc[i][j]);
             }
         }
     }
     // One block of the columns from `column` on; `ahead`: what is prefetched meanwhile, or null.
     template <class Rows>
-    WAGER_INLINE void step(const Block& block, int column, const Rows& x, const uint8_t* ahead, float* out) {
+    WAGER_INLINE void step(const Block& block, int column, const Rows& x, const uint8_t* ahead) {
         begin(0, x);
         add_pair<0>(block, column, x, ahead);
         add_pair<1>(block, column, x, ahead);
         if constexpr (kLayout.halves == 2) {
-            end<0>(block, column, x, out);
+            end<0>(block, column, x);
             begin(1, x);
         }
         add_pair<2>(block, column, x, ahead);
         add_pair<3>(block, column, x, ahead);
-        end<kLayout.halves - 1>(block, column, x, out);
+        end<kLayout.halves - 1>(block, column, x);
+    }
+    WAGER_INLINE void write(float* out) const {
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+            for (int j = 0; j < kBlockCols; ++j) store(out + i * kPanel + 16 * j, acc[i][j]);
     }
 };
 
@@ -130,16 +140,18 @@ __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, i
                                              const Prefetch& prefetch) {
     const uint8_t* bases[(M + 2) / 3];
     for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * stride;
-    for (int i = 0; i < M * kPanel; i += 16) store(out + i, zero());
     for (int column = 0; column < kColumns; column += kBlockCols) {
         BlockTile<format, M> tile;
+        tile.clear();
+        Turns turns(prefetch);
         for (int index = 0; index < k / kBlockInputs; ++index) {
             const WeightBlock<format> block(panel, index);
             const auto rows = [&](int i) -> const ActivationBlock& {
                 return reinterpret_cast<const ActivationBlock*>(bases[i / 3] + (i % 3) * stride)[index];
             };
-            tile.step(block, column, rows, column == 0 ? prefetch.ahead(block.block, index) : nullptr, out + 16 * column);
+            tile.step(block, column, rows, column == 0 && turns.due(index) ? prefetch.ahead(block.block) : nullptr);
         }
+        tile.write(out + 16 * column);
     }
 }
 

@@ -12,7 +12,11 @@
 namespace wager::WAGER_NS {
 
 constexpr int kTileRows = 4, kTileCols = 1;
+#ifdef __AVXVNNI__
 constexpr int kBlockRows = 4, kBlockCols = 1;
+#else
+constexpr int kBlockRows = 2, kBlockCols = 1;
+#endif
 constexpr int kQkRows = 4, kQkCols = 1;
 constexpr int kPvRows = 4, kPvCols = 1;
 

@@ -11,7 +11,7 @@
 namespace wager::WAGER_NS {
 
 constexpr int kTileRows = 14, kTileCols = 2;  // linear: rows x 16 outputs held in registers
-constexpr int kBlockRows = 8, kBlockCols = 2;  // products of quantised weights
+constexpr int kBlockRows = 6, kBlockCols = 2;  // products of quantised weights
 constexpr int kQkRows = 6, kQkCols = 4;      // attention: row-heads x key blocks
 constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
 

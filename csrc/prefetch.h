@@ -8,17 +8,26 @@
 namespace wager::WAGER_NS {
 
 struct Prefetch {
-    ptrdiff_t distance;  // 0: nothing
+    ptrdiff_t distance;
     const uint8_t *end, *after;
     // Several tiles of rows read the same panel: each prefetches for every `turns`-th piece of it, from piece `turn` on.
     int turn, turns;
 
-    WAGER_INLINE bool due(int piece) const { return turns == 1 || (piece - turn) % turns == 0; }
-    // Where to prefetch from while the piece at `at` is read; null: not during this one.
-    WAGER_INLINE const uint8_t* ahead(const uint8_t* at, int piece) const {
-        if (distance == 0 || !due(piece)) return nullptr;
+    WAGER_INLINE const uint8_t* ahead(const uint8_t* at) const {
         const uint8_t* to = at + distance;
         return to < end ? to : after + (to - end);
+    }
+};
+
+// Which pieces of a panel a tile prefetches for.
+struct Turns {
+    int next, step;
+
+    explicit Turns(const Prefetch& prefetch) : next(prefetch.turn), step(prefetch.turns) {}
+    WAGER_INLINE bool due(int piece) {
+        if (piece != next) return false;
+        next += step;
+        return true;
     }
 };
 

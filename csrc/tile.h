@@ -58,10 +58,11 @@ struct Tile {
         constexpr int kPairs = kPieceInputs / 2, kStride = 2 * kPanel;
         const uint16_t* bases[(M + 2) / 3];
         for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * x_stride;
+        Turns turns(prefetch);
         int k = 0;
         for (; k + kPairs <= pairs; k += kPairs) {
             const uint8_t* at = reinterpret_cast<const uint8_t*>(w + static_cast<size_t>(k) * kStride);
-            const uint8_t* ahead = first ? prefetch.ahead(at, k / kPairs) : nullptr;
+            const uint8_t* ahead = first && turns.due(k / kPairs) ? prefetch.ahead(at) : nullptr;
 #pragma GCC unroll 16
             for (int u = 0; u < kPairs; ++u) {
                 if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u);

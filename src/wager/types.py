@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from wager.errors import RequestError
 from wager.sampling import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
 from wager.sampling import SamplingParams as SamplingParams
 from wager.token_ids import as_token_ids
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 VerifyRule = Literal["match", "rejection", "block"]
 

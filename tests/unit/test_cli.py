@@ -335,6 +335,23 @@ def test_bench_compares_with_plain(
     assert "decode" in result.out
 
 
+def test_bench_states_the_quality_of_quantised_weights(wager: Call, flags: list[str], prompts: str) -> None:
+    short = ["--limit", "1", "--max-tokens", "2", "--json", "-"]
+    result = wager("bench", prompts, *flags, "--dtype", "q8", "--quality", *short)
+    card = json.loads(result.out)["card"]
+    assert card["weights"].startswith("q8_0 x")
+    found = card["quality"]
+    assert 0 < found["kl"] < found["kl_99"] < 0.1 and 0.9 < found["top1"] <= 1
+    assert found["perplexity"] == pytest.approx(found["reference_perplexity"], rel=0.05) and found["tokens"] > 1000
+    assert "the same most likely token" in result.err
+    plain = json.loads(wager("bench", prompts, *flags, *short).out)["card"]
+    assert (plain["weights"], plain["quality"]) == ("bfloat16", None)
+    for model, named in (("", "are bfloat16"), ("random:llama:tiny", "a random model has other weights")):
+        given = [*flags[2:], "--dtype", "q8", "--model", model] if model else flags
+        refused = wager("bench", prompts, *given, "--quality", *short)
+        assert refused.code == 2 and named in refused.err
+
+
 def test_bench_without_a_file_uses_its_own_prompts(wager: Call, flags: list[str]) -> None:
     result = wager("bench", *flags, "--limit", "1", "--max-tokens", "2", "--raw", "--json", "-")
     assert [row["category"] for row in json.loads(result.out)["rows"]] == ["translation"]

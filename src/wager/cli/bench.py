@@ -28,6 +28,7 @@ FAST, PLAIN = "speculative", "plain"
 @click.option("--compare", is_flag=True, help="Run plain decoding too, in turns, and report the speed-up.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, metavar="N",
               help="Passes over the prompts; times are medians over the passes.")  # fmt: skip
+@click.option("--quality", is_flag=True, help="Compare the logits with those of bf16 weights on a fixed text first.")
 @flags.framing_flags
 @flags.engine_flags(prefix_cache=False)
 @flags.sampling_flags(max_tokens=128, seed=0)
@@ -38,6 +39,7 @@ def command(
     prompts: list[Prompt],
     compare: bool,
     repeat: int,
+    quality: bool,
     framing: flags.Framing,
     config: EngineConfig,
     params: SamplingParams,
@@ -52,6 +54,7 @@ def command(
     from wager.bench import measure
 
     engines = _open_engines(config, compare=compare)
+    found = _quality(engines[FAST]) if quality else None
     steps = {name: measure.DecodeSteps(concurrency) for name in engines}
     for name, engine in engines.items():
         engine.on_step = steps[name].add
@@ -62,7 +65,8 @@ def command(
             on_output=count_answers(update, "Measuring", len(requests) * len(engines) * repeat),
         )  # fmt: skip
     settings = {**settings_of(config, params, framing), "concurrency": concurrency, "repeats": repeat}
-    result = _result(prompts, records, steps, card_of(config, engines[FAST], settings))
+    card = {**card_of(config, engines[FAST], settings), "quality": found}
+    result = _result(prompts, records, steps, card)
     if json_path:
         console.write_json(result, json_path)
     _show(result, to_stdout=str(json_path) != "-")
@@ -85,6 +89,14 @@ def _open_engines(config: EngineConfig, *, compare: bool) -> dict[str, LoadedEng
     return engines
 
 
+def _quality(engine: LoadedEngine) -> dict[str, Any]:
+    from wager.cli.quality import in_words, measure_quality
+
+    found = measure_quality(engine)
+    console.say(in_words(found))
+    return found.as_dict()
+
+
 def settings_of(config: EngineConfig, params: SamplingParams, framing: flags.Framing) -> dict[str, Any]:
     """Every option of a measurement, by its flat name."""
     return {**config.as_options(), **asdict(params), **asdict(framing)}
@@ -95,7 +107,8 @@ def card_of(config: EngineConfig, engine: LoadedEngine, settings: Mapping[str, A
     from wager.bench import report
 
     kernels = {"name": engine.kernels.name, "reason": engine.kernels.reason}
-    return report.card(model=config.model.model, kernels=kernels, settings=settings)
+    card = report.card(model=config.model.model, kernels=kernels, settings=settings)
+    return {**card, "weights": engine.target.decoder.weight_form}
 
 
 def _result(

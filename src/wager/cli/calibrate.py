@@ -17,6 +17,7 @@ from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
 from wager.economics.latency.calibration import FOLDER, Calibration, Setup, find_calibration
 from wager.economics.latency.draft_curve import DraftCurve
+from wager.economics.latency.quick import remove_quick
 from wager.economics.latency.surface import LatencySurface
 from wager.errors import UsageError
 
@@ -68,9 +69,9 @@ def command(
     the engine and `wager plan --hardware this` find it; one that was measured for longer and fits better is kept unless
     --replace is given. Run no other programs meanwhile.
     """
+    from wager.build.latency import setup
     from wager.cli.loading import open_engine
     from wager.models import hub
-    from wager.profiling.calibrate import setup
 
     if not 0 < seconds <= _LONGEST:
         hint = f"Give a time above 0 and at most a day, {_LONGEST} seconds, such as --seconds 60."
@@ -133,6 +134,7 @@ def _store(calibration: Calibration, folder: Path, *, replace: bool, json_path: 
             f"{kept.errors}; --replace stores the new one"
         )
     else:
+        remove_quick(folder, calibration.setup)
         console.say(f"stored in {path}")
 
 

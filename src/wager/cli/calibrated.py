@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from wager.arch import ModelSpec, Precision
+from wager.arch import ModelSpec, Precision, find_format, gguf_precision
 from wager.cli import console
 from wager.economics.costmodel.calibrated import CalibratedCostModel
 from wager.economics.latency.calibration import FOLDER, Calibration, fingerprint, latest_calibration
@@ -37,7 +37,7 @@ def stored() -> list[dict[str, Any]]:
         setup = calibration.setup
         other = None if setup.machine == this_machine else setup.machine
         listed.append({"path": str(path), "model": setup.model, "kernels": setup.kernels, "threads": setup.threads,
-                       "age": calibration.age, "when": calibration.when.isoformat(),
+                       "dtype": setup.dtype, "age": calibration.age, "when": calibration.when.isoformat(),
                        "errors": asdict(calibration.errors), "other_machine": other})  # fmt: skip
     return listed
 
@@ -49,7 +49,7 @@ def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> Ca
     from wager.kernels import machine
     from wager.models import hub
 
-    spec, this_machine = _spec(model), machine()
+    (spec, stored_in), this_machine = _spec(model), machine()
     name, shape = Path(model).name, fingerprint(spec)
     if values is None:
         calibration = latest_calibration(hub.cache_dir(FOLDER), shape=shape, machine=this_machine)
@@ -65,22 +65,38 @@ def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> Ca
     if not local:
         console.say(f"warning: {where} was made on another machine: {setup.machine}; this one is {this_machine}.")
     label = (
-        f"{setup.machine}; {setup.kernels}, measured {calibration.age}, off by {errors.median:.1%} (median) and "
-        f"{errors.p90:.1%} (90th percentile) on steps it was not fitted to"
+        f"{setup.machine}; {setup.kernels}, {setup.dtype}, measured {calibration.age}, off by {errors.median:.1%} "
+        f"(median) and {errors.p90:.1%} (90th percentile) on steps it was not fitted to"
     )
-    described = replace(spec, name=name, precision=Precision.of("bf16"), source="the model's own files")
+    precision = _precision(setup.dtype, stored_in)
+    if setup.dtype.endswith(" q8 cache"):
+        precision = replace(precision, cache=find_format("q8").bytes)
+    described = replace(spec, name=name, precision=precision, source="the model's own files")
     return CalibratedCostModel(
         described, calibration.surface(), memory=describe().memory if local else None, label=label
     )
 
 
-def _spec(model: str) -> ModelSpec:
-    """The shape of a model on this machine; UsageError if its files are not stored here."""
+def _precision(form: str, stored_in: Precision) -> Precision:
+    """Number formats of weights whose form a calibration describes (build.opened.OpenedModel.formats)."""
+    names = [part.split()[0] for part in form.split(" + ")]
+    if names[0] in ("bfloat16", "float32"):
+        return Precision.of("fp32" if names[0] == "float32" else "bf16")
+    if stored_in != Precision.of("bf16"):
+        return stored_in
+    return Precision.of(names[0], head="q8_0", router="fp32")
+
+
+def _spec(model: str) -> tuple[ModelSpec, Precision]:
+    """The shape of a model on this machine, and the number formats of its file; UsageError if its files are not stored
+    here."""
     from wager.models import hub, random_models
+    from wager.models.gguf_file import open_gguf
     from wager.models.weights import open_weights
 
-    if random_models.is_random(model):
-        return random_models.spec_of(model)
+    bf16 = Precision.of("bf16")
+    if hub.is_random(model):
+        return random_models.spec_of(model), bf16
     try:
         path = hub.find(model)
     except ModelError as error:
@@ -90,4 +106,4 @@ def _spec(model: str) -> ModelSpec:
             f"{model} is not on this machine, so it was never calibrated.",
             f"Calibrate it: wager calibrate --model {model}.",
         )
-    return open_weights(path).spec
+    return open_weights(path).spec, gguf_precision(open_gguf(path).sizes) if path.is_file() else bf16

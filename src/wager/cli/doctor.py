@@ -61,10 +61,25 @@ def _models() -> dict[str, Any]:
     from wager.models import hub
 
     stored = [
-        {"name": name, "path": str(path), "bytes": path.stat().st_size, "error": _error(name)}
+        {"name": name, "path": str(path), "bytes": path.stat().st_size, "error": _error(name), **_forms(path)}
         for name, path in hub.installed()
     ]
     return {"folder": str(hub.cache_dir()), "here": stored, "known": list(hub.KNOWN)}
+
+
+def _forms(path: Path) -> dict[str, Any]:
+    """The `weights` of a GGUF file as they are multiplied by default, and the types that are read as others; None where
+    the file cannot be read, or is a checkpoint."""
+    from wager.models.matrices import Matrices
+    from wager.models.weights import open_weights
+
+    try:
+        matrices = Matrices(open_weights(path), "auto") if path.suffix == ".gguf" else None
+    except ModelError:
+        matrices = None
+    if matrices is None:
+        return {"weights": None, "converted": None}
+    return {"weights": matrices.description, "converted": matrices.converted}
 
 
 def _error(name: str) -> str | None:
@@ -138,13 +153,21 @@ def _lines(findings: dict[str, Any]) -> list[str]:
         ("memory", f"{_gib(machine['available'])} free of {_gib(machine['memory'])}"),
         ("versions", ", ".join(f"{name} {number}" for name, number in findings["versions"].items() if number)),
         ("models", f"in {models['folder']}"),
-        *(("", model["error"] or f"{model['name']} ({model['bytes'] / 1e6:.0f} MB)") for model in models["here"]),
+        *(("", _model_line(model)) for model in models["here"]),
         *_verified_lines(findings["verified"]),
         *_calibrations(findings["calibrations"]),
         ("missing", "nothing" if not findings["missing"] else findings["missing"][0]),
         *(("", line) for line in findings["missing"][1:]),
     ]
     return [f"{name:<18}{text}" for name, text in rows]
+
+
+def _model_line(model: dict[str, Any]) -> str:
+    if model["error"]:
+        return str(model["error"])
+    form = f", {model['weights']}" if model["weights"] else ""
+    others = "".join(f"; {kind} is read as {read}" for kind, read in (model["converted"] or {}).items())
+    return f"{model['name']} ({model['bytes'] / 1e6:.0f} MB{form}{others})"
 
 
 def _calibrations(stored: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -156,8 +179,8 @@ def _calibrations(stored: list[dict[str, Any]]) -> list[tuple[str, str]]:
         errors, threads = item["errors"], item["threads"] or "default"
         other = f"; on another machine: {item['other_machine']}" if item["other_machine"] else ""
         lines.append(
-            f"{item['model']}: {item['age']}, {item['kernels']}, {threads} threads, off by {errors['median']:.1%} "
-            f"(median) and {errors['p90']:.1%} (90th percentile){other}"
+            f"{item['model']}: {item['age']}, {item['kernels']}, {item['dtype']}, {threads} threads, off by "
+            f"{errors['median']:.1%} (median) and {errors['p90']:.1%} (90th percentile){other}"
         )
     lines = lines or ["none: `wager calibrate` measures step times on this machine"]
     return [("" if index else "calibrated", line) for index, line in enumerate(lines)]

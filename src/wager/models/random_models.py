@@ -17,12 +17,12 @@ from tokenizers.models import BPE
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
+from wager.models.hub import RANDOM
 from wager.models.random_weights import random_weights
 from wager.models.tokenizer import Tokenizer, byte_alphabet
 from wager.models.tokenizer_parts import TokenizerParts
 from wager.models.weights import Weights
 
-PREFIX = "random:"
 _END = "<|end|>"
 _TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -58,6 +58,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
             "tiny": _dense(64, 2, 4, 2, 16, 160, 512, tie_word_embeddings=True),
             "135m": _dense(576, 30, 9, 3, 64, 1536, 49152, rope_theta=1e5, tie_word_embeddings=True),
             "1b": _dense(2048, 16, 32, 8, 64, 8192, 128256, rope_theta=5e5, tie_word_embeddings=True),
+            "8b": _dense(4096, 32, 32, 8, 128, 14336, 128256, rope_theta=5e5),
         },
     ),
     "qwen3": (
@@ -99,15 +100,11 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
 }  # fmt: skip
 """Family -> its architecture, and by size the configuration keys of a model of about that many parameters.
 
-135m, 1b (llama), 0.6b and 1.7b (qwen3) are the shapes of SmolLM2-135M, Llama-3.2-1B, Qwen3-0.6B and 1.7B. The mixtures
+135m, 1b and 8b (llama), 0.6b and 1.7b (qwen3) are the shapes of SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B, Qwen3-0.6B
+and 1.7B. The mixtures
 keep the proportions of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 (experts to choose from, their width to the hidden
 size, groups, latent to hidden size) at a size that fits on a small machine; vocabularies are 32,000.
 """
-
-
-def is_random(model: str) -> bool:
-    """Whether the name begins with `random:`; family and size need not be known."""
-    return model.startswith(PREFIX)
 
 
 def make(model: str) -> tuple[Weights, Tokenizer]:
@@ -118,7 +115,7 @@ def make(model: str) -> tuple[Weights, Tokenizer]:
 
 def spec_of(model: str) -> ModelSpec:
     """The spec alone; errors as `make`."""
-    family, _, size = model.removeprefix(PREFIX).partition(":")
+    family, _, size = model.removeprefix(RANDOM).partition(":")
     if family not in MODELS:
         raise ModelError(f"There is no random model of family {family!r}.", f"Families are: {', '.join(MODELS)}.")
     architecture, sizes = MODELS[family]

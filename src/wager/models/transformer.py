@@ -40,7 +40,8 @@ class Decoder:
     of them with logits (None: all), `max_sequences` the maximum sequences of one pass, `max_blocks` the maximum cache
     blocks of one sequence. ModelError if a tensor cannot be read.
 
-    `dtype` says in which form matrices are multiplied, see matrices.WANTED; with kernels of float32 all are.
+    `dtype` says in which form matrices are multiplied, see matrices.WANTED (with kernels of float32 all are floats);
+    `weight_form` describes the result.
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
     """
@@ -75,7 +76,7 @@ class Decoder:
             self.cache = kernels.cache(**shape, kv_dtype=kv_dtype)
         limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         matrices = Matrices(weights, dtype, kernels.act)
-        self.weight_bytes = memory.weight_bytes(matrices, kernels)
+        self.weight_form, self.weight_bytes = matrices.description, memory.weight_bytes(matrices, kernels)
         self.workspace_bytes = memory.workspace_bytes(spec, kernels, **limits, max_logits_rows=self.max_logits_rows)
         self.expert_choices: list[Array] = []
         self._keep_expert_choices = keep_expert_choices
