@@ -1,47 +1,124 @@
-// One block of 16 keys and values: its products with a few query heads, latents transposed into values, and which values
+// Products of a few query heads with up to four blocks of 16 keys and values; latents transposed into values, and which values
 // are not finite.
 //
-// The caller decides on rows and masks. A masked key's score stays in its own lane and is replaced there; its value is a term
-// of a sum, so one that is not finite must be removed from the block beforehand.
+// Every output has one accumulator that takes its pairs in order, whatever the rows and blocks beside it. The caller decides
+// on rows and masks. A masked key's score stays in its own lane and is replaced there; its value is a term of a sum, so one
+// that is not finite must be removed from the block beforehand.
 #pragma once
 
 namespace wager::WAGER_NS {
 
-using BlockKernel = void (*)(const uint16_t* x, size_t x_stride, const uint16_t* w, int d, float* out, size_t out_stride);
+constexpr int kTileBlocks = kKeyTile / kBlockSize;
 
-// Scores of M query heads against the 16 keys of a block.
-template <int M>
-void score_tile(const uint16_t* q, size_t, const uint16_t* keys, int d, float* out, size_t stride) {
-    Tile<M, 1> tile;
-    tile.clear();
-    tile.run(q, static_cast<size_t>(d), keys, 2 * kBlockSize, d / 2);
-    tile.write(out, stride);
-}
+// Blocks to prefetch during a product, a line of each per step of its inner loop: in one burst they would stall its loads.
+struct BlockFetch {
+    const char* at[kTileBlocks];
+    int blocks, lines;
 
-// Adds the probabilities of a block's 16 keys times its values, for M query heads.
-template <int M, int N>
-WAGER_INLINE void value_columns(const uint16_t* p, size_t p_stride, const uint16_t* values, int d, float* out) {
-    Tile<M, N> tile;
-    tile.read(out, static_cast<size_t>(d));
-    tile.run(p, p_stride, values, 2 * static_cast<size_t>(d), kBlockSize / 2);
-    tile.write(out, static_cast<size_t>(d));
-}
-template <int M>
-void value_tile(const uint16_t* p, size_t p_stride, const uint16_t* values, int d, float* out, size_t) {
-    int i = 0;
-    for (; i + 16 * kPvCols <= d; i += 16 * kPvCols) value_columns<M, kPvCols>(p, p_stride, values + 2 * i, d, out + i);
-    for (; i < d; i += 16) value_columns<M, 1>(p, p_stride, values + 2 * i, d, out + i);
-}
-
-template <int... M>
-struct BlockKernels {
-    static constexpr BlockKernel score[] = {nullptr, score_tile<M>...};
-    static constexpr BlockKernel value[] = {nullptr, value_tile<M>...};
+    WAGER_INLINE void step() {
+        if (lines <= 0) return;
+        --lines;
+        for (int i = 0; i < blocks; ++i) {
+            fetch(at[i]);
+            at[i] += 64;
+        }
+    }
 };
-template <int Last, int... M>
-struct BlockKernelUpTo : BlockKernelUpTo<Last - 1, Last, M...> {};
-template <int... M>
-struct BlockKernelUpTo<0, M...> : BlockKernels<M...> {};
+
+// Scores of M query heads [M, d] against N blocks: out [M, kKeyTile], the first 16 N of each.
+using ScoreKernel = void (*)(const uint16_t* q, int d, const uint16_t* const* keys, float* out, BlockFetch fetches);
+template <int M, int N>
+void score_blocks(const uint16_t* q, int d, const uint16_t* const* keys, float* out, BlockFetch fetches) {
+    const uint16_t* bases[(M + 2) / 3];
+    const uint16_t* at[N];
+    F acc[M][N];
+    for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = q + 3 * i * d;
+    for (int j = 0; j < N; ++j) at[j] = keys[j];
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) acc[i][j] = zero();
+    for (int pair = 0; pair < d / 2; ++pair) {
+        fetches.step();
+        Pair key[N];
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) key[j] = load_pairs(at[j] + 2 * kBlockSize * pair);
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) {
+            const Pair query = splat_pair(bases[i / 3] + (i % 3) * d + 2 * pair);
+#pragma GCC unroll 4
+            for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], query, key[j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) store(out + i * kKeyTile + kBlockSize * j, acc[i][j]);
+}
+
+// Adds the probabilities p [M, kKeyTile] of the keys of `blocks` blocks times their values to out [M, d].
+using ValueKernel = void (*)(const uint16_t* p, const uint16_t* const* values, int blocks, int d, float* out, BlockFetch fetches);
+template <int M, int N>
+WAGER_INLINE void value_columns(const uint16_t* p, const uint16_t* const* values, int blocks, int d, int column, float* out,
+                                BlockFetch& fetches) {
+    const uint16_t* bases[(M + 2) / 3];
+    F acc[M][N];
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) acc[i][j] = load(out + i * d + column + 16 * j);
+    for (int block = 0; block < blocks; ++block) {
+        const uint16_t* at = values[block] + 2 * column;
+        for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = p + 3 * i * kKeyTile + block * kBlockSize;
+#pragma GCC unroll 8
+        for (int pair = 0; pair < kBlockSize / 2; ++pair) {
+            fetches.step();
+            Pair value[N];
+#pragma GCC unroll 4
+            for (int j = 0; j < N; ++j) value[j] = load_pairs(at + 2 * d * pair + 32 * j);
+#pragma GCC unroll 8
+            for (int i = 0; i < M; ++i) {
+                const Pair weight = splat_pair(bases[i / 3] + (i % 3) * kKeyTile + 2 * pair);
+#pragma GCC unroll 4
+                for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], weight, value[j]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) store(out + i * d + column + 16 * j, acc[i][j]);
+}
+template <int M>
+void value_blocks(const uint16_t* p, const uint16_t* const* values, int blocks, int d, float* out, BlockFetch fetches) {
+    int i = 0;
+    for (; i + 16 * kPvCols <= d; i += 16 * kPvCols) value_columns<M, kPvCols>(p, values, blocks, d, i, out, fetches);
+    for (; i < d; i += 16) value_columns<M, 1>(p, values, blocks, d, i, out, fetches);
+}
+
+// Kernels by their number of query heads, 1 to Last.
+template <int N, int... M>
+struct BlockKernels {
+    static constexpr ScoreKernel score[] = {nullptr, score_blocks<M, N>...};
+    static constexpr ValueKernel value[] = {nullptr, value_blocks<M>...};
+};
+template <int N, int Last, int... M>
+struct BlockKernelUpTo : BlockKernelUpTo<N, Last - 1, Last, M...> {};
+template <int N, int... M>
+struct BlockKernelUpTo<N, 0, M...> : BlockKernels<N, M...> {};
+
+// Scores of `rows` query heads, at most kQkRows, against `blocks` blocks.
+inline void score(int rows, int blocks, const uint16_t* q, int d, const uint16_t* const* keys, float* out, BlockFetch fetches) {
+    for (; blocks > 0; blocks -= kQkCols, keys += kQkCols, out += kQkCols * kBlockSize) {
+        if constexpr (kQkCols == 4) {
+            if (blocks == 2) return BlockKernelUpTo<2, kQkRows>::score[rows](q, d, keys, out, fetches);
+            if (blocks == 3) return BlockKernelUpTo<3, kQkRows>::score[rows](q, d, keys, out, fetches);
+        }
+        if (blocks < kQkCols) return BlockKernelUpTo<1, kQkRows>::score[rows](q, d, keys, out, fetches);
+        BlockKernelUpTo<kQkCols, kQkRows>::score[rows](q, d, keys, out, fetches);
+        fetches.lines = 0;
+    }
+}
 
 // A block of latents, [d/2][16 keys][2], as values, [16/2][d][2]; of the first d dimensions, a multiple of 16. Two
 // dimensions of two keys are four adjacent elements in both layouts: the block is a transposed matrix of such groups, with

@@ -1,33 +1,42 @@
 // One tile of attention: scores, softmax and values of a few rows against one segment of their keys.
 //
 // A tile is a few consecutive rows of one sequence; with the query heads of one kv head they share each load of a block.
-// Rows of a tree whose ancestors are scattered in the cache read, from a block on, copies in path order, so that every row
-// computes over the same blocks as in plain decoding. Keys that a row does not attend to have probability 0 and leave its
-// sums unchanged, whatever their numbers; so a row's result does not depend on which rows share its tile.
+// Rows of a tree whose ancestors are scattered in the cache read, from a block on, copies in path order (scattered.h), so
+// that every row computes over the same blocks as in plain decoding. Keys that a row does not attend to have probability 0
+// and leave its sums unchanged, whatever their numbers; so a row's result does not depend on which rows share its tile.
 #pragma once
 
 #include <cmath>
 
 #include "attention_block.h"
+#include "block_copies.h"
+#include "scattered.h"
 #include "softmax_state.h"
 
 namespace wager::WAGER_NS {
+
+// Blocks of a sequence's cache that will be read next, to be prefetched.
+struct NextBlocks {
+    const int32_t* table;
+    int head, first, last;
+};
 
 // Attention of one (tile, kv head): its buffers in this thread's scratch memory, and where each row's keys are.
 struct AttentionTile {
     const Attention& op;
     const Step& step;
     int row, rows, head, d, values_d, group;
-    int shared;              // blocks below this one are read from the cache by all rows
-    int full_from, full_to;  // every key of the blocks in [from, to) is visible to every row
-    uint16_t *q, *p;         // [row-heads, d], [row-heads, 64]
-    float* s;                // [row-heads, 64]
+    int first_seen, end_seen;  // positions that some row sees
+    int all_from, all_to;      // positions that every row sees
+    float scale;
+    float* s;                                // [row-heads, 64]
     SoftmaxState segment_state, full_state;  // of the current segment; of all segments so far
-    uint16_t *tail_keys, *tail_values;  // [rows, tail_blocks, 16 * d]
-    uint16_t* masked_values;            // [rows, 16 * d]
-    uint16_t* transposed;               // [16 * d]: the current cached block as values, where the cache is latent
-    uint32_t masked;                    // rows whose values of the current block are in masked_values, as bits
+    uint16_t *q, *p;                         // [row-heads, d], [row-heads, 64]
+    BlockCopies key_copies, value_copies;
+    Scattered scattered;
     const int32_t* table;
+    int end_block;     // where this thread stops reading the current item
+    NextBlocks after;  // what it reads then
 
     AttentionTile(const Attention& op_, const Step& step_, uint8_t* scratch)
         : op(op_),
@@ -35,242 +44,201 @@ struct AttentionTile {
           d(op.cache.head_dim),
           values_d(op.cache.value_dim),
           group(op.heads / op.cache.kv_heads),
+          scale(op.scale > 0 ? kLog2e * op.scale : kLog2e / sqrtf(static_cast<float>(d))),
           s(reinterpret_cast<float*>(scratch)),
           segment_state(s + tile_height(group) * kKeyTile, group, d),
-          full_state(segment_state.o + state_floats(group, d), group, d) {
-        const size_t height = tile_height(group);
-        q = reinterpret_cast<uint16_t*>(full_state.o + state_floats(group, d));
-        p = q + height * d;
-        tail_keys = p + height * kKeyTile;
-        tail_values = tail_keys + tail_offset(tile_rows(group), 0);
-        masked_values = tail_values + tail_offset(tile_rows(group), 0);
-        transposed = masked_values + static_cast<size_t>(tile_rows(group)) * kBlockSize * d;
-    }
+          full_state(segment_state.o + state_floats(group, d), group, d),
+          q(reinterpret_cast<uint16_t*>(full_state.o + state_floats(group, d))),
+          p(q + tile_height(group) * d),
+          key_copies(p + tile_height(group) * kKeyTile, kBlockSize * d),
+          value_copies(key_copies.at(kTileBlocks), kBlockSize * d),
+          scattered(op, step, value_copies.at(kTileBlocks), tile_rows(group)),
+          after{nullptr, 0, 0, 0} {}
 
-    int position(int t) const { return step.in.positions[row + t]; }
-    int first_key(int t) const {
-        const int low = position(t) - op.window + 1;
-        return op.window && low > 0 ? low : 0;
-    }
-    size_t tail_offset(int t, int block) const {
-        return (static_cast<size_t>(t) * step.plan.tail_blocks + block) * kBlockSize * d;
-    }
-    bool gathered(int t, int block) const { return block >= step.plan.tails[row + t]; }
-    const uint16_t* cached(const uint16_t* all, int block) const {
-        return all + cache_offset(op.cache, op.layer, table[block], head);
-    }
-    const uint16_t* keys_of(int t, int block) const {
-        return gathered(t, block) ? tail_keys + tail_offset(t, block - step.plan.tails[row + t]) : cached(op.cache.keys, block);
-    }
-    const uint16_t* values_of(int t, int block) const {
-        if (masked >> t & 1u) return masked_values + static_cast<size_t>(t) * kBlockSize * d;
-        if (gathered(t, block)) return tail_values + tail_offset(t, block - step.plan.tails[row + t]);
-        return op.cache.values ? cached(op.cache.values, block) : transposed;
-    }
-    bool visible(int t, int block) const {
-        return block * kBlockSize <= position(t) && first_key(t) < (block + 1) * kBlockSize;
-    }
+    int first_key(int t) const { return first_key_of(op, step.in.positions[row + t]); }
+    int end_key(int t) const { return step.in.positions[row + t] + 1; }
 
-    void begin(int tile, int kv_head) {
+    // The rows of a tile, and the positions that they see.
+    void place(int tile) {
         row = step.plan.tile_rows[tile];
         rows = step.plan.tile_sizes[tile];
-        head = kv_head;
-        table = step.in.block_tables + static_cast<size_t>(step.in.seq_ids[row]) * step.in.max_blocks;
-        shared = full_to = INT32_MAX;
-        full_from = 0;
-        masked = 0;
+        first_seen = all_to = INT32_MAX;
+        end_seen = all_from = 0;
         for (int t = 0; t < rows; ++t) {
-            const int blocks = position(t) / kBlockSize + 1, tail = step.plan.tails[row + t];
-            shared = blocks < shared ? blocks : shared;
-            shared = tail < shared ? tail : shared;
-            const int low = (first_key(t) + kBlockSize - 1) / kBlockSize, high = (position(t) + 1) / kBlockSize;
-            full_from = low > full_from ? low : full_from;
-            full_to = high < full_to ? high : full_to;
+            const int low = first_key(t), high = end_key(t);
+            first_seen = low < first_seen ? low : first_seen;
+            end_seen = high > end_seen ? high : end_seen;
+            all_from = low > all_from ? low : all_from;
+            all_to = high < all_to ? high : all_to;
+        }
+    }
+    void begin(int item) {
+        place(item / op.cache.kv_heads);
+        head = item % op.cache.kv_heads;
+        table = block_table(step, row);
+        for (int t = 0; t < rows; ++t) {
             const uint16_t* from = op.q + (static_cast<size_t>(row + t) * op.heads + head * group) * d;
             std::memcpy(q + t * group * d, from, static_cast<size_t>(group) * d * 2);
         }
+        key_copies.forget();
+        value_copies.forget();
+        scattered.begin(row, rows, head);
     }
-    int first_segment() const {
-        int low = first_key(0);
-        for (int t = 1; t < rows; ++t) low = first_key(t) < low ? first_key(t) : low;
-        return low / kSegment;
+    // The item that this thread turns to afterwards, -1: none; its first blocks are prefetched.
+    void follow(int item) {
+        after.first = after.last = 0;
+        if (item < 0) return;
+        const int first = step.plan.tile_rows[item / op.cache.kv_heads], position = step.in.positions[first];
+        after = {block_table(step, first), item % op.cache.kv_heads, first_key_of(op, position) / kBlockSize, position / kBlockSize + 1};
     }
-    int end_segment() const {
-        int high = 0;
-        for (int t = 0; t < rows; ++t) high = position(t) > high ? position(t) : high;
-        return high / kSegment + 1;
+    int first_segment() const { return first_seen / kSegment; }
+    int end_segment() const { return (end_seen - 1) / kSegment + 1; }
+    int block_after(int segments) const {
+        return ((end_seen < segments * kSegment ? end_seen : segments * kSegment) - 1) / kBlockSize + 1;
     }
 
-    // Attends to the keys of one segment, into `segment_state`.
-    void segment(int index, float scale) {
-        constexpr int kSegmentBlocks = kSegment / kBlockSize;
-        segment_state.clear(rows * group, values_d);
-        int first = kSegmentBlocks, last = 0;  // blocks of the segment that some row can see
-        for (int t = 0; t < rows; ++t) {
-            const int low = first_key(t) / kBlockSize - index * kSegmentBlocks;
-            const int high = position(t) / kBlockSize + 1 - index * kSegmentBlocks;
-            first = low < first ? low : first;
-            last = high > last ? high : last;
-            if (step.plan.tails[row + t] < (index + 1) * kSegmentBlocks) gather(t);
-        }
-        first = (first < 0 ? 0 : first) + index * kSegmentBlocks;
-        last = (last > kSegmentBlocks ? kSegmentBlocks : last) + index * kSegmentBlocks;
-        constexpr int kBlocksPerTile = kKeyTile / kBlockSize;
+    // Attends to the keys of one segment, into `state`, which begins empty.
+    void segment(int index, SoftmaxState& state) {
+        const int first = (first_seen > index * kSegment ? first_seen : index * kSegment) / kBlockSize;
+        const int last = block_after(index + 1);
+        state.clear(rows * group, values_d);
+        scattered.gather(last);
         for (int block = first; block < last;) {
-            const int tile_end = (block / kBlocksPerTile + 1) * kBlocksPerTile, end = tile_end < last ? tile_end : last;
-            key_tile(block, end, scale);
+            const int tile_end = (block / kTileBlocks + 1) * kTileBlocks, end = tile_end < last ? tile_end : last;
+            if (end > scattered.first || !together(block, end, state)) apart(block, end, state);
             block = end;
         }
     }
 
-    // Copies scattered keys and values into path order: the block where the row's path leaves position order, then its nodes.
-    void gather(int t) {
-        const int tail = step.plan.tails[row + t], base = step.in.num_computed_tokens[step.in.seq_ids[row]];
-        const int blocks = position(t) / kBlockSize - tail + 1;
-        const size_t block_bytes = static_cast<size_t>(kBlockSize) * d * 2;
-        uint16_t *keys = tail_keys + tail_offset(t, 0), *values = tail_values + tail_offset(t, 0);
-        std::memset(keys, 0, blocks * block_bytes);
-        std::memcpy(keys, cached(op.cache.keys, tail), block_bytes);
-        if (op.cache.values) {
-            std::memset(values, 0, blocks * block_bytes);
-            std::memcpy(values, cached(op.cache.values, tail), block_bytes);
+    // The blocks of a key tile that all rows read from the cache. False, and nothing done, if a value that some row must not
+    // see is not finite: 0 x NaN is NaN.
+    bool together(int first, int last, SoftmaxState& state) {
+        const uint16_t *keys[kTileBlocks], *values[kTileBlocks];
+        const int blocks = last - first, total = rows * group;
+        for (int i = 0; i < blocks; ++i) {
+            keys[i] = cached(op, op.cache.keys, table[first + i], head);
+            values[i] = cached_values(first + i);
+            if (!op.cache.q8 && !all_finite(first + i, values[i])) return false;
         }
-        const int start = step.in.query_start_loc[step.in.seq_ids[row]];
-        for (int a = row + t; a >= start; a = step.in.parents[a]) {
-            const int at = step.in.positions[a];
-            if (a - start == at - base) break;  // from here down the path lies in position order
-            copy_key(step.in.slot_mapping[a], keys, values, at - tail * kBlockSize);
+        const int place = first % kTileBlocks * kBlockSize, from = first / kTileBlocks * kKeyTile;
+        const bool whole = from >= all_from && from + kKeyTile <= all_to;
+        BlockFetch fetches = next_blocks(op.cache.keys, last);
+        if (op.cache.q8) key_copies.widen(keys, blocks, first % kTileBlocks, fetches);
+        each_part(total, kQkRows, [&](int i, int n, int part, int parts) {
+            score(n, blocks, q + i * d, d, keys, s + i * kKeyTile + place, share(fetches, part, parts));
+        });
+        fetches = next_blocks(op.cache.values, last);
+        if (op.cache.q8) value_copies.widen(values, blocks, first % kTileBlocks, fetches);
+        if (whole && !op.cache.q8) {
+            for (int i = 0; i < total; ++i) state.look_at_all(i, values_d, s + i * kKeyTile, scale);
+            for (int i = 0; i < total; ++i) state.weigh(i, s + i * kKeyTile, p + i * kKeyTile, {0, kKeyTile, 0, kTileBlocks}, scale);
+        } else {
+            weigh(0, total, first, last, state);
         }
-        for (int block = 0; block < (op.cache.values ? 0 : blocks); ++block)
-            transpose_latents(keys + tail_offset(0, block), values_d, values + tail_offset(0, block));
+        each_part(total, kPvRows, [&](int i, int n, int part, int parts) {
+            const ValueKernel kernel = BlockKernelUpTo<1, kPvRows>::value[n];
+            kernel(p + i * kKeyTile + place, values, blocks, values_d, state.o + i * values_d, share(fetches, part, parts));
+        });
+        return true;
     }
-    void copy_key(int slot, uint16_t* keys, uint16_t* values, int to) const {
-        const size_t from = cache_offset(op.cache, op.layer, slot / kBlockSize, head);
-        const size_t block = static_cast<size_t>(to / kBlockSize) * kBlockSize * d;
-        const uint16_t* key = op.cache.keys + from + slot % kBlockSize * 2;
-        keys += block + to % kBlockSize * 2;
-        for (int i = 0; i < d / 2; ++i) std::memcpy(keys + i * 2 * kBlockSize, key + i * 2 * kBlockSize, 4);
-        if (!op.cache.values) return;
-        const uint16_t* value = op.cache.values + from + slot % kBlockSize / 2 * (2 * d) + slot % 2;
-        values += block + to % kBlockSize / 2 * (2 * d) + to % 2;
-        for (int i = 0; i < d; ++i) values[2 * i] = value[2 * i];
-    }
-
-    // The cached block of latents as values, if some row reads it from the cache. Kept out of the loops of other caches.
-    [[gnu::noinline]] void transpose_cached(int block) {
+    // The same where rows read different copies of a block: row by row, each over the blocks that it sees.
+    void apart(int first, int last, SoftmaxState& state) {
         for (int t = 0; t < rows; ++t) {
-            if (!visible(t, block) || gathered(t, block)) continue;
-            transpose_latents(cached(op.cache.keys, block), values_d, transposed);
-            return;
-        }
-    }
-
-    // 0 x NaN is NaN: a row whose masked values are not finite reads the block from a copy without them.
-    void mask_nonfinite(int block) {
-        masked = 0;
-        if (block >= full_from && block < full_to) return;
-        const uint16_t* scanned = nullptr;
-        uint32_t nonfinite = 0, found = 0;
-        for (int t = 0; t < rows; ++t) {
-            if (!visible(t, block)) continue;
-            const uint16_t* at = values_of(t, block);
-            if (at != scanned) nonfinite = nonfinite_keys(at, values_d);
-            scanned = at;
-            const uint32_t hidden = ~key_range(first_key(t) - block * kBlockSize, position(t) + 1 - block * kBlockSize);
-            if ((nonfinite & hidden) == 0) continue;
-            copy_without(nonfinite & hidden, at, values_d, masked_values + static_cast<size_t>(t) * kBlockSize * d);
-            found |= 1u << t;
-        }
-        masked = found;
-    }
-
-    // Calls kernel(first row-head, row-heads, block pointer) for each run of rows that see the block at the same place.
-    template <class Place, class Kernel>
-    void each_run(int block, int limit, Place place, Kernel kernel) {
-        const bool alike = block >= full_from && block < full_to && block < shared;
-        for (int t = 0; t < rows;) {
-            if (!visible(t, block)) {  // its gathered blocks may end before
-                ++t;
-                continue;
+            const int low = first_key(t), high = end_key(t);
+            const int from = low / kBlockSize > first ? low / kBlockSize : first;
+            const int to = (high - 1) / kBlockSize + 1 < last ? (high - 1) / kBlockSize + 1 : last;
+            if (from >= to) continue;
+            const uint16_t *keys[kTileBlocks], *values[kTileBlocks];
+            for (int block = from; block < to; ++block) {
+                const bool copied = scattered.holds(t, block);
+                keys[block - from] = copied ? scattered.keys(t, block) : cached(op, op.cache.keys, table[block], head);
+                values[block - from] = copied ? scattered.values(t, block) : cached_values(block);
+                if (!op.cache.q8) values[block - from] = finite(values[block - from], block, low, high);
             }
-            const uint16_t* at = place(t, block);
-            int end = alike ? rows : t + 1;
-            while (end < rows && visible(end, block) && place(end, block) == at) ++end;
-            const int total = (end - t) * group, parts = (total + limit - 1) / limit;
-            for (int i = 0; i < parts; ++i) {
-                const int first = static_cast<int>(part(total, i, parts)), last = static_cast<int>(part(total, i + 1, parts));
-                kernel(t * group + first, last - first, at);
+            const int place = from % kTileBlocks * kBlockSize;
+            if (op.cache.q8) {
+                BlockFetch none{};
+                key_copies.widen(keys, to - from, from % kTileBlocks, none);
+                value_copies.widen(values, to - from, from % kTileBlocks, none);
             }
-            t = end;
-        }
-    }
-
-    // Prefetches a block that all rows read from the cache; gathered blocks are in the scratch memory already.
-    void fetch_block(const uint16_t* all, int block) const {
-        if (block >= shared) return;
-        const uint16_t* at = cached(all, block);
-        for (int i = 0; i < kBlockSize * d; i += 32) fetch(at + i);
-    }
-
-    void key_tile(int first_block, int last_block, float scale) {
-        for (int block = first_block; block < last_block; ++block) {
-            if (op.cache.values) fetch_block(op.cache.values, block);  // used after the scores; keys in the next key tile
-            fetch_block(op.cache.keys, block + kKeyTile / kBlockSize);
-            float* out = s + block % 4 * kBlockSize;
-            const auto place = [this](int t, int at) { return keys_of(t, at); };
-            each_run(block, kQkRows, place, [&](int i, int n, const uint16_t* keys) {
-                BlockKernelUpTo<kQkRows>::score[n](q + i * d, d, keys, d, out + i * kKeyTile, kKeyTile);
+            each_part(group, kQkRows, [&](int i, int n, int, int) {
+                const int at = t * group + i;
+                score(n, to - from, q + at * d, d, keys, s + at * kKeyTile + place, {});
+            });
+            weigh(t * group, (t + 1) * group, from, to, state);
+            each_part(group, kPvRows, [&](int i, int n, int, int) {
+                const int at = t * group + i;
+                const ValueKernel kernel = BlockKernelUpTo<1, kPvRows>::value[n];
+                kernel(p + at * kKeyTile + place, values, to - from, values_d, state.o + at * values_d, {});
             });
         }
-        for (int i = 0; i < rows * group; ++i) softmax(i, first_block, last_block, scale);
-        for (int block = first_block; block < last_block; ++block) {
-            const uint16_t* in = p + block % 4 * kBlockSize;
-            const auto place = [this](int t, int at) { return values_of(t, at); };
-            if (!op.cache.values) transpose_cached(block);
-            mask_nonfinite(block);
-            each_run(block, kPvRows, place, [&](int i, int n, const uint16_t* values) {
-                float* out = segment_state.o + i * values_d;
-                BlockKernelUpTo<kPvRows>::value[n](in + i * kKeyTile, kKeyTile, values, values_d, out, 0);
-            });
-            masked = 0;
+    }
+
+    // Probabilities of row-heads [begin, end) for the keys that each sees of blocks [first, last).
+    void weigh(int begin, int end, int first, int last, SoftmaxState& state) {
+        const int from = first / kTileBlocks * kKeyTile, first_in = first % kTileBlocks, last_in = (last - 1) % kTileBlocks + 1;
+        const auto keys = [&](int i) { return TileKeys{first_key(i / group) - from, end_key(i / group) - from, first_in, last_in}; };
+        const float* by = op.cache.q8 ? key_copies.scales : nullptr;
+        for (int i = begin; i < end; ++i) state.look(i, values_d, s + i * kKeyTile, by, keys(i), scale);
+        for (int i = begin; i < end; ++i) {
+            uint16_t* weights = p + i * kKeyTile;
+            if (op.cache.q8) state.weigh_scaled(i, s + i * kKeyTile, weights, value_copies.scales, keys(i), scale);
+            else state.weigh(i, s + i * kKeyTile, weights, keys(i), scale);
         }
     }
 
-    // Scores of one row-head to probabilities; its maximum, sum and output are brought to the new maximum.
-    void softmax(int i, int first_block, int last_block, float scale) {
-        const int t = i / group, low = first_key(t), high = position(t) + 1;
-        const F hidden = splat(-__builtin_inff());
-        float* scores = s + i * kKeyTile;
-        F best = hidden;
-        for (int block = first_block; block < last_block; ++block) {
-            float* at = scores + block % 4 * kBlockSize;
-            const F score = keep(mul(load(at), splat(scale)), hidden, low - block * kBlockSize, high - block * kBlockSize);
-            store(at, score);
-            best = max(best, score);
-        }
-        const float found = max_lane(best), before = segment_state.top[i], highest = found > before ? found : before;
-        F total = load(segment_state.sum + 16 * i);
-        if (highest != before) {
-            const F factor = exp2(splat(before - highest));
-            float* o = segment_state.o + static_cast<size_t>(i) * values_d;
-            total = mul(total, factor);
-            for (int j = 0; j < values_d; j += 16) store(o + j, mul(load(o + j), factor));
-            segment_state.top[i] = highest;
-        }
-        for (int block = first_block; block < last_block; ++block) {
-            const F probability = exp2(sub(load(scores + block % 4 * kBlockSize), splat(highest)));
-            narrow(p + i * kKeyTile + block % 4 * kBlockSize, probability);
-            total = add(total, probability);
-        }
-        store(segment_state.sum + 16 * i, total);
+    // A block of values in the cache; of latents, transposed.
+    const uint16_t* cached_values(int block) {
+        if (op.cache.values) return cached(op, op.cache.values, table[block], head);
+        return value_copies.transposed(cached(op, op.cache.keys, table[block], head), values_d, block % kTileBlocks);
+    }
+    // Whether the values of a block are finite that some row does not see.
+    bool all_finite(int block, const uint16_t* values) const {
+        const int from = block * kBlockSize;
+        if (from >= all_from && from + kBlockSize <= all_to) return true;
+        return (nonfinite_keys(values, values_d) & ~key_range(all_from - from, all_to - from)) == 0;
+    }
+    // The values without those of keys outside [low, high) that are not finite.
+    const uint16_t* finite(const uint16_t* values, int block, int low, int high) {
+        const uint32_t hidden = ~key_range(low - block * kBlockSize, high - block * kBlockSize) & 0xFFFFu;
+        const uint32_t removed = hidden ? hidden & nonfinite_keys(values, values_d) : 0;
+        return removed ? value_copies.without(removed, values, values_d, block % kTileBlocks) : values;
     }
 
-    void finish() {
+    // Calls body(first, how many, part, parts) for even parts of [0, total) of at most `most`.
+    template <class Body>
+    WAGER_INLINE static void each_part(int total, int most, Body body) {
+        const int parts = (total + most - 1) / most;
+        for (int i = 0; i < parts; ++i) {
+            const int first = static_cast<int>(part(total, i, parts)), last = static_cast<int>(part(total, i + 1, parts));
+            body(first, last - first, i, parts);
+        }
+    }
+
+    // The blocks read after block `last` - 1: of this tile, else of the next one.
+    BlockFetch next_blocks(const uint16_t* all, int last) const {
+        BlockFetch next{{}, 0, static_cast<int>(cache_block(op.cache) / 32)};
+        if (all == nullptr) return next;
+        const NextBlocks from = last < end_block ? NextBlocks{table, head, last, end_block} : after;
+        const int most = from.first + kTileBlocks < from.last ? from.first + kTileBlocks : from.last;
+        for (int block = from.first; block < most; ++block)
+            next.at[next.blocks++] = reinterpret_cast<const char*>(cached(op, all, from.table[block], from.head));
+        return next;
+    }
+    // The part of it that one of `parts` products prefetches.
+    static BlockFetch share(const BlockFetch& all, int index, int parts) {
+        const int each = (all.blocks + parts - 1) / parts;
+        BlockFetch own{{}, 0, all.lines};
+        for (int i = index * each; i < all.blocks && i < (index + 1) * each; ++i) own.at[own.blocks++] = all.at[i];
+        return own;
+    }
+
+    void finish(const SoftmaxState& state) {
         for (int i = 0; i < rows * group; ++i) {
             const int t = i / group;
             uint16_t* out = op.out + (static_cast<size_t>(row + t) * op.heads + head * group + i % group) * values_d;
-            const F total = splat(sum(load(full_state.sum + 16 * i)));
-            const float* o = full_state.o + static_cast<size_t>(i) * values_d;
+            const F total = splat(sum(load(state.sum + 16 * i)));
+            const float* o = state.o + static_cast<size_t>(i) * values_d;
             for (int j = 0; j < values_d; j += 16) narrow(out + j, add(div(load(o + j), total), zero()));  // no minus zero
         }
     }

@@ -162,22 +162,23 @@ void bind_tape(nb::module_& m) {
 void bind_cache(nb::module_& m) {
     nb::class_<CacheView>(m, "CacheView")
         .def("__init__", [](CacheView* self, const Buffer& keys, const Buffer& values, int layers, int num_blocks, int kv_heads,
-                            int d) {
-            const size_t bytes = size_t{2} * layers * num_blocks * kv_heads * wager::kBlockSize * d;
+                            int d, bool q8) {
+            const CacheView view{reinterpret_cast<uint16_t*>(keys.data()), reinterpret_cast<uint16_t*>(values.data()), layers,
+                                 num_blocks, kv_heads, d, d, q8};
+            const size_t bytes = size_t{2} * layers * num_blocks * kv_heads * wager::cache_block(view);
             if (keys.size() < bytes || values.size() < bytes) throw std::invalid_argument("the cache's memory is too small");
-            new (self) CacheView{reinterpret_cast<uint16_t*>(keys.data()), reinterpret_cast<uint16_t*>(values.data()), layers,
-                                 num_blocks, kv_heads, d, d};
+            new (self) CacheView(view);
         }, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def_static("latent", [](const Buffer& keys, int layers, int num_blocks, int rank, int rope) {
             const size_t bytes = size_t{2} * layers * num_blocks * wager::kBlockSize * (rank + rope);
             if (keys.size() < bytes) throw std::invalid_argument("the cache's memory is too small");
-            return CacheView{reinterpret_cast<uint16_t*>(keys.data()), nullptr, layers, num_blocks, 1, rank + rope, rank};
+            return CacheView{reinterpret_cast<uint16_t*>(keys.data()), nullptr, layers, num_blocks, 1, rank + rope, rank, false};
         }, nb::keep_alive<0, 1>())
         .def("move", [](const CacheView& cache, Pool& pool, Address source, Address target, int n) {
             nb::gil_scoped_release release;
             wager::move_slots(pool, cache, at<const int32_t>(source), at<const int32_t>(target), n);
         })
-        .def("read", [](const CacheView& cache, int slot, Address out) { wager::read_slot(cache, slot, at<uint16_t>(out)); })
+        .def("read", [](const CacheView& cache, int slot, Address out) { wager::read_slot(cache, slot, at<float>(out)); })
         .def("clear", [](const CacheView& cache, int block) { wager::clear_block(cache, block); });
 }
 

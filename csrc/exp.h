@@ -20,6 +20,21 @@ WAGER_INLINE F exp2(F x) {
     return times_power(p, biased);
 }
 
+// 2^x to 3e-6 relative, for x <= 127: a probability is rounded to bf16 (2e-3), and enters a sum of such. Zero below 2^-126;
+// NaN stays NaN. Minimax polynomial of degree 4 on [-1/2, 1/2].
+WAGER_INLINE F exp2_short(F x) {
+    const F bias = splat(12582912.0f);
+    x = max(splat(-127.0f), x);
+    const F biased = add(x, bias);
+    const F f = sub(x, sub(biased, bias));
+    F p = splat(9.5701e-3f);
+    p = fma(p, f, splat(5.591786e-2f));
+    p = fma(p, f, splat(2.4024745e-1f));
+    p = fma(p, f, splat(6.9312181e-1f));
+    p = fma(p, f, splat(9.9999926e-1f));
+    return times_power(p, biased);
+}
+
 constexpr float kLog2e = 1.44269504f;
 
 // x / (1 + exp(-x))

@@ -17,7 +17,7 @@ constexpr int kBlockRows = 4, kBlockCols = 1;
 #else
 constexpr int kBlockRows = 2, kBlockCols = 1;
 #endif
-constexpr int kQkRows = 4;
+constexpr int kQkRows = 4, kQkCols = 1;
 constexpr int kPvRows = 4, kPvCols = 1;
 
 struct F {
@@ -240,6 +240,18 @@ WAGER_INLINE int32_t store_rounded(int8_t* p, F x) {
     const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
     const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
+}
+
+// 32 whole numbers in bf16, which holds them exactly.
+WAGER_INLINE __m256i bytes_to_bf16(const int8_t* from) {
+    const __m256i n = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(n)), 16);
+}
+WAGER_INLINE void widen_bytes(uint16_t* p, const int8_t* from) {
+    for (int i = 0; i < 32; i += 16) {
+        const __m256i packed = _mm256_packus_epi32(bytes_to_bf16(from + i), bytes_to_bf16(from + i + 8));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + i), _mm256_permute4x64_epi64(packed, 0xD8));
+    }
 }
 
 }  // namespace wager::WAGER_NS

@@ -12,7 +12,7 @@ namespace wager::WAGER_NS {
 
 constexpr int kTileRows = 14, kTileCols = 2;  // linear: rows x 16 outputs held in registers
 constexpr int kBlockRows = 6, kBlockCols = 2;  // products of quantised weights
-constexpr int kQkRows = 12;                   // attention: row-heads against one key block
+constexpr int kQkRows = 6, kQkCols = 4;      // attention: row-heads x key blocks
 constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
 
 struct F {
@@ -146,6 +146,14 @@ WAGER_INLINE int32_t store_rounded(int8_t* p, F a) {
     const __m512i whole = _mm512_cvtps_epi32(a.v);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(whole));
     return _mm512_reduce_add_epi32(whole);
+}
+
+// 32 whole numbers in bf16, which holds them exactly.
+WAGER_INLINE void widen_bytes(uint16_t* p, const int8_t* from) {
+    const __m128i* at = reinterpret_cast<const __m128i*>(from);
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at + 1)));
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
 
 }  // namespace wager::WAGER_NS

@@ -13,7 +13,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "pairs of bf16 are read
 
 constexpr int kTileRows = 2, kTileCols = 1;
 constexpr int kBlockRows = 2, kBlockCols = 1;
-constexpr int kQkRows = 2;
+constexpr int kQkRows = 2, kQkCols = 1;
 constexpr int kPvRows = 2, kPvCols = 1;
 
 typedef float F4 __attribute__((vector_size(16)));
@@ -265,6 +265,16 @@ WAGER_INLINE int32_t store_rounded(int8_t* p, F a) {
         total += p[4 * i + j];
     }
     return total;
+}
+
+// 32 whole numbers in bf16, which holds them exactly.
+WAGER_INLINE void widen_bytes(uint16_t* p, const int8_t* from) {
+    for (int i = 0; i < 32; ++i) {
+        const float value = from[i];
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        p[i] = static_cast<uint16_t>(bits >> 16);
+    }
 }
 
 #undef WAGER_EACH

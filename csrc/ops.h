@@ -15,8 +15,9 @@
 namespace wager {
 
 constexpr int kBlockSize = 16;  // tokens per block of the cache
-constexpr int kKeyTile = 64;    // keys that share one running maximum
+constexpr int kKeyTile = 64;    // keys whose scores are compared at once with the reference of the softmax
 constexpr int kSegment = 256;   // keys whose softmax is a unit of work; segments are combined in order
+constexpr float kSmallestScaled = 1e-30f;  // an int8 key or value whose largest element is smaller is zero
 constexpr int kPanel = 32;      // outputs per packed panel of weights
 constexpr int kMaxExperts = 1024;
 constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads of a block of keys
@@ -43,12 +44,14 @@ struct ActivationBlock {
     int32_t start[2];
 };
 
-// Keys of a block and kv head: [d/2][16 keys][2]; values: [16/2][d][2]; so both products pair along their sum. A latent
-// cache has no values: those are the first value_dim dimensions of its keys, transposed when a block is read.
+// Keys of a block and kv head: [d/2][16 keys][2]; values: [16/2][d][2]; so both products pair along their sum. In bf16, or
+// (q8) in int8 behind the 16 keys' float scales. A latent cache has no values: those are the first value_dim dimensions of
+// its keys, transposed when a block is read.
 struct CacheView {
     uint16_t* keys;
     uint16_t* values;
     int layers, num_blocks, kv_heads, head_dim, value_dim;
+    bool q8;
 };
 
 struct Inputs {
@@ -66,9 +69,10 @@ struct AttentionPlan {
     const int32_t* tails;       // [rows]
     int tiles;
     int tail_blocks;  // room in the scratch memory per row
-    // Where segments are work items of their own: how many at most (0: they are not), their states, and how many are done.
+    // Where threads share out segments: how many a tile has at most (0: they take whole items), room for states, and how many
+    // threads are done with an item.
     int segments;
-    float* parts;
+    float* parts;            // [threads, segments + 1, state]
     std::atomic<int>* done;  // [tiles * kv_heads]
 };
 

@@ -48,11 +48,11 @@ inline void rms_norm(const RmsNorm& op, const Step& step, int thread) {
     }
 }
 
-// One head: x f32 [d] to out [d], normed if `weight`, then rotated (dimension i with i + d/2). d <= kMaxHeadDim.
+// One head: x f32 [d] to out f32 [d], normed if `weight`, then rotated (dimension i with i + d/2). d <= kMaxHeadDim.
 constexpr int kMaxHeadDim = 512, kMaxLatent = 1024;
 
-inline void rotate(const float* x, const float* weight, float eps, const float* table, int d, uint16_t* out) {
-    alignas(64) float in[kMaxHeadDim], rotated[kMaxHeadDim];
+inline void rotate(const float* x, const float* weight, float eps, const float* table, int d, float* out) {
+    alignas(64) float in[kMaxHeadDim];
     const int half = d / 2;
     if (weight) {
         const F scale = splat(1.0f / sqrtf(sum_of_squares(x, d) / static_cast<float>(d) + eps));
@@ -61,21 +61,63 @@ inline void rotate(const float* x, const float* weight, float eps, const float* 
     }
     const float *cosine = table, *sine = table + half;
     for (int i = 0; i < half; ++i) {
-        rotated[i] = x[i] * cosine[i] - x[i + half] * sine[i];
-        rotated[i + half] = x[i + half] * cosine[i] + x[i] * sine[i];
+        out[i] = x[i] * cosine[i] - x[i + half] * sine[i];
+        out[i + half] = x[i + half] * cosine[i] + x[i] * sine[i];
     }
-    for (int i = 0; i < d; i += 16) narrow(out + i, load(rotated + i));
+}
+inline void narrow_all(const float* x, int d, uint16_t* out) {
+    for (int i = 0; i < d; i += 16) narrow(out + i, load(x + i));
+}
+inline void rotate_to_bf16(const float* x, const float* weight, float eps, const float* table, int d, uint16_t* out) {
+    alignas(64) float rotated[kMaxHeadDim];
+    rotate(x, weight, eps, table, d, rotated);
+    narrow_all(rotated, d, out);
 }
 
-inline void write_key(const CacheView& cache, int layer, int head, int slot, const uint16_t* key) {
-    uint16_t* to = cache.keys + cache_offset(cache, layer, slot / kBlockSize, head) + slot % kBlockSize * 2;
-    for (int i = 0; i < cache.head_dim; i += 2) std::memcpy(to + static_cast<size_t>(i) * kBlockSize, key + i, 4);
+// x [d] to whole numbers of -127 to 127 times a scale, which is returned: that of the largest, 0 for zeros. The scale is NaN
+// if some x is not finite: then a score with the key, or an output with the value, is NaN whatever the numbers.
+inline float round_to_bytes(const float* x, int d, int8_t* out) {
+    F most = zero();
+    uint32_t odd = 0;
+    for (int i = 0; i < d; i += 16) {
+        const F v = load(x + i);
+        most = max(most, magnitude(v));
+        odd |= not_finite(v);
+    }
+    const float largest = max_lane(most);
+    const bool usable = odd == 0 && largest >= kSmallestScaled;
+    const F factor = splat(usable ? 127.0f / largest : 0.0f);
+    for (int i = 0; i < d; i += 16) store_rounded(out + i, usable ? mul(load(x + i), factor) : zero());
+    return odd ? __builtin_nanf("") : usable ? largest / 127.0f : 0.0f;
 }
 
-inline void write_value(const CacheView& cache, int layer, int head, int slot, const uint16_t* value) {
+inline void write_key(const CacheView& cache, int layer, int head, int slot, const float* key) {
+    const int at = slot % kBlockSize, d = cache.head_dim;
+    uint16_t* block = cache.keys + cache_offset(cache, layer, slot / kBlockSize, head);
+    if (cache.q8) {
+        int8_t bytes[kMaxHeadDim];
+        scales_of(block)[at] = round_to_bytes(key, d, bytes);
+        for (int i = 0; i < d; i += 2) std::memcpy(bytes_of(block) + static_cast<size_t>(i) * kBlockSize + 2 * at, bytes + i, 2);
+        return;
+    }
+    uint16_t narrowed[kMaxLatent];
+    narrow_all(key, d, narrowed);
+    for (int i = 0; i < d; i += 2) std::memcpy(block + static_cast<size_t>(i) * kBlockSize + 2 * at, narrowed + i, 4);
+}
+
+inline void write_value(const CacheView& cache, int layer, int head, int slot, const float* value) {
     const int key = slot % kBlockSize, d = cache.head_dim;
-    uint16_t* to = cache.values + cache_offset(cache, layer, slot / kBlockSize, head) + key / 2 * (2 * d) + key % 2;
-    for (int i = 0; i < d; ++i) to[2 * i] = value[i];
+    uint16_t* block = cache.values + cache_offset(cache, layer, slot / kBlockSize, head);
+    const size_t first = value_place(cache, key);
+    if (cache.q8) {
+        int8_t bytes[kMaxHeadDim];
+        scales_of(block)[key] = round_to_bytes(value, d, bytes);
+        for (int i = 0; i < d; ++i) bytes_of(block)[first + 2 * i] = bytes[i];
+        return;
+    }
+    uint16_t narrowed[kMaxHeadDim];
+    narrow_all(value, d, narrowed);
+    for (int i = 0; i < d; ++i) block[first + 2 * i] = narrowed[i];
 }
 
 inline void rotary(const Rotary& op, const Step& step, int thread) {
@@ -83,20 +125,19 @@ inline void rotary(const Rotary& op, const Step& step, int thread) {
     const int d = cache.head_dim, all = op.heads + 2 * cache.kv_heads;
     const int64_t items = static_cast<int64_t>(step.rows) * all;
     const int64_t first = part(items, thread, step.threads), last = part(items, thread + 1, step.threads);
-    uint16_t buffer[kMaxHeadDim];
+    alignas(64) float rotated[kMaxHeadDim];
     for (int64_t item = first; item < last; ++item) {
         const int row = static_cast<int>(item / all), head = static_cast<int>(item % all);
         const float* x = op.qkv + item * d;
         const float* table = op.table + static_cast<size_t>(step.in.positions[row]) * d;
         const int slot = step.in.slot_mapping[row];
         if (head < op.heads) {
-            rotate(x, op.q_norm, op.eps, table, d, op.q + (static_cast<size_t>(row) * op.heads + head) * d);
+            rotate_to_bf16(x, op.q_norm, op.eps, table, d, op.q + (static_cast<size_t>(row) * op.heads + head) * d);
         } else if (head < op.heads + cache.kv_heads) {
-            rotate(x, op.k_norm, op.eps, table, d, buffer);
-            write_key(cache, op.layer, head - op.heads, slot, buffer);
+            rotate(x, op.k_norm, op.eps, table, d, rotated);
+            write_key(cache, op.layer, head - op.heads, slot, rotated);
         } else {
-            for (int i = 0; i < d; i += 16) narrow(buffer + i, load(x + i));
-            write_value(cache, op.layer, head - op.heads - cache.kv_heads, slot, buffer);
+            write_value(cache, op.layer, head - op.heads - cache.kv_heads, slot, x);
         }
     }
 }
@@ -114,13 +155,13 @@ inline void latent(const LatentWrite& op, const Step& step, int thread) {
             const float* x = op.q + at * wide;
             uint16_t* q_nope = op.q_nope + at * op.nope;
             for (int i = 0; i < op.nope; i += 16) narrow_part(q_nope + i, load_part(x + i, op.nope - i), op.nope - i);
-            rotate(x + op.nope, nullptr, 0.0f, table, rope, op.query + at * d + rank);
+            rotate_to_bf16(x + op.nope, nullptr, 0.0f, table, rope, op.query + at * d + rank);
             continue;
         }
-        uint16_t key[kMaxLatent];
+        alignas(64) float key[kMaxLatent];
         const float* x = op.kv + static_cast<size_t>(row) * d;
         const F scale = splat(1.0f / sqrtf(sum_of_squares(x, rank) / static_cast<float>(rank) + op.eps));
-        for (int i = 0; i < rank; i += 16) narrow(key + i, mul(mul(load(x + i), scale), load(op.norm + i)));
+        for (int i = 0; i < rank; i += 16) store(key + i, mul(mul(load(x + i), scale), load(op.norm + i)));
         rotate(x + rank, nullptr, 0.0f, table, rope, key + rank);
         write_key(op.cache, op.layer, 0, step.in.slot_mapping[row], key);
     }

@@ -17,10 +17,41 @@ namespace wager::WAGER_NS {
 // Where part `index` of `parts` even parts of [0, total) begins.
 inline int64_t part(int64_t total, int index, int parts) { return total * index / parts; }
 
-// The first element of a block's keys (or values) of one layer and kv head.
+// Keys (or values) of one block and kv head, in units of two bytes: bf16, or 16 float scales and then int8.
+inline size_t cache_block(const CacheView& cache) {
+    const size_t n = static_cast<size_t>(kBlockSize) * cache.head_dim;
+    return cache.q8 ? 2 * kBlockSize + n / 2 : n;
+}
+// Where a block's keys (or values) of one layer and kv head begin.
 inline size_t cache_offset(const CacheView& cache, int layer, int block, int head) {
     const size_t at = (static_cast<size_t>(layer) * cache.num_blocks + block) * cache.kv_heads + head;
-    return at * kBlockSize * cache.head_dim;
+    return at * cache_block(cache);
+}
+inline float* scales_of(uint16_t* block) { return reinterpret_cast<float*>(block); }
+inline int8_t* bytes_of(uint16_t* block) { return reinterpret_cast<int8_t*>(block + 2 * kBlockSize); }
+inline const float* scales_of(const uint16_t* block) { return reinterpret_cast<const float*>(block); }
+inline const int8_t* bytes_of(const uint16_t* block) { return reinterpret_cast<const int8_t*>(block + 2 * kBlockSize); }
+
+// Copies one key between two blocks (of the cache, or laid out like its).
+inline void copy_key(const CacheView& cache, const uint16_t* from, int at, uint16_t* to, int to_at) {
+    const int pairs = cache.head_dim / 2;
+    if (!cache.q8) {
+        for (int i = 0; i < pairs; ++i) __builtin_memcpy(to + (i * kBlockSize + to_at) * 2, from + (i * kBlockSize + at) * 2, 4);
+        return;
+    }
+    scales_of(to)[to_at] = scales_of(from)[at];
+    for (int i = 0; i < pairs; ++i)
+        __builtin_memcpy(bytes_of(to) + (i * kBlockSize + to_at) * 2, bytes_of(from) + (i * kBlockSize + at) * 2, 2);
+}
+inline size_t value_place(const CacheView& cache, int at) { return static_cast<size_t>(at / 2) * 2 * cache.head_dim + at % 2; }
+inline void copy_value(const CacheView& cache, const uint16_t* from, int at, uint16_t* to, int to_at) {
+    const size_t source = value_place(cache, at), target = value_place(cache, to_at);
+    if (!cache.q8) {
+        for (int i = 0; i < cache.head_dim; ++i) to[target + 2 * i] = from[source + 2 * i];
+        return;
+    }
+    scales_of(to)[to_at] = scales_of(from)[at];
+    for (int i = 0; i < cache.head_dim; ++i) bytes_of(to)[target + 2 * i] = bytes_of(from)[source + 2 * i];
 }
 
 inline int row_count(const Step& step, RowSet set) { return set == RowSet::rows ? step.rows : step.logits_rows; }
@@ -37,8 +68,8 @@ inline size_t state_floats(int group, int head_dim) {
 inline size_t attention_scratch(int group, int head_dim, int tail_blocks) {
     const size_t height = tile_height(group), d = head_dim;
     const size_t floats = height * kKeyTile + 2 * state_floats(group, head_dim);
-    // Per row: keys and values of its tail, and values of one block with some masked; and one block of transposed latents.
-    const size_t blocks = tile_rows(group) * (size_t{2} * tail_blocks + 1) + 1;
+    // Per row: keys and values of its tail. And a key tile of transposed latents, and of values with some masked.
+    const size_t blocks = tile_rows(group) * size_t{2} * tail_blocks + 2 * kKeyTile / kBlockSize;
     const size_t halves = height * (d + kKeyTile) + blocks * kBlockSize * d;
     return (floats * 4 + halves * 2 + 4095) / 4096 * 4096;
 }

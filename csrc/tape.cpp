@@ -15,8 +15,7 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
-constexpr int kSplitBelow = 4;  // work items of attention per thread from which their split is even enough
-constexpr int kParts = 64;      // segments per thread whose states can be held
+constexpr int kSplitBelow = 8;  // work items of attention per thread from which their split is even enough
 
 // Marks a tape as in use during a scope, also when an exception leaves it.
 class Exclusive {
@@ -49,7 +48,6 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int
       num_blocks_(INT32_MAX),
       scratch_bytes_(attention_scratch(group_, head_dim, tail_blocks_)),
       scratch_(scratch_bytes_ * pool_->threads()),
-      parts_(kParts * pool_->threads() * state_floats(group_, head_dim) * sizeof(float)),
       done_(new std::atomic<int>[kSplitBelow * pool_->threads()]()) {
     tile_rows_.reserve(in.max_rows);
     tile_sizes_.reserve(in.max_rows);
@@ -115,9 +113,8 @@ void Tape::record(Op op) {
     ops_.push_back(std::move(op));
 }
 
-// How many segments attention is split into: 0 unless tiles and kv heads alone would leave threads idle and their partial
-// results fit.
-int Tape::segments() const {
+// Most segments of a tile where threads share out segments, because tiles and kv heads alone would leave some idle; else 0.
+int Tape::segments() {
     const int items = static_cast<int>(tile_rows_.size()) * kv_heads_, threads = pool_->threads();
     if (threads == 1 || items >= kSplitBelow * threads) return 0;
     int last = 0;
@@ -125,7 +122,9 @@ int Tape::segments() const {
         for (int row = tile_rows_[tile]; row < tile_rows_[tile] + tile_sizes_[tile]; ++row)
             last = in_.positions[row] > last ? in_.positions[row] : last;
     const int segments = last / kSegment + 1;
-    return segments > 1 && int64_t{items} * segments <= int64_t{kParts} * threads ? segments : 0;
+    const size_t bytes = static_cast<size_t>(threads) * (segments + 1) * state_floats(group_, head_dim_) * sizeof(float);
+    if (parts_ == nullptr || parts_->size() < bytes) parts_ = std::make_unique<Buffer>(bytes + bytes / 2);
+    return segments;
 }
 
 AttentionPlan Tape::plan(int rows) {
@@ -146,7 +145,7 @@ AttentionPlan Tape::plan(int rows) {
         tails_[row] = tail;
     }
     return {tile_rows_.data(), tile_sizes_.data(), tails_.data(), static_cast<int>(tile_rows_.size()), tail_blocks_, segments(),
-            reinterpret_cast<float*>(parts_.data()), done_.get()};
+            reinterpret_cast<float*>(parts_ ? parts_->data() : nullptr), done_.get()};
 }
 
 void Tape::run(int rows, int sequences, int logits_rows) {

@@ -47,7 +47,7 @@ class Tape {
     std::string sequence_of(int block, int sequences) const;
     const int32_t* block_table(int sequence) const { return in_.block_tables + static_cast<size_t>(sequence) * in_.max_blocks; }
     AttentionPlan plan(int rows);
-    int segments() const;
+    int segments();
 
     std::shared_ptr<Pool> pool_;
     const Table* table_;
@@ -55,7 +55,8 @@ class Tape {
     std::vector<int32_t> storage_;
     int kv_heads_, group_, head_dim_, tail_blocks_, vocab_, positions_, num_blocks_;
     size_t scratch_bytes_;
-    Buffer scratch_, parts_;
+    Buffer scratch_;
+    std::unique_ptr<Buffer> parts_;  // grows with the longest context of a step with few rows
     size_t own_blocks_ = 0, shared_blocks_ = 0;  // activation blocks per thread, and of all rows
     std::unique_ptr<Buffer> own_, shared_;
     std::unique_ptr<std::atomic<int>[]> done_;

@@ -1,13 +1,31 @@
-"""The real model that some tests use, and commands called within the process."""
+"""The real model that some tests use, a cache that is not the user's, and commands called within the process."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from in_process import wager  # noqa: F401 (a fixture)
+
+_CACHE = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What engines store (measurements, packed weights) goes to a folder of these tests; models stay where they are."""
+    from wager.models import hub
+
+    models = hub.cache_dir()
+    folder = config.stash[_CACHE] = tempfile.TemporaryDirectory(prefix="wager-tests-")
+    if models.is_dir():
+        (Path(folder.name) / "models").symlink_to(models.resolve())
+    os.environ["WAGER_CACHE"] = folder.name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_CACHE].cleanup()
 
 
 @pytest.fixture(scope="session")

@@ -4,31 +4,31 @@
     with wager.LLM(drafter="ngram") as llm:
         print(llm.generate("Once upon a time", wager.SamplingParams(max_tokens=64)).text)
 
-The engine is imported when it is first used, so that `import wager` is quick.
+Every name is imported when it is first used, so that `import wager` and `wager --help` are quick.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from wager.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
-from wager.errors import (
-    CacheIntegrityError,
-    ClosedError,
-    DownloadError,
-    MemoryPlanError,
-    ModelError,
-    NumericsError,
-    RequestError,
-    TokenizerError,
-    UsageError,
-    WagerError,
-)
-from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats, TokenLogprob
-
 if TYPE_CHECKING:
+    from wager.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
     from wager.engine.core import Engine
+    from wager.errors import (
+        CacheIntegrityError,
+        ClosedError,
+        DownloadError,
+        MemoryPlanError,
+        ModelError,
+        NumericsError,
+        RequestError,
+        TokenizerError,
+        UsageError,
+        WagerError,
+    )
     from wager.llm import LLM, OutputStream
+    from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats, TokenLogprob
 
 __version__ = "0.1.0"
 
@@ -58,13 +58,23 @@ __all__ = [
     "WagerError",
 ]
 
-_LATER = {"Engine": "wager.engine.core", "LLM": "wager.llm", "OutputStream": "wager.llm"}
-"""Names of the engine -> the module that has them."""
+_MODULES = {
+    "config": ("CapacityConfig", "EngineConfig", "ModelConfig", "SpeculationConfig"),
+    "engine.core": ("Engine",),
+    "llm": ("LLM", "OutputStream"),
+    "types": ("Completion", "OutputDelta", "Request", "SamplingParams", "Stats", "TokenLogprob"),
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+"""Names -> the module that has them; all others are errors."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in __all__:
         raise AttributeError(f"module 'wager' has no attribute {name!r}")
-    import importlib
+    value = getattr(importlib.import_module(f"wager.{_WHERE.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
 
-    return getattr(importlib.import_module(_LATER[name]), name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

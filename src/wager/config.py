@@ -18,7 +18,7 @@ from wager.economics.policy.objective import Objective, parse_objective
 from wager.economics.policy_spec import DEEPEST, PolicySpec, parse_policy
 from wager.errors import UsageError
 from wager.inputs import check_threads, did_you_mean, read_text, shown
-from wager.types import RULES, SamplingParams, VerifyRule
+from wager.types import RULES, KVDtype, SamplingParams, VerifyRule
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -39,12 +39,14 @@ class ModelConfig:
 
     model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: auto (a GGUF
     file in its own types, other models in bfloat16), bf16 or bfloat16, q8, q4, or float32 (reference kernels only);
-    see models/matrices.py. kernels: auto, native or reference. threads: of the native kernels, None for one per
-    physical core.
+    see models/matrices.py. kv_dtype: of cached keys and values, bf16 (the kernels' activation type), or q8: int8 with a
+    scale per position and head, half the memory. kernels: auto, native or reference. threads: of the native kernels,
+    None for one per physical core.
     """
 
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
+    kv_dtype: KVDtype = "bf16"
     kernels: str = "auto"
     threads: int | None = None
 
@@ -53,6 +55,7 @@ class ModelConfig:
         if self.dtype == "bfloat16":
             object.__setattr__(self, "dtype", "bf16")
         _check_choice("dtype", self.dtype, (*DTYPES, "bfloat16"))
+        _check_choice("kv_dtype", self.kv_dtype, get_args(KVDtype))
         _check_choice("kernels", self.kernels, ("auto", "native", "reference"))
         _check_integer("threads", self.threads, minimum=1)
         if self.threads is not None:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from wager.errors import RequestError
 from wager.sampling import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
 from wager.sampling import SamplingParams as SamplingParams
 from wager.token_ids import as_token_ids
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 VerifyRule = Literal["match", "rejection", "block"]
+
+KVDtype = Literal["bf16", "q8"]
+"""Types of cached keys and values: the kernels' activation type, or int8 with a scale per position and kv head."""
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

@@ -18,7 +18,7 @@ from wager.arch.spec import ModelSpec
 from wager.errors import CacheIntegrityError, WagerError
 from wager.llm import LLM
 from wager.models.gguf_file import open_gguf
-from wager.models.weights import read_json
+from wager.models.json_files import read_json
 from wager.types import SamplingParams
 
 _LARGEST_LOGPROB = 1e-3

@@ -24,9 +24,10 @@ from wager.arch.config_keys import ConfigKeys, shown
 from wager.errors import ModelError, TokenizerError
 from wager.kernels.arrays import BFLOAT16
 from wager.models.gguf_file import GgufFile
+from wager.models.json_files import read_json
 from wager.models.opening import open_model
 from wager.models.tokenizer import Tokenizer
-from wager.models.weights import open_weights, read_json
+from wager.models.weights import open_weights
 
 HUGE = 10**400
 

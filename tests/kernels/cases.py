@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from wager.kernels.arrays import INT32, Array, zeros
 from wager.kernels.base import BLOCK_SIZE, Kernels, Tape
-from wager.types import PackedBatch
+from wager.types import KVDtype, PackedBatch
 
 _UNSEEDED = np.random.default_rng(0)
 
@@ -106,12 +106,17 @@ class World:
     window: int | None = None
     norms: tuple[Array, Array, float] | None = None
     layers: int = 1
+    kv_dtype: ClassVar[KVDtype] = "bf16"
     cache: Any = field(init=False)
 
     def __post_init__(self) -> None:
         shape = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.d}
         self.cache = self.kernels.cache(
-            layers=self.layers, num_blocks=self.num_blocks, kv_heads=self.kv_heads, head_dim=self.d
+            layers=self.layers,
+            num_blocks=self.num_blocks,
+            kv_heads=self.kv_heads,
+            head_dim=self.d,
+            kv_dtype=self.kv_dtype,
         )
         self.tape = self.kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_blocks, **shape)
         self.qkv = zeros(self.max_rows, self.width)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import get_args
+
 import pytest
+from cases import World
+
+from wager.types import KVDtype
 
 ISAS = ("avx512", "avxvnni", "avx2", "portable")
 _kernels: dict[tuple[str, int], object] = {}
@@ -33,6 +39,19 @@ def backend(request: pytest.FixtureRequest) -> object:
 @pytest.fixture(params=ISAS)
 def one_thread(request: pytest.FixtureRequest) -> object:
     return native(request.param, threads=1)
+
+
+@pytest.fixture(params=ISAS)
+def threaded(request: pytest.FixtureRequest) -> Callable[[int], object]:
+    """Kernels of one instruction set by their number of threads."""
+    return lambda threads: native(request.param, threads)
+
+
+@pytest.fixture(params=get_args(KVDtype))
+def kv_dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every World of the test has a cache of this type."""
+    monkeypatch.setattr(World, "kv_dtype", request.param)
+    return str(request.param)
 
 
 @pytest.fixture

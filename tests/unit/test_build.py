@@ -11,12 +11,12 @@ from tokenizer_models import train
 
 import wager
 from wager.build import memory_plan as memory
+from wager.build.latency import setup
 from wager.build.load import load
 from wager.economics.latency.calibration import FOLDER, Calibration
 from wager.economics.latency.surface import StepPoint
 from wager.errors import MemoryPlanError, TokenizerError, UsageError
 from wager.models import hub
-from wager.profiling.calibrate import setup
 from wager.types import Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
@@ -83,16 +83,33 @@ def test_more_memory_makes_a_larger_cache(config: wager.EngineConfig) -> None:
     assert fixed_plan.cache_tokens == 112  # rounded up to blocks
 
 
+def test_a_cache_of_int8_has_more_positions_in_the_same_memory(config: wager.EngineConfig) -> None:
+    plans = {kind: load(config.with_options(memory=8 << 20, kv_dtype=kind)).memory_plan for kind in ("bf16", "q8")}
+    assert plans["bf16"].weights == plans["q8"].weights
+    ratio = plans["q8"].cache_tokens / plans["bf16"].cache_tokens
+    assert ratio == pytest.approx(2 * 16 / (16 + 4), rel=0.02)  # head_dim 16: a float32 scale beside 16 bytes
+    with pytest.raises(UsageError, match=r"kv_dtype = 'q4' is not known"):
+        config.with_options(kv_dtype="q4")
+
+
+def test_a_calibration_belongs_to_one_type_of_cache(config: wager.EngineConfig) -> None:
+    engines = [load(config.with_options(kv_dtype=kind)) for kind in ("bf16", "q8")]
+    plain, small = (engine.target.opened.formats(engine.kernels) for engine in engines)
+    assert plain == engines[0].target.opened.matrices(engines[0].kernels).description
+    assert small == f"{plain}, cache q8"
+
+
 def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:
     with pytest.raises(UsageError, match="'random-tree' makes trees"):
         load(config.with_options(drafter="random-tree", verify="block"))
 
 
-def test_an_unsupported_head_size_falls_back_with_a_reason(tmp_path: Path) -> None:
+def test_an_unsupported_head_size_falls_back_with_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     odd = wager.EngineConfig.from_options(model=model(tmp_path, head_dim=8), drafter="none")
     engine = load(odd)
     assert "reference" in engine.kernels.name
     assert engine.kernels.reason
+    assert f"slower reference kernels: {engine.kernels.reason}." in caplog.text
     with pytest.raises(UsageError, match="cannot be used"):
         load(odd.with_options(kernels="native"))
 
@@ -141,6 +158,20 @@ def test_a_calibration_is_used_in_its_own_setup_only(
     assert measured.target.latency is not None
     assert measured.target.latency.seconds(4, 1, 100) < 1.0
     assert "a different processor" in caplog.text
+
+
+def test_only_the_first_start_measures_steps(
+    config: wager.EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    lines: list[str] = []
+    first = load(config.with_options(drafter="ngram"), report=lines.append)
+    assert "measuring a few steps" in lines
+    lines.clear()
+    second = load(config.with_options(drafter="ngram"), report=lines.append)
+    assert "measuring a few steps" not in lines
+    assert first.target.latency is not None and second.target.latency is not None
+    assert second.target.latency.as_dict() == first.target.latency.as_dict()
 
 
 def test_engines_on_one_target_correct_their_latency_separately(config: wager.EngineConfig) -> None:

@@ -7,6 +7,7 @@ import math
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from wager.models.matrices import Matrices
 from wager.models.random_weights import random_weights
 from wager.models.tensors import tensor_shapes
 from wager.models.transformer import Decoder
+from wager.types import KVDtype
 
 SIGMOID = Gating("sigmoid", correction_bias=True, groups=4, top_groups=2, group_best=2)
 SHAPES: dict[str, ModelSpec] = {
@@ -47,6 +49,7 @@ def build(
     *,
     blocks: int = 24,
     max_logits_rows: int | None = None,
+    kv_dtype: KVDtype = "bf16",
     dtype: str = "auto",
 ) -> Decoder:
     return Decoder(
@@ -57,6 +60,7 @@ def build(
         max_sequences=6,
         max_blocks=6,
         max_logits_rows=max_logits_rows,
+        kv_dtype=kv_dtype,
         dtype=dtype,
     )
 
@@ -170,16 +174,22 @@ def test_a_pass_too_large_is_refused(spans: list[Rows], logits_rows: int, named:
         decoder.forward(batch(spans, range(logits_rows)))
 
 
+@pytest.mark.parametrize("kv_dtype", get_args(KVDtype))
 @pytest.mark.parametrize("dtype", ["bf16", "q8", "q4", "float32"])
-def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str) -> None:
+def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str, kv_dtype: KVDtype) -> None:
+    if kv_dtype == "q8" and isinstance(shape.attention, Mla):
+        with pytest.raises(UsageError, match="kv_dtype = 'q8' is not possible with latent attention"):
+            build(shape, kv_dtype=kv_dtype)
+        return
     kernels = ReferenceKernels("float32" if dtype == "float32" else "bfloat16")
     sizes = {"max_rows": 48, "max_sequences": 6, "max_blocks": 6, "max_logits_rows": 20}
     tracemalloc.start()
-    decoder = build(shape, kernels, max_logits_rows=20, dtype=dtype)
+    decoder = build(shape, kernels, max_logits_rows=20, dtype=dtype, kv_dtype=kv_dtype)
     allocated = array_bytes()
     tracemalloc.stop()
     weights = memory.weight_bytes(Matrices(random_weights(shape, 1), dtype, kernels.act), kernels)
-    planned = weights + memory.workspace_bytes(shape, kernels, **sizes) + 24 * memory.block_bytes(shape, kernels)
+    planned = weights + memory.workspace_bytes(shape, kernels, **sizes)
+    planned += 24 * memory.block_bytes(shape, kernels, kv_dtype)
     assert allocated == pytest.approx(planned, rel=0.01)
     assert decoder.weight_bytes == weights
     assert decoder.workspace_bytes == memory.workspace_bytes(shape, kernels, **sizes)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf.constants import GGML_QUANT_SIZES
 from tiny_models import (
     TOKENS,
     add_metadata,
@@ -32,6 +33,7 @@ from wager.arch import ModelSpec, Precision, Rope, gguf_precision, read_gguf
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32
 from wager.models.gguf_file import GgufFile
+from wager.models.gguf_types import BLOCK_SIZES, GgufType
 from wager.models.tensors import GGUF_NAMES, NAMES, source_name, tensor_shapes
 from wager.models.weights import open_weights
 
@@ -309,3 +311,12 @@ def test_plan_counts_the_types_of_the_tensors(tmp_path: Path) -> None:
     matrices = sum(stored.size for name, stored in file.tensors.items() if len(stored.shape) == 2)
     assert model.resident_bytes == pytest.approx(matrices)
     assert "q4_0" in found.projections.name and "q8_0" in found.projections.name
+
+
+def test_our_table_of_types_is_the_librarys() -> None:
+    ours = {kind.name: (int(kind), tuple(BLOCK_SIZES[kind])) for kind in GgufType}
+    theirs = {kind.name: (int(kind), GGML_QUANT_SIZES[kind]) for kind in Kind}
+    assert {name: ours[name] for name in theirs if name in ours} == {
+        name: theirs[name] for name in theirs if name in ours
+    }
+    assert set(ours) >= {name for name, (code, _) in theirs.items() if code <= max(code for code, _ in ours.values())}

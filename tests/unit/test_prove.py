@@ -50,6 +50,13 @@ def test_every_preempted_trial_is_preempted(proof: Proof, prompts: str, tokens: 
     assert all((alone in trial["notes"]) == (prompts == "1") for trial in trials)
 
 
+def test_a_cache_of_int8_keeps_every_text(proof: Proof) -> None:
+    drafters = ("--drafter", "ngram", "--drafter", "random-tree", "--drafter", f"model:{MODEL}")
+    code, value, printed = proof("--limit", "4", "--max-tokens", "40", "--kv-dtype", "q8", *drafters)
+    assert code == 0, printed
+    assert any(trial["accepted"] for trial in value["outcomes"])
+
+
 def test_a_trial_without_preemption_says_why(proof: Proof) -> None:
     code, value, printed = proof("--limit", "1", "--max-tokens", "1", "--drafter", "ngram")
     assert code == 0

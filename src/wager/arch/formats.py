@@ -45,6 +45,7 @@ _SPELLINGS = {
     "float32": "fp32", "f32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16",
     "fp8-dynamic": "fp8", "fp8_e4m3": "fp8", "e4m3": "fp8", "float8": "fp8", "w8a8": "int8", "w8a8-int8": "int8",
     "w8a8-fp8": "fp8", "w4a16": "int4", "awq": "int4", "gptq": "int4", "bnb-4bit": "nf4", "bnb-8bit": "int8",
+    "q8": "q8_0",
 }  # fmt: skip
 """Other names of the same format."""
 

@@ -5,6 +5,7 @@ Model, tokenizer, drafters and memory are checked before the first large allocat
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,10 +33,12 @@ from wager.models.transformer import Decoder
 from wager.trace import Trace
 from wager.types import Request
 
+log = logging.getLogger("wager")
+
 Report = Callable[[str], None]
 
 TARGET_OPTIONS = (
-    "model", "kernels", "dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens",
+    "model", "kernels", "dtype", "kv_dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens",
 )  # fmt: skip
 """Options that are fixed when a target is loaded; engines that share it must have the same values."""
 
@@ -130,7 +133,7 @@ def load(
     for request in expected(model.tokenizer) if expected else ():
         check_length(request, max_context=model.limits.context, num_blocks=plan.num_blocks)
     if target is None:
-        report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.matrices(kernels).description})")
+        report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.formats(kernels)})")
         for kind, form in model.matrices(kernels).converted.items():
             report(f"{kind} has no kernels of its own: its tensors are read as {form}")
         decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
@@ -157,9 +160,12 @@ def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:
 def _select_kernels(config: EngineConfig, model: OpenedModel) -> Kernels:
     attention, options = model.spec.attention, config.model
     latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
-    return select(
+    kernels = select(
         options.kernels, dtype=options.activations, threads=options.threads, head_dim=attention.head_dim, latent=latent
     )
+    if options.kernels == "auto" and kernels.name.startswith("reference"):
+        log.warning("Answers are computed by the slower reference kernels: %s.", kernels.reason)
+    return kernels
 
 
 def _plan_memory(
@@ -196,7 +202,7 @@ def _latency(target: LoadedTarget, runner: Runner, report: Report) -> LatencySur
         target.latency = latencies.stored(target.opened, target.kernels, report=report)
     if target.latency is None:
         target.claim_cache(None)  # measuring overwrites what the cache holds
-        target.latency = latencies.measured(runner, max_context=target.opened.limits.context, report=report)
+        target.latency = latencies.measured(runner, target.opened, target.kernels, report=report)
     return LatencySurface.from_dict(target.latency.as_dict())
 
 

@@ -5,27 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from wager.arch.attention import Mla
 from wager.arch.spec import ModelSpec
 from wager.config import EngineConfig
-from wager.draft.model import check_same_vocabulary
+from wager.draft.vocabulary import check_same_vocabulary
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.models import footprint
 from wager.models.matrices import Matrices
 from wager.models.opening import open_model
 from wager.models.tokenizer import Tokenizer
-from wager.models.transformer import Decoder
+from wager.models.transformer import Decoder, refuse_int8_latents
 from wager.models.weights import Weights
+from wager.types import KVDtype
 
 
 @dataclass(frozen=True)
 class PassLimits:
-    """Sizes a decoder is built with: rows of a pass, sequences in it, positions of a sequence, and rows with logits."""
+    """What a decoder is built with: rows of a pass, sequences in it, positions of a sequence, rows with logits, and the
+    type of the cache."""
 
     rows: int
     sequences: int
     context: int
     logits_rows: int
+    kv_dtype: KVDtype = "bf16"
 
     @property
     def max_blocks(self) -> int:
@@ -65,9 +69,14 @@ class OpenedModel:
             max_logits_rows=limits.logits_rows,
         )
 
+    def formats(self, kernels: Kernels) -> str:
+        """The forms of the weights, and the cache's if it is not the default: what a step's seconds depend on."""
+        cache = "" if self.limits.kv_dtype == "bf16" else f", cache {self.limits.kv_dtype}"
+        return self.matrices(kernels).description + cache
+
     def token_bytes(self, kernels: Kernels) -> int:
         """Bytes of keys and values per position."""
-        return footprint.block_bytes(self.spec, kernels) // BLOCK_SIZE
+        return footprint.block_bytes(self.spec, kernels, self.limits.kv_dtype) // BLOCK_SIZE
 
     def load(self, kernels: Kernels, num_blocks: int, *, keep_expert_choices: bool = False) -> Decoder:
         limits = self.limits
@@ -81,6 +90,7 @@ class OpenedModel:
             max_logits_rows=limits.logits_rows,
             dtype=self.dtype,
             keep_expert_choices=keep_expert_choices,
+            kv_dtype=limits.kv_dtype,
         )
 
 
@@ -95,15 +105,20 @@ def open_target(config: EngineConfig) -> OpenedModel:
             "Leave it out to use all of them.",
         )
     sequences = min(capacity.max_sequences, capacity.max_rows)
-    limits = PassLimits(capacity.max_rows, sequences, context, logits_rows=capacity.max_rows)
+    kv_dtype = config.model.kv_dtype
+    if isinstance(weights.spec.attention, Mla):
+        refuse_int8_latents(kv_dtype)
+    limits = PassLimits(capacity.max_rows, sequences, context, logits_rows=capacity.max_rows, kv_dtype=kv_dtype)
     return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)
 
 
 def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedModel:
-    """A smaller model that drafts for `target`; refused if its vocabulary differs."""
+    """A smaller model that drafts for `target`; refused if its vocabulary differs. Its cache has the same type, unless
+    it holds latents."""
     path, weights, tokenizer = open_model(model)
     check_same_vocabulary(target.tokenizer, tokenizer)
     context = min(target.limits.context, weights.spec.context)
     sequences = target.limits.sequences  # one logits row per sequence: the next guess is drawn from it
-    limits = PassLimits(config.capacity.max_rows, sequences, context, logits_rows=sequences)
+    kv_dtype: KVDtype = "bf16" if isinstance(weights.spec.attention, Mla) else config.model.kv_dtype
+    limits = PassLimits(config.capacity.max_rows, sequences, context, logits_rows=sequences, kv_dtype=kv_dtype)
     return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)

@@ -32,7 +32,7 @@ _PATH = parameters.OutputPath()
 @flags.framing_flags
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("auto",)),
-    only=("model", "kernels", "threads", "memory", "max_context"),
+    only=("model", "kv_dtype", "kernels", "threads", "memory", "max_context"),
 )
 @click.option("--depth", type=click.IntRange(1, DEEPEST), metavar="N",
               help="Deepest draft to measure. Without it as deep as the drafter can.")  # fmt: skip

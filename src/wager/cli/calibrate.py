@@ -17,6 +17,7 @@ from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
 from wager.economics.latency.calibration import FOLDER, Calibration, Setup, find_calibration
 from wager.economics.latency.draft_curve import DraftCurve
+from wager.economics.latency.quick import remove_quick
 from wager.economics.latency.surface import LatencySurface
 from wager.errors import UsageError
 
@@ -41,7 +42,7 @@ _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
 @click.command("calibrate", cls=parameters.Verb)
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("ngram",)),
-    only=("model", "kernels", "threads", "memory", "max_context"),
+    only=("model", "kv_dtype", "kernels", "threads", "memory", "max_context"),
 )
 @click.option("--seconds", type=float, default=60.0, show_default=True, metavar="S", help="How long to measure.")
 @click.option(
@@ -68,9 +69,9 @@ def command(
     the engine and `wager plan --hardware this` find it; one that was measured for longer and fits better is kept unless
     --replace is given. Run no other programs meanwhile.
     """
+    from wager.build.latency import setup
     from wager.cli.loading import open_engine
     from wager.models import hub
-    from wager.profiling.calibrate import setup
 
     if not 0 < seconds <= _LONGEST:
         hint = f"Give a time above 0 and at most a day, {_LONGEST} seconds, such as --seconds 60."
@@ -79,8 +80,7 @@ def command(
         raise UsageError("--check stores nothing, so --replace has no effect.", "Give one of them.")
     engine = open_engine(config.with_options(drafter="none"))
     folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
-    dtype = engine.target.opened.matrices(engine.kernels).description
-    current = setup(engine.kernels, engine.spec, model=name, dtype=dtype)
+    current = setup(engine.kernels, engine.spec, model=name, dtype=engine.target.opened.formats(engine.kernels))
     if checking:
         stored = find_calibration(folder, current)
         if stored.calibration is None:
@@ -134,6 +134,7 @@ def _store(calibration: Calibration, folder: Path, *, replace: bool, json_path: 
             f"{kept.errors}; --replace stores the new one"
         )
     else:
+        remove_quick(folder, calibration.setup)
         console.say(f"stored in {path}")
 
 

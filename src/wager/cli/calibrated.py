@@ -93,7 +93,7 @@ def _spec(model: str) -> tuple[ModelSpec, Precision]:
     from wager.models.weights import open_weights
 
     bf16 = Precision.of("bf16")
-    if random_models.is_random(model):
+    if hub.is_random(model):
         return random_models.spec_of(model), bf16
     try:
         path = hub.find(model)

@@ -20,7 +20,7 @@ from wager.config import DEFAULT_MODEL, DTYPES, MOST_POSITIONS, OPTIONS, EngineC
 from wager.draft.registry import descriptions, parse_drafters
 from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
-from wager.types import SamplingParams, VerifyRule
+from wager.types import KVDtype, SamplingParams, VerifyRule
 
 if TYPE_CHECKING:
     from wager.prompts import ChatTokenizer
@@ -125,6 +125,8 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "dtype": click.option("--dtype", type=click.Choice([*DTYPES, "bfloat16"]), default="auto", show_default=True,
                  help="Of the weights: auto multiplies a GGUF file in its own types and other models in bf16; q8 and "
                  "q4 quantise what has more bits."),
+    "kv_dtype": click.option("--kv-dtype", type=click.Choice(get_args(KVDtype)), default="bf16", show_default=True,
+                 help="Type of cached keys and values. q8 takes half the memory: int8, and a scale for each."),
     "kernels": click.option("--kernels", type=click.Choice(["auto", "native", "reference"]), default="auto",
                  show_default=True, help="Which kernels compute; see `wager doctor`."),
     "threads": click.option("--threads", type=click.IntRange(min=1), metavar="N",

@@ -56,9 +56,9 @@ def _draft_models(config: EngineConfig) -> list[str]:
 
 
 def _fetch(models: list[str]) -> None:
-    from wager.models import hub, random_models
+    from wager.models import hub
 
     with console.meter("bytes") as update:
         for model in models:
-            if not random_models.is_random(model):
+            if not hub.is_random(model):
                 hub.resolve(model, update)

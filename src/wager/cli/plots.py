@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wager.cli import console
-from wager.errors import UsageError
+from wager.errors import UsageError, WagerError
 
 try:
     from matplotlib import colormaps
@@ -21,7 +21,9 @@ try:
     from matplotlib.patheffects import withStroke
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 except ImportError as error:
-    raise UsageError("Plots need matplotlib, which is not installed.", "Install it: pip install matplotlib.") from error
+    raise WagerError(
+        "Plots need matplotlib, which is not installed.", 'Install it: pip install "wager[plots]"'
+    ) from error
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Blue, vermilion, green, purple, orange, sky blue, black: for curves that differ in kind."""

@@ -11,7 +11,7 @@ from wager.build.load import LoadedEngine
 from wager.build.opened import PassLimits
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE
-from wager.models.random_models import is_random
+from wager.models.hub import is_random
 from wager.profiling.logits import logits_of
 
 _ROWS = 128

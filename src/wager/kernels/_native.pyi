@@ -21,7 +21,7 @@ class Isa:
 
 class CacheView:
     def __init__(
-        self, keys: Buffer, values: Buffer, layers: int, num_blocks: int, kv_heads: int, head_dim: int
+        self, keys: Buffer, values: Buffer, layers: int, num_blocks: int, kv_heads: int, head_dim: int, q8: bool
     ) -> None: ...
     @staticmethod
     def latent(keys: Buffer, layers: int, num_blocks: int, rank: int, rope: int) -> CacheView: ...

@@ -18,13 +18,13 @@ from typing import Any, Literal, Protocol
 from wager.arch.feed_forward import Experts
 from wager.kernels.arrays import INT32, Array, DType, empty, zeros
 from wager.kernels.blocks import Matrix
-from wager.types import PackedBatch
+from wager.types import KVDtype, PackedBatch
 
 BLOCK_SIZE = 16
 """Tokens per block of the cache; prefixes are reused block by block."""
 
 KEY_TILE = 64
-"""Keys that share one running maximum in attention; tiles begin at absolute positions."""
+"""Keys whose scores are weighed together in attention; tiles begin at absolute positions."""
 
 MAX_HEAD_DIM = 512
 """Largest head_dim of the native kernels (a multiple of 16), and largest rank of a latent."""
@@ -106,7 +106,7 @@ class KVCache(Protocol):
 
     def read(self, slot: int) -> Array:
         """Keys and values of one slot, [layers, 2, kv_heads, head_dim], for tests; a latent cache has one vector per
-        layer, [layers, 1, 1, rank + rope]."""
+        layer, [layers, 1, 1, rank + rope]. float32 where the cache holds int8."""
 
     def clear(self, block: int) -> None:
         """Zero one block (after values that were not finite)."""
@@ -230,7 +230,12 @@ class Kernels(Protocol):
     def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
         """Bytes of a packed matrix [n, k] of floats (None) or of that block format."""
 
-    def cache(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> KVCache: ...
+    def cache(
+        self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
+    ) -> KVCache:
+        """A cache of keys and values in `act`, or (q8) each as whole numbers of -127 to 127 times a float32 scale of
+        its own: x / s rounded to nearest even, s the largest |x| / 127. Below 1e-30 all are zero; where some x is not
+        finite the scale is NaN, and so is what attends to it."""
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> KVCache:
         """A cache of one vector of rank + rope per position and layer, for `latent`; its tape has kv_heads 1."""

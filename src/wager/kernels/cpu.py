@@ -18,7 +18,7 @@ from wager.kernels.blocks import Matrix
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.cpu_tape import CpuTape
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads, pack, pack_experts, pack_gated, pack_heads
-from wager.types import GREEDY_TEMPERATURE
+from wager.types import GREEDY_TEMPERATURE, KVDtype
 
 ISAS = ("avx512", "avxvnni", "avx2", "portable")
 """Instruction sets, best first: AVX-512 with BF16 and VNNI, AVX2 with FMA (and AVX-VNNI), and whatever the compiler
@@ -66,8 +66,11 @@ class CpuKernels:
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> CpuLatents:
         return CpuLatents(self.pool, layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
 
-    def cache(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> CpuCache:
-        return CpuCache(self.pool, layers=layers, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim)
+    def cache(
+        self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
+    ) -> CpuCache:
+        shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
+        return CpuCache(self.pool, **shape, kv_dtype=kv_dtype)
 
     def tape(
         self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int

@@ -13,20 +13,27 @@ from wager.errors import CacheIntegrityError, ModelError
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, Array, address, empty
 from wager.kernels.base import BLOCK_SIZE, MAX_HEAD_DIM
+from wager.types import KVDtype
 
 
 class CpuCache:
     """Keys [layer][block][kv_head][d/2][16][2] and values [layer][block][kv_head][8][d][2], bf16: both products of
-    attention then read sixteen keys, or sixteen dimensions, at once, in pairs along their sum."""
+    attention then read sixteen keys, or sixteen dimensions, at once, in pairs along their sum. As q8 each block is 16
+    float32 scales and then int8 in the same order."""
 
-    def __init__(self, pool: Any, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self, pool: Any, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
+    ) -> None:
         check_head_dim(head_dim)
-        nbytes = 2 * layers * num_blocks * kv_heads * BLOCK_SIZE * head_dim
+        block = BLOCK_SIZE * (head_dim + 4 if kv_dtype == "q8" else 2 * head_dim)
+        nbytes = layers * num_blocks * kv_heads * block
         self.num_blocks = num_blocks
+        self.kv_dtype: KVDtype = kv_dtype
         self.shape = (layers, kv_heads, head_dim)
         self.keys: Any = _native.Buffer(nbytes)
         self.values: Any = _native.Buffer(nbytes)
-        self.view = _native.CacheView(self.keys, self.values, layers, num_blocks, kv_heads, head_dim)
+        q8 = kv_dtype == "q8"
+        self.view = _native.CacheView(self.keys, self.values, layers, num_blocks, kv_heads, head_dim, q8)
         self._pool = pool
 
     @property
@@ -47,9 +54,9 @@ class CpuCache:
         kinds = 1 if self.values is None else 2
         if not 0 <= slot < self.num_blocks * BLOCK_SIZE:
             raise CacheIntegrityError(f"Slot {slot} lies outside the cache of {self.num_blocks} blocks.")
-        out = empty(layers, kinds, kv_heads, head_dim, dtype=BFLOAT16)
+        out = empty(layers, kinds, kv_heads, head_dim)
         self.view.read(slot, address(out))
-        return out
+        return out if self.kv_dtype == "q8" else out.astype(BFLOAT16)
 
     def clear(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:
@@ -66,6 +73,7 @@ class CpuLatents(CpuCache):
         self.num_blocks = num_blocks
         self.shape = (layers, 1, rank + rope)
         self.rank = rank
+        self.kv_dtype = "bf16"
         self.keys, self.values = _native.Buffer(2 * layers * num_blocks * BLOCK_SIZE * (rank + rope)), None
         self.view = _native.CacheView.latent(self.keys, layers, num_blocks, rank, rope)
         self._pool = pool

@@ -24,11 +24,13 @@ from wager.kernels.reference_rows import matrix_vector, rms_norm, rotate, silu, 
 from wager.kernels.reference_store import (
     ReferenceCache,
     ReferenceExpert,
+    ReferenceInt8Cache,
     ReferenceLatents,
     ReferenceMatrix,
     ReferenceWeight,
 )
 from wager.kernels.routing import top_experts
+from wager.types import KVDtype
 
 DTYPES: dict[str, DType] = {"bfloat16": BFLOAT16, "float32": FLOAT32}
 
@@ -122,7 +124,7 @@ class ReferenceTape:
         qkv: Array,
         table: Array,
         norms: tuple[Array, Array, float] | None,
-        cache: ReferenceCache,
+        cache: ReferenceCache | ReferenceInt8Cache,
         layer: int,
         q: Array,
     ) -> None:
@@ -136,15 +138,14 @@ class ReferenceTape:
             angles = table[int(self.inputs.positions[row])]
             slot = int(self.inputs.slot_mapping[row])
             q[row] = rotate(queries, angles).ravel()
-            cache.keys[layer, slot] = rotate(keys, angles)
-            cache.values[layer, slot] = values
+            cache.write(layer, slot, rotate(keys, angles), values)
 
         self._ops.append(("rows", op))
 
     def attention(
         self,
         q: Array,
-        cache: ReferenceCache | ReferenceLatents,
+        cache: ReferenceCache | ReferenceInt8Cache | ReferenceLatents,
         layer: int,
         *,
         window: int | None,
@@ -155,8 +156,7 @@ class ReferenceTape:
 
         def op(row: int) -> None:
             path = self._paths[row] if window is None else self._paths[row][-window:]
-            keys = cache.keys[layer][path].astype(np.float32)  # [n, kv_heads, d]
-            values = cache.values[layer][path].astype(np.float32)
+            keys, values = cache.rows(layer, path)  # [n, kv_heads, d]
             queries = _row(q, row).reshape(self._kv_heads, -1, self._head_dim)
             scores = np.einsum("kgd,nkd->kgn", queries, keys) * np.float32(factor)
             mixed = np.einsum("kgn,nkd->kgd", softmax(scores), values)
@@ -249,10 +249,11 @@ class ReferenceKernels:
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> ReferenceLatents:
         return ReferenceLatents(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope, dtype=self.act)
 
-    def cache(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> ReferenceCache:
-        return ReferenceCache(
-            layers=layers, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim, dtype=self.act
-        )
+    def cache(
+        self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
+    ) -> ReferenceCache | ReferenceInt8Cache:
+        shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
+        return ReferenceInt8Cache(**shape) if kv_dtype == "q8" else ReferenceCache(**shape, dtype=self.act)
 
     def tape(
         self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int

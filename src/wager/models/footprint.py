@@ -10,6 +10,7 @@ from wager.arch.feed_forward import Experts
 from wager.arch.spec import ModelSpec
 from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.models.matrices import Matrices
+from wager.types import KVDtype
 
 
 def weight_bytes(matrices: Matrices, kernels: Kernels) -> int:
@@ -20,9 +21,12 @@ def weight_bytes(matrices: Matrices, kernels: Kernels) -> int:
     return packed + 4 * (spec.vector_elements + spec.elements()["router"])
 
 
-def block_bytes(spec: ModelSpec, kernels: Kernels) -> int:
+def block_bytes(spec: ModelSpec, kernels: Kernels, kv_dtype: KVDtype = "bf16") -> int:
     """Bytes of one cache block: BLOCK_SIZE positions, keys and values or latents of all layers."""
-    return spec.num_layers * spec.attention.cache_width * BLOCK_SIZE * kernels.act.itemsize
+    width = spec.attention.cache_width
+    if kv_dtype == "q8":  # and a float32 scale for each key and each value of a head
+        return spec.num_layers * BLOCK_SIZE * (width + 4 * width // spec.attention.head_dim)
+    return spec.num_layers * BLOCK_SIZE * width * kernels.act.itemsize
 
 
 def workspace_bytes(

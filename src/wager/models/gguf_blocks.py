@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES
-from gguf.constants import GGMLQuantizationType as Kind
-from gguf.quants import IQ4_NL, MXFP4, dequantize
 from numpy.typing import NDArray
 
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Bytes, QuantisedMatrix
 from wager.kernels.quantise import quantise
+from wager.models.gguf_types import BLOCK_SIZES
+from wager.models.gguf_types import GgufType as Kind
 
 FLOATS = frozenset({Kind.F32, Kind.F16, Kind.BF16, Kind.F64})
 
@@ -52,7 +51,7 @@ def converted(raw: Bytes, kind: Kind, k: int) -> QuantisedMatrix:
     target = stored_as(kind).format or ""
     if target == kind.name.lower():
         return QuantisedMatrix(BLOCK_FORMATS[target], raw, k)
-    known, size = BLOCK_FORMATS[target], GGML_QUANT_SIZES[kind][1]
+    known, size = BLOCK_FORMATS[target], BLOCK_SIZES[kind].bytes
     data = np.empty((len(raw), k // known.inputs * known.bytes), dtype=np.uint8)
     step = max(1, _PART // k)
     for first in range(0, len(raw), step):
@@ -61,9 +60,18 @@ def converted(raw: Bytes, kind: Kind, k: int) -> QuantisedMatrix:
             if kind in _CONVERT:
                 blocks = _CONVERT[kind](part.reshape(-1, size))
             else:
-                blocks = quantise(dequantize(part, kind), target).data
+                blocks = quantise(dequantised(part, kind), target).data
         data[first : first + step] = blocks.reshape(len(part), -1)
     return QuantisedMatrix(known, data, k)
+
+
+def dequantised(rows: Bytes, kind: Kind) -> NDArray[np.float32]:
+    """The values of rows uint8 [n, bytes] by the gguf library. NotImplementedError for a type it cannot dequantise."""
+    from gguf.constants import GGMLQuantizationType  # importing it takes longer than opening a file
+    from gguf.quants import dequantize
+
+    values: NDArray[np.float32] = dequantize(rows, GGMLQuantizationType(kind))
+    return values
 
 
 def _half(values: NDArray[Any]) -> Bytes:
@@ -81,6 +89,8 @@ def _iq4_nl(blocks: Bytes) -> Bytes:
 
 
 def _looked_up(packed: Bytes) -> Bytes:
+    from gguf.quants import IQ4_NL
+
     return np.array(IQ4_NL.kvalues, dtype=np.int8).view(np.uint8)[_nibbles(packed)]
 
 
@@ -96,6 +106,8 @@ def _iq4_xs(blocks: Bytes) -> Bytes:
 def _mxfp4(blocks: Bytes) -> Bytes:
     """Codes of q5_0. Scales are powers of two; one below the least float16, 2^-24, becomes it and its codes are
     rounded. One above the largest becomes infinite."""
+    from gguf.quants import MXFP4
+
     scales = MXFP4.e8m0_to_fp32_half(blocks[:, :1]).astype(np.float64)
     written = scales.clip(2.0**-24)
     codes = np.array(MXFP4.kvalues, dtype=np.int8)[_nibbles(blocks[:, 1:])]
@@ -111,7 +123,7 @@ def _ternary(kind: Kind) -> Callable[[Bytes], Bytes]:
     def convert(blocks: Bytes) -> Bytes:
         unit = blocks.copy()
         unit[:, -2:] = np.frombuffer(np.float16(1).tobytes(), dtype=np.uint8)
-        codes = (dequantize(unit, kind).reshape(-1, 8, BLOCK) + 8).astype(np.uint8)
+        codes = (dequantised(unit, kind).reshape(-1, 8, BLOCK) + 8).astype(np.uint8)
         scales = np.broadcast_to(blocks[:, None, -2:], (len(blocks), 8, 2))
         return np.concatenate([scales, codes[..., :16] | codes[..., 16:] << 4], axis=-1)
 
@@ -123,7 +135,7 @@ def _q3_k(blocks: Bytes) -> Bytes:
     unit = blocks.copy()
     unit[:, 96:108] = _UNIT_SCALES
     unit[:, 108:110] = np.frombuffer(np.float16(1).tobytes(), dtype=np.uint8)
-    codes = (dequantize(unit, Kind.Q3_K) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
+    codes = (dequantised(unit, Kind.Q3_K) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
     low, high = codes & 15, codes >> 4
     packed_low = low[:, :, :2] | low[:, :, 2:] << 4
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]

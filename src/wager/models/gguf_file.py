@@ -1,4 +1,4 @@
-"""Reads a GGUF file: metadata and tensor directory when it is opened, tensors on demand. gguf dequantises them.
+"""Reads a GGUF file: metadata and tensor directory when it is opened, tensors on demand.
 
 This module parses the directory instead of gguf's own reader because a vocabulary of 150,000 strings then takes a tenth
 of a second instead of several, and because errors can name a truncated file.
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from wager.arch.config_keys import shown
 from wager.arch.gguf_config import TensorSize
@@ -24,7 +22,8 @@ from wager.arch.gguf_keys import check_tokenizer_keys, read_alignment
 from wager.errors import ModelError
 from wager.kernels.arrays import Array, DType
 from wager.kernels.blocks import BLOCK_FORMATS, Bytes, QuantisedMatrix
-from wager.models.gguf_blocks import StoredAs, converted, stored_as
+from wager.models.gguf_blocks import StoredAs, converted, dequantised, stored_as
+from wager.models.gguf_types import BLOCK_SIZES, GgufType
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -40,7 +39,7 @@ class StoredTensor:
     """The position of a tensor in the file, in bytes. `shape` is with the contiguous dimension last."""
 
     shape: tuple[int, ...]
-    kind: GGMLQuantizationType
+    kind: GgufType
     offset: int
     size: int
 
@@ -91,7 +90,7 @@ class GgufFile:
         stored = self.tensors[name]
         if stored.kind.name.lower() in BLOCK_FORMATS:
             return self.read_blocks(name).dequantise(dtype).reshape(stored.shape)
-        block, size = GGML_QUANT_SIZES[stored.kind]
+        block, size = BLOCK_SIZES[stored.kind]
         out: Array = np.empty(math.prod(stored.shape), dtype)
         raw = self._raw(stored)
         step = max(1, _CHUNK // block)
@@ -99,7 +98,7 @@ class GgufFile:
             part = raw[first * size : (first + step) * size]
             try:
                 with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
-                    values = dequantize(_rows(part, size), stored.kind).reshape(-1)
+                    values = dequantised(_rows(part, size), stored.kind).reshape(-1)
                     out[first * block : first * block + len(values)] = values
             except NotImplementedError as error:
                 raise self._unreadable(name) from error
@@ -154,13 +153,13 @@ class GgufFile:
 
     def _place(self, name: str, shape: tuple[int, ...], code: int, offset: int) -> StoredTensor:
         try:
-            kind = GGMLQuantizationType(code)
+            kind = GgufType(code)
         except ValueError as error:
             raise ModelError(
                 f"{shown(name)} in {self.where} has the unknown tensor type {code}.",
-                "The file is damaged, or newer than the installed gguf library: pip install -U gguf.",
+                "The file is damaged, or of a type that this wager does not know.",
             ) from error
-        block, size = GGML_QUANT_SIZES[kind]
+        block, size = BLOCK_SIZES[kind]
         if 0 in shape or shape[-1] % block:
             raise ModelError(f"{shown(name)} in {self.where} has shape {list(shape)}, which {kind.name} cannot store.")
         bytes_needed = math.prod(shape) // block * size

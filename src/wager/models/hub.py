@@ -13,7 +13,6 @@ from pathlib import Path
 from wager.config import DEFAULT_MODEL
 from wager.errors import DownloadError, ModelError
 from wager.inputs import did_you_mean, expand_path, shown
-from wager.models import hub_download
 from wager.models.integrity import Finding, Progress, PublishedFile, VerifiedFiles, examine, require_intact
 from wager.models.wheel import WheelModel, fetch
 
@@ -34,6 +33,15 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 _SUFFIXES = {".gguf", ".safetensors", ".json", ".jinja"}
 _CONTENT_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+RANDOM = "random:"
+"""Begins the name of a model that is generated."""
+
+
+def is_random(model: str) -> bool:
+    """Whether `model` is generated (random_models.py): there is nothing to find or fetch."""
+    return model.startswith(RANDOM)
 
 
 def _silent(_activity: str, _done: int, _total: int) -> None:
@@ -196,7 +204,7 @@ def _at(path: Path) -> Path:
 
 
 def _unknown(model: str) -> ModelError:
-    if model.startswith("random:"):
+    if is_random(model):
         return ModelError(f"{model} is generated, not fetched.", "There is nothing to fetch; give it as --model.")
     if model.endswith(".gguf") or model.startswith(("/", ".", "~")):
         return ModelError(f"There is no model at {model}.", "Check the path.")
@@ -230,6 +238,8 @@ def _hub_download(name: str, *, force: bool) -> Path:
 
 def _snapshot(name: str, *, local_only: bool, force: bool = False) -> Path:
     if not local_only:
+        from wager.models import hub_download
+
         return hub_download.download(name, _HUB_FILES, force=force)
     from huggingface_hub import snapshot_download
 

@@ -17,12 +17,12 @@ from tokenizers.models import BPE
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
+from wager.models.hub import RANDOM
 from wager.models.random_weights import random_weights
 from wager.models.tokenizer import Tokenizer, byte_alphabet
 from wager.models.tokenizer_parts import TokenizerParts
 from wager.models.weights import Weights
 
-PREFIX = "random:"
 _END = "<|end|>"
 _TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -107,11 +107,6 @@ size, groups, latent to hidden size) at a size that fits on a small machine; voc
 """
 
 
-def is_random(model: str) -> bool:
-    """Whether the name begins with `random:`; family and size need not be known."""
-    return model.startswith(PREFIX)
-
-
 def make(model: str) -> tuple[Weights, Tokenizer]:
     """Weights and tokenizer of `random:FAMILY:SIZE`. ModelError names a family or a size that is not known."""
     spec = spec_of(model)
@@ -120,7 +115,7 @@ def make(model: str) -> tuple[Weights, Tokenizer]:
 
 def spec_of(model: str) -> ModelSpec:
     """The spec alone; errors as `make`."""
-    family, _, size = model.removeprefix(PREFIX).partition(":")
+    family, _, size = model.removeprefix(RANDOM).partition(":")
     if family not in MODELS:
         raise ModelError(f"There is no random model of family {family!r}.", f"Families are: {', '.join(MODELS)}.")
     architecture, sizes = MODELS[family]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wager.arch.config_keys import ConfigKeys
 from wager.errors import TokenizerError
-from wager.models.weights import read_json
+from wager.models.json_files import read_json
 
 log = logging.getLogger("wager")
 

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from wager.errors import TokenizerError
-from wager.models.chat_template import render
 from wager.models.fenced_encoder import FencedEncoder, check_unicode
 from wager.models.tokenizer_errors import library_errors
 from wager.models.tokenizer_files import read_parts
 from wager.models.tokenizer_parts import TokenizerParts
-from wager.models.traced_text import own
 from wager.prompts import TextPart
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -131,6 +129,9 @@ class Tokenizer:
         With `add_generation_prompt` the prompt ends where the model's answer begins. TokenizerError if there is no
         template, or it refuses the messages.
         """
+        from wager.models.chat_template import render  # Jinja: only a conversation needs it
+        from wager.models.traced_text import own
+
         if self.chat_template is None:
             raise TokenizerError(
                 f"{self._parts.where} has no chat template.",

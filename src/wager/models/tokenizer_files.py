@@ -18,11 +18,11 @@ from tokenizers.processors import TemplateProcessing
 
 from wager.errors import TokenizerError
 from wager.models.gguf_file import open_gguf
+from wager.models.json_files import read_json
 from wager.models.pretokenizers import PreTokenizer, pre_tokenizer
 from wager.models.special_ids import read_eos_ids
 from wager.models.tokenizer_errors import library_errors
 from wager.models.tokenizer_parts import SpacePrefix, Spelling, TokenizerParts
-from wager.models.weights import read_json
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")

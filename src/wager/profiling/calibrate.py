@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from wager.arch.spec import ModelSpec
-from wager.economics.latency.calibration import Calibration, PredictionErrors, Setup, fingerprint
+from wager.economics.latency.calibration import Calibration, PredictionErrors, Setup
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.fit import fit_surface
 from wager.economics.latency.shapes import grid_shapes, quick_shapes, random_shapes
 from wager.economics.latency.surface import LatencySurface, StepPoint
 from wager.economics.latency.typical_steps import ShapeSample, typical_steps
 from wager.engine.runner import Runner
-from wager.kernels import machine
-from wager.kernels.base import Kernels
 from wager.profiling.timed_steps import ProgressReport, StepTimer, TimedStep, time_steps
 from wager.trace import Trace
 
@@ -27,13 +24,6 @@ CHECKED_SHAPES = 40
 _QUICK_CONTEXT, _QUICK_TOKENS = 512, 3072
 _QUICK_UNCERTAINTY = 3.0
 """Uncertainty of a quick surface relative to that of a full calibration."""
-
-
-def setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: str) -> Setup:
-    """The setup that a calibration made now is valid for; `model` is the model's name, `dtype` describes the form of
-    its weights (Matrices.description)."""
-    threads = getattr(kernels, "threads", None)  # the reference kernels run in one thread and have no such attribute
-    return Setup(machine(), model, fingerprint(spec), kernels.name, threads, dtype)
 
 
 def calibrate(

@@ -1,0 +1,105 @@
+"""Reads a directory's safetensors: one file or shards, memory-mapped, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from wager.arch.config_keys import brief
+from wager.errors import ModelError
+from wager.kernels.arrays import BFLOAT16, Array, DType
+from wager.kernels.blocks import QuantisedMatrix
+from wager.models.gguf_blocks import StoredAs
+from wager.models.json_files import read_json
+
+_FLOATS: Mapping[str, DType] = {
+    "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": BFLOAT16, "F64": np.dtype("<f8"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor in a mapped safetensors file; `start` is its first byte in the file."""
+
+    data: mmap.mmap
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+
+    def view(self, dtype: DType) -> Array:
+        return np.frombuffer(self.data, dtype, math.prod(self.shape), self.start).reshape(self.shape)
+
+
+class SafetensorsSource:
+    """model.safetensors, or the shards that model.safetensors.index.json lists; mapped, read tensor by tensor."""
+
+    def __init__(self, path: Path) -> None:
+        self.where = str(path)
+        self._tensors: dict[str, _Stored] = {}
+        for file in _shards(path):
+            self._tensors.update(_open_shard(file))
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: stored.shape for name, stored in self._tensors.items()}
+
+    def read(self, name: str, dtype: DType) -> Array:
+        stored = self._tensors[name]
+        if stored.kind not in _FLOATS:
+            raise ModelError(
+                f"{name} in {self.where} is stored as {stored.kind}, which is not supported.",
+                f"Supported are: {', '.join(_FLOATS)}. Use the unquantised checkpoint.",
+            )
+        with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
+            return stored.view(_FLOATS[stored.kind]).astype(dtype)  # a copy outlives the mapped file
+
+    def stored(self, name: str) -> StoredAs:
+        return StoredAs(self._tensors[name].kind)
+
+    def read_blocks(self, name: str) -> QuantisedMatrix:
+        raise ModelError(f"{name} in {self.where} is not quantised.")
+
+
+def _shards(path: Path) -> list[Path]:
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        single = path / "model.safetensors"
+        if not single.exists():
+            raise ModelError(
+                f"{path} has neither model.safetensors nor model.safetensors.index.json.",
+                "wager reads safetensors; convert other checkpoints first (save_pretrained does).",
+            )
+        return [single]
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} has no weight_map.", "The file is damaged; fetch it again.")
+    files = [path / str(name) for name in dict.fromkeys(weight_map.values())]
+    for file in files:
+        if not file.exists():
+            raise ModelError(f"{file}, which {index.name} lists, is absent.", "Fetch the model again.")
+    return files
+
+
+def _open_shard(file: Path) -> dict[str, _Stored]:
+    """The tensors of one file, whose header the library has checked: offsets, sizes and types agree with the file."""
+    try:
+        with safe_open(file, framework="numpy"), file.open("rb") as opened:
+            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(
+            f"{file} cannot be read: {brief(error)}.", "The file is truncated or damaged; fetch it again."
+        ) from error
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header.pop("__metadata__", None)
+    return {
+        name: _Stored(data, item["dtype"], tuple(item["shape"]), 8 + length + item["data_offsets"][0])
+        for name, item in header.items()
+    }
