@@ -11,8 +11,7 @@ import pytest
 from cases import chain_inputs, run_chain
 
 from quantised_cases import matrix
-from wager.kernels.arrays import BFLOAT16, Array
-from wager.kernels.base import WeightParts
+from wager.kernels.arrays import BFLOAT16, Array, WeightParts
 from wager.kernels.blocks import BLOCK_FORMATS, Matrix
 from wager.kernels.quantise import quantise
 

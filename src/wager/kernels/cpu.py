@@ -12,8 +12,8 @@ import numpy as np
 from wager.errors import ModelError, UsageError
 from wager.inputs import check_threads
 from wager.kernels import _native
-from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, address
-from wager.kernels.base import Inputs, WeightParts
+from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, WeightParts, address
+from wager.kernels.base import Inputs
 from wager.kernels.blocks import Matrix
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.cpu_tape import CpuTape

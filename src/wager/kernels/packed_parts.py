@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from wager.kernels import _native
-from wager.kernels.arrays import FLOAT32, Array, address
-from wager.kernels.base import WeightParts
+from wager.kernels.arrays import FLOAT32, Array, WeightParts, address
 from wager.kernels.packed import PANEL, Packed, PackedExperts, PackedHeads
 
 LAYOUT_VERSION: int = _native.weight_layout_version

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from wager.kernels.base import WeightParts
+from wager.kernels.arrays import WeightParts
 
 SUFFIX = ".packed"
 MAGIC = b"WAGERPK1"
