@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -80,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # starting numpy's threads takes time, and none is used
     with streams.standard_streams():
         try:
             code = cli.main(_as_text(sys.argv[1:] if arguments is None else arguments), prog_name="wager",

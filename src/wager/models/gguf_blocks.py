@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.kernels.arrays import BFLOAT16, DType
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Bytes, QuantisedMatrix
 from wager.kernels.quantise import quantise
 from wager.models.gguf_types import BLOCK_SIZES
 from wager.models.gguf_types import GgufType as Kind
 
-FLOATS = frozenset({Kind.F32, Kind.F16, Kind.BF16, Kind.F64})
+FLOATS: Mapping[Kind, DType] = {
+    Kind.F32: np.dtype("<f4"), Kind.F16: np.dtype("<f2"), Kind.BF16: BFLOAT16, Kind.F64: np.dtype("<f8"),
+}  # fmt: skip
+"""Types that are read as they are, and numpy's types of them."""
 
 _PART = 1 << 20
 """Weights converted at a time."""

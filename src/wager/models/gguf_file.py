@@ -22,7 +22,7 @@ from wager.arch.gguf_keys import check_tokenizer_keys, read_alignment
 from wager.errors import ModelError
 from wager.kernels.arrays import Array, DType
 from wager.kernels.blocks import BLOCK_FORMATS, Bytes, QuantisedMatrix
-from wager.models.gguf_blocks import StoredAs, converted, dequantised, stored_as
+from wager.models.gguf_blocks import FLOATS, StoredAs, converted, dequantised, stored_as
 from wager.models.gguf_types import BLOCK_SIZES, GgufType
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -90,6 +90,9 @@ class GgufFile:
         stored = self.tensors[name]
         if stored.kind.name.lower() in BLOCK_FORMATS:
             return self.read_blocks(name).dequantise(dtype).reshape(stored.shape)
+        if stored.kind in FLOATS:
+            with np.errstate(all="ignore"):
+                return self._raw(stored).view(FLOATS[stored.kind]).astype(dtype).reshape(stored.shape)
         block, size = BLOCK_SIZES[stored.kind]
         out: Array = np.empty(math.prod(stored.shape), dtype)
         raw = self._raw(stored)

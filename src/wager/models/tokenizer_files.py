@@ -156,9 +156,9 @@ def scored_merges(tokens: Sequence[str], scores: Sequence[float], kinds: Sequenc
 
 def _merges(metadata: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges") or []]
-    if not merges or any(len(pair) != 2 for pair in merges):
+    if not merges or set(map(len, merges)) != {2}:
         raise TokenizerError(f"{where} has no usable tokenizer.ggml.merges.", "The file is damaged; fetch it again.")
-    return [(pair[0], pair[1]) for pair in merges]
+    return merges
 
 
 def _bpe(tokens: list[str], merges: list[tuple[str, str]], where: str, **options: Any) -> Backend:
