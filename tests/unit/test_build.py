@@ -96,7 +96,7 @@ def test_a_calibration_belongs_to_one_type_of_cache(config: wager.EngineConfig) 
     engines = [load(config.with_options(kv_dtype=kind)) for kind in ("bf16", "q8")]
     plain, small = (engine.target.opened.formats(engine.kernels) for engine in engines)
     assert plain == engines[0].target.opened.matrices(engines[0].kernels).description
-    assert small == f"{plain}, cache q8"
+    assert small == f"{plain} + q8 cache"
 
 
 def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:
@@ -149,6 +149,9 @@ def test_a_calibration_is_used_in_its_own_setup_only(
     assert loaded.target.latency is not None
     assert loaded.target.latency.seconds(4, 1, 100) == pytest.approx(4.0, rel=0.01)
     assert not caplog.records
+    narrow = load(speculating.with_options(dtype="q8"))
+    assert narrow.target.latency is not None and narrow.target.latency.seconds(4, 1, 100) < 1.0
+    assert "dtype bfloat16 (here bfloat16 x20 + q8_0 x3)" in caplog.text
     path.unlink()
     replace(calibration, setup=replace(current, machine="a different processor")).write(folder)
     measured = load(speculating)

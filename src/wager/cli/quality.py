@@ -1,4 +1,4 @@
-"""How far a loaded model's logits are from those of its weights in bfloat16, for `wager bench --quality`."""
+"""How far a loaded model's logits are from those of weights and cache in bfloat16, for `wager bench --quality`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def measure_quality(engine: LoadedEngine) -> Quality:
     """Loads the model once more, in bfloat16. Overwrites the engine's cache. UsageError if no matrix is quantised or
     the model is random, MemoryPlanError if there is no room for both."""
     target, kernels = engine.target, engine.kernels
-    if target.decoder.weight_form == str(kernels.act):
+    if target.opened.formats(kernels) == str(kernels.act):
         raise UsageError(
             f"--quality compares with bfloat16, and the weights of {target.opened.path.name} are {kernels.act}.",
-            "Leave it out, or quantise them with --dtype q8 or q4.",
+            "Leave it out, or quantise them with --dtype q8 or q4, or the cache with --kv-dtype q8.",
         )
     if is_random(str(target.opened.path)):
         raise UsageError(
