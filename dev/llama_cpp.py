@@ -17,6 +17,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize
 
+from wager.kernels import physical_cores
+
 FALLBACKS = {
     "Q2_K": "Q4_0", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
 }  # fmt: skip
@@ -118,9 +120,10 @@ class LlamaModel:
         self._vocab = vocab
         self._model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
         params = lib.llama_context_default_params()
-        if list(params.words[:4]) != [512, 2048, 512, 1]:
-            raise SystemExit(f"unknown llama_context_params: {list(params.words[:8])}")
+        if list(params.words[:4]) != [512, 2048, 512, 1] or list(params.words[7:9]) != [4, 4]:
+            raise SystemExit(f"unknown llama_context_params: {list(params.words[:12])}")
         params.words[0] = context  # n_ctx
+        params.words[7] = params.words[8] = physical_cores()  # n_threads, n_threads_batch
         self._context = lib.llama_init_from_model(self._model, params)
         self._batch: Any = lib.llama_batch_init(context, 0, 1)
 

@@ -149,6 +149,9 @@ def test_a_calibration_is_used_in_its_own_setup_only(
     assert loaded.target.latency is not None
     assert loaded.target.latency.seconds(4, 1, 100) == pytest.approx(4.0, rel=0.01)
     assert not caplog.records
+    narrow = load(speculating.with_options(dtype="q8"))
+    assert narrow.target.latency is not None and narrow.target.latency.seconds(4, 1, 100) < 1.0
+    assert "dtype bfloat16 (here bfloat16 x20 + q8_0 x3)" in caplog.text
     path.unlink()
     replace(calibration, setup=replace(current, machine="a different processor")).write(folder)
     measured = load(speculating)

@@ -157,3 +157,13 @@ def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str | None, name
         path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=f"(?s){named}"):
         read_options(path)
+
+
+def test_dtypes_by_their_names() -> None:
+    """bfloat16 is bf16; kernels compute in float32 where everything is."""
+    found = {
+        name: EngineConfig.from_options(dtype=name) for name in ("auto", "bf16", "bfloat16", "q8", "q4", "float32")
+    }
+    assert EngineConfig().model.dtype == "auto"
+    assert found["bfloat16"] == found["bf16"] and found["bfloat16"].as_options()["dtype"] == "bf16"
+    assert {name for name, config in found.items() if config.model.activations == "float32"} == {"float32"}

@@ -65,7 +65,8 @@ def command(
             on_output=count_answers(update, "Measuring", len(requests) * len(engines) * repeat),
         )  # fmt: skip
     settings = {**settings_of(config, params, framing), "concurrency": concurrency, "repeats": repeat}
-    card = {**card_of(config, engines[FAST], settings), "quality": found}
+    form = engines[FAST].target.decoder.weight_form
+    card = {**card_of(config, engines[FAST], settings), "weights": form, "quality": found}
     result = _result(prompts, records, steps, card)
     if json_path:
         console.write_json(result, json_path)
@@ -107,8 +108,7 @@ def card_of(config: EngineConfig, engine: LoadedEngine, settings: Mapping[str, A
     from wager.bench import report
 
     kernels = {"name": engine.kernels.name, "reason": engine.kernels.reason}
-    card = report.card(model=config.model.model, kernels=kernels, settings=settings)
-    return {**card, "weights": engine.target.decoder.weight_form}
+    return report.card(model=config.model.model, kernels=kernels, settings=settings)
 
 
 def _result(
