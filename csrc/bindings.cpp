@@ -11,6 +11,7 @@
 #include "sampling.h"
 #include "sizes.h"
 #include "slots.h"
+#include "step_bindings.h"
 #include "tape.h"
 
 namespace nb = nanobind;
@@ -206,4 +207,7 @@ NB_MODULE(_native, m) {
     m.def("sweep", &sweep);
     bind_cache(m);
     bind_tape(m);
+    bind_step(m);
+    bind_commit(m);
+    bind_ngrams(m);
 }

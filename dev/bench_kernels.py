@@ -8,16 +8,19 @@ Usage: PYTHONPATH=src python dev/bench_kernels.py [--isa avx512] [--threads 2] [
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import numpy as np
 
 from wager.kernels import _native, physical_cores
 from wager.kernels.arrays import BFLOAT16, Array, address, zeros
 from wager.kernels.cpu import CpuKernels
+from wager.types import KVDtype
 
 HIDDEN, FFN, QKV, VOCAB, LAYERS = 576, 1536, 960, 49152, 30
 HEADS, KV_HEADS, D = 9, 3, 64
@@ -108,9 +111,10 @@ def memory(kernels: CpuKernels, rounds: int) -> None:
 
 def _touch(kernels: CpuKernels, buffer: _native.Buffer) -> None:
     k = 1 << 12
-    n = buffer.nbytes // (2 * k) // 32 * 32
-    ones = np.ones((n, k), BFLOAT16)
-    _native.pack(kernels.pool, address(ones), n, k, buffer, 0)
+    panels = buffer.nbytes // (2 * k) // 32
+    ones = np.ones(k, BFLOAT16)
+    rows = np.full(panels * 32, address(ones), np.uint64)
+    _native.pack(kernels.pool, "bf16", address(rows), panels, k, buffer, 0)
 
 
 def linears(kernels: CpuKernels, rounds: int, *, against_torch: bool) -> None:
@@ -139,27 +143,53 @@ def overhead(kernels: CpuKernels, rounds: int) -> None:
     print(f"tape of 240 empty ops: {low * 1e6:.1f} us (median {mid * 1e6:.1f})")
 
 
-def attention(kernels: CpuKernels, rounds: int) -> None:
-    for rows, context in ((1, 1000), (1, 4000), (8, 1000), (32, 1000), (512, 0), (1000, 0)):
-        shape = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": D}
-        blocks = (context + rows) // 16 + 1
-        tape = kernels.tape(max_rows=1024, max_sequences=1, max_blocks=blocks, **shape)
-        cache = kernels.cache(layers=LAYERS, num_blocks=blocks, kv_heads=KV_HEADS, head_dim=D)
-        q = noise(1024, HEADS * D).astype(BFLOAT16)
+class Attention:
+    """Attention alone of a model like SmolLM2-135M, each layer over a cache of its own."""
+
+    def __init__(self, kernels: CpuKernels, kv_dtype: KVDtype, *, sequences: int, rows: int, context: int) -> None:
+        blocks, total = (context + rows) // 16 + 1, sequences * rows
+        sizes = {"max_rows": total, "max_sequences": sequences, "max_blocks": blocks}
+        self.tape = kernels.tape(**sizes, heads=HEADS, kv_heads=KV_HEADS, head_dim=D)
+        shape = {"layers": LAYERS, "num_blocks": blocks * sequences, "kv_heads": KV_HEADS, "head_dim": D}
+        cache = kernels.cache(**shape, kv_dtype=kv_dtype)
+        q = noise(total, HEADS * D).astype(BFLOAT16)
         out = zeros(*q.shape, dtype=BFLOAT16)
         for layer in range(LAYERS):
-            tape.attention(q, cache, layer, window=None, out=out)
-        at = np.arange(rows, dtype=np.int32)
-        tape.inputs.positions[:rows] = at + context
-        tape.inputs.slot_mapping[:rows] = at + context
-        tape.inputs.parents[:rows] = at - 1
-        tape.inputs.num_computed_tokens[0], tape.inputs.query_start_loc[1] = context, rows
-        tape.inputs.block_tables[0] = np.arange(blocks, dtype=np.int32)
-        low, mid = times([lambda: tape.run(rows=rows, sequences=1, logits_rows=0)], rounds)[0]  # noqa: B023
-        keys = sum(context + i + 1 for i in range(rows))
-        flops = 4 * keys * HEADS * D * LAYERS
-        line = f"attention x {LAYERS}, {rows:4d} rows after {context:4d}: {low * 1e3:7.2f} ms (median {mid * 1e3:7.2f})"
-        print(f"{line} {flops / low / 1e9:6.1f} GFLOP/s")
+            self.tape.attention(q, cache, layer, window=None, out=out)
+        inputs, row = self.tape.inputs, np.arange(total, dtype=np.int32)
+        tables = np.random.default_rng(0).permutation(blocks * sequences).reshape(sequences, blocks)
+        inputs.seq_ids[:] = row // rows
+        inputs.positions[:] = context + row % rows
+        inputs.parents[:] = np.where(row % rows, row - 1, -1)
+        inputs.slot_mapping[:] = tables[inputs.seq_ids, inputs.positions // 16] * 16 + inputs.positions % 16
+        inputs.num_computed_tokens[:], inputs.block_tables[:] = context, tables
+        inputs.query_start_loc[:] = np.arange(sequences + 1) * rows
+        self.shape = {"rows": total, "sequences": sequences, "logits_rows": 0}
+        self.macs = 2 * sequences * sum(context + i + 1 for i in range(rows)) * HEADS * D * LAYERS
+        self.bytes = cache.nbytes
+
+    def run(self) -> None:
+        self.tape.run(**self.shape)
+
+
+def attention(kernels: CpuKernels, rounds: int) -> None:
+    """Both types of cache in turns; between runs a large buffer is read, so that the cache comes from memory."""
+    buffer = _native.Buffer(WEIGHTS)
+    _touch(kernels, buffer)
+    shapes = [(1, rows, 300) for rows in (1, 4, 8, 16)] + [
+        (1, rows, context) for context in (1000, 4000) for rows in (1, 8)
+    ]
+    for sequences, rows, context in [*shapes, (1, 1, 32_000), (32, 1, 300), (1, 256, 0), (1, 256, 3700)]:
+        kinds = [
+            Attention(kernels, kind, sequences=sequences, rows=rows, context=context) for kind in get_args(KVDtype)
+        ]
+        flush = functools.partial(_native.sweep, kernels.pool, kernels.isa, buffer)
+        taken = times([task for kind in kinds for task in (flush, kind.run)], rounds)[1::2]
+        for kv_dtype, kind, (low, mid) in zip(get_args(KVDtype), kinds, taken, strict=True):
+            line = f"attention x {LAYERS}, {sequences} x {rows} rows after {context}, {kv_dtype}: {low * 1e3:.3f} ms"
+            print(
+                f"{line} (median {mid * 1e3:.3f}) {kind.macs / low / 1e9:.0f} GMAC/s {kind.bytes / low / 1e9:.1f} GB/s"
+            )
 
 
 def sampling(kernels: CpuKernels, rounds: int) -> None:

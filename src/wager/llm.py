@@ -159,7 +159,8 @@ class LLM:
             for request in requests:
                 collector.expect(request)
                 self._shared.add(request, collector.add)
-            while self._shared.advance([request.id for request in requests]):
+            ids = [request.id for request in requests]
+            while self._shared.advance(ids):
                 pass
         except BaseException:
             for request in requests:

@@ -21,20 +21,24 @@ class Trace:
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
         self._seconds: dict[str, float] = {}
+        self._none: dict[str, float] = {}  # 0 for every stage
 
     def timed(self, stage: str, function: Callable[P, R]) -> Callable[P, R]:
         """`function`, with its wall seconds added to `stage`."""
+        clock = self.clock
+        self._none[stage] = 0.0
+        self._seconds.setdefault(stage, 0.0)
 
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            begin = self.clock()
+            begin = clock()
             try:
                 return function(*args, **kwargs)
             finally:
-                self._seconds[stage] = self._seconds.get(stage, 0.0) + self.clock() - begin
+                self._seconds[stage] += clock() - begin
 
         return run
 
     def take(self) -> Mapping[str, float]:
-        """Seconds since the last call, by stage."""
-        seconds, self._seconds = self._seconds, {}
+        """Seconds since the last call, by stage; 0 for one that was not called."""
+        seconds, self._seconds = self._seconds, self._none.copy()
         return seconds

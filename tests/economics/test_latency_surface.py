@@ -185,3 +185,15 @@ def test_the_roofline_refuses_a_drafter_that_was_not_given() -> None:
     assert roofline.seconds(0, 0, 0) == 0
     with pytest.raises(UsageError, match="cost of drafter 'mtp' is not known"):
         roofline.draft_seconds("mtp", 1, 1)
+
+
+def test_seconds_by_rows_are_the_seconds_of_each() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        rows = sorted(rng.sample(range(1, 200), rng.randint(1, 8)))
+        costs = {name: rng.random() * 1e-5 for name in ("per_request", "per_context", "per_pair")}
+        surface = LatencySurface(rows, [rng.uniform(0.001, 0.02) for _ in rows], **costs)
+        asked, requests, context = sorted(rng.sample(range(1, 400), 30)), rng.randint(1, 64), rng.randint(0, 9999)
+        assert surface.seconds_by_rows(asked, requests, context) == [
+            surface.seconds(count, requests, context) for count in asked
+        ]

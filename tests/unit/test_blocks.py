@@ -137,16 +137,16 @@ def _damaged(name: str) -> BlockPool:
     _cached(pool, "b", [2] * (2 * BLOCK_SIZE))
     pool.release("b")
     blocks_of_a = pool._tables["a"]
-    block = blocks_of_a.blocks[0]
+    block = blocks_of_a[0]
     damages = {
         "freed though held": lambda: pool._free.append(block),
         "lost": lambda: pool._free.pop(),
         "miscounted": lambda: pool._ref_counts.__setitem__(block, 2),
-        "shared while open": lambda: (pool.fork("a", "c", BLOCK_SIZE), setattr(blocks_of_a, "num_committed", 0)),
+        "shared while open": lambda: (pool.fork("a", "c", BLOCK_SIZE), pool._committed.update(a=0)),
         "unregistered parent": lambda: (pool._prefix_index.pop(pool._keys[block]), pool._keys.__setitem__(block, None)),
         "wrong eviction order": lambda: pool._evictable.move_to_end(next(iter(pool._evictable))),
-        "held twice": lambda: blocks_of_a.blocks.append(block),
-        "committed but not held": lambda: setattr(blocks_of_a, "num_committed", 3),
+        "held twice": lambda: blocks_of_a.append(block),
+        "committed but not held": lambda: pool._committed.update(a=3),
         "stray key": lambda: pool._prefix_index.__setitem__((-1, (9,)), block),
     }
     pool.check({"a": 2 * BLOCK_SIZE})

@@ -96,7 +96,7 @@ def test_a_calibration_belongs_to_one_type_of_cache(config: wager.EngineConfig) 
     engines = [load(config.with_options(kv_dtype=kind)) for kind in ("bf16", "q8")]
     plain, small = (engine.target.opened.formats(engine.kernels) for engine in engines)
     assert plain == engines[0].target.opened.matrices(engines[0].kernels).description
-    assert small == f"{plain}, cache q8"
+    assert small == f"{plain} + q8 cache"
 
 
 def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.draft.model import DraftModel
-from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter
+from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter, PythonNgramTable, ngram_table
 from wager.draft.registry import (
     AUTO,
     KINDS,
@@ -183,3 +184,36 @@ def test_a_drafter_that_cannot_be_is_named(text: str, message: str) -> None:
 def test_a_match_that_cannot_be_looked_up_is_refused(longest: int) -> None:
     with pytest.raises(UsageError, match=f"ngram:{longest}"):
         NgramDrafter(longest)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("vocab", [2, 6, 5000])
+def test_the_native_table_drafts_what_the_one_in_python_does(longest: int, vocab: int) -> None:
+    native = ngram_table(longest)
+    if isinstance(native, PythonNgramTable):
+        pytest.skip("the native kernels are not built")
+    plain, rng, known = PythonNgramTable(longest), random.Random(vocab), {}
+    for step in range(400):
+        if len(known) < 3 or rng.random() < 0.02:
+            name, prompt = f"s{step}", [rng.randrange(vocab) for _ in range(rng.randint(1, 60))]
+            known[name] = list(prompt)
+            for table in (native, plain):
+                table.begin(name, prompt)
+        for name in list(known):
+            tokens = [rng.randrange(vocab) for _ in range(rng.randint(1, 3))]
+            if rng.random() < 0.5:  # a repetition, so that long matches are met
+                start = rng.randrange(len(known[name]))
+                tokens = known[name][start : start + 9]
+            known[name] += tokens
+            for table in (native, plain):
+                table.accept(name, tokens)
+        asked = [name for name in known if rng.random() < 0.7]
+        requests = [DraftRequest(name, len(known[name]), rng.randint(1, 15), SamplingParams(), 0) for name in asked]
+        drafts = native.propose(requests)
+        assert drafts == plain.propose(requests)
+        assert [draft.is_chain for draft in drafts] == [True] * len(drafts)
+        if rng.random() < 0.01:
+            gone = rng.choice(list(known))
+            del known[gone]
+            for table in (native, plain):
+                table.end(gone)

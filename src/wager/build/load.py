@@ -210,7 +210,7 @@ def _assemble(
     config: EngineConfig, target: LoadedTarget, drafters: Sequence[Drafter], plan: MemoryPlan, *, report: Report
 ) -> LoadedEngine:
     decoder, model, rule = target.decoder, target.opened, config.speculation.verify
-    runner, trace = Runner(decoder, rule=rule, kernels=target.kernels), Trace()
+    runner, trace = Runner(decoder, rule=rule, kernels=target.kernels, buffers=decoder.buffers), Trace()
     built = policies.build(config.speculation, drafters, lambda: _latency(target, runner, report))
     scheduler = Scheduler(
         PagedKVCache(BlockPool(decoder.cache.num_blocks, prefix_cache=config.capacity.prefix_cache), decoder.cache),

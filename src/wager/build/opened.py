@@ -71,7 +71,7 @@ class OpenedModel:
 
     def formats(self, kernels: Kernels) -> str:
         """The forms of the weights, and the cache's if it is not the default: what a step's seconds depend on."""
-        cache = "" if self.limits.kv_dtype == "bf16" else f", cache {self.limits.kv_dtype}"
+        cache = "" if self.limits.kv_dtype == "bf16" else f" + {self.limits.kv_dtype} cache"
         return self.matrices(kernels).description + cache
 
     def token_bytes(self, kernels: Kernels) -> int:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from wager.arch import ModelSpec, Precision, gguf_precision
+from wager.arch import ModelSpec, Precision, find_format, gguf_precision
 from wager.cli import console
 from wager.economics.costmodel.calibrated import CalibratedCostModel
 from wager.economics.latency.calibration import FOLDER, Calibration, fingerprint, latest_calibration
@@ -69,6 +69,8 @@ def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> Ca
         f"(median) and {errors.p90:.1%} (90th percentile) on steps it was not fitted to"
     )
     precision = _precision(setup.dtype, stored_in)
+    if setup.dtype.endswith(" q8 cache"):
+        precision = replace(precision, cache=find_format("q8").bytes)
     described = replace(spec, name=name, precision=precision, source="the model's own files")
     return CalibratedCostModel(
         described, calibration.surface(), memory=describe().memory if local else None, label=label
@@ -76,7 +78,7 @@ def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> Ca
 
 
 def _precision(form: str, stored_in: Precision) -> Precision:
-    """Number formats of weights whose form a calibration describes (models.matrices.Matrices.description)."""
+    """Number formats of weights whose form a calibration describes (build.opened.OpenedModel.formats)."""
     names = [part.split()[0] for part in form.split(" + ")]
     if names[0] in ("bfloat16", "float32"):
         return Precision.of("fp32" if names[0] == "float32" else "bf16")

@@ -14,6 +14,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
@@ -46,32 +47,73 @@ class NgramDrafter:
     def __init__(self, longest: int = 3) -> None:
         if not 1 <= longest <= len(PRIOR):
             raise UsageError(f"ngram:{longest} is out of range.", f"Look up 1 to {len(PRIOR)} tokens.")
-        self._longest = longest
-        self._indexes: dict[str, _Index] = {}
+        self._table = ngram_table(longest)
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Keep the prompt for the index; it does not update the table, since the target did not generate it."""
-        self._indexes[seq_id] = _Index(self._longest, tokens)
+        self._table.begin(seq_id, tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One chain per request, or an empty draft where nothing matches."""
-        return [self._draft(request) for request in requests]
+        return self._table.propose(requests)
 
     def observe(self, output: TargetOutput) -> None:
         """Ignored: the target's output is not used."""
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Keep what became known for the index."""
-        self._indexes[seq_id].unindexed += tokens
+        self._table.accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
+        self._table.end(seq_id)
+
+
+class NgramTable(Protocol):
+    """The indexes of all sequences."""
+
+    def begin(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
+
+    def accept(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
+
+    def end(self, seq_id: str, /) -> None: ...
+
+    def propose(self, requests: Sequence[DraftRequest], /) -> list[Draft]: ...
+
+
+def ngram_table(longest: int) -> NgramTable:
+    """In C++ (csrc/ngrams.h) where the native kernels are there: in Python a token of a long text takes 15 us, as its
+    dict has left the processor's caches."""
+    try:
+        from wager.kernels import _native
+    except ImportError:
+        return PythonNgramTable(longest)
+    return _native.NgramTable(Draft, NgramDrafter.name, longest, PRIOR, PRIOR_WEIGHT, MIN_SURVIVAL)
+
+
+class PythonNgramTable:
+    """The same in Python."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._indexes: dict[str, _Index] = {}
+
+    def begin(self, seq_id: str, tokens: Sequence[int], /) -> None:
+        self._indexes[seq_id] = _Index(self._longest, tokens)
+
+    def accept(self, seq_id: str, tokens: Sequence[int], /) -> None:
+        self._indexes[seq_id].unindexed += tokens
+
+    def end(self, seq_id: str, /) -> None:
         self._indexes.pop(seq_id, None)
+
+    def propose(self, requests: Sequence[DraftRequest], /) -> list[Draft]:
+        return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:
         index = self._indexes[request.seq_id]
         index.catch_up()
         scores = index.survival(request.depth)
-        return Draft.chain(request.seq_id, index.copy(len(scores)), drafter=self.name, scores=scores)
+        return Draft.chain(request.seq_id, index.copy(len(scores)), drafter=NgramDrafter.name, scores=scores)
 
 
 class _Index:

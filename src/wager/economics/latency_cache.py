@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.economics.latency_model import LatencyModel
+from wager.economics.latency_model import LatencyModel, seconds_by_rows
 
 _REFRESH_INTERVAL = 32  # steps after which the model is queried again: it learns, and contexts grow
 _CONTEXTS_PER_DOUBLING = 8  # context lengths within 1/8 of a doubling (9 %) share an entry
@@ -26,6 +26,7 @@ class LatencyCache:
         self._plain: dict[tuple[int, int], float] = {}
         self._extra: dict[tuple[int, int, int], list[float]] = {}
         self._extra_arrays: dict[tuple[int, int, int], NDArray[np.float64]] = {}  # the same
+        self._last_shape, self._last_curve = (0, 0, 0), list[float]()  # of the last answer, which most others repeat
         self._draft: dict[tuple[str, int, int], float] = {}
         self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
@@ -39,6 +40,7 @@ class LatencyCache:
         """The model has learned something new."""
         self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
         self._extra_arrays = {}
+        self._last_shape, self._last_curve = (0, 0, 0), []
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
         """A step that decodes one token for each of `sequences`, with `context_sum` cached positions together."""
@@ -49,17 +51,21 @@ class LatencyCache:
 
     def extra_seconds(self, rows: int, sequences: int, context_sum: int, *, count: int) -> list[float]:
         """What 0, 1, ... `count` rows or more add to a step of `rows`; never falling."""
+        shape = rows, sequences, context_sum
+        if shape == self._last_shape and len(self._last_curve) > count:
+            return self._last_curve
         key = rows, sequences, _context_key(context_sum)
         curve = self._extra.get(key)
         if curve is None or len(curve) <= count:
-            knots, latency = _knots(1 << max(3, count.bit_length())), self._latency.seconds
-            none = latency(rows, sequences, context_sum)
-            seconds = [latency(rows + knot, sequences, context_sum) - none for knot in knots]
-            curve = list(accumulate(seconds, max))
+            knots = _knots(1 << max(3, count.bit_length()))
+            seconds = seconds_by_rows(self._latency, [rows + knot for knot in knots], sequences, context_sum)
+            none = seconds[0]
+            curve = list(accumulate([each - none for each in seconds], max))
             if len(knots) <= knots[-1]:
                 curve = np.interp(np.arange(knots[-1] + 1), knots, curve).tolist()
             self._extra[key] = curve
             self._extra_arrays.pop(key, None)
+        self._last_shape, self._last_curve = shape, curve
         return curve
 
     def extra_array(self, rows: int, sequences: int, context_sum: int, *, count: int) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ measurements (simulation/published_latency.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from wager.types import StepRecord
@@ -34,6 +35,14 @@ class LatencyModel(Protocol):
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
         """Drafting for `requests` sequences to `depth` took that long."""
+
+
+def seconds_by_rows(latency: LatencyModel, rows: Sequence[int], requests: int, context_sum: int) -> list[float]:
+    """Seconds of a step of each of several row counts, ascending from 1; a model may have a quicker method for it."""
+    method: Callable[[Sequence[int], int, int], list[float]] | None = getattr(latency, "seconds_by_rows", None)
+    if method is not None:
+        return method(rows, requests, context_sum)
+    return [latency.seconds(count, requests, context_sum) for count in rows]
 
 
 class StaticLatency:

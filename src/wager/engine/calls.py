@@ -22,7 +22,7 @@ class CallGuard:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # held by the thread whose calls they are
         self._calls: list[str] = []
-        self._thread = ""
+        self._thread = 0
 
     def call(self, name: str) -> AbstractContextManager[None]:
         """For the duration of one call of the engine, or of a callback. UsageError if it is not possible now."""
@@ -30,13 +30,14 @@ class CallGuard:
 
     def begin(self, name: str) -> None:
         if not self._lock.acquire(blocking=False):
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
             raise UsageError(
-                f"Thread {threading.current_thread().name!r} called Engine.{name} while thread {self._thread!r} was "
-                "using the engine.",
+                f"Thread {threading.current_thread().name!r} called Engine.{name} while thread "
+                f"{names.get(self._thread, self._thread)!r} was using the engine.",
                 "One thread at a time may use an engine; a wager.LLM serves several.",
             )
         if not self._calls:
-            self._thread = threading.current_thread().name
+            self._thread = threading.get_ident()
         elif self._calls[-1] not in _ALLOWED_WITHIN.get(name, _BETWEEN_STEPS):
             self._lock.release()
             raise UsageError(

@@ -65,7 +65,7 @@ class Engine:
         self._open: dict[str, int] = {}  # request id -> its choices that have not ended
         self._final_outputs: list[OutputDelta] = []  # of aborted requests, returned by the next step
         self._guard = CallGuard()
-        self.on_step: Callable[[StepRecord], object] = lambda record: None
+        self.on_step: Callable[[StepRecord], object] | None = None
         """Called after every step, for measurements; it may add and abort requests."""
         self._trace = trace or Trace()
         self._time_stages(self._trace)
@@ -79,7 +79,10 @@ class Engine:
         )
         self._admit = trace.timed(POLICY_STAGE, lambda drafts, budget: self.policy.admit(drafts, budget))
         self._forward = trace.timed(
-            FORWARD_STAGE, lambda spans, drafts: runner.forward(pack(spans, drafts, scheduler.block_tables(spans)))
+            FORWARD_STAGE,
+            lambda spans, drafts: runner.forward(
+                pack(spans, drafts, scheduler.block_pool.block_tables, into=runner.buffers)
+            ),
         )
         self._accept = trace.timed(
             "accept", lambda spans, drafts, output: runner.accept(spans, drafts, output, scheduler.sequences)
@@ -123,45 +126,48 @@ class Engine:
         The policy observes the step's seconds only after all stages have ended; the seconds of that last call count
         for the next step.
         """
+        ended = [delta for delta in deltas if delta.finish_reason is not None]
         self._observe_drafters(output, deltas)
-        self._learn(outcomes, deltas)
-        self._close_requests(deltas)
-        drafted = sum([outcome.drafted for outcome in outcomes.values()])
-        record = StepRecord(
-            rows=sum([len(span.tokens) for span in spans]) + drafted,
-            sequences=len(spans),
-            drafted=drafted,
-            accepted=sum([1 for delta in deltas for drafter in delta.drafted_by if drafter]),
-            emitted=sum([len(delta.token_ids) for delta in deltas]),
-            seconds=self._trace.take(),
-            context_lens=tuple([span.num_computed_tokens for span in spans]),
-        )
+        self._learn(outcomes, ended)
+        self._close_requests(ended)
+        rows = drafted = accepted = emitted = 0
+        for span in spans:
+            rows += len(span.tokens)
+        for outcome in outcomes.values():
+            drafted += outcome.drafted
+        for delta in deltas:
+            emitted += len(delta.token_ids)
+            if drafted:
+                accepted += len(delta.drafted_by) - delta.drafted_by.count("")
+        context_lens = tuple([span.num_computed_tokens for span in spans])
+        record = StepRecord(rows + drafted, len(spans), drafted, accepted, emitted, self._trace.take(), context_lens)
         self._report(record)
-        with self._guard.call("on_step"):
-            self.on_step(record)
+        if self.on_step is not None:
+            with self._guard.call("on_step"):
+                self.on_step(record)
 
     def _update_drafters(self, output: TargetOutput, deltas: Iterable[OutputDelta]) -> None:
-        self.proposer.observe(output)
+        known: dict[str, Sequence[int]] = {}
+        ended: list[str] = []
         for delta in deltas:
             seq_id = sequence_id(delta.request_id, delta.index)
             if delta.finish_reason is None:
-                self.proposer.accept(seq_id, delta.token_ids)
+                known[seq_id] = delta.token_ids
             else:
-                self.proposer.end(seq_id)
+                ended.append(seq_id)
+        self.proposer.observe(output, known, ended)
 
-    def _update_policy(self, outcomes: Mapping[str, Outcome], deltas: Iterable[OutputDelta]) -> None:
+    def _update_policy(self, outcomes: Mapping[str, Outcome], ended: Iterable[OutputDelta]) -> None:
         self.policy.learn([outcome.verdict for outcome in outcomes.values()])
-        for delta in deltas:
-            if delta.finish_reason is not None:
-                self.policy.end(sequence_id(delta.request_id, delta.index))
+        for delta in ended:
+            self.policy.end(sequence_id(delta.request_id, delta.index))
 
-    def _close_requests(self, deltas: Iterable[OutputDelta]) -> None:
+    def _close_requests(self, ended: Iterable[OutputDelta]) -> None:
         """The id of a request whose last choice has ended may be used again."""
-        for delta in deltas:
-            if delta.finish_reason is not None:
-                self._open[delta.request_id] -= 1
-                if not self._open[delta.request_id]:
-                    del self._open[delta.request_id]
+        for delta in ended:
+            self._open[delta.request_id] -= 1
+            if not self._open[delta.request_id]:
+                del self._open[delta.request_id]
 
     # ---- around the step ------------------------------------------------------------------------------------------
 

@@ -6,12 +6,16 @@ text is never withdrawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
 class TokenDecoder(Protocol):
     """Incremental decoder of a tokenizer: holds back bytes that do not make a character yet."""
+
+    @property
+    def known_texts(self) -> Mapping[int, str]:
+        """Texts of some tokens: those that `push` would give after what came so far, without a change of its state."""
 
     def push(self, token: int, /) -> str: ...
 
@@ -27,9 +31,15 @@ class Detokenizer:
         self._held = ""
         self.stopped = False
 
+    @property
+    def known_texts(self) -> Mapping[int, str]:
+        """As TokenDecoder's; none where there are stop strings."""
+        return {} if self._stop else self._decoder.known_texts
+
     def push(self, token: int) -> str:
         """Text that became certain with this token."""
-        return self._advance(self._decoder.push(token), last=False)
+        text = self._decoder.push(token)
+        return self._advance(text, last=False) if self._stop else text
 
     def flush(self) -> str:
         """What is still held back, at the end of the text."""

@@ -8,13 +8,13 @@ every token, so that one that did not draft for a while is up to date.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from wager.draft.base import Drafter
 from wager.kernels.base import TargetOutput
-from wager.types import RULES, Draft, DraftRequest, Plan, SamplingParams, Span, VerifyRule
+from wager.types import RULES, Draft, DraftDecision, DraftRequest, Plan, SamplingParams, Span, VerifyRule
 
 log = logging.getLogger("wager")
 
@@ -62,13 +62,19 @@ class Proposer:
         self, spans: Sequence[Span], plan: Plan, sequences: Mapping[str, DraftableSequence]
     ) -> Mapping[str, Draft]:
         """The drafts of a plan by sequence: valid, not empty, none larger than its span has room for."""
+        if not plan:
+            return {}
         limits = {span.seq_id: span.max_draft_tokens for span in spans if span.seq_id in plan}
         first = next(iter(self.drafters), "")
         requests: dict[str, list[DraftRequest]] = {}
         for seq_id in limits:
-            if plan[seq_id].depth:
-                request = self._request(sequences[seq_id], plan)
-                requests.setdefault(plan[seq_id].drafter or first, []).append(request)
+            decision = plan[seq_id]
+            if decision.depth:
+                request = self._request(sequences[seq_id], decision)
+                requests.setdefault(decision.drafter or first, []).append(request)
+        if len(requests) == 1:
+            name, drafter_requests = requests.popitem()
+            return self.draft(drafter_requests, limits, drafter=name)
         drafts: dict[str, Draft] = {}
         for name, drafter_requests in requests.items():
             drafts |= self.draft(drafter_requests, limits, drafter=name)
@@ -89,26 +95,36 @@ class Proposer:
         self._call(drafter, collect)
         return {seq_id: draft for seq_id, draft in valid.items() if len(draft)}
 
-    def observe(self, output: TargetOutput) -> None:
-        self._call_all(lambda drafter: drafter.observe(output))
-
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        """Tokens that became known."""
         self._call_all(lambda drafter: drafter.accept(seq_id, tokens))
+
+    def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Iterable[str]) -> None:
+        """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""
+
+        def learn(drafter: Drafter) -> None:
+            drafter.observe(output)
+            for seq_id, tokens in known.items():
+                drafter.accept(seq_id, tokens)
+            for seq_id in ended:
+                drafter.end(seq_id)
+
+        if self.drafters:
+            self._call_all(learn)
 
     def end(self, seq_id: str) -> None:
         self._call_all(lambda drafter: drafter.end(seq_id))
 
-    def _request(self, sequence: DraftableSequence, plan: Plan) -> DraftRequest:
-        decision = plan[sequence.id]
+    def _request(self, sequence: DraftableSequence, decision: DraftDecision) -> DraftRequest:
         return DraftRequest(
-            seq_id=sequence.id,
-            position=len(sequence.tokens),
-            depth=decision.depth,
-            params=sequence.params,
-            seed=sequence.seed,
-            choice=sequence.choice,
-            needs_draft_probs=self._rule.needs_draft_probs,
-            min_survival=decision.min_survival,
+            sequence.id,
+            len(sequence.tokens),
+            decision.depth,
+            sequence.params,
+            sequence.seed,
+            sequence.choice,
+            self._rule.needs_draft_probs,
+            decision.min_survival,
         )
 
     def _call_all(self, call: Callable[[Drafter], None]) -> None:
@@ -170,4 +186,8 @@ class Proposer:
 
 def _has_valid_scores(draft: Draft) -> bool:
     """Whether every guess has a score, and each is a probability."""
-    return len(draft.scores) == len(draft.tokens) and all(0.0 <= score <= 1.0 for score in draft.scores)
+    scores = draft.scores
+    if len(scores) != len(draft.tokens):
+        return False
+    total = sum(scores)  # NaN if one is, of which neither the least nor the greatest need tell
+    return not scores or (min(scores) >= 0.0 and max(scores) <= 1.0 and total == total)

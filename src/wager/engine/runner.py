@@ -5,20 +5,24 @@ Under `match` a row's token is computed only when the accepted path reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.errors import NumericsError, UsageError
-from wager.kernels.base import Kernels, Target, TargetOutput
+from wager.kernels.base import BatchBuffers, Kernels, Target, TargetOutput
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
 from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
+
+if TYPE_CHECKING:
+    from wager.kernels.matcher import GreedyMatcher
 
 NOT_FINITE = "The model produced a logit that is not finite at position {}."
 
@@ -105,12 +109,17 @@ class TargetProbs(Sequence[NDArray[np.float64]]):
 
 
 class Runner:
-    """Runs passes of a target and applies `rule` to them. `kernels` sample natively; without them numpy does."""
+    """Runs passes of a target and applies `rule` to them. `kernels` sample natively; without them numpy does. `buffers`
+    are those that the target's passes read, if a batch can be packed there."""
 
-    def __init__(self, target: Target, *, rule: VerifyRule, kernels: Kernels | None = None) -> None:
+    def __init__(
+        self, target: Target, *, rule: VerifyRule, kernels: Kernels | None = None, buffers: BatchBuffers | None = None
+    ) -> None:
         self.target = target
         self.rule = rule
         self.kernels = kernels
+        self.buffers = buffers
+        self._matcher = _greedy_matcher() if rule == "match" else None
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over all rows of the step. UsageError if they are more than the target takes."""
@@ -129,13 +138,21 @@ class Runner:
         sequences: Mapping[str, RunningSequence],
     ) -> dict[str, Outcome]:
         """The outcome of every span that needs logits, by sequence."""
-        outcomes = {}
         greedy: list[int] = output.greedy_tokens.tolist()  # one conversion for all rows
-        for span, first in _first_logits_rows(spans, drafts):
-            draft = drafts.get(span.seq_id) or Draft(span.seq_id)
-            outcomes[span.seq_id] = self._outcome(
-                TargetTokens(sequences[span.seq_id], draft, output, greedy, first, self.kernels)
-            )
+        found: Mapping[str, Outcome | None] | None = None
+        if self._matcher is not None:
+            found = self._matcher.match(spans, drafts, greedy, sequences)
+            if found is not None and None not in found.values():
+                return found  # type: ignore[return-value]
+        outcomes, last = {}, 0
+        for span in spans:
+            if span.needs_logits:
+                seq_id = span.seq_id
+                draft = drafts.get(seq_id) or Draft(seq_id)
+                first, last = last, last + 1 + len(draft)
+                outcome = found.get(seq_id) if found else None
+                rows = TargetTokens(sequences[seq_id], draft, output, greedy, first, self.kernels)
+                outcomes[seq_id] = outcome or self._outcome(rows)
         return outcomes
 
     def _outcome(self, rows: TargetTokens) -> Outcome:
@@ -148,6 +165,15 @@ class Runner:
             error = str(invalid.error)
         drafted_by = (*(draft.drafter for _ in verdict.accepted), "")[: len(verdict.tokens)]
         return Outcome(verdict, len(draft), drafted_by, _logprobs(rows, verdict), error)
+
+
+def _greedy_matcher() -> GreedyMatcher | None:
+    """The quick way for greedy sequences, where the native kernels are there."""
+    try:
+        from wager.kernels.matcher import GreedyMatcher
+    except ImportError:
+        return None
+    return GreedyMatcher()
 
 
 def _match(rows: TargetTokens, vocab: int) -> Verdict:
@@ -181,15 +207,6 @@ _VERIFIERS: Mapping[VerifyRule, Callable[[TargetTokens, int], Verdict]] = {
 def _coins(rows: TargetTokens) -> accept.NoiseCoins:
     s = rows.sequence
     return accept.NoiseCoins(s.seed, len(s.tokens), s.choice)
-
-
-def _first_logits_rows(spans: Sequence[Span], drafts: Mapping[str, Draft]) -> Iterator[tuple[Span, int]]:
-    """Spans that need logits, each with its first row of them (in the order of spans, then nodes)."""
-    first = 0
-    for span in spans:
-        if span.needs_logits:
-            yield span, first
-            first += 1 + len(drafts.get(span.seq_id, ()))
 
 
 def _logprobs(rows: TargetTokens, verdict: Verdict) -> tuple[TokenLogprob, ...]:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 from wager.engine.sequence import Sequence
 from wager.errors import RequestError
@@ -44,6 +45,15 @@ def check_length(request: Request, *, max_context: int, num_blocks: int) -> None
         )
 
 
+def _plain_committer() -> Any:
+    """What commits sequences that simply go on as `Scheduler.commit` does, where the native kernels are there."""
+    try:
+        from wager.kernels import _native
+    except ImportError:
+        return None
+    return _native.PlainCommitter(OutputDelta)
+
+
 class Scheduler:
     """Continuous batching over a paged cache.
 
@@ -70,6 +80,7 @@ class Scheduler:
         self._clock = clock
         self._recent_draft_rows = 0
         self._sequences: dict[str, Sequence] = {}
+        self._committer = _plain_committer()
 
     @property
     def block_pool(self) -> BlockPool:
@@ -83,10 +94,6 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self.running or self.waiting)
-
-    def block_tables(self, spans: Iterable[Span]) -> dict[str, Seq[int]]:
-        """The blocks of each span's sequence, by sequence id."""
-        return {span.seq_id: self.block_pool.block_table(span.seq_id) for span in spans}
 
     # ---- arrivals and departures ----------------------------------------------------------------------------------
 
@@ -123,16 +130,21 @@ class Scheduler:
         """Spans of the next step, with blocks reserved for their rows and guesses. The spans' `max_draft_tokens`
         together may be more than `draft_budget`."""
         spans: dict[str, Span] = {}
-        decoding = [s for s in self.running if s.num_pending_tokens == 1]
-        prompts = [s for s in self.running if s.num_pending_tokens > 1]
+        decoding = [s for s in self.running if len(s.tokens) == s.num_computed_tokens + 1]
         drafts = min(self.max_draft_tokens, max(0, self.max_rows // max(1, len(decoding)) - 1))
         enough_blocks = True
         for sequence in decoding:
             rows_left = self.max_rows - len(spans)  # so far each span has one row
-            if rows_left and sequence in self.running:
+            if rows_left and (enough_blocks or sequence in self.running):  # not preempted meanwhile
                 enough_blocks &= self._schedule(sequence, rows_left, drafts, spans)
-        reserved = self._rows_reserved_for_drafts(len(decoding), drafts)
-        for sequence in prompts:
+        if self.waiting or len(decoding) < len(self.running):
+            self._schedule_prompts(spans, len(decoding), drafts, enough_blocks=enough_blocks)
+        return list(spans.values())
+
+    def _schedule_prompts(self, spans: dict[str, Span], decoding: int, drafts: int, *, enough_blocks: bool) -> None:
+        """Add spans of prompts, first of those that were begun, in the rows that `decoding` sequences leave."""
+        reserved = self._rows_reserved_for_drafts(decoding, drafts)
+        for sequence in [s for s in self.running if s.num_pending_tokens > 1]:
             rows_left = self.draft_budget(spans.values()) - reserved
             if rows_left > 0 and sequence in self.running:
                 enough_blocks &= self._schedule(sequence, rows_left, drafts, spans)
@@ -141,7 +153,6 @@ class Scheduler:
             if rows_left <= 0 or not self._start(self.waiting[0]):
                 break
             self._schedule(self.running[-1], rows_left, drafts, spans)
-        return list(spans.values())
 
     def draft_budget(self, spans: Iterable[Span]) -> int:
         """Rows of the step that these spans' known tokens leave to guesses."""
@@ -156,23 +167,19 @@ class Scheduler:
     def _schedule(self, sequence: Sequence, rows_left: int, drafts: int, spans: dict[str, Span]) -> bool:
         """Reserve blocks for a running sequence's span within `rows_left` rows and add it. False if blocks were too
         few, even if only its guesses lacked them."""
-        rows = min(sequence.num_pending_tokens, rows_left)
-        needs_logits = rows == sequence.num_pending_tokens
-        drafts = min(drafts, self._useful_drafts(sequence)) if needs_logits else 0
-        end = sequence.num_computed_tokens + rows
-        enough_blocks = self.block_pool.reserve(sequence.id, end + drafts)
+        seq_id, start, known = sequence.id, sequence.num_computed_tokens, len(sequence.tokens)
+        end = min(known, start + rows_left)
+        if end < known:
+            drafts = 0
+        elif drafts:  # those that could still be emitted: the bonus token follows the last one
+            drafts = max(0, min(drafts, sequence.max_length - known - 1, self.max_context - known - 1))
+        enough_blocks = self.block_pool.reserve(seq_id, end + drafts)
         if not enough_blocks:
             drafts = 0
             if not self._reserve_or_preempt(sequence, end, spans):
                 return False
-        tokens = tuple(sequence.tokens[sequence.num_computed_tokens : end])
-        spans[sequence.id] = Span(sequence.id, sequence.num_computed_tokens, tokens, needs_logits, drafts)
+        spans[seq_id] = Span(seq_id, start, tuple(sequence.tokens[start:end]), end == known, drafts)
         return enough_blocks
-
-    def _useful_drafts(self, sequence: Sequence) -> int:
-        """Guesses that could still be emitted: the bonus token follows the last one."""
-        left = min(sequence.params.max_tokens - sequence.output_tokens, self.max_context - len(sequence.tokens))
-        return max(0, left - 1)
 
     def _reserve_or_preempt(self, sequence: Sequence, length: int, spans: dict[str, Span]) -> bool:
         """Reserve blocks for `length` positions, preempting the youngest sequences if need be; False if the sequence
@@ -209,44 +216,48 @@ class Scheduler:
 
     def commit(self, spans: Seq[Span], outcomes: Mapping[str, Outcome]) -> list[OutputDelta]:
         """Write the step's result: append tokens, move accepted paths, register full blocks, trim, finish."""
-        now = self._clock()
-        drafted = sum([outcome.drafted for outcome in outcomes.values()])
-        self._recent_draft_rows = max(drafted, int(_DECAY * self._recent_draft_rows))
-        failed = [seq_id for seq_id, outcome in outcomes.items() if outcome.error]
-        invalid_blocks = [block for seq_id in failed for block in self.block_pool.block_table(seq_id)]
-        deltas = []
-        for span in spans:
+        now, pool, drafted = self._clock(), self.block_pool, 0
+        deltas: list[OutputDelta | None] = [None] * len(spans)
+        left: Seq[int] = range(len(spans))
+        if self._committer is not None:
+            tables, committed = pool.block_tables, pool.num_committed
+            plain = self._committer.commit(spans, outcomes, self._sequences, tables, committed, now, self.max_context)
+            deltas, left, unsettled, drafted = plain
+            for sequence in unsettled:
+                self._update_blocks(sequence)
+        invalid_blocks: list[int] = []
+        for index in left:
+            span = spans[index]
             sequence = self._sequences[span.seq_id]
             sequence.num_computed_tokens = span.num_computed_tokens + len(span.tokens)
             outcome = outcomes.get(span.seq_id)
             if outcome is None:
                 self._update_blocks(sequence)
-            else:
-                deltas.append(self._apply(sequence, outcome, now))
+                continue
+            drafted += outcome.drafted
+            if outcome.error:
+                invalid_blocks += pool.block_table(span.seq_id)
+            deltas[index] = self._apply(sequence, outcome, now)
+        self._recent_draft_rows = max(drafted, int(_DECAY * self._recent_draft_rows))
         if invalid_blocks:
             self.cache.discard(invalid_blocks)
-        return deltas
+        return [delta for delta in deltas if delta is not None]
 
     def _apply(self, sequence: Sequence, outcome: Outcome, now: float) -> OutputDelta:
-        known = len(sequence.tokens)
-        text = ""
-        finish_reason: FinishReason | None = None
-        for token in outcome.verdict.tokens:
-            piece, finish_reason = sequence.append(token, max_context=self.max_context)
-            text += piece
-            if finish_reason:
-                break
+        known, verdict = len(sequence.tokens), outcome.verdict
+        text, finish_reason = sequence.extend(verdict.tokens, max_context=self.max_context)
         count = len(sequence.tokens) - known
-        accepted = outcome.verdict.accepted[:count]
-        self.cache.compact_path(sequence.id, known, accepted)
-        sequence.num_computed_tokens += len(accepted)
+        accepted = verdict.accepted[:count]
+        if accepted:
+            self.cache.compact_path(sequence.id, known, accepted)
+            sequence.num_computed_tokens += len(accepted)
         self._update_blocks(sequence)
         if count:
             self._count(sequence, outcome, len(accepted), now)
         delta = OutputDelta(
             sequence.request.id,
             sequence.choice,
-            outcome.verdict.tokens[:count],
+            verdict.tokens[:count],
             text,
             outcome.drafted_by[:count],
             outcome.logprobs[:count],
@@ -266,8 +277,9 @@ class Scheduler:
 
     def _update_blocks(self, sequence: Sequence) -> None:
         """Register blocks that are now full and valid, and free those that only guesses needed."""
-        self.block_pool.commit(sequence.id, sequence.tokens, length=sequence.num_computed_tokens)
-        self.block_pool.trim(sequence.id, sequence.num_computed_tokens)
+        pool, length = self.block_pool, sequence.num_computed_tokens
+        pool.commit(sequence.id, sequence.tokens, length=length)
+        pool.trim(sequence.id, length)
 
     def _end(
         self, sequence: Sequence, finish_reason: FinishReason, *, error: str = "", delta: OutputDelta | None = None

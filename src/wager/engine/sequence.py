@@ -5,7 +5,7 @@ Mutable, and written by the scheduler alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from wager.engine.detokenizer import Detokenizer
@@ -46,18 +46,32 @@ class Sequence:
         drafter: str,
     ) -> None:
         self.id = sequence_id(request.id, choice)
-        self.request = request
+        self.request, self.request_id = request, request.id
         self.choice = choice
         self.seed = seed
         self.tokens = list(request.prompt)
         self.num_computed_tokens = 0
         self.drafter = drafter
-        self.history = History(request.prompt, ())
         self.counters = SequenceCounters()
-        self._text = text
-        self._stop_ids = frozenset(request.params.stop_token_ids) | (
+        self.max_length = len(request.prompt) + request.params.max_tokens
+        self.greedy = request.params.plain and request.params.greedy and request.params.logprobs is None
+        """Whether its tokens are the greedy ones and nothing else is reported of them."""
+        self._history: History | None = None
+        self._in_history = 0
+        self.text = text
+        self.stop_ids = frozenset(request.params.stop_token_ids) | (
             frozenset() if request.params.ignore_eos else frozenset(eos)
         )
+
+    @property
+    def history(self) -> History:
+        """The tokens that penalties depend on; kept from when it is first asked for."""
+        if self._history is None:
+            self._history, self._in_history = History(self.request.prompt, ()), len(self.request.prompt)
+        if self._in_history < len(self.tokens):
+            self._history.append(self.tokens[self._in_history :])
+            self._in_history = len(self.tokens)
+        return self._history
 
     @property
     def params(self) -> SamplingParams:
@@ -76,21 +90,25 @@ class Sequence:
     def output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
-    def append(self, token: int, *, max_context: int) -> tuple[str, FinishReason | None]:
-        """Add one emitted token. Returns the text that became certain, and why the sequence ends if it does."""
-        self.tokens.append(token)
-        self.history.append((token,))
-        if token in self._stop_ids:
-            return self._flush(), "stop"
-        text = self._text.push(token) if self._text else ""
-        if self._text and self._text.stopped:
-            return text, "stop"
-        if self.output_tokens >= self.params.max_tokens or len(self.tokens) >= max_context:
-            return text + self._flush(), "length"
+    def extend(self, tokens: Iterable[int], *, max_context: int) -> tuple[str, FinishReason | None]:
+        """Add emitted tokens up to one that ends the sequence. Returns the text that became certain, and why the
+        sequence ends if it does."""
+        known, detokenizer, text = self.tokens, self.text, ""
+        longest = min(self.max_length, max_context)
+        for token in tokens:
+            known.append(token)
+            if token in self.stop_ids:
+                return text + self._flush(), "stop"
+            if detokenizer is not None:
+                text += detokenizer.push(token)
+                if detokenizer.stopped:
+                    return text, "stop"
+            if len(known) >= longest:
+                return text + self._flush(), "length"
         return text, None
 
     def _flush(self) -> str:
-        return self._text.flush() if self._text else ""
+        return self.text.flush() if self.text else ""
 
     def stats(self) -> Stats:
         counters = self.counters

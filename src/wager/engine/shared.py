@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 
 from wager.engine.core import Engine
 from wager.errors import ClosedError
@@ -23,7 +23,8 @@ class SharedEngine:
         self._engine: Engine | None = engine
         self._sinks: dict[str, DeltaSink] = {}  # by request id
         self._lock = threading.RLock()  # one thread at a time adds, steps or aborts
-        self._in_turn = False
+        self._turns = 0  # that the thread is in, one within the other
+        self._turn = _Turn(self)
         self._dropped: deque[str] = deque()  # ids of requests that nobody waits for, to be aborted
 
     @property
@@ -32,20 +33,22 @@ class SharedEngine:
             raise ClosedError("This LLM is closed.", "Create a new one.")
         return self._engine
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self) -> AbstractContextManager[None]:
         """This thread's turn to use the engine. Requests that were dropped meanwhile are aborted at its end: a stream's
         finalizer may run anywhere, even within a step."""
-        with self._lock:
-            outermost, self._in_turn = not self._in_turn, True
-            try:
-                yield
-            finally:
-                try:
-                    while outermost and self._dropped and self._engine is not None:
-                        self._engine.abort(self._dropped.popleft())
-                finally:
-                    self._in_turn = not outermost
+        return self._turn
+
+    def begin_turn(self) -> None:
+        self._lock.acquire()
+        self._turns += 1
+
+    def end_turn(self) -> None:
+        try:
+            while self._turns == 1 and self._dropped and self._engine is not None:
+                self._engine.abort(self._dropped.popleft())
+        finally:
+            self._turns -= 1
+            self._lock.release()
 
     def add(self, request: Request, sink: DeltaSink) -> None:
         """Give a request to the engine; `sink` is called with its deltas until all its choices have ended."""
@@ -69,10 +72,11 @@ class SharedEngine:
     def advance(self, request_ids: Collection[str]) -> bool:
         """One step, unless all of these requests have ended; whether it was taken."""
         with self.turn():  # another thread's step, or `close`, may have ended them
-            running = any(self.runs(request_id) for request_id in request_ids)
-            if running:
-                self._step()
-            return running
+            for request_id in request_ids:
+                if request_id in self._sinks:
+                    self._step()
+                    return True
+            return False
 
     def abort(self, request_id: str) -> None:
         """End a request; its last deltas come with the next step."""
@@ -107,3 +111,18 @@ class SharedEngine:
                 sink(delta)
         if not self._sinks:
             self.engine.check()
+
+
+class _Turn(AbstractContextManager[None]):
+    """A `with` block of its own class: contextlib's take three times as long, and every step has one."""
+
+    __slots__ = ("_shared",)
+
+    def __init__(self, shared: SharedEngine) -> None:
+        self._shared = shared
+
+    def __enter__(self) -> None:
+        self._shared.begin_turn()
+
+    def __exit__(self, *_: object) -> None:
+        self._shared.end_turn()

@@ -11,14 +11,14 @@ float32. Keys and values are rounded to the cache's type *before* their first us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from wager.arch.feed_forward import Experts
 from wager.kernels.arrays import INT32, Array, DType, empty, zeros
 from wager.kernels.blocks import Matrix
-from wager.types import KVDtype, PackedBatch
+from wager.types import Draft, KVDtype, PackedBatch, Span
 
 BLOCK_SIZE = 16
 """Tokens per block of the cache; prefixes are reused block by block."""
@@ -112,6 +112,18 @@ class KVCache(Protocol):
         """Zero one block (after values that were not finite)."""
 
 
+class BatchBuffers(Protocol):
+    """The inputs of a tape, with a quicker way to write a step to them than a batch of its own and then a copy."""
+
+    packed: PackedBatch | None
+    """The batch that they hold, if `pack` wrote it."""
+
+    def pack(
+        self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]
+    ) -> PackedBatch | None:
+        """What verify.pack.pack gives, valid until the next batch is packed there; None for what it does not pack."""
+
+
 class Tape(Protocol):
     """Ops over fixed buffers. `out` buffers have room for max_rows; only the rows of the step are written.
 
@@ -119,6 +131,8 @@ class Tape(Protocol):
     """
 
     inputs: Inputs
+    buffers: BatchBuffers | None
+    """`inputs` where a batch can be packed straight into them."""
 
     def embed(self, table: Any, out: Array) -> None:
         """out f32 [R, hidden] = table[inputs.tokens]; table [vocab, hidden] from `Kernels.pack`. A quantised row is

@@ -39,7 +39,7 @@ class ReferenceTape:
     """Records each op as a function of one row; `run` calls it for every row of its set, op after op."""
 
     def __init__(self, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
-        self.inputs = inputs
+        self.inputs, self.buffers = inputs, None
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._ops: list[tuple[RowSet, Callable[[int], None]]] = []
         self._paths: list[Array] = []

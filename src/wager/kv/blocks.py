@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 
 from wager.errors import CacheIntegrityError, UsageError
@@ -24,14 +23,6 @@ _ROOT = -1
 """The block before the first one."""
 
 _Key = tuple[int, tuple[int, ...]]
-
-
-@dataclass(slots=True)
-class _BlockTable:
-    """Blocks of one sequence in the order of its positions; the first `num_committed` are full and committed."""
-
-    blocks: list[int] = field(default_factory=list)
-    num_committed: int = 0
 
 
 class BlockPool:
@@ -53,7 +44,8 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._keys: list[_Key | None] = [None] * num_blocks
         self._prefix_index: dict[_Key, int] = {}
-        self._tables: dict[str, _BlockTable] = {}
+        self._tables: dict[str, list[int]] = {}
+        self._committed: dict[str, int] = {}  # of each table the first blocks, which are full and committed
 
     @property
     def num_blocks(self) -> int:
@@ -65,10 +57,19 @@ class BlockPool:
         """Blocks that can be reserved now, evictable ones included."""
         return len(self._free) + len(self._evictable)
 
+    @property
+    def block_tables(self) -> Mapping[str, Sequence[int]]:
+        """The block table of every sequence that holds one, as it is at any time."""
+        return self._tables
+
+    @property
+    def num_committed(self) -> Mapping[str, int]:
+        """How many blocks of each sequence, from the first, are committed."""
+        return self._committed
+
     def block_table(self, seq_id: str) -> Sequence[int]:
         """Blocks of a sequence in the order of its positions, empty if it holds none; valid until its next change."""
-        table = self._tables.get(seq_id)
-        return table.blocks if table else ()
+        return self._tables.get(seq_id, ())
 
     def is_held(self, block: int) -> bool:
         """Whether any sequence holds the block."""
@@ -82,30 +83,34 @@ class BlockPool:
         """
         if self.block_table(seq_id):
             raise CacheIntegrityError(f"Sequence {seq_id!r} already holds blocks.", "Match before reserving.")
-        table = self._tables[seq_id] = _BlockTable()
+        blocks: list[int] = []
+        self._tables[seq_id] = blocks
         before = _ROOT
         for start in range(0, len(tokens) - BLOCK_SIZE, BLOCK_SIZE):
             block = self._prefix_index.get((before, tuple(tokens[start : start + BLOCK_SIZE])))
             if block is None:
                 break
             self._reference(block)
-            table.blocks.append(block)
+            blocks.append(block)
             before = block
-        table.num_committed = len(table.blocks)
-        return table.num_committed * BLOCK_SIZE
+        self._committed[seq_id] = len(blocks)
+        return len(blocks) * BLOCK_SIZE
 
     def reserve(self, seq_id: str, length: int) -> bool:
         """Make the sequence's blocks cover `length` positions: all or nothing, False if there are too few blocks."""
-        table = self._tables.get(seq_id)
-        missing = blocks_for(length) - (len(table.blocks) if table else 0)
+        blocks = self._tables.get(seq_id)
+        if blocks is not None and length <= len(blocks) * BLOCK_SIZE:
+            return True
+        missing = blocks_for(length) - (len(blocks) if blocks else 0)
         if missing > self.num_free_blocks:
             return False
-        if table is None:
-            table = self._tables[seq_id] = _BlockTable()
+        if blocks is None:
+            blocks = self._tables[seq_id] = []
+            self._committed[seq_id] = 0
         for _ in range(missing):
             block = self._free.pop() if self._free else self._evict()
             self._ref_counts[block] = 1
-            table.blocks.append(block)
+            blocks.append(block)
         return True
 
     def trim(self, seq_id: str, length: int) -> None:
@@ -113,37 +118,38 @@ class BlockPool:
 
         Raises CacheIntegrityError if `length` lies inside a committed block: it may be shared, so it stays as it is.
         """
-        table = self._tables.get(seq_id)
-        if table is None:
+        blocks = self._tables.get(seq_id)
+        if blocks is None:
             return
-        if length < table.num_committed * BLOCK_SIZE and length % BLOCK_SIZE:
+        committed = self._committed[seq_id]
+        if length < committed * BLOCK_SIZE and length % BLOCK_SIZE:
             raise CacheIntegrityError(
-                f"Sequence {seq_id!r} cannot be cut to {length} positions: "
-                f"{table.num_committed * BLOCK_SIZE} are committed.",
+                f"Sequence {seq_id!r} cannot be cut to {length} positions: {committed * BLOCK_SIZE} are committed.",
                 "Cut at a block boundary, or release the sequence and start it again.",
             )
         keep = blocks_for(length)
-        while len(table.blocks) > keep:
-            self._dereference(table.blocks.pop())
-        table.num_committed = min(table.num_committed, keep)
+        while len(blocks) > keep:
+            self._dereference(blocks.pop())
+        if keep < committed:
+            self._committed[seq_id] = keep
 
     def commit(self, seq_id: str, tokens: Sequence[int], *, length: int | None = None) -> None:
         """Declare the first `length` of `tokens` (None: all) known and computed; full blocks become shareable.
 
         `tokens` starts at the sequence's first position. Raises CacheIntegrityError if the blocks do not reach so far.
         """
-        table = self._tables[seq_id]
-        full = (len(tokens) if length is None else length) // BLOCK_SIZE
-        if full <= table.num_committed:
+        full, committed = (len(tokens) if length is None else length) // BLOCK_SIZE, self._committed[seq_id]
+        if full <= committed:
             return
-        if full > len(table.blocks):
+        blocks = self._tables[seq_id]
+        if full > len(blocks):
             raise CacheIntegrityError(
-                f"Sequence {seq_id!r} commits {full} blocks but holds {len(table.blocks)}.", "Reserve them first."
+                f"Sequence {seq_id!r} commits {full} blocks but holds {len(blocks)}.", "Reserve them first."
             )
         if self._prefix_cache:
-            for index in range(table.num_committed, full):
-                self._register(table, index, tuple(tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]))
-        table.num_committed = full
+            for index in range(committed, full):
+                self._register(blocks, index, tuple(tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]))
+        self._committed[seq_id] = full
 
     def fork(self, source: str, target: str, length: int) -> None:
         """Let a new sequence share the source's full blocks below `length` positions; the rest it computes itself.
@@ -151,24 +157,24 @@ class BlockPool:
         Raises CacheIntegrityError if `target` holds blocks already or those blocks are not committed.
         """
         count = length // BLOCK_SIZE
-        table = self._tables.get(source) or _BlockTable()
+        committed = self._committed.get(source, 0)
         if self.block_table(target):
             raise CacheIntegrityError(f"Sequence {target!r} already holds blocks.", "Fork into a new sequence.")
-        if count > table.num_committed:
+        if count > committed:
             raise CacheIntegrityError(
-                f"Sequence {source!r} has {table.num_committed} committed blocks; {count} were to be shared.",
-                "Commit first.",
+                f"Sequence {source!r} has {committed} committed blocks; {count} were to be shared.", "Commit first."
             )
-        shared = table.blocks[:count]
+        shared = list(self.block_table(source)[:count])
         for block in shared:
             self._reference(block)
-        self._tables[target] = _BlockTable(shared, count)
+        self._tables[target], self._committed[target] = shared, count
 
     def release(self, seq_id: str) -> None:
         """Free a sequence's blocks; registered ones stay attachable until evicted. Unknown sequences are ignored."""
-        table = self._tables.pop(seq_id, None)
-        if table is not None:
-            for block in reversed(table.blocks):  # the last blocks are evicted first
+        blocks = self._tables.pop(seq_id, None)
+        if blocks is not None:
+            del self._committed[seq_id]
+            for block in reversed(blocks):  # the last blocks are evicted first
                 self._dereference(block)
 
     def reset_prefix_cache(self) -> None:
@@ -182,7 +188,7 @@ class BlockPool:
         `lengths` gives the cached positions of every sequence that should exist: a missing block, an unknown sequence
         or one that was never released is a contradiction too.
         """
-        held = Counter(block for table in self._tables.values() for block in table.blocks)
+        held = Counter(chain.from_iterable(self._tables.values()))
         states = Counter(chain(self._free, self._evictable, held))
         for block in range(self._num_blocks):
             self._check_block(block, states[block], held[block])
@@ -190,13 +196,13 @@ class BlockPool:
             len(self._prefix_index) == sum(key is not None for key in self._keys), "The trie names unknown blocks."
         )
         self._check_prefix_order()
-        for name, table in self._tables.items():
-            self._check_table(name, table, held)
+        for name, blocks in self._tables.items():
+            self._check_table(name, blocks, held)
         if lengths is not None:
             stray = set(lengths) ^ set(self._tables)
             _require(not stray, f"Sequences {sorted(stray)} are held but not running, or running but not held.")
             for name, length in lengths.items():
-                short = len(self._tables[name].blocks) < blocks_for(length)
+                short = len(self._tables[name]) < blocks_for(length)
                 _require(not short, f"Sequence {name!r} caches {length} positions but has too few blocks.")
 
     def _check_block(self, block: int, states: int, held: int) -> None:
@@ -225,29 +231,29 @@ class BlockPool:
                 block in order or before not in order, f"Block {block} is held but block {before} before it is not."
             )
 
-    def _check_table(self, name: str, table: _BlockTable, held: Counter[int]) -> None:
-        _require(len(set(table.blocks)) == len(table.blocks), f"Sequence {name!r} holds a block twice.")
-        _require(table.num_committed <= len(table.blocks), f"Sequence {name!r} committed blocks it does not hold.")
+    def _check_table(self, name: str, blocks: Sequence[int], held: Counter[int]) -> None:
+        _require(len(set(blocks)) == len(blocks), f"Sequence {name!r} holds a block twice.")
+        _require(self._committed[name] <= len(blocks), f"Sequence {name!r} committed blocks it does not hold.")
         before = _ROOT
-        for index, block in enumerate(table.blocks):
+        for index, block in enumerate(blocks):
             key = self._keys[block]
-            if index >= table.num_committed:
+            if index >= self._committed[name]:
                 _require(held[block] == 1, f"Block {block} of {name!r} is shared but not committed.")
                 _require(key is None, f"Block {block} of {name!r} is registered but not committed.")
             elif self._prefix_cache:
                 _require(key is not None and key[0] == before, f"Block {block} of {name!r} is registered out of order.")
             before = block
 
-    def _register(self, table: _BlockTable, index: int, tokens: tuple[int, ...]) -> None:
-        key = (table.blocks[index - 1] if index else _ROOT, tokens)
-        own = table.blocks[index]
+    def _register(self, blocks: list[int], index: int, tokens: tuple[int, ...]) -> None:
+        key = (blocks[index - 1] if index else _ROOT, tokens)
+        own = blocks[index]
         block = self._prefix_index.setdefault(key, own)
         if block == own:
             self._keys[own] = key
         else:
             self._reference(block)
             self._dereference(own)
-            table.blocks[index] = block
+            blocks[index] = block
 
     def _reference(self, block: int) -> None:
         self._ref_counts[block] += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ class Tokenizer:
         self._parts = parts
         self._fenced = FencedEncoder(parts)
         self._bytes: dict[int, bytes] = {}
+        self.whole_texts: dict[int, str] = {}
+        """The text of tokens met so far, if it is whole characters, without those that are special or end a fragment:
+        after whole characters it is what such a token adds."""
         self.vocab_size = parts.vocab_size
         self.eos_ids = parts.eos_ids
         self.chat_template = parts.chat_template
@@ -102,6 +106,9 @@ class Tokenizer:
         value = self._bytes.get(token_id)
         if value is None:
             value = self._bytes[token_id] = self._spell(token_id)
+            if not (token_id in self._parts.special or self.ends_fragment(token_id)):
+                with suppress(UnicodeDecodeError):
+                    self.whole_texts[token_id] = value.decode()
         return value
 
     def chat(
@@ -145,8 +152,10 @@ class Tokenizer:
         if token_id in self._parts.literal:
             return text.encode()
         if self._parts.spelling == "byte-level":
-            values = [_BYTES.get(character) for character in text]
-            return text.encode() if None in values else bytes(byte for byte in values if byte is not None)
+            try:
+                return bytes(map(_BYTES.__getitem__, text))
+            except KeyError:
+                return text.encode()
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode()
 
@@ -162,11 +171,27 @@ class IncrementalDecoder:
         self._tokenizer, self._special = tokenizer, special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._drop_space = tokenizer.begins_fragment(after)
+        self.known_texts = {} if self._drop_space else tokenizer.whole_texts
+        """The texts of tokens that can be added as they are: nothing is kept, and no space is to be dropped."""
+        for token in set(after):  # answers repeat them: spelt now, they need not be looked up between two steps
+            tokenizer.token_bytes(token)
 
     def push(self, token_id: int, /) -> str:
         """The text that becomes complete with this token."""
+        text = self.known_texts.get(token_id)
+        if text is not None:
+            return text
+        value = self._tokenizer.token_bytes(token_id)
+        text = self.known_texts.get(token_id)  # a new one
+        if text is None:
+            text = self._push(token_id, value)
+            whole = not (self._drop_space or self._utf8.getstate()[0])
+            self.known_texts = self._tokenizer.whole_texts if whole else {}
+        return text
+
+    def _push(self, token_id: int, value: bytes) -> str:
         hidden = not self._special and self._tokenizer.is_special(token_id)
-        text = "" if hidden else self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        text = "" if hidden else self._utf8.decode(value)
         if self._tokenizer.ends_fragment(token_id):
             self._drop_space = True
             return text

@@ -81,6 +81,8 @@ class Decoder:
         self.expert_choices: list[Array] = []
         self._keep_expert_choices = keep_expert_choices
         self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
+        self.buffers = self._tape.buffers
+        self._outputs: dict[int, TargetOutput] = {}  # views of the buffers, by rows of logits
         self._logits = empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = empty(self.max_logits_rows, dtype=INT32)
         self._record(weights, matrices)
@@ -96,9 +98,14 @@ class Decoder:
         ):
             if size > limit:
                 raise UsageError(f"A pass of {size} {name} exceeds this decoder's limit of {limit}.")
-        self._tape.inputs.fill(batch)
+        if self.buffers is None or self.buffers.packed is not batch:
+            self._tape.inputs.fill(batch)
         self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=logits_rows)
-        return TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
+        output = self._outputs.get(logits_rows)
+        if output is None:
+            output = TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
+            self._outputs[logits_rows] = output
+        return output
 
     def _record(self, weights: Weights, matrices: Matrices) -> None:
         """Record a pass, packing each matrix when it is read, so that at most one layer is in memory twice."""

@@ -77,6 +77,20 @@ def match(draft: Draft, targets: Sequence[int]) -> Verdict:
     `targets[0]` is the target's token after the root, `targets[1 + i]` after node i. Drafter-invariant speculative
     decoding (Daliri, Musco, Suresh 2024, arXiv 2408.07978): the text does not depend on the draft.
     """
+    return _match_chain(draft, targets) if draft.is_chain else _match_tree(draft, targets)
+
+
+def _match_chain(draft: Draft, targets: Sequence[int]) -> Verdict:
+    tokens: list[int] = []
+    for guess in draft.tokens:
+        tokens.append(int(targets[len(tokens)]))
+        if tokens[-1] != guess:
+            return Verdict(draft.seq_id, tuple(range(len(tokens) - 1)), tuple(tokens))
+    tokens.append(int(targets[len(tokens)]))
+    return Verdict(draft.seq_id, tuple(range(len(draft.tokens))), tuple(tokens))
+
+
+def _match_tree(draft: Draft, targets: Sequence[int]) -> Verdict:
     nodes: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True)):
         nodes.setdefault(edge, node)

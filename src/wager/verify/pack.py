@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.errors import CacheIntegrityError, UsageError
-from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.base import BLOCK_SIZE, BatchBuffers
 from wager.types import Draft, PackedBatch, Span
 
 Ints = NDArray[np.int32]
@@ -47,13 +47,22 @@ class _Rows:
             self.logits_indices += range(last, len(self.tokens))
 
 
-def pack(spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]) -> PackedBatch:
-    """The batch of a step. `block_tables[seq_id]` lists the blocks of a sequence, one for each BLOCK_SIZE positions.
+def pack(
+    spans: Sequence[Span],
+    drafts: Mapping[str, Draft],
+    block_tables: Mapping[str, Sequence[int]],
+    *,
+    into: BatchBuffers | None = None,
+) -> PackedBatch:
+    """The batch of a step. `block_tables[seq_id]` lists the blocks of a sequence, one for each BLOCK_SIZE positions;
+    `into` are the buffers to pack it into, if it can be (None: arrays of its own).
 
     Logits rows: for each span that needs logits the row of its last known token, then every draft token in node order;
     spans in order. Raises UsageError for a span without rows or a draft behind a span without logits, and
     CacheIntegrityError for blocks that do not cover the rows.
     """
+    if into is not None and (batch := into.pack(spans, drafts, block_tables)) is not None:
+        return batch
     rows = _Rows()
     for span in spans:
         draft = drafts.get(span.seq_id)

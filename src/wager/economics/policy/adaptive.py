@@ -70,6 +70,7 @@ class Adaptive(Policy):
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, SequencePolicyState] = {}
         self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
+        self._ids: list[str] | None = None  # the same, until one of them ends
         self._step = PolicyStep()
         self._verified_steps: list[PolicyStep] = []  # steps whose verdicts, and whose records, are not learned from yet
         self._records: list[tuple[PolicyStep, StepRecord]] = []
@@ -90,6 +91,7 @@ class Adaptive(Policy):
             self._learn_verdicts()
             self._step.ended[sequence] = self._sequences.pop(sequence)
             self._decoding.pop(sequence, None)
+            self._ids = None
             self._planner.end_sequence(sequence)
             self._learning.end_sequence(state)
 
@@ -142,16 +144,22 @@ class Adaptive(Policy):
 
     def _meet(self, step: PolicyStep) -> None:
         """Which sequences decode; those that were not known before are started."""
-        spans, before = step.all_spans, list(self._decoding)
+        spans = step.all_spans
         step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
         step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
+        new = 0 if ids == self._ids else self._meet_new(step, ids)
+        step.load = self._loads.load(spans, step.spans, new=new, states=self._sequences)
+
+    def _meet_new(self, step: PolicyStep, ids: list[str]) -> int:
+        """Start those that were not known before; how many did not decode in the last step."""
+        before, self._ids = list(self._decoding), ids
         continued = ids[: len(before)] == before  # new ones come last
         new, self._decoding = (ids[len(before) :], self._decoding) if continued else (ids, {})
         for seq_id in new:
             if seq_id not in self._sequences:
                 self._start_sequence(step, seq_id)
             self._decoding[seq_id] = None
-        step.load = self._loads.load(spans, step.spans, new=len(new), states=self._sequences)
+        return len(new)
 
     def _start_sequence(self, step: PolicyStep, seq_id: str) -> None:
         weight, count = self._weights.start_sequence(self._request_weights.pop(seq_id, 1.0)), len(self._drafters)
@@ -235,8 +243,7 @@ class Adaptive(Policy):
 
     def _count_steps(self) -> None:
         """Take them in for `explain`, which changes nothing that is decided."""
-        for step, record in self._records[self._counted :]:
-            self._observed.add(step, record)
+        self._observed.add(self._records[self._counted :] if self._counted else self._records)
         self._counted = len(self._records)
 
     def _learn_verdicts(self) -> None:
@@ -286,10 +293,5 @@ class Adaptive(Policy):
         self._count_steps()
         slo = self._weights.slo_report([state.weight for state in self._step.decoding_states])
         return explain(
-            self._step,
-            self._drafters,
-            latency=self._latency,
-            goodput=self._goodput,
-            observed=self._observed,
-            slo=slo,
+            self._step, self._drafters, latency=self._latency, goodput=self._goodput, observed=self._observed, slo=slo
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from wager.economics.acceptance import Floats, Ints
 from wager.types import Draft
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The tokens taken, by index, best first, and their total gain; `cut` lies between the gain of the last one taken
     and that of the first one left (None if all or none are taken); `benefit` is the profit beyond that of taking every
     token with gain."""
@@ -37,7 +37,7 @@ def select(gains: Sequence[float], seconds: Sequence[float], *, goodput: float, 
     order = sorted(range(len(gains)), key=gains.__getitem__, reverse=True)
     limit = len(order) if limit is None else max(0, min(limit, len(order)))
     profit, best, count, net = goodput * seconds[0], 0.0, 0, 0.0
-    for number, index in enumerate(order[:limit], 1):
+    for number, index in enumerate(order if limit == len(order) else order[:limit], 1):
         gain = gains[index]
         if gain <= 0:
             limit = number - 1

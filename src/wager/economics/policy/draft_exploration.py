@@ -26,6 +26,8 @@ class DraftExploration:
         """Add them to the plan, as the budget allows, those of the next `steps` steps together; for which sequences,
         by which drafter."""
         seconds, chosen = step.load.plain_seconds, []
+        if not self._budget.affords_draft(seconds):
+            return []
         if len(self._drafters) == 1 and (len(step.plan) == step.decoding or len(step.plan) == step.num_candidates):
             return []
         for _ in range(steps):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ from wager.types import Draft
 _NEGLIGIBLE = 0.002  # share of the step's weight that judging must gain beyond what it takes
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedDrafts:
+class JudgedDrafts(NamedTuple):
     """What is verified, and how many `rows` that are; their expected gain and `cut` (Selection), the profit beyond that
     of verifying everything, and what 0, 1, ... more rows add to the step."""
 
@@ -71,9 +70,10 @@ class DraftJudge:
         if may_skip and deepest * len(drafts) <= budget and self._skips():
             return drafts
         step.judged = bool(drafts)
-        unjudged = self._unjudged(step) if step.draws_tokens else {}
-        rest = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in unjudged} if unjudged else drafts
-        rows = sum([len(draft) for draft in unjudged.values()])
+        unjudged, rest, rows = self._unjudged(step) if step.draws_tokens else {}, drafts, 0
+        if unjudged:
+            rest = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in unjudged}
+            rows = sum([len(draft) for draft in unjudged.values()])
         judged = self._judge(step, rest, limit=budget - rows, unjudged_rows=rows)
         if rest and not unjudged:
             self._schedule(step, judged.benefit)
@@ -205,11 +205,12 @@ class DraftJudge:
             first.append(len(gains))
             gains += survival if weight == 1.0 else [weight * each for each in survival]
         chosen = select(gains, seconds, goodput=step.load.goodput, limit=limit)
-        taken = sorted(chosen.taken)
-        admitted = {}
+        admitted: dict[str, Draft] = {}
+        taken = chosen.taken
         if len(taken) == len(gains):
-            admitted = dict(drafts)
-        else:
+            return JudgedDrafts(drafts, len(taken), chosen.gain, chosen.cut, chosen.benefit, extra)
+        if taken:
+            taken = sorted(taken)
             for start, (seq_id, draft) in zip(first, drafts.items(), strict=True):
                 nodes = taken[bisect_left(taken, start) : bisect_left(taken, start + len(draft.tokens))]
                 if nodes:

@@ -4,7 +4,7 @@ verified and accepted. For `explain`, which says what was observed beside what w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wager.economics.acceptance import LARGE_BATCH
@@ -49,41 +49,47 @@ class ObservedSpeed:
         return self.tokens / self.seconds * self.plain_seconds / self.plain_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class CountedStep:
+    """What is kept of a step of a large batch: whether drafts were asked for (`plan`), and what became of them."""
+
+    plan: bool
+    counts: dict[str, DraftCounts]
+
+
 class ObservedSteps:
     """Remembers the latest steps."""
 
     def __init__(self) -> None:
-        self._records: deque[StepRecord] = deque(maxlen=_STEPS)
-        self._plain: deque[bool] = deque(maxlen=_STEPS)  # whether no draft was asked for
-        self._counts: deque[PolicyStep | dict[str, DraftCounts] | None] = deque(maxlen=_STEPS)
+        self._observed: deque[tuple[PolicyStep | CountedStep, StepRecord]] = deque(maxlen=_STEPS)
         self._steps = 0
 
-    def add(self, step: PolicyStep, record: StepRecord) -> None:
-        """A step was taken. What became of its drafts is counted when it is asked for; in a large batch, whose steps
+    def add(self, taken: Sequence[tuple[PolicyStep, StepRecord]]) -> None:
+        """Steps were taken. What became of their drafts is counted when it is asked for; in a large batch, whose steps
         are not kept, in some steps, at once."""
-        self._steps += 1
-        self._records.append(record)
-        self._plain.append(not step.plan)
-        interval = min(_STEPS // 2, max(1, len(step.plan) // LARGE_BATCH))
-        if not step.plan or self._steps % interval:
-            self._counts.append(None)
-        else:
-            self._counts.append(_count(step) if step.sequences > LARGE_BATCH else step)
+        if max([len(step.all_spans) for step, _ in taken], default=0) <= LARGE_BATCH:
+            self._observed.extend(taken)
+            return
+        for step, record in taken:
+            self._steps += 1
+            interval = min(_STEPS // 2, max(1, len(step.plan) // LARGE_BATCH))
+            counts = {} if not step.plan or self._steps % interval else _count(step)
+            self._observed.append((CountedStep(bool(step.plan), counts), record))
 
     def drafts(self, drafter: str) -> DraftCounts:
         """Of the latest steps together, as far as they were counted."""
         total = DraftCounts()
-        for counted in self._counts:
-            counts = _count(counted) if isinstance(counted, PolicyStep) else counted
-            if counts and drafter in counts:
+        for step, _ in self._observed:
+            counts = step.counts if isinstance(step, CountedStep) else _count(step) if step.plan else {}
+            if drafter in counts:
                 total.add(counts[drafter])
         return total
 
     def speed(self, plain_seconds: Callable[[int, int], float]) -> ObservedSpeed | None:
         """Of the latest steps that computed no prompts; None if there was none. `plain_seconds` are those believed of
         a plain step, by sequences and cached positions."""
-        decoded = [(record, sum(record.seconds.values()), plain)
-                   for record, plain in zip(self._records, self._plain, strict=True)
+        decoded = [(record, sum(record.seconds.values()), not step.plan)
+                   for step, record in self._observed
                    if record.rows == record.sequences + record.drafted]  # fmt: skip
         records = [record for record, seconds, _ in decoded if seconds > 0]
         if not records:

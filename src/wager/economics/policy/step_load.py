@@ -60,10 +60,11 @@ class StepLoads:
     ) -> StepLoad:
         """Of the step of `spans`, of which `decoding` decode, `new` of them for the first time."""
         self._age += 1
-        rows, before, *_ = self._load
+        load, count = self._load, len(spans)
+        before = load.sequences
         few = before // _SIMILAR
-        decodes = len(decoding) == len(spans) and rows == before  # and computes no prompts, like the last one computed
-        similar = decodes and new <= few and abs(len(spans) - before) <= few
+        decodes = len(decoding) == count and load.rows == before  # and computes no prompts, like the last one computed
+        similar = decodes and new <= few and -few <= count - before <= few
         if not similar or self._age >= UPDATE_INTERVAL:
             self._load, self._age = self._compute(spans, decoding, states), 0
         return self._load

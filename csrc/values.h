@@ -1,0 +1,89 @@
+// Reads Python's values and makes the engine's own (frozen dataclasses with slots) without running Python code.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <structmember.h>
+
+#include <initializer_list>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace wager {
+
+// An int of Python; false if it is none, or too large.
+inline bool as_int(PyObject* value, int64_t& out) {
+    if (value == nullptr || !PyLong_Check(value)) return false;
+    int overflow = 0;
+    out = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow == 0;
+}
+
+inline bool as_int32(PyObject* value, int32_t& out) {
+    int64_t wide = 0;
+    if (!as_int(value, wide) || wide < std::numeric_limits<int32_t>::min() || wide > std::numeric_limits<int32_t>::max())
+        return false;
+    out = static_cast<int32_t>(wide);
+    return true;
+}
+
+// The items of a list or a tuple.
+struct Items {
+    PyObject** items = nullptr;
+    Py_ssize_t size = 0;
+
+    bool read(PyObject* value) {
+        if (value == nullptr || !(PyList_Check(value) || PyTuple_Check(value))) return false;
+        items = PySequence_Fast_ITEMS(value);
+        size = PySequence_Fast_GET_SIZE(value);
+        return true;
+    }
+};
+
+// The name of an attribute; it lives as long as the process.
+class Name {
+  public:
+    explicit Name(const char* name) : name_(PyUnicode_InternFromString(name)) {}
+    // Not valid, with Python's error set, if the value has no such attribute.
+    nanobind::object of(PyObject* value) const { return nanobind::steal(PyObject_GetAttr(value, name_)); }
+    void set(PyObject* value, nanobind::handle to) const {
+        if (PyObject_SetAttr(value, name_, to.ptr()) < 0) throw nanobind::python_error();
+    }
+
+  private:
+    PyObject* name_;
+};
+
+// A class whose instances have a slot for each field, in the order in which `make` gets the values.
+class ValueType {
+  public:
+    ValueType(nanobind::handle type, std::initializer_list<const char*> fields) : type_(nanobind::borrow(type)) {
+        if (!PyType_Check(type.ptr())) throw std::invalid_argument("not a class");
+        for (const char* field : fields) {
+            const nanobind::object slot = nanobind::steal(PyObject_GetAttrString(type.ptr(), field));
+            if (!slot.is_valid() || Py_TYPE(slot.ptr()) != &PyMemberDescr_Type) {
+                PyErr_Clear();
+                throw std::invalid_argument(std::string("no slot is called ") + field);
+            }
+            slots_.push_back(reinterpret_cast<PyMemberDescrObject*>(slot.ptr())->d_member);
+        }
+    }
+
+    // An instance; what Python's own constructor does beyond setting the fields is left out.
+    nanobind::object make(std::initializer_list<nanobind::handle> values) const {
+        auto* const type = reinterpret_cast<PyTypeObject*>(type_.ptr());
+        const nanobind::object made = nanobind::steal(type->tp_alloc(type, 0));
+        size_t field = 0;
+        for (nanobind::handle value : values)
+            if (!made.is_valid() || PyMember_SetOne(reinterpret_cast<char*>(made.ptr()), slots_[field++], value.ptr()) < 0)
+                throw nanobind::python_error();
+        return made;
+    }
+
+  private:
+    nanobind::object type_;
+    std::vector<PyMemberDef*> slots_;  // of the class, which is kept
+};
+
+}  // namespace wager

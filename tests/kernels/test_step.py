@@ -1,0 +1,148 @@
+"""What a step does natively beside the tape, against plain Python: packing, and following greedy guesses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("wager.kernels._native")
+
+from wager.kernels.base import BLOCK_SIZE, Inputs
+from wager.kernels.matcher import GreedyMatcher
+from wager.kernels.packer import InputPacker
+from wager.types import Draft, Outcome, PackedBatch, Span
+from wager.verify import accept
+from wager.verify.pack import pack
+
+MAX_ROWS, MAX_SEQUENCES, MAX_BLOCKS = 96, 5, 7
+
+
+@dataclass
+class Running:
+    """What the matcher asks of a sequence."""
+
+    greedy: Any = True
+
+
+@st.composite
+def steps(draw):
+    """Spans with shuffled blocks, and random trees behind those that need logits."""
+    spans, drafts, tables = [], {}, {}
+    blocks = draw(st.permutations(range(60)))
+    for i in range(draw(st.integers(1, MAX_SEQUENCES))):
+        name = f"r{i}"
+        known = tuple(draw(st.lists(st.integers(0, 99), min_size=1, max_size=10)))
+        live = draw(st.booleans())
+        spans.append(Span(name, draw(st.integers(0, 5 * BLOCK_SIZE)), known, live, 8))
+        nodes = draw(st.integers(0, 8)) if live else 0
+        parents = tuple(draw(st.integers(-1, node - 1)) if node else -1 for node in range(nodes))
+        if nodes:
+            drafts[name] = Draft(name, tuple(draw(st.integers(0, 3)) for _ in range(nodes)), parents, drafter="d")
+        tables[name] = list(blocks[MAX_BLOCKS * i : MAX_BLOCKS * (i + 1)])
+    return spans, drafts, tables
+
+
+def packer() -> InputPacker:
+    inputs = Inputs.allocate(max_rows=MAX_ROWS, max_sequences=MAX_SEQUENCES, max_blocks=MAX_BLOCKS)
+    for field in fields(PackedBatch):
+        getattr(inputs, field.name)[...] = 77  # what an earlier step left
+    return InputPacker(inputs)
+
+
+def equal(one: PackedBatch, other: PackedBatch) -> bool:
+    pairs = [(getattr(one, field.name), getattr(other, field.name)) for field in fields(PackedBatch)]
+    return all(left.dtype == right.dtype and np.array_equal(left, right) for left, right in pairs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(steps(), min_size=1, max_size=3))
+def test_a_batch_packed_into_buffers_is_the_batch(several):
+    buffers = packer()
+    for spans, drafts, tables in several:
+        batch = pack(spans, drafts, tables, into=buffers)
+        assert buffers.packed is batch
+        assert equal(batch, pack(spans, drafts, tables))
+
+
+def test_batches_of_one_shape_are_one_view():
+    buffers = packer()
+    one = buffers.pack([Span("a", 3, (1,), True)], {}, {"a": [4]})
+    again = buffers.pack([Span("b", 5, (2,), True)], {}, {"b": [6]})
+    assert one is again and again is not None
+    assert again.tokens.tolist() == [2] and again.slot_mapping.tolist() == [6 * BLOCK_SIZE + 5]
+
+
+def _declined() -> dict[str, tuple[Any, Any, Any]]:
+    live, chunk = Span("a", 0, (1, 2), True, 8), Span("a", 0, (1, 2), False)
+    table = {"a": [0, 1]}
+    return {
+        "no rows": ([Span("a", 0, (), True)], {}, table),
+        "draft behind a chunk": ([chunk], {"a": Draft.chain("a", (1,), drafter="d")}, table),
+        "too few blocks": ([Span("a", 31, (1, 2), True)], {}, table),
+        "no blocks": ([live], {}, {}),
+        "more rows than there is room": ([Span("a", 0, tuple(range(MAX_ROWS + 1)), True)], {}, {"a": list(range(60))}),
+        "more blocks than there is room": ([Span("a", MAX_BLOCKS * BLOCK_SIZE, (1,), True)], {}, {"a": list(range(9))}),
+        "more sequences than there is room": ([live] * (MAX_SEQUENCES + 1), {}, table),
+        "a parent that does not precede": ([live], {"a": Draft("a", (1, 2), (-1, 1))}, table),
+        "a parent before the root": ([live], {"a": Draft("a", (1,), (-2,))}, table),
+        "parents missing": ([live], {"a": Draft("a", (1, 2), (-1,))}, table),
+        "a token that is no int": ([Span("a", 0, (1.5,), True)], {}, table),  # type: ignore[arg-type]
+        "a token that is too large": ([Span("a", 0, (2**40,), True)], {}, table),
+        "a negative position": ([Span("a", -1, (1,), True)], {}, table),
+        "a block table that is no list": ([live], {}, {"a": range(3)}),
+        "no span": ([None], {}, table),
+        "drafts that are no dict": ([live], [], table),
+    }
+
+
+@pytest.mark.parametrize("what", list(_declined()))
+def test_what_does_not_fit_is_declined(what: str) -> None:
+    buffers = packer()
+    buffers.pack([Span("a", 0, (1,), True)], {}, {"a": [0]})
+    assert buffers.pack(*_declined()[what]) is None
+    assert buffers.packed is None, "the buffers hold no batch now"
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps(), st.data())
+def test_greedy_guesses_are_followed_as_by_the_rule(step, data):
+    spans, drafts, _ = step
+    sequences = {span.seq_id: Running(data.draw(st.sampled_from([True, True, True, False]))) for span in spans}
+    greedy, expected = [], {}
+    for span in spans:
+        if span.needs_logits:
+            draft = drafts.get(span.seq_id, Draft(span.seq_id))
+            targets = data.draw(st.lists(st.integers(-1, 3), min_size=1 + len(draft), max_size=1 + len(draft)))
+            greedy += targets
+            expected[span.seq_id] = None
+            if sequences[span.seq_id].greedy and min(targets) >= 0:
+                verdict = accept.match(draft, targets)
+                drafted_by = (draft.drafter,) * len(verdict.accepted) + ("",)
+                expected[span.seq_id] = Outcome(verdict, len(draft), drafted_by)
+    found = GreedyMatcher().match(spans, drafts, greedy, sequences)
+    assert found == expected and list(found) == list(expected)
+
+
+def test_outcomes_are_values_like_those_made_in_python():
+    spans, drafts = [Span("a", 0, (1,), True, 4)], {"a": Draft.chain("a", (5, 6), drafter="d")}
+    found = GreedyMatcher().match(spans, drafts, [5, 9, 1], {"a": Running()})
+    outcome = found["a"]
+    made = Outcome(accept.match(drafts["a"], [5, 9, 1]), 2, ("d", ""))
+    assert (outcome, hash(outcome), repr(outcome)) == (made, hash(made), repr(made))
+    with pytest.raises(AttributeError):
+        outcome.drafted = 3
+
+
+@pytest.mark.parametrize(
+    ("greedy", "sequences"),
+    [([5], {"a": Running()}), ([5, 6, 7], {}), ([5, "x", 7], {"a": Running()}), ([5, 6, 7], {"a": object()})],
+    ids=["too few rows", "an unknown sequence", "a token that is no int", "a sequence that does not say"],
+)
+def test_what_is_not_as_it_should_be_is_left_to_python(greedy: list[Any], sequences: dict[str, Any]) -> None:
+    spans, drafts = [Span("a", 0, (1,), True, 4)], {"a": Draft.chain("a", (5, 6), drafter="d")}
+    assert GreedyMatcher().match(spans, drafts, greedy, sequences) is None
