@@ -200,6 +200,7 @@ NB_MODULE(_native, m) {
         })
         .def_prop_ro("name", [](const Isa& isa) { return std::string(isa.table->name); })
         .def_static("has", [](const std::string& name) { return find_table(name) != nullptr; });
+    m.attr("weight_layout_version") = wager::kWeightLayoutVersion;
     m.def("pack", &pack);
     m.def("panel_bytes", [](const std::string& format, int k) { return wager::panel_bytes(format_of(format), k); });
     m.def("input_multiple", [](const std::string& format) { return wager::input_multiple(format_of(format)); });

@@ -14,6 +14,7 @@ from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.models import footprint
 from wager.models.matrices import Matrices
 from wager.models.opening import open_model
+from wager.models.packed_cache import open_store
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder, refuse_int8_latents
 from wager.models.weights import Weights
@@ -79,8 +80,8 @@ class OpenedModel:
         return footprint.block_bytes(self.spec, kernels, self.limits.kv_dtype) // BLOCK_SIZE
 
     def load(self, kernels: Kernels, num_blocks: int, *, keep_expert_choices: bool = False) -> Decoder:
-        limits = self.limits
-        return Decoder(
+        limits, store = self.limits, open_store(self.path, kernels, dtype=self.dtype)
+        decoder = Decoder(
             self.weights,
             kernels,
             num_blocks=num_blocks,
@@ -90,8 +91,11 @@ class OpenedModel:
             max_logits_rows=limits.logits_rows,
             dtype=self.dtype,
             keep_expert_choices=keep_expert_choices,
+            store=store,
             kv_dtype=limits.kv_dtype,
         )
+        store.save()
+        return decoder
 
 
 def open_target(config: EngineConfig) -> OpenedModel:

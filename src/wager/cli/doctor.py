@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,21 @@ import click
 from wager.bench.machine import describe, versions
 from wager.cli import calibrated, console, flags, parameters
 from wager.config import DEFAULT_MODEL
-from wager.errors import ModelError
+from wager.errors import ModelError, WagerError
 
 
 @click.command("doctor", cls=parameters.Verb)
 @click.option("--verify", is_flag=True,
               help="Hash every stored model file and compare it with its published hash; exit code 1 if one differs.",
 )  # fmt: skip
+@click.option("--clear-packed", is_flag=True,
+              help="Remove all stored packed weights; the next start of a model packs them again.")  # fmt: skip
 @flags.json_flag
-def command(*, verify: bool, json_path: Path | None) -> int:
-    """Show which kernels are in use and why, the machine's hardware, the stored models and calibrations, and what is
-    missing."""
-    findings = {**examine(), "verified": _verified() if verify else None}
+def command(*, verify: bool, clear_packed: bool, json_path: Path | None) -> int:
+    """Show which kernels are in use and why, the machine's hardware, the stored models, packed weights and
+    calibrations, and what is missing."""
+    removed = _clear_packed() if clear_packed else None
+    findings = {**examine(), "verified": _verified() if verify else None, "removed": removed}
     if json_path:
         console.write_json(findings, json_path)
     if str(json_path) != "-":
@@ -41,6 +45,7 @@ def examine() -> dict[str, Any]:
         "kernels": kernels,
         "versions": versions(),
         "models": models,
+        "packed": _packed(),
         "calibrations": calibrated.stored(),
         "missing": _missing(kernels, models),
     }
@@ -65,6 +70,28 @@ def _models() -> dict[str, Any]:
         for name, path in hub.installed()
     ]
     return {"folder": str(hub.cache_dir()), "here": stored, "known": list(hub.KNOWN)}
+
+
+def _packed() -> list[dict[str, Any]]:
+    """The stored packed weights of models, which are mapped when these start."""
+    from wager.models import packed_cache
+
+    return [
+        {"path": str(file.path), "model": file.model, "dtype": file.dtype, "bytes": file.nbytes,
+         "used": datetime.fromtimestamp(file.used, UTC).isoformat(timespec="seconds"), "error": file.problem or None}
+        for file in packed_cache.stored()
+    ]  # fmt: skip
+
+
+def _clear_packed() -> list[str]:
+    """Remove them; the paths of those that are gone. WagerError for one that cannot be removed."""
+    from wager.models import packed_cache
+
+    files = packed_cache.stored()
+    for file in files:
+        if not packed_cache.remove(file.path):
+            raise WagerError(f"{file.path} cannot be removed.", "Check who may write to its folder.")
+    return [str(file.path) for file in files]
 
 
 def _forms(path: Path) -> dict[str, Any]:
@@ -155,11 +182,23 @@ def _lines(findings: dict[str, Any]) -> list[str]:
         ("models", f"in {models['folder']}"),
         *(("", _model_line(model)) for model in models["here"]),
         *_verified_lines(findings["verified"]),
+        *_packed_lines(findings["packed"], findings["removed"]),
         *_calibrations(findings["calibrations"]),
         ("missing", "nothing" if not findings["missing"] else findings["missing"][0]),
         *(("", line) for line in findings["missing"][1:]),
     ]
     return [f"{name:<18}{text}" for name, text in rows]
+
+
+def _packed_lines(files: list[dict[str, Any]], removed: list[str] | None) -> list[tuple[str, str]]:
+    lines = []
+    for file in files:
+        what = f"not usable: {file['error']}" if file["error"] else f"{file['model']}, dtype {file['dtype']}"
+        lines.append(f"{Path(file['path']).name} ({file['bytes'] / 1e6:.0f} MB): {what}, last used {file['used'][:10]}")
+    if removed is not None:
+        lines.append(f"{len(removed)} removed")
+    lines = lines or ["none: the first start of a model stores them"]
+    return [("" if index else "packed weights", line) for index, line in enumerate(lines)]
 
 
 def _model_line(model: dict[str, Any]) -> str:

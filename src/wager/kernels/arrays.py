@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +20,14 @@ INT32: DType = np.dtype(np.int32)
 
 _LINE = 64
 """Bytes of a cache line, and of the widest vector that a kernel loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightParts:
+    """A packed weight taken apart: `fields` are plain values, as JSON has them, `arrays` its bytes, uint8 [n] each."""
+
+    fields: Mapping[str, Any]
+    arrays: tuple[Array, ...]
 
 
 def empty(*shape: int, dtype: DType = FLOAT32) -> Array:

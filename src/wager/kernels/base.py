@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from wager.arch.feed_forward import Experts
-from wager.kernels.arrays import INT32, Array, DType, empty, zeros
+from wager.kernels.arrays import INT32, Array, DType, WeightParts, empty, zeros
 from wager.kernels.blocks import Matrix
 from wager.types import Draft, KVDtype, PackedBatch, Span
 
@@ -226,6 +226,8 @@ class Kernels(Protocol):
     name: str
     reason: str
     act: DType
+    weight_layout: int | None
+    """Version of the layout of packed weights, which changes when their bytes do; None: there is none to be kept."""
 
     def pack(self, weight: Matrix, bias: Array | None = None) -> Any:
         """weight [N, K] (any float type, or quantised) in the backend's layout, with its bias [N]."""
@@ -240,6 +242,13 @@ class Kernels(Protocol):
 
     def pack_heads(self, weight: Sequence[Matrix] | Array) -> Any:
         """One matrix [N, K] per head, all of one format, for `per_head`."""
+
+    def dismantle(self, weight: Any) -> WeightParts:
+        """A packed weight in parts that a file can hold; only with a `weight_layout`."""
+
+    def assemble(self, parts: WeightParts) -> Any:
+        """The packed weight of such parts, which uses their arrays as they are: they may be read-only. ValueError,
+        KeyError or TypeError if they are not those of a packed weight."""
 
     def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
         """Bytes of a packed matrix [n, k] of floats (None) or of that block format."""

@@ -12,12 +12,13 @@ import numpy as np
 from wager.errors import ModelError, UsageError
 from wager.inputs import check_threads
 from wager.kernels import _native
-from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, address
+from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, WeightParts, address
 from wager.kernels.base import Inputs
 from wager.kernels.blocks import Matrix
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.cpu_tape import CpuTape
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads, pack, pack_experts, pack_gated, pack_heads
+from wager.kernels.packed_parts import LAYOUT_VERSION, assemble, dismantle
 from wager.types import GREEDY_TEMPERATURE, KVDtype
 
 ISAS = ("avx512", "avxvnni", "avx2", "portable")
@@ -29,6 +30,7 @@ class CpuKernels:
     """The native backend: bf16 weights, activations and cache, float32 sums, one reduction order per row."""
 
     act = BFLOAT16
+    weight_layout: int | None = LAYOUT_VERSION
 
     def __init__(self, *, isa: str | None = None, threads: int = 1, reason: str = "it was requested") -> None:
         """`isa` one of ISAS, or None for the best this machine has; UsageError if it is unknown or missing here."""
@@ -59,6 +61,12 @@ class CpuKernels:
 
     def pack_heads(self, weight: Sequence[Matrix] | Array) -> PackedHeads:
         return pack_heads(self.pool, weight)
+
+    def dismantle(self, weight: Packed | PackedHeads | PackedExperts) -> WeightParts:
+        return dismantle(weight)
+
+    def assemble(self, parts: WeightParts) -> Packed | PackedHeads | PackedExperts:
+        return assemble(parts)
 
     def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
         return -(-n // 32) * int(_native.panel_bytes(format_name or "bf16", k))

@@ -17,7 +17,8 @@ from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, Array, address, zeros
 from wager.kernels.blocks import Matrix, QuantisedMatrix
 
-_PANEL = 32
+PANEL = 32
+"""Outputs of a panel."""
 
 
 @dataclass(frozen=True)
@@ -90,22 +91,22 @@ class _StoredRows:
 
     def write(self, pool: Any, buffer: Any, offset: int) -> None:
         """Pack the panels, all full, `offset` bytes into the buffer."""
-        _native.pack(pool, self.format, address(self.addresses), self.n // _PANEL, self.k, buffer, offset)
+        _native.pack(pool, self.format, address(self.addresses), self.n // PANEL, self.k, buffer, offset)
 
     @property
     def nbytes(self) -> int:
-        return self.n // _PANEL * int(_native.panel_bytes(self.format, self.k))
+        return self.n // PANEL * int(_native.panel_bytes(self.format, self.k))
 
 
 def pack(pool: Any, weight: Matrix, bias: Array | None) -> Packed:
     """weight [N, K] of any float type or quantised, and bias [N]. ModelError if K is not of the format's multiples or
     shapes disagree."""
     own = _rows(weight)
-    rows = own.padded(_PANEL)
+    rows = own.padded(PANEL)
     buffer = _native.Buffer(rows.nbytes)
     rows.write(pool, buffer, 0)
     padded = None if bias is None else _padded(bias, own.n, rows.n)
-    return Packed(buffer, rows.format, own.n, own.k, rows.n // _PANEL, False, padded)
+    return Packed(buffer, rows.format, own.n, own.k, rows.n // PANEL, False, padded)
 
 
 def pack_gated(pool: Any, gate: Matrix, up: Matrix, bias: tuple[Array, Array] | None) -> Packed:
@@ -113,7 +114,7 @@ def pack_gated(pool: Any, gate: Matrix, up: Matrix, bias: tuple[Array, Array] | 
     rows, n = _gated(gate, up), gate.shape[0]
     buffer = _native.Buffer(rows.nbytes)
     rows.write(pool, buffer, 0)
-    panels = rows.n // _PANEL
+    panels = rows.n // PANEL
     if bias is None:
         return Packed(buffer, rows.format, n, rows.k, panels, True)
     halves = [_padded(half, n, panels * 16).reshape(panels, 16) for half in bias]
@@ -122,7 +123,7 @@ def pack_gated(pool: Any, gate: Matrix, up: Matrix, bias: tuple[Array, Array] | 
 
 def pack_heads(pool: Any, weight: Sequence[Matrix] | Array) -> PackedHeads:
     """One matrix [N, K] per head, of one format. ModelError as in `pack`."""
-    heads = [_rows(head).padded(_PANEL) for head in weight]
+    heads = [_rows(head).padded(PANEL) for head in weight]
     first = heads[0]
     size = first.nbytes
     buffer = _native.Buffer(len(heads) * size)
@@ -138,7 +139,7 @@ def pack_experts(pool: Any, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, c
     packed: PackedExperts | None = None
     done = 0
     for gate, up, down in parts:
-        into, out = _gated(gate, up), _rows(down).padded(_PANEL)
+        into, out = _gated(gate, up), _rows(down).padded(PANEL)
         if packed is None:
             first = (into, out)
             buffers = (_native.Buffer(count * into.nbytes), _native.Buffer(count * out.nbytes))

@@ -207,6 +207,7 @@ class ReferenceKernels:
     """Plain numpy on the CPU, in bfloat16 (activations, weights and cache rounded) or float32 (nothing rounded)."""
 
     name = "reference"
+    weight_layout = None
 
     def __init__(self, dtype: str = "bfloat16", *, reason: str = "the reference kernels were requested") -> None:
         if dtype not in DTYPES:

@@ -5,20 +5,21 @@ Every difference between families is a value of the spec. Kernels are used throu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
+from functools import cache, partial
+from typing import Any
 
 from wager.arch.attention import Gqa, Mla
 from wager.arch.feed_forward import Experts
 from wager.arch.spec import Layer
 from wager.errors import UsageError
-from wager.kernels.arrays import INT32, Array, DType, empty, zeros
+from wager.kernels.arrays import INT32, Array, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, Kernels, Routing, Tape, TargetOutput
-from wager.kernels.blocks import Matrix, stack
 from wager.models import footprint as memory
+from wager.models.layer_weights import LayerWeights
 from wager.models.matrices import Matrices, in_one_form
+from wager.models.packed_cache import PackedStore
 from wager.models.tensors import tensor_shapes
 from wager.models.weights import Weights
 from wager.types import KVDtype, PackedBatch
@@ -41,7 +42,7 @@ class Decoder:
     blocks of one sequence. ModelError if a tensor cannot be read.
 
     `dtype` says in which form matrices are multiplied, see matrices.WANTED (with kernels of float32 all are floats);
-    `weight_form` describes the result.
+    `weight_form` describes the result. `store` has packed weights, or keeps those that are packed here.
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
     """
@@ -58,6 +59,7 @@ class Decoder:
         max_logits_rows: int | None = None,
         dtype: str = "auto",
         keep_expert_choices: bool = False,
+        store: PackedStore | None = None,
         kv_dtype: KVDtype = "bf16",
     ) -> None:
         spec = self.spec = weights.spec
@@ -85,7 +87,7 @@ class Decoder:
         self._outputs: dict[int, TargetOutput] = {}  # views of the buffers, by rows of logits
         self._logits = empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = empty(self.max_logits_rows, dtype=INT32)
-        self._record(weights, matrices)
+        self._record(weights, matrices, store or PackedStore(kernels))
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
@@ -107,34 +109,35 @@ class Decoder:
             self._outputs[logits_rows] = output
         return output
 
-    def _record(self, weights: Weights, matrices: Matrices) -> None:
-        """Record a pass, packing each matrix when it is read, so that at most one layer is in memory twice."""
+    def _record(self, weights: Weights, matrices: Matrices, store: PackedStore) -> None:
+        """Record a pass. A matrix that the store does not have is read and packed, one after the other, so that at most
+        one layer is in memory twice."""
         spec, tape, kernels = self.spec, self._tape, self.kernels
         x = empty(self.max_rows, spec.hidden)
         normed = empty(self.max_rows, spec.hidden, dtype=kernels.act)
         rotation = spec.details.rope.table(self.max_blocks * BLOCK_SIZE, spec.attention.rope_dim)
         buffers = _Buffers(self, x, normed, rotation)
-        embedding = kernels.pack(matrices.read("embed.weight"))
+        embedding = store.get("embed", lambda: kernels.pack(matrices.read("embed.weight")))
         tape.embed(embedding, x)
-        known = frozenset(tensor_shapes(spec))
+        known = tensor_shapes(spec)
         for index, layer in enumerate(spec.ordered_layers):
-            self._record_layer(_LayerWeights(weights, matrices, known, index=index), layer, index, buffers)
+            self._record_layer(LayerWeights(weights, matrices, store, known, index=index), layer, index, buffers)
         selected = empty(self.max_logits_rows, spec.hidden)
         selected_normed = empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
-        head = embedding if spec.tied else kernels.pack(matrices.read("head.weight"))
+        head = embedding if spec.tied else store.get("head", lambda: kernels.pack(matrices.read("head.weight")))
         tape.select(x, selected)
         tape.rms_norm(selected, weights.read("norm.weight"), spec.details.norm_eps, selected_normed, of="logits")
         tape.linear(selected_normed, head, self._logits, of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
 
-    def _record_layer(self, tensors: _LayerWeights, layer: Layer, index: int, to: _Buffers) -> None:
+    def _record_layer(self, tensors: LayerWeights, layer: Layer, index: int, to: _Buffers) -> None:
         tape, kernels, eps = self._tape, self.kernels, self.spec.details.norm_eps
         tape.rms_norm(to.x, tensors.vector("attn_norm"), eps, to.normed)
         if isinstance(layer.attention, Mla):
             self._record_latent_attention(tensors, layer.attention, index, to)
         elif isinstance(layer.attention, Gqa):
             self._record_attention(tensors, layer.attention, index, to)
-        out = kernels.pack(tensors.matrix("o"), tensors.bias("o"))
+        out = tensors.packed("o", lambda: kernels.pack(tensors.matrix("o"), tensors.bias("o")))
         tape.linear(to.attention_out, out, to.x, add=True)
         tape.rms_norm(to.x, tensors.vector("mlp_norm"), eps, to.normed)
         if isinstance(layer.ffn, Experts):
@@ -142,56 +145,79 @@ class Decoder:
         else:
             self._record_feed_forward(tensors, "", to.inner, to)
 
-    def _record_attention(self, tensors: _LayerWeights, attention: Gqa, index: int, to: _Buffers) -> None:
-        details, tape, kernels = self.spec.details, self._tape, self.kernels
-        first = 0
-        for part, bias in tensors.stacked("q", "k", "v"):
-            last = first + part.shape[0]
-            tape.linear(to.normed, kernels.pack(part, bias), to.qkv[:, first:last])
+    def _record_attention(self, tensors: LayerWeights, attention: Gqa, index: int, to: _Buffers) -> None:
+        details, tape, first = self.spec.details, self._tape, 0
+        for group in tensors.groups("q", "k", "v"):
+            packed = tensors.packed("+".join(group), partial(self._pack_stacked, tensors, group))
+            last = first + tensors.outputs(group)
+            tape.linear(to.normed, packed, to.qkv[:, first:last])
             first = last
         norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), details.norm_eps) if details.qk_norm else None
         tape.rotary(to.qkv, to.rotation, norms, self.cache, index, to.q)
         tape.attention(to.q, self.cache, index, window=attention.window, out=to.attention_out)
 
-    def _record_latent_attention(self, tensors: _LayerWeights, attention: Mla, index: int, to: _Buffers) -> None:
+    def _pack_stacked(self, tensors: LayerWeights, group: Sequence[str]) -> Any:
+        return self.kernels.pack(*tensors.stacked(group))
+
+    def _record_latent_attention(self, tensors: LayerWeights, attention: Mla, index: int, to: _Buffers) -> None:
         """The absorbed form: each head's key half of kv_b is applied to its query, so that queries are compared with
         latents, and its value half to the attention output."""
         details, tape, kernels = self.spec.details, self._tape, self.kernels
         eps, normed = details.latent_norm_eps, to.normed
         if attention.q_rank:
-            tape.linear(normed, kernels.pack(tensors.matrix("q_a")), to.q_latent)
+            tape.linear(normed, tensors.packed("q_a", lambda: kernels.pack(tensors.matrix("q_a"))), to.q_latent)
             tape.rms_norm(to.q_latent, tensors.vector("q_a_norm"), eps, to.q_latent_normed)
             normed = to.q_latent_normed
-        tape.linear(normed, kernels.pack(tensors.matrix("q_b" if attention.q_rank else "q")), to.qkv)
-        tape.linear(to.normed, kernels.pack(tensors.matrix("kv_a")), to.kv)
+        query = "q_b" if attention.q_rank else "q"
+        tape.linear(normed, tensors.packed(query, lambda: kernels.pack(tensors.matrix(query))), to.qkv)
+        tape.linear(to.normed, tensors.packed("kv_a", lambda: kernels.pack(tensors.matrix("kv_a"))), to.kv)
         norm = (tensors.vector("kv_a_norm"), eps)
         tape.latent(to.qkv, to.kv, to.rotation, norm, self.cache, index, to.q_nope, to.q)
-        kv_b = tensors.floats("kv_b", kernels.act).reshape(attention.heads, -1, attention.kv_rank)
-        keys, values = kv_b[:, : attention.nope].swapaxes(1, 2), kv_b[:, attention.nope :]
-        tape.per_head(to.q_nope, kernels.pack_heads(tensors.refit(keys)), to.q)
-        tape.attention(to.q, self.cache, index, window=None, out=to.latent_out, scale=details.attention_scale)
-        tape.per_head(to.latent_out, kernels.pack_heads(tensors.refit(values)), to.attention_out)
 
-    def _record_experts(self, tensors: _LayerWeights, experts: Experts, to: _Buffers) -> None:
+        @cache
+        def kv_b() -> Array:
+            return tensors.floats("kv_b", kernels.act).reshape(attention.heads, -1, attention.kv_rank)
+
+        def keys() -> Any:
+            return kernels.pack_heads(tensors.refit(kv_b()[:, : attention.nope].swapaxes(1, 2)))
+
+        def values() -> Any:
+            return kernels.pack_heads(tensors.refit(kv_b()[:, attention.nope :]))
+
+        tape.per_head(to.q_nope, tensors.packed("kv_b_keys", keys), to.q)
+        tape.attention(to.q, self.cache, index, window=None, out=to.latent_out, scale=details.attention_scale)
+        tape.per_head(to.latent_out, tensors.packed("kv_b_values", values), to.attention_out)
+
+    def _record_experts(self, tensors: LayerWeights, experts: Experts, to: _Buffers) -> None:
         tape, routing = self._tape, to.routing
         if self._keep_expert_choices:
             routing = replace(routing, ids=zeros(*routing.ids.shape, dtype=INT32))
             self.expert_choices.append(routing.ids)
         bias = tensors.vector("correction", "bias") if experts.gating.correction_bias else None
         tape.route(to.normed, tensors.vector("router"), bias, experts, routing)
-        parts = (tensors.expert(expert) for expert in range(experts.count))
-        tape.experts(to.normed, self.kernels.pack_experts(parts, count=experts.count), experts, routing, to.x)
+
+        def pack() -> Any:
+            parts = (tensors.expert(expert) for expert in range(experts.count))
+            return self.kernels.pack_experts(parts, count=experts.count)
+
+        tape.experts(to.normed, tensors.packed("experts", pack), experts, routing, to.x)
         if experts.shared:
             self._record_feed_forward(tensors, "shared_", to.shared_inner, to)
 
-    def _record_feed_forward(self, tensors: _LayerWeights, prefix: str, inner: Array, to: _Buffers) -> None:
+    def _record_feed_forward(self, tensors: LayerWeights, prefix: str, inner: Array, to: _Buffers) -> None:
         kernels = self.kernels
-        gate, up = in_one_form([tensors.matrix(prefix + part) for part in ("gate", "up")])
-        biases = [tensors.bias(prefix + part) for part in ("gate", "up")]
-        both = (biases[0], biases[1]) if biases[0] is not None and biases[1] is not None else None
-        self._tape.gated(to.normed, kernels.pack_gated(gate, up, bias=both), inner)
-        down = kernels.pack(tensors.matrix(prefix + "down"), tensors.bias(prefix + "down"))
-        self._tape.linear(inner, down, to.x, add=True)
+
+        def into() -> Any:
+            gate, up = in_one_form([tensors.matrix(prefix + part) for part in ("gate", "up")])
+            biases = [tensors.bias(prefix + part) for part in ("gate", "up")]
+            both = (biases[0], biases[1]) if biases[0] is not None and biases[1] is not None else None
+            return kernels.pack_gated(gate, up, bias=both)
+
+        def down() -> Any:
+            return kernels.pack(tensors.matrix(prefix + "down"), tensors.bias(prefix + "down"))
+
+        self._tape.gated(to.normed, tensors.packed(prefix + "gate+up", into), inner)
+        self._tape.linear(inner, tensors.packed(prefix + "down", down), to.x, add=True)
 
 
 class _Buffers:
@@ -220,49 +246,3 @@ class _Buffers:
         if experts := spec.experts:
             self.routing = Routing.allocate(experts, max_rows=rows, hidden=spec.hidden, act=act)
             self.shared_inner = empty(rows, experts.shared_inner, dtype=act)
-
-
-class _LayerWeights:
-    """The tensors of layer `index` by their short names; `known` are the canonical names of all the model's tensors."""
-
-    def __init__(self, weights: Weights, matrices: Matrices, known: Collection[str], *, index: int) -> None:
-        self._weights, self._matrices, self._known, self._index = weights, matrices, known, index
-
-    def _name(self, part: str, suffix: str) -> str:
-        return f"layers.{self._index}.{part}.{suffix}"
-
-    def matrix(self, part: str) -> Matrix:
-        return self._matrices.read(self._name(part, "weight"))
-
-    def floats(self, part: str, dtype: DType) -> Array:
-        return self._weights.read(self._name(part, "weight"), dtype)
-
-    def vector(self, part: str, suffix: str = "weight") -> Array:
-        return self._weights.read(self._name(part, suffix))
-
-    def refit(self, heads: Array) -> list[Matrix]:
-        """Matrices of heads that were cut from one, each in the form that they are multiplied in."""
-        return [self._matrices.refit(head) for head in heads]
-
-    def expert(self, expert: int) -> tuple[Matrix, Matrix, Matrix]:
-        """Gate, up and down of one expert."""
-        gate, up = in_one_form([self.matrix(f"{expert}.expert_{part}") for part in ("gate", "up")])
-        return gate, up, self.matrix(f"{expert}.expert_down")
-
-    def bias(self, part: str) -> Array | None:
-        return self.vector(part, "bias") if self._name(part, "bias") in self._known else None
-
-    def stacked(self, *parts: str) -> list[tuple[Matrix, Array | None]]:
-        """Matrices of the same inputs as few products, each with its bias: neighbours of one form are one."""
-        groups: list[list[str]] = []
-        for part in parts:
-            same = groups and self._form(part) == self._form(groups[-1][-1])
-            groups = [*groups[:-1], [*groups[-1], part]] if same else [*groups, [part]]
-        return [(stack([self.matrix(part) for part in group]), self._biases(group)) for group in groups]
-
-    def _form(self, part: str) -> str | None:
-        return self._matrices.formats[self._name(part, "weight")]
-
-    def _biases(self, parts: Sequence[str]) -> Array | None:
-        biases = [bias for part in parts if (bias := self.bias(part)) is not None]
-        return np.concatenate(biases) if biases else None

@@ -1,0 +1,427 @@
+"""Packed weights on disk: a start from them equals one without; none that is damaged or of something else is used."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from packing import batch, chain
+from tiny_models import oracle, save
+from tokenizer_models import train
+
+import wager
+from in_process import Call
+from wager.build.load import LoadedEngine, load
+from wager.kernels.arrays import Array, WeightParts
+from wager.models import packed_cache, packed_file
+from wager.models.packed_file import SUFFIX, DamagedFileError, PackedFile, read_header
+
+cpu = pytest.importorskip("wager.kernels.cpu")
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {
+    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 32,
+    "num_key_value_heads": 4, "first_k_dense_replace": 1,
+}  # fmt: skip
+TOKENS = list(range(3, 40))
+SOURCE = str(Path(wager.__file__).parents[1])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "packed"
+
+
+def checkpoint(path: Path, architecture: str = "LlamaForCausalLM", **config: Any) -> str:
+    tokenizer = train("gpt-2")
+    sizes = {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        **({} if "q_lora_rank" in config else {"head_dim": 16}),
+        **config,
+    }
+    save(oracle(architecture, vocab_size=tokenizer.get_vocab_size(), **sizes), path)
+    tokenizer.save(str(path / "tokenizer.json"))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return checkpoint(tmp_path_factory.mktemp("models") / "small")
+
+
+class Started(NamedTuple):
+    """An engine, its logits of TOKENS and how many matrices it packed."""
+
+    engine: LoadedEngine
+    logits: Array
+    packed: int
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Started]:
+    packed: list[str] = []
+    for name in ("pack", "pack_gated", "pack_heads", "pack_experts"):
+        real = getattr(cpu.CpuKernels, name)
+
+        def counted(self: Any, *args: Any, real: Any = real, name: str = name, **more: Any) -> Any:
+            packed.append(name)
+            return real(self, *args, **more)
+
+        monkeypatch.setattr(cpu.CpuKernels, name, counted)
+
+    def start(model: str, **options: Any) -> Started:
+        packed.clear()
+        engine = load(wager.EngineConfig.from_options(model=model, drafter="none", max_rows=64, **options))
+        rows = batch([chain(0, TOKENS, [5, 2, 7])], range(len(TOKENS)))
+        return Started(engine, engine.target.decoder.forward(rows).logits.copy(), len(packed))
+
+    return start
+
+
+def files(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir()) if cache.is_dir() else []
+
+
+def only(cache: Path) -> Path:
+    [name] = files(cache)
+    assert name.endswith(SUFFIX)
+    return cache / name
+
+
+# ---- a hit is a miss, only quicker ----
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "options"),
+    [
+        ("LlamaForCausalLM", {}, {}),
+        ("LlamaForCausalLM", {}, {"dtype": "q8"}),
+        ("Qwen2ForCausalLM", {}, {"dtype": "q4"}),  # biases
+        ("Qwen3MoeForCausalLM", EXPERTS, {}),
+        ("Qwen3MoeForCausalLM", EXPERTS, {"dtype": "q4"}),
+        ("DeepseekV3ForCausalLM", LATENT, {}),  # heads
+        ("DeepseekV3ForCausalLM", LATENT, {"dtype": "q8"}),
+    ],
+)
+def test_a_start_from_the_file_packs_nothing_and_gives_the_same_logits(
+    tmp_path: Path, cache: Path, start: Callable[..., Started], architecture: str, config: Any, options: Any
+) -> None:
+    model = checkpoint(tmp_path / "model", architecture, **config)
+    first, second = start(model, **options), start(model, **options)
+    assert first.packed > 4 and second.packed == 0
+    assert first.logits.tobytes() == second.logits.tobytes()
+    assert np.abs(first.logits).max() > 0
+    only(cache)
+
+
+@pytest.mark.real
+def test_the_default_model(smollm2: Path, cache: Path, start: Callable[..., Started]) -> None:
+    first, second = start(str(smollm2)), start(str(smollm2))
+    assert first.packed > 90 and second.packed == 0
+    assert first.logits.tobytes() == second.logits.tobytes()
+    assert only(cache).stat().st_size < 1.05 * smollm2.stat().st_size
+
+
+def test_each_form_has_a_file_of_its_own(directory: str, cache: Path, start: Callable[..., Started]) -> None:
+    forms = {dtype: start(directory, dtype=dtype).logits for dtype in ("auto", "q8", "q4")}
+    assert len(files(cache)) == 3
+    for dtype, logits in forms.items():
+        again = start(directory, dtype=dtype)
+        assert again.packed == 0
+        assert again.logits.tobytes() == logits.tobytes()
+    assert start(directory, kernels="reference").packed == 0
+    assert len(files(cache)) == 3
+
+
+def test_generated_models_are_not_kept(cache: Path, start: Callable[..., Started]) -> None:
+    assert start("random:llama:tiny").packed > 0
+    assert files(cache) == []
+
+
+# ---- what is not used ----
+
+
+def flipped(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def damage_of(path: Path, what: str) -> None:
+    header = read_header(path)
+    {
+        "a bit of the data": lambda: flipped(path, header.offset + header.nbytes // 2),
+        "a bit of the header": lambda: flipped(path, 100),
+        "the magic": lambda: flipped(path, 0),
+        "its end": lambda: os.truncate(path, path.stat().st_size - 1),
+        "all": lambda: os.truncate(path, 0),
+        "one byte more": lambda: path.open("ab").write(b"x"),
+        "another file": lambda: path.write_bytes(b"something else" * 100),
+    }[what]()
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["a bit of the data", "a bit of the header", "the magic", "its end", "all", "one byte more", "another file"],
+)
+def test_a_damaged_file_is_said_once_not_used_and_made_again(
+    directory: str, cache: Path, start: Callable[..., Started], caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    first = start(directory)
+    path = only(cache)
+    good = path.read_bytes()
+    damage_of(path, what)
+    assert path.read_bytes() != good
+    second = start(directory)
+    assert second.packed == first.packed
+    assert second.logits.tobytes() == first.logits.tobytes()
+    assert [str(path) in record.getMessage() for record in caplog.records] == [True]
+    assert only(cache).read_bytes() == good
+    assert start(directory).packed == 0
+    assert len(caplog.records) == 1
+
+
+def test_data_is_hashed_again_when_the_file_is_another(
+    directory: str, cache: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[bool] = []
+    real = PackedFile.is_intact
+
+    def is_intact(self: PackedFile) -> bool:
+        hashed.append(real(self))
+        return hashed[-1]
+
+    monkeypatch.setattr(PackedFile, "is_intact", is_intact)
+    start(directory)
+    start(directory)
+    assert hashed == []  # it was written by this process
+    path = only(cache)
+    copy = path.read_bytes()
+    path.unlink()
+    path.write_bytes(copy)
+    assert start(directory).packed == 0
+    assert start(directory).packed == 0
+    assert hashed == [True]
+    monkeypatch.setattr(packed_cache, "_boot", lambda: "after the next start of the system")
+    assert start(directory).packed == 0
+    assert start(directory).packed == 0
+    assert hashed == [True, True]
+
+
+def test_a_file_of_another_model_under_its_name_is_not_used(
+    directory: str, tmp_path: Path, cache: Path, start: Callable[..., Started]
+) -> None:
+    expected = start(directory).logits
+    path = only(cache)
+    path.rename(tmp_path / "kept")
+    start(checkpoint(tmp_path / "other", tie_word_embeddings=False))
+    only(cache).rename(path)
+    again = start(directory)
+    assert again.packed > 0
+    assert again.logits.tobytes() == expected.tobytes()
+
+
+def test_another_layout_or_other_weights_are_another_file_and_the_old_one_goes(
+    directory: str, cache: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = start(directory).logits
+    first = only(cache)
+    monkeypatch.setattr(cpu.CpuKernels, "weight_layout", cpu.CpuKernels.weight_layout + 1)
+    assert start(directory).packed > 0
+    second = only(cache)
+    assert second != first
+    os.utime(next(Path(directory).glob("*.safetensors")))
+    changed = start(directory)
+    assert changed.packed > 0
+    assert changed.logits.tobytes() == expected.tobytes()
+    assert only(cache) not in (first, second)
+
+
+# ---- writing ----
+
+
+def full(_path: Any) -> Any:
+    return os.statvfs_result((4096, 4096, 1000, 1, 1, 10, 5, 5, 0, 255))
+
+
+@pytest.mark.parametrize("cause", ["the disk is full", "little space", "a folder that cannot be made", "no rename"])
+def test_where_nothing_can_be_written_wager_runs_without(
+    directory: str, cache: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch, cause: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    written = 0
+
+    def write(descriptor: int, data: Any) -> int:
+        nonlocal written
+        written += 1
+        if written > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_write(descriptor, data[:1000])
+
+    def rename(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    real_write = os.write
+    if cause == "the disk is full":
+        monkeypatch.setattr(packed_file.os, "write", write)
+    elif cause == "little space":
+        monkeypatch.setattr(os, "statvfs", full)
+    elif cause == "no rename":
+        monkeypatch.setattr(os, "rename", rename)
+        monkeypatch.setattr(os, "replace", rename)
+    else:
+        cache.parent.mkdir()
+        cache.write_text("a file")
+    first, second = start(directory), start(directory)
+    assert first.packed == second.packed > 0
+    assert first.logits.tobytes() == second.logits.tobytes()
+    assert files(cache) == []
+    assert caplog.records == []
+    if cause == "the disk is full":
+        assert written > 1
+
+
+CHILD = """
+import sys, time, wager
+from wager.models import packed_file
+if sys.argv[2] == "slow":
+    real = packed_file.os.write
+    def write(descriptor, data):
+        done = real(descriptor, data[:100_000])
+        print("writing", flush=True)
+        time.sleep(600)
+        return done
+    packed_file.os.write = write
+with wager.LLM(sys.argv[1], drafter="none", max_rows=64) as llm:
+    answer = llm.generate([5, 6, 7, 8], wager.SamplingParams(max_tokens=12, ignore_eos=True))
+    print(*answer.token_ids, flush=True)
+"""
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+def child(children: list[subprocess.Popen[str]], model: str, how: str = "") -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    command = [sys.executable, "-c", CHILD, model, how]
+    children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+    return children[-1]
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_used(
+    directory: str, cache: Path, start: Callable[..., Started], children: list[subprocess.Popen[str]]
+) -> None:
+    killed = child(children, directory, "slow")
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == "writing\n"
+    [half] = files(cache)
+    assert not half.endswith(SUFFIX)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert files(cache) == [half]
+    assert start(directory).packed > 0
+    assert half not in files(cache)
+    only(cache)
+    assert start(directory).packed == 0
+
+
+def test_what_a_running_process_writes_is_left_alone(
+    directory: str, cache: Path, start: Callable[..., Started], children: list[subprocess.Popen[str]]
+) -> None:
+    writing = child(children, directory, "slow")
+    assert writing.stdout is not None
+    assert writing.stdout.readline() == "writing\n"
+    [half] = files(cache)
+    assert start(directory).packed > 0
+    assert half in files(cache)
+    assert len(files(cache)) == 2
+
+
+def test_processes_that_start_together_agree_and_leave_one_file(
+    directory: str, cache: Path, start: Callable[..., Started], children: list[subprocess.Popen[str]]
+) -> None:
+    together = [child(children, directory) for _ in range(3)]
+    answers = [process.communicate(timeout=120)[0] for process in together]
+    assert [process.returncode for process in together] == [0, 0, 0]
+    assert len(answers[0].split()) == 12
+    assert set(answers) == {answers[0]}
+    only(cache)
+    assert start(directory).packed == 0
+
+
+def test_a_file_that_is_removed_stays_with_those_that_use_it(
+    directory: str, cache: Path, start: Callable[..., Started]
+) -> None:
+    start(directory)
+    used = start(directory)
+    assert used.packed == 0
+    assert packed_cache.remove(only(cache))
+    rows = batch([chain(0, TOKENS, [5, 2, 7])], range(len(TOKENS)))
+    assert used.engine.target.decoder.forward(rows).logits.tobytes() == used.logits.tobytes()
+
+
+# ---- doctor ----
+
+
+def test_doctor_lists_and_removes_them(
+    directory: str, cache: Path, start: Callable[..., Started], wager: Call, tmp_path: Path
+) -> None:
+    assert "none: the first start of a model stores them" in wager("doctor").out
+    start(directory)
+    path = only(cache)
+    text = wager("doctor").out
+    assert f"{path.name} (" in text
+    assert f"{directory}, dtype auto, last used {time.strftime('%Y-', time.gmtime())}" in text
+    (cache / f"old{SUFFIX}").write_bytes(b"of an earlier wager")
+    assert f"old{SUFFIX} (0 MB): not usable: it does not begin as a file of packed weights" in wager("doctor").out
+    cleared = wager("doctor", "--clear-packed")
+    assert cleared.code == 0
+    assert "2 removed" in cleared.out
+    assert files(cache) == []
+
+
+# ---- the header ----
+
+
+def test_a_header_that_names_bytes_outside_the_data_is_refused(tmp_path: Path) -> None:
+    array = np.arange(5000, dtype=np.uint8)
+    path = tmp_path / "x.packed"
+    header = packed_file.write_packed(path, {"a": 1}, {"one": WeightParts({"kind": "x"}, (array, array[:7]))})
+    file = PackedFile(path)
+    assert file.is_intact() and "one" in file and "two" not in file
+    assert [part.tobytes() for part in file["one"].arrays] == [array.tobytes(), array[:7].tobytes()]
+    assert (header.facts, header.nbytes, header.offset % (2 << 20)) == ({"a": 1}, 8192 + 4096, 0)
+    for parts in ([[8192, 4097]], [[-1, 5]], [[0, -5]]):
+        raw = path.read_bytes()
+        length = int.from_bytes(raw[8:16], "little")
+        values = json.loads(raw[48 : 48 + length])
+        values["weights"][0]["parts"] = parts
+        written = json.dumps(values).encode()
+        prefix = raw[:8] + len(written).to_bytes(8, "little") + hashlib.sha256(written).digest() + written
+        other = tmp_path / "y.packed"
+        other.write_bytes(prefix + raw[len(prefix) :])
+        with pytest.raises(DamagedFileError, match="bytes that it does not have"):
+            PackedFile(other)
