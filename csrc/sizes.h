@@ -22,9 +22,10 @@ inline size_t cache_block(const CacheView& cache) {
     const size_t n = static_cast<size_t>(kBlockSize) * cache.head_dim;
     return cache.q8 ? 2 * kBlockSize + n / 2 : n;
 }
-// Where a block's keys (or values) of one layer and kv head begin.
+// Where a block's keys (or values) of one layer and kv head begin. Blocks of a head lie side by side, because attention reads
+// one head at a time, and sequences often have consecutive blocks: memory is faster the longer it is read in order.
 inline size_t cache_offset(const CacheView& cache, int layer, int block, int head) {
-    const size_t at = (static_cast<size_t>(layer) * cache.num_blocks + block) * cache.kv_heads + head;
+    const size_t at = (static_cast<size_t>(layer) * cache.kv_heads + head) * cache.num_blocks + block;
     return at * cache_block(cache);
 }
 inline float* scales_of(uint16_t* block) { return reinterpret_cast<float*>(block); }

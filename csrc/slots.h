@@ -56,10 +56,11 @@ inline void read_slot(const CacheView& cache, int slot, float* out) {
 }
 
 inline void clear_block(const CacheView& cache, int block) {
-    const size_t bytes = cache.kv_heads * cache_block(cache) * 2;
-    for (int layer = 0; layer < cache.layers; ++layer) {
-        std::memset(cache.keys + cache_offset(cache, layer, block, 0), 0, bytes);
-        if (cache.values) std::memset(cache.values + cache_offset(cache, layer, block, 0), 0, bytes);
+    const size_t bytes = cache_block(cache) * 2;
+    for (int item = 0; item < cache.layers * cache.kv_heads; ++item) {
+        const size_t at = cache_offset(cache, item / cache.kv_heads, block, item % cache.kv_heads);
+        std::memset(cache.keys + at, 0, bytes);
+        if (cache.values) std::memset(cache.values + at, 0, bytes);
     }
 }
 

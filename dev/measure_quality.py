@@ -45,14 +45,14 @@ class Measured:
         return self._logits[window.tobytes()]
 
 
-def load(model: str, dtype: str) -> Decoder:
+def load(model: str, dtype: str, kv_dtype: Any, *, blocks: int) -> Decoder:
     _, weights, _ = open_model(model)
-    limits = dict(num_blocks=WINDOW // 16, max_rows=128, max_sequences=1, max_blocks=WINDOW // 16)
-    return Decoder(weights, select("auto"), **limits, dtype=dtype)
+    limits = dict(num_blocks=blocks, max_rows=128, max_sequences=1, max_blocks=blocks)
+    return Decoder(weights, select("auto"), **limits, dtype=dtype, kv_dtype=kv_dtype)
 
 
-def wager_logits(model: str, dtype: str, text: list[Any]) -> tuple[Measured, str, float]:
-    decoder = load(model, dtype)
+def wager_logits(model: str, dtype: str, text: list[Any], kv_dtype: str = "bf16") -> tuple[Measured, str, float]:
+    decoder = load(model, dtype, kv_dtype, blocks=-(-max(map(len, text)) // 16))
     return Measured(lambda window: logits_of(decoder, window), text), decoder.weight_form, decoder.weight_bytes / 1e6
 
 
@@ -80,6 +80,8 @@ def main() -> None:
     parser.add_argument("--files", type=Path)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--llama", action="store_true")
+    parser.add_argument("--kv-dtype", default="bf16", help="of the cache, in every row but the first")
+    parser.add_argument("--window", type=int, default=WINDOW)
     parser.add_argument("--tokens", type=int, default=4096)
     args = parser.parse_args()
     path = find_library() if args.llama or args.files else None
@@ -89,7 +91,7 @@ def main() -> None:
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     for model in args.models:
         _, weights, tokenizer = open_model(model)
-        text = list(windows(tokenizer.encode(fixed_text()), most=args.tokens))
+        text = list(windows(tokenizer.encode(fixed_text()), size=args.window, most=args.tokens))
         whole, form, size = wager_logits(model, "bf16", text)
         name = Path(model).name
         show(name, "wager bf16", form, size, compare_logits(whole, whole, text), whole.seconds)
@@ -98,8 +100,9 @@ def main() -> None:
             source = Path(hub.resolve(model))
             entries = [(str(file), "auto") for file in files_of(library, source, args.files, args.kinds)]
         for entry, dtype in entries:
-            own, form, size = wager_logits(entry, dtype, text)
+            own, form, size = wager_logits(entry, dtype, text, args.kv_dtype)
             label = Path(entry).name
+            dtype += "" if args.kv_dtype == "bf16" else f", cache {args.kv_dtype}"
             show(label, f"wager {dtype}, whole", form, size, compare_logits(whole, own, text), own.seconds)
             if args.files or args.llama:
                 bf16, _, _ = wager_logits(entry, "bf16", text)

@@ -172,6 +172,23 @@ def test_plan_for_this_machine_uses_the_calibration(wager: Call, model: str, sto
     assert roofline["drafter"]["name"] == "mtp"
 
 
+def test_plan_counts_the_bytes_of_the_form_that_was_calibrated(wager: Call, model: str, stored: Path) -> None:
+    """A weight of its layers costs 2 bytes, or the five bits of q4_1."""
+    plan_call = ["plan", "--model", model, "--batch", "1", "--context", "100", "--hardware", "this", "--json", "-"]
+
+    def layer_bytes() -> float:
+        parts = json.loads(wager(*plan_call).out)["points"][0]["parts"]
+        return float(parts["ffn"]["bytes"] + parts["projections"]["bytes"])
+
+    wide = layer_bytes()
+    setup = json.loads(stored.read_text())["setup"]
+    assert setup["dtype"] == "bfloat16"
+    edit(stored, setup={**setup, "dtype": "q4_1 x14 + q8_0 x1"})
+    assert layer_bytes() == pytest.approx(wide / 2 * 5 / 8)
+    assert "q4_1 x14 + q8_0 x1" in wager(*plan_call[:-2]).out
+    assert "q4_1 x14 + q8_0 x1" in wager("doctor").out
+
+
 def test_plan_takes_another_machines_file_with_a_warning(wager: Call, model: str, stored: Path, tmp_path: Path) -> None:
     setup = json.loads(stored.read_text())["setup"]
     edit(stored, setup={**setup, "machine": "Another Processor, 64 cores"})

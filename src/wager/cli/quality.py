@@ -18,15 +18,15 @@ _ROWS = 128
 
 
 def measure_quality(engine: LoadedEngine) -> Quality:
-    """Loads the model once more, in bfloat16. Overwrites the engine's cache. UsageError if no matrix is quantised or
-    the model is random, MemoryPlanError if there is no room for both."""
+    """Loads the model once more, weights and cache in bfloat16. Overwrites the engine's cache. UsageError if neither is
+    quantised or the model's weights are drawn quantised, MemoryPlanError if there is no room for both."""
     target, kernels = engine.target, engine.kernels
     if target.opened.formats(kernels) == str(kernels.act):
         raise UsageError(
             f"--quality compares with bfloat16, and the weights of {target.opened.path.name} are {kernels.act}.",
             "Leave it out, or quantise them with --dtype q8 or q4, or the cache with --kv-dtype q8.",
         )
-    if is_random(str(target.opened.path)):
+    if target.decoder.weight_form != str(kernels.act) and is_random(str(target.opened.path)):
         raise UsageError(
             "--quality has nothing to compare with: a random model has other weights under every --dtype.",
             "Give a trained model.",

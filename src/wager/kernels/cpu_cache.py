@@ -17,7 +17,7 @@ from wager.types import KVDtype
 
 
 class CpuCache:
-    """Keys [layer][block][kv_head][d/2][16][2] and values [layer][block][kv_head][8][d][2], bf16: both products of
+    """Keys [layer][kv_head][block][d/2][16][2] and values [layer][kv_head][block][8][d][2], bf16: both products of
     attention then read sixteen keys, or sixteen dimensions, at once, in pairs along their sum. As q8 each block is 16
     float32 scales and then int8 in the same order."""
 

@@ -67,10 +67,9 @@ def implied_device(model: ModelSpec, measured: MeasuredSteps, *, memory: float |
     first = measured.seconds(one, 1, 0)
     added = measured.seconds(many, 1, 0) - measured.seconds(max(one, many // 2), 1, 0)
     rate = 2 * model.active * (many - max(one, many // 2)) / added if added > 0 else 0.0
-    return Device(
-        "this machine", {compute: rate or 2 * model.active * many / first}, model.streamed_bytes / first, memory,
-        label=label,
-    )  # fmt: skip
+    peak = rate or 2 * model.active * many / first
+    kinds = {compute, model.precision.attention}  # attention is not quantised with the weights
+    return Device("this machine", dict.fromkeys(kinds, peak), model.streamed_bytes / first, memory, label=label)
 
 
 @dataclass(frozen=True, slots=True)
