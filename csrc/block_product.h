@@ -90,9 +90,9 @@ struct BlockTile {
         }
     }
     template <int pair, class Rows>
-    WAGER_INLINE void add_pair(const Block& block, int column, const Rows& x, const uint8_t* ahead) {
+    WAGER_INLINE void add_pair(const Block& block, int column, const Rows& x, const uint8_t* ahead, bool once) {
         Bytes first[kBlockCols], second[kBlockCols];
-        if (ahead) fetch_part<kLayout.block_bytes(), pair, 4>(ahead);
+        if (ahead) fetch_part<kLayout.block_bytes(), pair, 4>(ahead, once);
 #pragma GCC unroll 2
         for (int j = 0; j < kBlockCols; ++j) block.template quads<pair>(column + j, first[j], second[j]);
         add_quad(first, 2 * pair, x);
@@ -114,16 +114,16 @@ struct BlockTile {
     }
     // One block of the columns from `column` on; `ahead`: what is prefetched meanwhile, or null.
     template <class Rows>
-    WAGER_INLINE void step(const Block& block, int column, const Rows& x, const uint8_t* ahead) {
+    WAGER_INLINE void step(const Block& block, int column, const Rows& x, const uint8_t* ahead, bool once) {
         begin(0, x);
-        add_pair<0>(block, column, x, ahead);
-        add_pair<1>(block, column, x, ahead);
+        add_pair<0>(block, column, x, ahead, once);
+        add_pair<1>(block, column, x, ahead, once);
         if constexpr (kLayout.halves == 2) {
             end<0>(block, column, x);
             begin(1, x);
         }
-        add_pair<2>(block, column, x, ahead);
-        add_pair<3>(block, column, x, ahead);
+        add_pair<2>(block, column, x, ahead, once);
+        add_pair<3>(block, column, x, ahead, once);
         end<kLayout.halves - 1>(block, column, x);
     }
     WAGER_INLINE void write(float* out) const {
@@ -149,7 +149,8 @@ __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, i
             const auto rows = [&](int i) -> const ActivationBlock& {
                 return reinterpret_cast<const ActivationBlock*>(bases[i / 3] + (i % 3) * stride)[index];
             };
-            tile.step(block, column, rows, column == 0 && turns.due(index) ? prefetch.ahead(block.block) : nullptr);
+            tile.step(block, column, rows, column == 0 && turns.due(index) ? prefetch.ahead(block.block) : nullptr,
+                      prefetch.once());
         }
         tile.write(out + 16 * column);
     }

@@ -84,6 +84,7 @@ WAGER_INLINE void narrow(uint16_t* p, F a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
 }
 WAGER_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+WAGER_INLINE void fetch_once(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA); }
 
 // Lanes that are not finite, as bits.
 WAGER_INLINE uint32_t not_finite(F a) { return _mm512_fpclass_ps_mask(a.v, 0x01 | 0x08 | 0x10 | 0x80); }

@@ -131,6 +131,7 @@ WAGER_INLINE void narrow(uint16_t* p, F a) {  // to nearest even; NaN stays NaN
     }
 }
 WAGER_INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+WAGER_INLINE void fetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
 
 WAGER_INLINE uint32_t bits_of(const I4* masks) {
     uint32_t bits = 0;

@@ -65,7 +65,7 @@ struct Tile {
             const uint8_t* ahead = first && turns.due(k / kPairs) ? prefetch.ahead(at) : nullptr;
 #pragma GCC unroll 16
             for (int u = 0; u < kPairs; ++u) {
-                if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u);
+                if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u, prefetch.once());
                 step(bases, x_stride, w + static_cast<size_t>(k + u) * kStride, k + u);
             }
         }
