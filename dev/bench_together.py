@@ -66,9 +66,10 @@ class Run:
             self.running -= event.finish_reason is not None
 
 
-def load(model: str) -> dict[str, LoadedEngine]:
+def load(model: str, dtype: str) -> dict[str, LoadedEngine]:
     """All engines on one target, every part of whose cache was written once, so that its memory is mapped."""
-    base = {"model": model, "prefix_cache": False, "max_context": 2048, "cache_tokens": _PART * len(ENGINES)}
+    base = {"model": model, "dtype": dtype, "prefix_cache": False, "max_context": 2048}
+    base["cache_tokens"] = _PART * len(ENGINES)
     engines: dict[str, LoadedEngine] = {}
     for name, options in ENGINES.items():
         first = engines["off"].target if engines else None
@@ -129,12 +130,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="a rotation  [default: 4 and twice the concurrency]")
     parser.add_argument("--rotations", type=int, default=len(ENGINES))
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="auto", help="as of wager run  [default: auto]")
     args = parser.parse_args()
     prompts = spread([each for each in read_prompts(args.prompts) if len(each.text) < LONGEST], 240)
     random.Random(1).shuffle(prompts)
     print("requests  " + "  ".join(f"{name:>8}" for name in ENGINES) + "  adaptive / best fixed  wrong / off")
     for concurrency in map(int, args.concurrency.split(",")):
-        engines = load(args.model)
+        engines = load(args.model, args.dtype)
         requests = to_requests(
             prompts,
             engines["off"].tokenizer,
