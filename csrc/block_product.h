@@ -4,6 +4,7 @@
 #pragma once
 
 #include "prefetch.h"
+#include "tile.h"
 #include "weight_layout.h"
 
 namespace wager::WAGER_NS {
@@ -61,14 +62,8 @@ struct BlockTile {
     static constexpr BlockLayout kLayout = Block::kLayout;
 
     Sums sums[M][kBlockCols];  // of a block
-    F acc[M][kBlockCols];
+    Tile<M, kBlockCols> total;
 
-    WAGER_INLINE void clear() {
-#pragma GCC unroll 16
-        for (int i = 0; i < M; ++i)
-#pragma GCC unroll 2
-            for (int j = 0; j < kBlockCols; ++j) acc[i][j] = zero();
-    }
     template <class Rows>
     WAGER_INLINE void begin(int half, const Rows& x) {
         constexpr bool kStarts = kLayout.bits == 8 ? kByteOffset != 0 : kLayout.offset != 0;
@@ -107,8 +102,9 @@ struct BlockTile {
             const F scale = block.scale(column + j, half), minimum = kMinimum ? block.minimum(column + j) : zero();
 #pragma GCC unroll 16
             for (int i = 0; i < M; ++i) {
-                acc[i][j] = fma(to_float(sums[i][j]), mul(scale, splat(x(i).scale)), acc[i][j]);
-                if (kMinimum) acc[i][j] = fma(minimum, splat(x(i).scaled_sum), acc[i][j]);
+                F& acc = total.acc[i][j];
+                acc = fma(to_float(sums[i][j]), mul(scale, splat(x(i).scale)), acc);
+                if (kMinimum) acc = fma(minimum, splat(x(i).scaled_sum), acc);
             }
         }
     }
@@ -126,12 +122,6 @@ struct BlockTile {
         add_pair<3>(block, column, x, ahead, once);
         end<kLayout.halves - 1>(block, column, x);
     }
-    WAGER_INLINE void write(float* out) const {
-#pragma GCC unroll 16
-        for (int i = 0; i < M; ++i)
-#pragma GCC unroll 2
-            for (int j = 0; j < kBlockCols; ++j) store(out + i * kPanel + 16 * j, acc[i][j]);
-    }
 };
 
 // Fills out[M, 32] with M rows of activation blocks, `stride` bytes apart, times one panel.
@@ -142,7 +132,7 @@ __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, i
     for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * stride;
     for (int column = 0; column < kColumns; column += kBlockCols) {
         BlockTile<format, M> tile;
-        tile.clear();
+        tile.total.clear();
         Turns turns(prefetch);
         for (int index = 0; index < k / kBlockInputs; ++index) {
             const WeightBlock<format> block(panel, index);
@@ -152,7 +142,7 @@ __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, i
             tile.step(block, column, rows, column == 0 && turns.due(index) ? prefetch.ahead(block.block) : nullptr,
                       prefetch.once());
         }
-        tile.write(out + 16 * column);
+        tile.total.write(out + 16 * column, kPanel);
     }
 }
 

@@ -1,6 +1,6 @@
-// The one product kernel: rows of bf16 activations against bf16 weights whose outputs lie across lanes. Linear layers,
-// query-key scores and probability-value sums all use it. Every output has a single accumulator that takes its pairs in
-// order, whatever the number of rows or columns beside it: this makes a row's results independent of the others.
+// Accumulators of a product, and that of bf16 activations with bf16 weights whose outputs lie across lanes. Every output has a
+// single accumulator that takes its pairs in order, whatever the number of rows or columns beside it: this makes a row's
+// results independent of the others.
 #pragma once
 
 #include <cstddef>
@@ -22,12 +22,6 @@ struct Tile {
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) acc[i][j] = zero();
     }
-    WAGER_INLINE void read(const float* p, size_t stride) {
-#pragma GCC unroll 16
-        for (int i = 0; i < M; ++i)
-#pragma GCC unroll 4
-            for (int j = 0; j < N; ++j) acc[i][j] = load(p + i * stride + 16 * j);
-    }
     WAGER_INLINE void write(float* p, size_t stride) const {
 #pragma GCC unroll 16
         for (int i = 0; i < M; ++i)
@@ -46,13 +40,8 @@ struct Tile {
             for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], value, weights[j]);
         }
     }
-    // x [M rows, x_stride] of 2 * pairs values; w [pairs, w_stride].
-    WAGER_INLINE void run(const uint16_t* x, size_t x_stride, const uint16_t* w, size_t w_stride, int pairs) {
-        const uint16_t* bases[(M + 2) / 3];
-        for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * x_stride;
-        for (int k = 0; k < pairs; ++k) step(bases, x_stride, w + k * w_stride, k);
-    }
-    // The same over a panel of 32 outputs, prefetching if `first`: the first of the tiles that read these inputs.
+    // x [M rows, x_stride] of 2 * pairs values times a panel of 32 outputs, prefetching if `first`: the first of the tiles
+    // that read these inputs.
     WAGER_INLINE void run_panel(const uint16_t* x, size_t x_stride, const uint16_t* w, int pairs, const Prefetch& prefetch,
                                 bool first) {
         constexpr int kPairs = kPieceInputs / 2, kStride = 2 * kPanel;

@@ -17,7 +17,7 @@ from wager.kernels.base import Inputs
 from wager.kernels.blocks import Matrix
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.cpu_tape import CpuTape
-from wager.kernels.packed import Packed, PackedExperts, PackedHeads, pack, pack_experts, pack_gated, pack_heads
+from wager.kernels.packed import PANEL, Packed, PackedExperts, PackedHeads, pack, pack_experts, pack_gated, pack_heads
 from wager.kernels.packed_parts import LAYOUT_VERSION, assemble, dismantle
 from wager.types import GREEDY_TEMPERATURE, KVDtype
 
@@ -69,7 +69,7 @@ class CpuKernels:
         return assemble(parts)
 
     def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
-        return -(-n // 32) * int(_native.panel_bytes(format_name or "bf16", k))
+        return -(-n // PANEL) * int(_native.panel_bytes(format_name or "bf16", k))
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> CpuLatents:
         return CpuLatents(self.pool, layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
