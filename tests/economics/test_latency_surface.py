@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import timeit
 
 import pytest
 
@@ -174,12 +173,6 @@ def test_invalid_curves_are_refused() -> None:
         fit_surface([StepPoint(1, 1, 0, 1.0)])
     with pytest.raises(UsageError, match="are not valid"):
         DraftCurve([1, 2], [0.0], [0.0, 0.0])
-
-
-def test_evaluating_and_learning_take_microseconds() -> None:
-    surface, step = kernel(per_pair=1e-9), record(8, 4, 1000, seconds=7e-3)
-    assert min(timeit.repeat(lambda: surface.seconds(9, 4, 4000), number=1000, repeat=5)) < 1000 * 10e-6
-    assert min(timeit.repeat(lambda: surface.observe(step), number=1000, repeat=5)) < 1000 * 40e-6
 
 
 # ---- drafting -----------------------------------------------------------------------------------------------------
