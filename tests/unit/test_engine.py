@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from wager.draft.base import Drafter
+from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
+from wager.draft.stages import InnerDrafter
 from wager.economics.policy.fixed import FixedDepth
 from wager.engine.proposer import Proposer
 from wager.errors import RequestError, UsageError
@@ -62,7 +65,25 @@ DRAFTERS = {
     "silent": lambda: DecliningDrafter(),
     "twins": lambda: DuplicateSiblingsDrafter(),
     "dying": lambda: FailingDrafter(calls=20),
+    "model": lambda: _model(),
+    "model-tree": lambda: _model(trees=True),
+    "staged": lambda: _model(inner=InnerDrafter(NgramDrafter(), vocab=LAW.vocab)),
+    "staged-dying": lambda: _model(inner=InnerDrafter(FailingDrafter(calls=20), vocab=LAW.vocab)),
+    "staged-twice": lambda: _model(
+        inner=InnerDrafter(_model(inner=InnerDrafter(NgramDrafter(), vocab=LAW.vocab)), vocab=LAW.vocab)
+    ),
+    "merged": lambda: MergedDrafter([NgramDrafter(), _model()], vocab=LAW.vocab),
+    "merged-odd": lambda: MergedDrafter(
+        [FailingDrafter(calls=20), _model(trees=True), OutsideVocabularyDrafter(LAW.vocab), OverlongDrafter()],
+        vocab=LAW.vocab,
+    ),
 }
+NEAR = replace(LAW, drift=0.3, salt=4)
+
+
+def _model(**options: Any) -> DraftModel:
+    return DraftModel(ToyTarget(NEAR, num_blocks=60, max_rows=40), **options)
+
 
 SETTINGS = {
     "roomy": {"num_blocks": 256, "max_rows": 128},
