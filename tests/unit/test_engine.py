@@ -279,7 +279,7 @@ class FragileLaw(ToyDistribution):
         return z
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_row_that_fails_beyond_the_end_of_a_text_hurts_nobody(rule: VerifyRule, temperature: float) -> None:
     law = FragileLaw(vocab=48, order=1, sharpness=4.0)
@@ -315,7 +315,7 @@ def test_a_failed_request_leaves_the_pages_of_its_twin_alone() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 def test_every_rule_verifies_what_a_draft_model_guesses(rule: VerifyRule, temperature: float) -> None:
     twin = ToyTarget(LAW, num_blocks=64)
     engine = toy_engine(LAW, drafter=DraftModel(twin), depth=4, rule=rule)
@@ -364,7 +364,7 @@ def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], g
         assert sorted(chunks)[len(chunks) // 2] >= 56
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 def test_a_full_step_cuts_guesses_and_changes_nothing(rule: VerifyRule) -> None:
     """Draws have to fit before they are drawn, or what is kept would tell what was drawn."""
     policy = Watched(6)
