@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from decoder_engines import answers, decoder_on, engine_on, requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import Rows, batch, chain
 from tiny_models import SIZES, TOKENS, oracle, save, spec
 
 from closeness import assert_close
+from wager.draft.base import ComputedRows
+from wager.draft.history import ReferenceOracle
+from wager.draft.random_tree import RandomTreeDrafter
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels
+from wager.kernels.base import Kernels, TargetOutput
 from wager.kernels.reference import ReferenceKernels
 from wager.models.random_weights import random_weights
 from wager.models.transformer import Decoder
-from wager.models.weights import Weights, open_weights
+from wager.models.weights import open_weights
+from wager.types import SamplingParams
 
 LAYERS = int(SIZES["num_hidden_layers"])
-
-
-def build(weights: Weights, kernels: Kernels) -> Decoder:
-    return Decoder(weights, kernels, num_blocks=24, max_rows=48, max_sequences=6, max_blocks=6)
 
 
 def native() -> Kernels:
@@ -44,7 +46,7 @@ def taken(decoder: Decoder, spans: list[Rows]) -> tuple[dict[int, Array], Array]
 
 def test_they_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
     model = oracle("LlamaForCausalLM")
-    decoder = build(open_weights(save(model, tmp_path)), ReferenceKernels("float32"))
+    decoder = decoder_on(open_weights(save(model, tmp_path)), ReferenceKernels("float32"))
     decoder.tap(range(LAYERS))
     taps, last = taken(decoder, [chain(0, TOKENS[:40], [3, 9, 1])])
     unnormed: list[Array] = []
@@ -60,7 +62,7 @@ def test_they_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
 @pytest.fixture(scope="module", params=["reference", "native"])
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     kernels = ReferenceKernels() if request.param == "reference" else native()
-    made = build(random_weights(spec(), 1), kernels)
+    made = decoder_on(random_weights(spec(), 1), kernels)
     made.tap([1])
     return made
 
@@ -110,3 +112,51 @@ def test_only_what_is_tapped_is_given_and_nothing_else_changes(decoder: Decoder)
         assert sorted(decoder.forward(batch(span, [9])).taps) == [0, 1]
     finally:
         decoder.tap([1])
+
+
+class _Reader(RandomTreeDrafter):
+    """Drafts random trees and keeps the states of every position that it is shown."""
+
+    taps = (0, 1)
+
+    def __init__(self, oracle: ReferenceOracle) -> None:
+        super().__init__(83, oracle=oracle)
+        self.states: dict[tuple[str, int], tuple[Array, ...]] = {}
+        self.last: dict[tuple[str, int], Array] = {}
+        self.repeated = 0
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        for rows in computed:
+            for position, row in enumerate(rows.rows, rows.start):
+                states = tuple(output.taps[layer][row].copy() for layer in self.taps)
+                before = self.states.setdefault((rows.seq_id, position), states)
+                self.repeated += before is not states
+                assert all(np.array_equal(a, b) for a, b in zip(before, states, strict=True))
+            if rows.logits_row >= 0:
+                assert output.last_hidden is not None
+                last = rows.start + len(rows.rows) - 1
+                self.last[rows.seq_id, last] = output.last_hidden[rows.logits_row].copy()
+
+
+@pytest.mark.parametrize(("preempt_every", "max_rows"), [(0, 48), (5, 13)])
+def test_drafters_are_shown_the_states_of_what_became_known(preempt_every: int, max_rows: int) -> None:
+    decoder, params = decoder_on(random_weights(spec(), 1), native()), SamplingParams(max_tokens=30)
+    prompts = [TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9]]
+    asked = requests(prompts, params)
+    plain = answers(engine_on(decoder), asked)
+    texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
+    reader = _Reader(ReferenceOracle(texts))
+    engine = engine_on(decoder, reader, depth=6, max_rows=max_rows)
+    assert answers(engine, asked, preempt_every=preempt_every) == plain
+    assert (reader.repeated > 0) == (preempt_every > 0)
+    decoder.tap((0, 1))
+    for name, text in texts.items():
+        taps, last = taken(decoder, [chain(0, text[:40], [0, 1, 2])])
+        for (seq_id, position), states in reader.last.items():
+            assert seq_id != name or position >= 40 or np.array_equal(states, last[position])
+        shown = sorted(position for seq_id, position in reader.states if seq_id == name and 0 <= position < 40)
+        # what the prefix cache had is not computed again
+        assert shown == list(range(shown[0], min(40, len(text) - 1))) and shown[0] in (0, 16)
+        for position in shown:
+            states = reader.states[name, position]
+            assert all(np.array_equal(got, taps[layer][position]) for layer, got in enumerate(states))
