@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 from wager.errors import UsageError
 
@@ -113,7 +113,7 @@ def _programme(rates: tuple[float, ...], nodes: int, depth: int) -> Callable[[in
         value.append(after)
         sizes.append(chosen[::-1])
 
-    @lru_cache(maxsize=None)
+    @cache
     def plan(n: int, levels: int) -> tuple[int, ...]:
         given: list[int] = []
         for size in sizes[levels] if levels else []:
@@ -164,6 +164,4 @@ class RankRates:
     @property
     def rates(self) -> tuple[float, ...]:
         """Probability of each rank, rounded to 1/128, so that a template is computed anew only when they changed."""
-        return tuple(
-            round(128 * right / trials) / 128 for right, trials in zip(self._right, self._trials, strict=True)
-        )
+        return tuple(round(128 * right / trials) / 128 for right, trials in zip(self._right, self._trials, strict=True))
