@@ -71,14 +71,16 @@ class Adaptive(Policy):
         self._sequences: dict[str, SequencePolicyState] = {}
         self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
         self._ids: list[str] | None = None  # the same, until one of them ends
-        self._step = PolicyStep()
-        self._verified_steps: list[PolicyStep] = []  # steps whose verdicts, and whose records, are not learned from yet
-        self._records: list[tuple[PolicyStep, StepRecord]] = []
-        self._steps = self._skip = self._counted = 0
+        self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
+        self._taken: list[PolicyStep] = []  # steps that are not learned from yet
+        self._steps = 0
+        self._counted = self._verdicts = 0  # of the steps taken: how many were counted, and whose verdicts were learned
+        self._interval = 1  # steps after which the policy learns, and looks at its plan again
+        self._repeats_until = 0  # the step until which the same sequences repeat the plan
+        self._next_aging = AGING_INTERVAL
         self._next_draft_seconds = float(UPDATE_INTERVAL)  # the step from which they are learned again
         self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
         self._verified = 0  # draft tokens in the last step that was taken as planned
-        self._batch: tuple[int, str] = (0, "")  # sequences in the last step, and the last of them
 
     def begin(self, sequence: str, *, weight: float) -> None:
         if weight != 1.0:
@@ -89,58 +91,77 @@ class Adaptive(Policy):
         state = self._sequences.get(sequence)
         if state is not None:
             self._learn_verdicts()
-            self._step.ended[sequence] = self._sequences.pop(sequence)
+            self._step.ended = {**self._step.ended, sequence: self._sequences.pop(sequence)}
             self._decoding.pop(sequence, None)
             self._ids = None
             self._planner.end_sequence(sequence)
             self._learning.end_sequence(state)
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
-        self._latency.tick()
-        self._steps += 1
-        if self._steps % AGING_INTERVAL == 0:
+        """Most steps of sequences that go on repeat the plan. These few lines are all that is done in them: after a
+        pass the processor's caches hold weights, and every function more takes microseconds."""
+        self._steps = now = self._steps + 1
+        ids = self._ids
+        if now < self._repeats_until and ids is not None and len(spans) == len(ids):
+            planned = self._planned
+            deepest = self._planner.deepest if planned.repeated_plan else 0
+            for span, seq_id in zip(spans, ids, strict=True):
+                if span.seq_id != seq_id or span.max_draft_tokens < deepest or not span.needs_logits:
+                    break
+            else:
+                self._step = step = planned.repeat(now, spans)
+                return step.plan
+        return self._plan(spans, budget)
+
+    def _plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        """Plan anew, as far as it is time to."""
+        now, last = self._steps, self._planned
+        self._latency.tick(now - last.number)
+        if now >= self._next_aging:
+            self._next_aging += AGING_INTERVAL
             for model in self.acceptance.values():
                 model.age()
-        step = self._step = PolicyStep(
-            self._steps,
+        step = self._step = self._planned = PolicyStep(
+            now,
             spans,
-            self._step.load,
+            load=self._step.load,
             states=self._sequences,
             drafter_index=self._drafter_index,
             draws_tokens=self._exact,
         )
-        step.skipped = self._skips_planning(spans)
-        if step.skipped:
-            return {}
+        self._repeats_until = 0
         self._meet(step)
         if not step.spans or not self._drafters:
             return {}
-        if self._planner.due(step.decoding, now=self._steps) and step.candidates:
+        if self._planner.due(step.decoding, now=now) and step.candidates:
             self._learn_steps()
             self._learning.learn()
             self._note_drafted(step)
             self._planner.plan(step, self._weights)
             step.planned = True
             self._judge.judge_next()
-        may_measure = self._steps >= self._next_measuring
-        if may_measure:
-            self._next_measuring = self._steps + UPDATE_INTERVAL
+        if (may_measure := now >= self._next_measuring):
+            self._next_measuring = now + UPDATE_INTERVAL
             step.measures_plain = self._rows.takes_plain_step(step, speculates=self._planner.speculates)
         if not step.measures_plain:
             self._request_planned(step)
+            self._plan_repeats(step)
             if not (may_measure and self._measure_rows(step)):
-                for state, drafter in self._exploration.explore(step, steps=self._skip + 1):
+                for state, drafter in self._exploration.explore(step, steps=max(1, self._repeats_until - now)):
                     self._note_request(state, drafter)
         if self._exact:
             step.fit(budget)
         return step.plan
 
-    def _skips_planning(self, spans: Sequence[Span]) -> bool:
-        """Planning is skipped while the last plan was empty and the batch is unchanged; new sequences come last."""
-        batch = len(spans), spans[-1].seq_id if spans else ""
-        self._skip = self._skip - 1 if batch == self._batch else 0
-        self._batch = batch
-        return self._skip > 0
+    def _plan_repeats(self, step: PolicyStep) -> None:
+        """Until which step this one's plan is repeated, and when the policy learns from what was taken until then."""
+        now, early = self._steps, self._steps < EARLY_STEPS or self._weights.learns
+        self._interval = 1 if early or step.sequences > LARGE_BATCH else round(UPDATE_INTERVAL * self._own.pace)
+        step.repeated_plan = step.plan
+        if not step.plan and not early:
+            self._repeats_until = now + max(UPDATE_INTERVAL, self._interval - len(self._taken))
+        elif not self._exact:
+            self._repeats_until = min(now + self._interval - len(self._taken), self._planner.next_plan)
 
     def _meet(self, step: PolicyStep) -> None:
         """Which sequences decode; those that were not known before are started."""
@@ -148,7 +169,7 @@ class Adaptive(Policy):
         step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
         step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
         new = 0 if ids == self._ids else self._meet_new(step, ids)
-        step.load = self._loads.load(spans, step.spans, new=new, states=self._sequences)
+        step.load = self._loads.load(step, new=new)
 
     def _meet_new(self, step: PolicyStep, ids: list[str]) -> int:
         """Start those that were not known before; how many did not decode in the last step."""
@@ -195,7 +216,6 @@ class Adaptive(Policy):
                 del step.plan[span.seq_id]
             elif decision is not None and decision.depth > span.max_draft_tokens:
                 step.plan[span.seq_id] = replace(decision, depth=span.max_draft_tokens)
-        self._skip = 0 if step.plan or self._steps < EARLY_STEPS else UPDATE_INTERVAL
 
     def _measure_rows(self, step: PolicyStep) -> bool:
         """Replace what is planned by a step that shows what rows cost, if that is worth it; returns whether it is."""
@@ -221,14 +241,16 @@ class Adaptive(Policy):
         return step.admitted
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        self._step.verdicts = list(verdicts)
-        self._verified_steps.append(self._step)
+        step = self._step
+        step.verdicts = verdicts if isinstance(verdicts, list) else list(verdicts)
+        self._taken.append(step)
 
     def observe(self, record: StepRecord) -> None:
-        step = self._step
-        self._records.append((step, record))
-        early = self._steps < EARLY_STEPS or self._weights.learns
-        if early or len(self._records) >= UPDATE_INTERVAL or step.sequences > LARGE_BATCH or step.measures:
+        step, taken = self._step, self._taken
+        step.record = record
+        if not taken or taken[-1] is not step:
+            taken.append(step)
+        if len(taken) >= self._interval or step.measures_plain or step.measures_rows:
             self._learn_steps()
 
     def _learn_steps(self) -> None:
@@ -236,18 +258,21 @@ class Adaptive(Policy):
         the processor."""
         self._count_steps()
         self._learn_verdicts()
-        for step, record in self._records:
-            self._learn_record(step, record)
-        self._records.clear()
-        self._counted = 0
+        for step in self._taken:
+            if step.record is not None:
+                self._learn_record(step, step.record)
+        self._taken.clear()
+        self._counted = self._verdicts = 0
+        self._repeats_until = min(self._repeats_until, self._planner.next_plan)
 
     def _count_steps(self) -> None:
         """Take them in for `explain`, which changes nothing that is decided."""
-        self._observed.add(self._records[self._counted :] if self._counted else self._records)
-        self._counted = len(self._records)
+        self._observed.add([(step, step.record) for step in self._taken[self._counted :] if step.record is not None])
+        self._counted = len(self._taken)
 
     def _learn_verdicts(self) -> None:
-        for step in self._verified_steps:
+        steps, self._verdicts = self._taken[self._verdicts :], len(self._taken)
+        for step in steps:
             if self._weights.learns:
                 for verdict in step.verdicts:
                     if verdict.seq_id in self._sequences:
@@ -258,7 +283,6 @@ class Adaptive(Policy):
                 if any(draft.tokens[:1] == tokens.get(seq_id) for seq_id, draft in drafted):
                     self._planner.plan_soon()
             self._learning.add_verdicts(step)
-        self._verified_steps.clear()
 
     def _learn_record(self, step: PolicyStep, record: StepRecord) -> None:
         seconds = sum(record.seconds.values())

@@ -30,6 +30,7 @@ class DraftExploration:
             return []
         if len(self._drafters) == 1 and (len(step.plan) == step.decoding or len(step.plan) == step.num_candidates):
             return []
+        step.plan = step.plan.copy()  # later steps repeat it without exploration
         for _ in range(steps):
             if self._budget.affords_draft(seconds):
                 requested = [(self._request(step, index), index) for index in range(len(self._drafters))]
@@ -57,5 +58,5 @@ class DraftExploration:
             return None
         step.catches_up |= catch_up > 0
         step.plan[state.seq_id] = DraftDecision(depth, name)
-        step.explored.add(state.seq_id)
+        step.explored |= {state.seq_id}
         return state
