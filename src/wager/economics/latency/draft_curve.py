@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wager.economics.latency.kalman import KalmanFilter
+from wager.economics.latency.kalman import KalmanFilter, covariance
 from wager.economics.latency.knots import ascends, locate
 from wager.errors import UsageError
 
@@ -56,8 +56,8 @@ class DraftCurve:
         self._fitted = [float(value) for value in per_call], [float(value) for value in per_token]
         self.per_call, self.per_token = (list(values) for values in self._fitted)
         # The filter follows the logs of what a call and a token cost, and of both at each number of requests.
-        initial = [_PRICE_SD, _PRICE_SD, *[_KNOT_SD] * len(self.requests)]
-        self._filter = KalmanFilter([uncertainty * sd for sd in initial], noise_sd=_NOISE_SD)
+        changes = [_PRICE_SD, _PRICE_SD, *[_KNOT_SD] * len(self.requests)]
+        self._filter = KalmanFilter(covariance(changes), noise_sd=_NOISE_SD, uncertainty=uncertainty)
 
     @classmethod
     def unmeasured(cls) -> DraftCurve:
