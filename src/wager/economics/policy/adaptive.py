@@ -140,7 +140,7 @@ class Adaptive(Policy):
             self._planner.plan(step, self._weights)
             step.planned = True
             self._judge.judge_next()
-        if (may_measure := now >= self._next_measuring):
+        if may_measure := now >= self._next_measuring:
             self._next_measuring = now + UPDATE_INTERVAL
             step.measures_plain = self._rows.takes_plain_step(step, speculates=self._planner.speculates)
         if not step.measures_plain:
