@@ -90,6 +90,8 @@ class LatencyCache:
     def ragged_draft_seconds(self, drafter: str, depths: Sequence[int]) -> float:
         """Drafting to `depths`, one per sequence: each pass of the drafter is for the sequences that go that deep."""
         total, done, left = 0.0, 0, len(depths)
+        if left and min(depths) == max(depths):
+            return self.draft_seconds(drafter, left, depths[0])
         for depth, count in sorted(Counter(depths).items()):
             if depth > done:
                 total += self.draft_seconds(drafter, left, depth) - self.draft_seconds(drafter, left, done)

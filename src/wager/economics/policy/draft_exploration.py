@@ -18,9 +18,9 @@ class DraftExploration:
     def __init__(self, drafters: Sequence[DrafterProfile], latency: LatencyCache, *, share: float) -> None:
         self._drafters, self._latency, self._budget = drafters, latency, ExplorationBudget(share)
 
-    def earn(self, step_seconds: float) -> None:
-        """A step took that long."""
-        self._budget.earn(step_seconds)
+    def earn(self, seconds: float, *, steps: int) -> None:
+        """So many steps took that long together."""
+        self._budget.earn(seconds, steps=steps)
 
     def explore(self, step: PolicyStep, *, steps: int) -> list[tuple[SequencePolicyState, int]]:
         """Add them to the plan, as the budget allows, those of the next `steps` steps together; for which sequences,

@@ -17,6 +17,7 @@ from wager.economics.acceptance import BIN_BORDERS, HIGHEST_RATE, LARGE_BATCH, F
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.admission import keep_nodes, select, select_prefixes
 from wager.economics.policy.base import SMOOTHING, UPDATE_INTERVAL
+from wager.economics.policy.draft_seconds import DraftSeconds
 from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights
 from wager.economics.policy.own_seconds import OwnSeconds
@@ -50,15 +51,16 @@ class DraftJudge:
         latency: LatencyCache,
         weights: ObjectiveWeights,
         *,
+        drafting: DraftSeconds,
         goodput: GoodputEstimator,
         own: OwnSeconds,
     ) -> None:
         self._drafters, self._latency, self._weights, self._goodput = drafters, latency, weights, goodput
-        self._own = own
-        self._interval = self._skipped = self._judged = 0
-        self._next_record = UPDATE_INTERVAL  # the step from which the goodput is recorded again
+        self._drafting, self._own = drafting, own
+        self._interval = self._skipped = self._judged = self._recorded = 0
+        self._record_interval = UPDATE_INTERVAL  # steps between those whose goodput is recorded
         self._native = native_judge()
-        # of the last step with scores and equal weights, where there is one drafter: its load, and what judging it needs
+        # of the last step with scores and equal weights, of one drafter: its load, and what judging it needs
         self._scored_load: StepLoad | None = None
         self._curve: Sequence[float] = ()
         self._corrections = [profile.acceptance.bins.odds for profile in drafters[:1]]
@@ -70,7 +72,7 @@ class DraftJudge:
 
     def admit(self, step: PolicyStep, budget: int, *, now: int, deepest: int) -> Mapping[str, Draft]:
         """What is verified in step number `now`, whose drafts have at most `deepest` tokens each, in `budget` rows."""
-        drafts, records = step.drafted, now >= self._next_record
+        drafts, records = step.drafted, now >= self._recorded + self._record_interval
         if not step.spans or not (drafts or records):
             return {}
         if drafts and not (step.draws_tokens or step.explored):
@@ -95,14 +97,9 @@ class DraftJudge:
         if rest and not unjudged:
             self._schedule(step.load, judged.benefit)
         if records:
-            self._next_record = now + UPDATE_INTERVAL
-            self._record_goodput(step, judged, unjudged)
+            self._record_goodput(step, judged, unjudged, steps=min(now - self._recorded, self._record_interval))
+            self._recorded, self._record_interval = now, round(UPDATE_INTERVAL * self._own.pace)
         return {**unjudged, **judged.admitted} if unjudged else judged.admitted
-
-    def draft_seconds(self, step: PolicyStep) -> float:
-        """What the step's drafting is expected to take."""
-        ragged, drafters = self._latency.ragged_draft_seconds, self._drafters
-        return sum([ragged(drafters[index].name, depths) for index, depths in step.passes().items()])
 
     def _schedule(self, load: StepLoad, benefit: float) -> None:
         """A step was judged, which gained `benefit`, in weighted tokens: whether the next ones are judged."""
@@ -124,8 +121,10 @@ class DraftJudge:
                 unjudged[seq_id] = draft
         return unjudged
 
-    def _record_goodput(self, step: PolicyStep, judged: JudgedDrafts, unjudged: Mapping[str, Draft]) -> None:
-        """Update the goodput and the cost of a row with what is expected of the step."""
+    def _record_goodput(
+        self, step: PolicyStep, judged: JudgedDrafts, unjudged: Mapping[str, Draft], *, steps: int
+    ) -> None:
+        """Update the goodput and the cost of a row with what is expected of the step, one of the last `steps`."""
         gain, rows = judged.gain, judged.rows + sum([len(draft) for draft in unjudged.values()])
         for seq_id, draft in unjudged.items():
             state = step.states[seq_id]
@@ -134,10 +133,12 @@ class DraftJudge:
                 survival = float(forecasts[drafter][state.plan.row, : len(draft)].sum())
                 gain += self._weights.weight(state.weight) * survival
         load, decoding = step.load, step.decoding
-        seconds = load.plain_seconds + judged.extra[rows] + self.draft_seconds(step)
+        seconds = load.plain_seconds + judged.extra[rows] + self._drafting.expected(step.passes())
         plain = load.weight / load.plain_seconds * seconds
-        self._goodput.record(decoding, expected=load.weight + gain, plain=plain)
-        self._goodput.record_row_cost(decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=load.goodput)
+        self._goodput.record(decoding, expected=load.weight + gain, plain=plain, steps=steps)
+        self._goodput.record_row_cost(
+            decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=load.goodput, steps=steps
+        )
 
     def _judge(self, step: PolicyStep, drafts: Mapping[str, Draft], *, limit: int, unjudged_rows: int) -> JudgedDrafts:
         """The most profitable tokens of `drafts`, at most `limit`, beside `unjudged_rows` that are verified in any
@@ -172,7 +173,8 @@ class DraftJudge:
             profile.acceptance.has_scores = True
         if alone and weights is None and not first:
             self._scored_load, self._curve = step.load, extra
-        return JudgedDrafts(*judged, extra=extra)
+        admitted, rows, gain, cut, benefit = judged
+        return JudgedDrafts(admitted, rows, gain, cut, benefit, extra)
 
     def _by_drafter(self, step: PolicyStep, drafts: Mapping[str, Draft]) -> dict[int, list[Draft]]:
         if len(self._drafters) == 1:
@@ -255,8 +257,8 @@ class DraftJudge:
 
 
 def native_judge() -> Any:
-    """What judges drafts with scores in C++ (csrc/judging.h), as `select` with AcceptanceModel.survival; None without the
-    native kernels."""
+    """What judges drafts with scores in C++ (csrc/judging.h), as `select` with AcceptanceModel.survival; None where the
+    native kernels are not there."""
     try:
         from wager.kernels import _native
     except ImportError:

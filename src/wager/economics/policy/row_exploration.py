@@ -65,10 +65,10 @@ class RowExploration:
         self._asked: dict[int, int] = {}  # when it was last asked whether to explore, by batch size
         self._intervals: dict[int, int] = {}  # how many steps there must be between
 
-    def earn(self, step_seconds: float) -> None:
-        """A step took that long."""
-        self._now += 1
-        self._budget.earn(step_seconds)
+    def earn(self, seconds: float, *, steps: int) -> None:
+        """So many steps took that long together."""
+        self._now += steps
+        self._budget.earn(seconds, steps=steps)
 
     def takes_plain_step(self, step: PolicyStep, *, speculates: bool) -> bool:
         """Whether to take this step without drafts, to measure its latency where every step `speculates`; to be asked

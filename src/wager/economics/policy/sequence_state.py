@@ -224,6 +224,8 @@ class PolicyStep:
         many as were asked for."""
         passes: dict[int, list[int]] = {}
         drafted, index = self.drafted, self.drafter_index
+        if not self.plan:
+            return passes
         decisions = list(self.plan.values())
         if drafted and decisions.count(decisions[0]) == len(decisions) and decisions[0].min_survival:
             sizes = [len(draft.tokens) for draft in drafted.values()]
