@@ -148,8 +148,9 @@ void bind_tape(nb::module_& m) {
                                    at<const float>(k_norm), eps, cache, layer, heads, positions, at<uint16_t>(q)});
         })
         .def("attention", [](Tape& t, Address q, const CacheView& cache, int layer, int heads, int window, float scale,
-                             Address out) {
-            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, scale, at<uint16_t>(out), nullptr});
+                             Address out, bool logits) {
+            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, scale, at<uint16_t>(out),
+                                      row_set(logits), nullptr});
         })
         .def("select", [](Tape& t, Address x, Address out, int n) {
             t.record(wager::Select{at<const float>(x), at<float>(out), n});

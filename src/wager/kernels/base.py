@@ -145,8 +145,8 @@ class Tape(Protocol):
         """out f32 [*, N] = x W^T (+ bias), or out += when `add`; x act [*, K]; weight from `Kernels.pack`. out may be
         columns of a wider buffer. Where weights are quantised, so is x; see kernels/reference_quantised.py."""
 
-    def gated(self, x: Array, weight: Any, out: Array) -> None:
-        """out act [R, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
+    def gated(self, x: Array, weight: Any, out: Array, *, of: RowSet = "rows") -> None:
+        """out act [*, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
 
     def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
         """Select each row's top experts and their shares, by arch.feed_forward.Experts; x act [R, hidden].
@@ -183,27 +183,29 @@ class Tape(Protocol):
         [positions, rope] and the rotation as in `rotary`."""
 
     def rotary(
-        self,
-        qkv: Array,
-        table: Array,
-        norms: tuple[Array, Array, float] | None,
-        cache: KVCache,
-        layer: int,
-        q: Array,
+        self, qkv: Array, table: Array, norms: tuple[Array, Array, float] | None, cache: KVCache, layer: int, q: Array
     ) -> None:
         """Per-head q/k RMS norm (q weight, k weight, eps) if given, rotation, and the write of k, v to the cache.
 
         qkv f32 [R, (heads + 2 kv_heads) * d]; table f32 [positions, d] = cos | sin of each angle, [d/2] each;
-        rotation is half-split (dimension i pairs with i + d/2). q act [R, heads * d].
-        """
+        rotation is half-split (dimension i pairs with i + d/2). q act [R, heads * d]."""
 
     def attention(
-        self, q: Array, cache: KVCache, layer: int, *, window: int | None, out: Array, scale: float | None = None
+        self,
+        q: Array,
+        cache: KVCache,
+        layer: int,
+        *,
+        window: int | None,
+        out: Array,
+        scale: float | None = None,
+        of: RowSet = "rows",
     ) -> None:
-        """out act [R, heads * d]: each row attends to its own path: cached positions below its span's base, then its
-        ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window` w keeps positions > p - w. Keys are taken
-        in path order in tiles of KEY_TILE that begin at absolute positions. Over a latent cache d is rank +
-        rope, a value is the first `rank` of what is its key, and out is [R, heads * rank]."""
+        """out act [*, heads * d] for the rows `of` those in q [R, heads * d]: each attends to its own path: cached
+        positions below its span's base, then its ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window`
+        w keeps positions > p - w. Keys are taken in path order in tiles of KEY_TILE that begin at absolute positions.
+        Over a latent cache d is rank + rope, a value is the first `rank` of what is its key, and out is [*, heads *
+        rank]."""
 
     def select(self, x: Array, out: Array) -> None:
         """out f32 [L, n] = x[inputs.logits_indices]."""

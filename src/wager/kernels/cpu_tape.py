@@ -90,9 +90,9 @@ class CpuTape:
         target = self._columns("out", out, weight.n, of=of)
         self._product(x, weight, target, out.strides[0] // out.itemsize, add=add, of=of)
 
-    def gated(self, x: Array, weight: Packed, out: Array) -> None:
-        target = self._buffer("out", out, BFLOAT16, weight.n)
-        self._product(x, weight, target, weight.n, add=False, of="rows")
+    def gated(self, x: Array, weight: Packed, out: Array, *, of: RowSet = "rows") -> None:
+        target = self._buffer("out", out, BFLOAT16, weight.n, of=of)
+        self._product(x, weight, target, weight.n, add=False, of=of)
 
     def _product(self, x: Array, weight: Packed, target: int, stride: int, *, add: bool, of: RowSet) -> None:
         source = self._buffer("x", x, BFLOAT16, weight.k, of=of)
@@ -199,15 +199,23 @@ class CpuTape:
         self._tape.rotary(source, angles, len(table), *weights, eps, cache.view, layer, self._heads, target)
 
     def attention(
-        self, q: Array, cache: CpuCache, layer: int, *, window: int | None, out: Array, scale: float | None = None
+        self,
+        q: Array,
+        cache: CpuCache,
+        layer: int,
+        *,
+        window: int | None,
+        out: Array,
+        scale: float | None = None,
+        of: RowSet = "rows",
     ) -> None:
         self._check_cache(cache, layer)
         if window is not None and window < 1:
             raise ModelError(f"A sliding window of {window} positions holds no key.")
         source = self._buffer("q", q, BFLOAT16, self._heads * self._head_dim)
         value_dim = cache.rank if isinstance(cache, CpuLatents) else self._head_dim
-        target = self._buffer("out", out, BFLOAT16, self._heads * value_dim)
-        self._tape.attention(source, cache.view, layer, self._heads, window or 0, scale or 0.0, target)
+        target = self._buffer("out", out, BFLOAT16, self._heads * value_dim, of=of)
+        self._tape.attention(source, cache.view, layer, self._heads, window or 0, scale or 0.0, target, of == "logits")
 
     def select(self, x: Array, out: Array) -> None:
         n = x.shape[-1]

@@ -22,6 +22,7 @@ from wager.kernels.noise import argmax_gumbel
 from wager.kernels.reference_quantised import ReferenceQuantised
 from wager.kernels.reference_rows import matrix_vector, rms_norm, rotate, silu, softmax
 from wager.kernels.reference_store import (
+    HeadCache,
     ReferenceCache,
     ReferenceExpert,
     ReferenceInt8Cache,
@@ -63,14 +64,16 @@ class ReferenceTape:
 
         self._ops.append((of, op))
 
-    def gated(self, x: Array, weight: tuple[ReferenceMatrix, ReferenceMatrix], out: Array) -> None:
+    def gated(
+        self, x: Array, weight: tuple[ReferenceMatrix, ReferenceMatrix], out: Array, *, of: RowSet = "rows"
+    ) -> None:
         gate, up = weight
 
         def op(row: int) -> None:
             value = _row(x, row)
             out[row] = silu(gate.product(value)) * up.product(value)
 
-        self._ops.append(("rows", op))
+        self._ops.append((of, op))
 
     def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
         def op(row: int) -> None:
@@ -120,13 +123,7 @@ class ReferenceTape:
         self._ops.append(("rows", op))
 
     def rotary(
-        self,
-        qkv: Array,
-        table: Array,
-        norms: tuple[Array, Array, float] | None,
-        cache: ReferenceCache | ReferenceInt8Cache,
-        layer: int,
-        q: Array,
+        self, qkv: Array, table: Array, norms: tuple[Array, Array, float] | None, cache: HeadCache, layer: int, q: Array
     ) -> None:
         first_key, first_value = self._heads, self._heads + self._kv_heads
 
@@ -145,24 +142,26 @@ class ReferenceTape:
     def attention(
         self,
         q: Array,
-        cache: ReferenceCache | ReferenceInt8Cache | ReferenceLatents,
+        cache: HeadCache | ReferenceLatents,
         layer: int,
         *,
         window: int | None,
         out: Array,
         scale: float | None = None,
+        of: RowSet = "rows",
     ) -> None:
         factor = self._head_dim**-0.5 if scale is None else scale
 
-        def op(row: int) -> None:
+        def op(index: int) -> None:
+            row = index if of == "rows" else int(self.inputs.logits_indices[index])
             path = self._paths[row] if window is None else self._paths[row][-window:]
             keys, values = cache.rows(layer, path)  # [n, kv_heads, d]
             queries = _row(q, row).reshape(self._kv_heads, -1, self._head_dim)
             scores = np.einsum("kgd,nkd->kgn", queries, keys) * np.float32(factor)
             mixed = np.einsum("kgn,nkd->kgd", softmax(scores), values)
-            out[row] = mixed.ravel()
+            out[index] = mixed.ravel()
 
-        self._ops.append(("rows", op))
+        self._ops.append((of, op))
 
     def select(self, x: Array, out: Array) -> None:
         def op(row: int) -> None:
@@ -252,7 +251,7 @@ class ReferenceKernels:
 
     def cache(
         self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
-    ) -> ReferenceCache | ReferenceInt8Cache:
+    ) -> HeadCache:
         shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
         return ReferenceInt8Cache(**shape) if kv_dtype == "q8" else ReferenceCache(**shape, dtype=self.act)
 

@@ -114,6 +114,10 @@ def round_to_int8(x: Array) -> tuple[Array, Array]:
     return whole.astype(np.int8), scale
 
 
+HeadCache = ReferenceCache | ReferenceInt8Cache
+"""Keys and values of every kv head."""
+
+
 class ReferenceLatents:
     """One vector per position, [layers, slots, 1, rank + rope]: the key, and in its first `rank` the value."""
 
