@@ -1,6 +1,6 @@
 """The C++ extension as Python sees it (csrc/bindings.cpp). Addresses are integers, checked by cpu_tape.py."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 class Buffer:
@@ -175,3 +175,22 @@ class NgramTable:
     def accept(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
     def end(self, seq_id: str, /) -> None: ...
     def propose(self, requests: Sequence[Any], /) -> list[Any]: ...
+
+class KalmanFilter:
+    def __init__(self, rules: tuple[float, ...], change: Sequence[float], noise: float, uncertainty: float) -> None: ...
+    def update(self, slopes: Sequence[float], error: float) -> None: ...
+    def deviation(self, slopes: Sequence[float]) -> float: ...
+    def values(self) -> list[float]: ...
+
+class TokenJudge:
+    def __init__(self, draft: type, borders: Sequence[float], highest: float) -> None: ...
+    def judge(
+        self,
+        drafts: Mapping[str, Any],
+        corrections: Sequence[Sequence[float]],
+        weights: Sequence[float] | None,
+        seconds: Sequence[float],
+        first: int,
+        goodput: float,
+        limit: int,
+    ) -> tuple[dict[str, Any], int, float, float | None, float] | None: ...
