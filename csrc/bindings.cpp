@@ -211,4 +211,5 @@ NB_MODULE(_native, m) {
     bind_step(m);
     bind_commit(m);
     bind_ngrams(m);
+    bind_lookup(m);
 }
