@@ -217,4 +217,5 @@ NB_MODULE(_native, m) {
     bind_commit(m);
     bind_ngrams(m);
     bind_policy(m);
+    bind_lookup(m);
 }
