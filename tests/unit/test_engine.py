@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from wager.draft.base import Drafter
+from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
@@ -55,6 +56,7 @@ PARAMS = {
 
 DRAFTERS = {
     "ngram": lambda: NgramDrafter(),
+    "suffix": lambda: LookupDrafter("suffix", LookupSources(4, shared_tokens=200)),
     "oracle": lambda: OracleDrafter(ToyOracle(LAW)),
     "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "blind-adversary": lambda: AdversaryDrafter(LAW.vocab),

@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from wager.build.opened import OpenedModel, open_draft
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter, merge_drafters
+from wager.draft.store_file import StoreFile
+from wager.draft.vocabulary import vocabulary_digest
 from wager.kernels.base import Kernels
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedDrafter:
     """A configured drafter that was checked but not built. `label` is its name in results; `model` is its model, opened
-    but not loaded, if it runs one; `inner` is its own drafter, `parts` are those it joins."""
+    but not loaded, if it runs one; `store` the store that it reads, open; `inner` is its own drafter, `parts` are those
+    it joins."""
 
     label: str
     spec: DrafterSpec
     model: OpenedModel | None = None
+    store: StoreFile | None = None
     inner: OpenedDrafter | None = None
     parts: tuple[OpenedDrafter, ...] = ()
 
@@ -42,14 +47,20 @@ def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDraft
 
 
 def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label: str) -> OpenedDrafter:
-    runs_a_model = not spec.parts and KINDS[spec.name].runs_a_model
+    kind, argument = None if spec.parts else KINDS[spec.name], spec.argument or ""
     return OpenedDrafter(
         label,
         spec,
-        open_draft(config, target, spec.argument or "") if runs_a_model else None,
-        _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
-        tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
+        model=open_draft(config, target, argument) if kind and kind.runs_a_model else None,
+        store=_open_store(Path(argument), target) if kind and kind.argument == "store" else None,
+        inner=_open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
+        parts=tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
     )
+
+
+def _open_store(path: Path, target: OpenedModel) -> StoreFile:
+    tokenizer = target.tokenizer
+    return StoreFile(path.expanduser(), vocab=tokenizer.vocab_size, tokenizer=vocabulary_digest(tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,7 @@ def _build(opened: OpenedDrafter, config: EngineConfig, kernels: Kernels, *, num
         model=model.load(kernels, num_blocks) if model else None,
         kernels=kernels,
         prefix_cache=config.capacity.prefix_cache,
+        store=opened.store,
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
     )

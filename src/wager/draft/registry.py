@@ -16,6 +16,7 @@ from wager.inputs import did_you_mean, shown, whole_number
 
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
+    from wager.draft.store_file import StoreFile
     from wager.kernels.base import Kernels, Target
 
 
@@ -48,14 +49,15 @@ class DrafterSpec:
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
     """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
-    `max_context` and, for a drafter that runs a model, that model, loaded, and the kernels it samples with; `inner` is
-    the drafter's own drafter."""
+    `max_context`; for a drafter that runs a model, that model, loaded, and the kernels it samples with; for one that
+    reads a store, the store, open; `inner` is the drafter's own drafter."""
 
     vocab: int
     max_context: int | None = None
     model: Target | None = None
     kernels: Kernels | None = None
     prefix_cache: bool = True
+    store: StoreFile | None = None
     inner: Drafter | None = None
     max_logits_rows: int | None = None
 
@@ -67,15 +69,15 @@ Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
 class DrafterKind:
     """A name in the registry.
 
-    argument: what may follow the name: "none", "number" (optional) or "path" (required, of the draft model that is
-    loaded for it). placeholder: what the argument is called in help. range: least and largest number. makes_trees:
-    drafts may branch. samples: guesses are draws from a distribution, not certain. takes_inner: it may have a drafter
-    of its own.
+    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
+    loaded for it) or "store" (required, the file of a store). placeholder: what the argument is called in help. range:
+    least and largest number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not
+    certain. takes_inner: it may have a drafter of its own.
     """
 
     description: str
     factory: Factory
-    argument: Literal["none", "number", "path"] = "none"
+    argument: Literal["none", "number", "path", "store"] = "none"
     placeholder: str = ""
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
@@ -91,6 +93,21 @@ def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.ngram import NgramDrafter
 
     return NgramDrafter(int(spec.argument)) if spec.argument else NgramDrafter()
+
+
+def _suffix(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
+
+    longest = int(spec.argument) if spec.argument else DEFAULT_LONGEST
+    return LookupDrafter(spec.name, LookupSources(longest, SHARED_TOKENS))
+
+
+def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.lookup import LookupDrafter, LookupSources
+
+    if parts.store is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
+    return LookupDrafter(spec.name, LookupSources(store=parts.store))
 
 
 def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -128,6 +145,14 @@ KINDS: Mapping[str, DrafterKind] = {
     "ngram": DrafterKind(
         "copies what followed the same tokens before; N: longest match looked up", _ngram, "number", "N", (1, 8)
     ),
+    "suffix": DrafterKind(
+        "what followed most often, in this text and in earlier answers; N: longest match looked up",
+        _suffix,
+        "number",
+        "N",
+        (1, 24),
+    ),
+    "store": DrafterKind("what followed most often in the texts that a file was built from", _store, "store", "PATH"),
     "model": DrafterKind(
         "a smaller model of the same vocabulary; model:PATH+ngram: another drafter guesses what it will draw",
         _model,
@@ -161,7 +186,7 @@ AUTO = (DrafterSpec("ngram"),)
 
 def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]", "path": ":{}"}
+    form = {"none": "", "number": "[:{}]", "path": ":{}", "store": ":{}"}
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
     return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
@@ -227,7 +252,7 @@ def _parse_one(text: str) -> DrafterSpec:
     expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
     if expected == "none" and colon:
         raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
-    if expected == "path" and not argument:
+    if expected in ("path", "store") and not argument:
         raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
     if argument and kind and expected == "number":
         number, (least, most) = whole_number(argument), kind.range
