@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wager.build.opened import OpenedModel, open_draft
+from wager.build.opened import OpenedModel, open_draft, open_layers
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
-from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter, merge_drafters
+from wager.draft.registry import KINDS, DrafterKind, DrafterParts, DrafterSpec, build_drafter, merge_drafters
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest
 from wager.kernels.base import Kernels
@@ -51,11 +51,17 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
     return OpenedDrafter(
         label,
         spec,
-        model=open_draft(config, target, argument) if kind and kind.runs_a_model else None,
+        model=_open_model(config, target, kind, argument) if kind else None,
         store=_open_store(Path(argument), target) if kind and kind.argument == "store" else None,
         inner=_open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
         parts=tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
     )
+
+
+def _open_model(config: EngineConfig, target: OpenedModel, kind: DrafterKind, argument: str) -> OpenedModel | None:
+    if kind.argument == "layers":
+        return open_layers(config, target, argument)
+    return open_draft(config, target, argument) if kind.runs_a_model else None
 
 
 def _open_store(path: Path, target: OpenedModel) -> StoreFile:

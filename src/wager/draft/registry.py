@@ -70,14 +70,14 @@ class DrafterKind:
     """A name in the registry.
 
     argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
-    loaded for it) or "store" (required, the file of a store). placeholder: what the argument is called in help. range:
-    least and largest number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not
-    certain. takes_inner: it may have a drafter of its own.
+    loaded for it), "store" (required, the file of a store) or "layers" (required, of the target). placeholder: what
+    the argument is called in help. range: least and largest number. makes_trees: drafts may branch. samples: guesses
+    are draws from a distribution, not certain. takes_inner: it may have a drafter of its own.
     """
 
     description: str
     factory: Factory
-    argument: Literal["none", "number", "path", "store"] = "none"
+    argument: Literal["none", "number", "path", "store", "layers"] = "none"
     placeholder: str = ""
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
@@ -169,6 +169,14 @@ KINDS: Mapping[str, DrafterKind] = {
         makes_trees=True,
         samples=True,
     ),
+    "layers": DrafterKind(
+        "some layers of the model itself: layers:0-9, or layers:0-9.20-29",
+        _model,
+        "layers",
+        "FROM-TO",
+        samples=True,
+        takes_inner=True,
+    ),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
@@ -186,7 +194,7 @@ AUTO = (DrafterSpec("ngram"),)
 
 def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]", "path": ":{}", "store": ":{}"}
+    form = {"none": "", "number": "[:{}]", "path": ":{}", "store": ":{}", "layers": ":{}"}
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
     return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
@@ -252,7 +260,7 @@ def _parse_one(text: str) -> DrafterSpec:
     expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
     if expected == "none" and colon:
         raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
-    if expected in ("path", "store") and not argument:
+    if expected in ("path", "store", "layers") and not argument:
         raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
     if argument and kind and expected == "number":
         number, (least, most) = whole_number(argument), kind.range
