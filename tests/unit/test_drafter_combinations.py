@@ -15,7 +15,7 @@ from wager.build.load import load
 from wager.draft.history import HistoryDrafter
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
-from wager.draft.registry import DrafterSpec, makes_trees, parse_drafters
+from wager.draft.registry import DrafterSpec, makes_trees, models_of, parse_drafters
 from wager.errors import UsageError
 from wager.testing import FailingDrafter, ToyDistribution, ToyTarget
 from wager.types import Draft, DraftRequest, Request, SamplingParams
@@ -28,10 +28,10 @@ def test_staged_and_merged_drafters_are_parsed() -> None:
     (staged,) = parse_drafters("model:/a+ngram:2")
     assert staged == replace(model, inner=ngram) and str(staged) == "model:/a+ngram:2"
     (twice,) = parse_drafters("model:/b+model:/a+ngram:2")
-    assert twice == DrafterSpec("model", "/b", inner=staged) and twice.models == ["/b", "/a"]
+    assert twice == DrafterSpec("model", "/b", inner=staged) and models_of(twice) == ["/b", "/a"]
     (merged,) = parse_drafters("ngram:2//model:/a+ngram:2")
     assert merged.parts == (ngram, staged) and str(merged) == "ngram:2//model:/a+ngram:2"
-    assert makes_trees(merged) and not makes_trees(staged) and merged.models == ["/a"]
+    assert makes_trees(merged) and not makes_trees(staged) and models_of(merged) == ["/a"]
     assert parse_drafters("ngram, ngram//model:/a") == (DrafterSpec("ngram"), *parse_drafters("ngram//model:/a"))
 
 

@@ -14,13 +14,14 @@ from wager.draft.registry import KINDS, DrafterKind, DrafterParts, DrafterSpec, 
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest
 from wager.kernels.base import Kernels
+from wager.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedDrafter:
     """A configured drafter that was checked but not built. `label` is its name in results; `model` is its model, opened
     but not loaded, if it runs one; `store` the store that it reads, open; `inner` is its own drafter, `parts` are those
-    it joins."""
+    it joins, `target` is the target's tokenizer."""
 
     label: str
     spec: DrafterSpec
@@ -28,6 +29,7 @@ class OpenedDrafter:
     store: StoreFile | None = None
     inner: OpenedDrafter | None = None
     parts: tuple[OpenedDrafter, ...] = ()
+    target: Tokenizer | None = None
 
     @property
     def models(self) -> list[OpenedModel]:
@@ -55,13 +57,16 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
         store=_open_store(Path(argument), target) if kind and kind.argument == "store" else None,
         inner=_open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
         parts=tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
+        target=target.tokenizer,
     )
 
 
 def _open_model(config: EngineConfig, target: OpenedModel, kind: DrafterKind, argument: str) -> OpenedModel | None:
     if kind.argument == "layers":
         return open_layers(config, target, argument)
-    return open_draft(config, target, argument) if kind.runs_a_model else None
+    if not kind.runs_a_model:
+        return None
+    return open_draft(config, target, argument, other_vocabulary=kind.other_vocabulary)
 
 
 def _open_store(path: Path, target: OpenedModel) -> StoreFile:
@@ -109,5 +114,6 @@ def _build(opened: OpenedDrafter, config: EngineConfig, kernels: Kernels, *, num
         store=opened.store,
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
+        vocabularies=(opened.target, model.tokenizer) if model and opened.target else None,
     )
     return build_drafter(opened.spec, parts)

@@ -125,12 +125,13 @@ def open_target(config: EngineConfig) -> OpenedModel:
     return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)
 
 
-def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedModel:
-    """A smaller model that drafts for `target`; refused if its vocabulary differs. Its cache has the same type, unless
-    it holds latents."""
+def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_vocabulary: bool = False) -> OpenedModel:
+    """A smaller model that drafts for `target`; refused if its vocabulary differs, unless it may. Its cache has the
+    target's type, unless it holds latents."""
     path, weights, tokenizer = open_model(model)
-    check_same_vocabulary(target.tokenizer, tokenizer)
-    context = min(target.limits.context, weights.spec.context)
+    if not other_vocabulary:
+        check_same_vocabulary(target.tokenizer, tokenizer)
+    context = weights.spec.context if other_vocabulary else min(target.limits.context, weights.spec.context)
     limits = _draft_limits(config, target, context)
     if isinstance(weights.spec.attention, Mla):
         limits = replace(limits, kv_dtype="bf16")

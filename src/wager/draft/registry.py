@@ -1,161 +1,48 @@
 """Drafters by name: what the argument of each is, what it does, and how it is built.
 
-To add a drafter, write its file and add an entry to KINDS; a model family, a command or the engine need no change.
-It imports no drafter: the configuration parses names with it; factories import later.
+To add a drafter, write its file, a factory and an entry in KINDS; nothing else need change.
+It imports no drafter: the configuration parses names with it; factories.py imports later.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from wager.draft import factories
+from wager.draft.spec import DrafterKind as DrafterKind
+from wager.draft.spec import DrafterParts as DrafterParts
+from wager.draft.spec import DrafterSpec as DrafterSpec
 from wager.errors import UsageError
 from wager.inputs import did_you_mean, shown, whole_number
 
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
-    from wager.draft.store_file import StoreFile
-    from wager.kernels.base import Kernels, Target
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterSpec:
-    """A parsed drafter option: `NAME[:ARG]`, with `+INNER` behind it the drafter of the drafter, or `A//B`: the `parts`
-    of which one tree is made."""
-
-    name: str
-    argument: str | None = None
-    inner: DrafterSpec | None = None
-    parts: tuple[DrafterSpec, ...] = ()
-
-    def __str__(self) -> str:
-        own = self.name if self.argument is None else f"{self.name}:{self.argument}"
-        return own if self.inner is None else f"{own}+{self.inner}"
-
-    @property
-    def all(self) -> tuple[DrafterSpec, ...]:
-        """This drafter, its own drafter or its parts, theirs, and so on."""
-        below = self.parts if self.inner is None else (self.inner, *self.parts)
-        return (self, *(each for spec in below for each in spec.all))
-
-    @property
-    def models(self) -> list[str]:
-        """Paths of all the models that it runs."""
-        return [spec.argument or "" for spec in self.all if not spec.parts and KINDS[spec.name].runs_a_model]
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterParts:
-    """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
-    `max_context`; for a drafter that runs a model, that model, loaded, and the kernels it samples with; for one that
-    reads a store, the store, open; `inner` is the drafter's own drafter."""
-
-    vocab: int
-    max_context: int | None = None
-    model: Target | None = None
-    kernels: Kernels | None = None
-    prefix_cache: bool = True
-    store: StoreFile | None = None
-    inner: Drafter | None = None
-    max_logits_rows: int | None = None
-
-
-Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterKind:
-    """A name in the registry.
-
-    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
-    loaded for it), "store" (required, the file of a store) or "layers" (required, of the target). placeholder: what
-    the argument is called in help. range: least and largest number. makes_trees: drafts may branch. samples: guesses
-    are draws from a distribution, not certain. takes_inner: it may have a drafter of its own.
-    """
-
-    description: str
-    factory: Factory
-    argument: Literal["none", "number", "path", "store", "layers"] = "none"
-    placeholder: str = ""
-    range: tuple[int, int] = (0, 0)
-    makes_trees: bool = False
-    samples: bool = False
-    takes_inner: bool = False
-
-    @property
-    def runs_a_model(self) -> bool:
-        return self.argument == "path"
-
-
-def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.ngram import NgramDrafter
-
-    return NgramDrafter(int(spec.argument)) if spec.argument else NgramDrafter()
-
-
-def _suffix(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
-
-    longest = int(spec.argument) if spec.argument else DEFAULT_LONGEST
-    return LookupDrafter(spec.name, LookupSources(longest, SHARED_TOKENS))
-
-
-def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import LookupDrafter, LookupSources
-
-    if parts.store is None:
-        raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
-    return LookupDrafter(spec.name, LookupSources(store=parts.store))
-
-
-def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.model import DraftModel
-    from wager.draft.stages import InnerDrafter
-
-    if parts.model is None:
-        raise UsageError(f"Drafter {str(spec)!r} was given no loaded model.", "Load the model and pass it as a part.")
-    return DraftModel(
-        parts.model,
-        vocab=parts.vocab,
-        max_context=parts.max_context,
-        kernels=parts.kernels,
-        prefix_cache=parts.prefix_cache,
-        name=spec.name,
-        trees=KINDS[spec.name].makes_trees,
-        inner=InnerDrafter(parts.inner, vocab=parts.vocab) if parts.inner is not None else None,
-        max_logits_rows=parts.max_logits_rows,
-    )
-
-
-def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.adversary import AdversaryDrafter
-
-    return AdversaryDrafter(parts.vocab)
-
-
-def _random_tree(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.random_tree import RandomTreeDrafter
-
-    return RandomTreeDrafter(parts.vocab)
 
 
 KINDS: Mapping[str, DrafterKind] = {
     "ngram": DrafterKind(
-        "copies what followed the same tokens before; N: longest match looked up", _ngram, "number", "N", (1, 8)
+        "copies what followed the same tokens before; N: longest match looked up",
+        factories.ngram,
+        "number",
+        "N",
+        (1, 8),
     ),
     "suffix": DrafterKind(
         "what followed most often, in this text and in earlier answers; N: longest match looked up",
-        _suffix,
+        factories.suffix,
         "number",
         "N",
         (1, 24),
     ),
-    "store": DrafterKind("what followed most often in the texts that a file was built from", _store, "store", "PATH"),
+    "store": DrafterKind(
+        "what followed most often in the texts that a file was built from", factories.store, "store", "PATH"
+    ),
     "model": DrafterKind(
         "a smaller model of the same vocabulary; model:PATH+ngram: another drafter guesses what it will draw",
-        _model,
+        factories.model,
         "path",
         "PATH",
         samples=True,
@@ -163,7 +50,7 @@ KINDS: Mapping[str, DrafterKind] = {
     ),
     "model-tree": DrafterKind(
         "the same, drafting trees: several candidates where it is in doubt",
-        _model,
+        factories.model,
         "path",
         "PATH",
         makes_trees=True,
@@ -171,14 +58,29 @@ KINDS: Mapping[str, DrafterKind] = {
     ),
     "layers": DrafterKind(
         "some layers of the model itself: layers:0-9, or layers:0-9.20-29",
-        _model,
+        factories.model,
         "layers",
         "FROM-TO",
         samples=True,
         takes_inner=True,
     ),
-    "adversary": DrafterKind("always wrong; for proofs", _adversary),
-    "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
+    "slem": DrafterKind(
+        "a model with another vocabulary, whose text is encoded anew",
+        factories.text_route,
+        "path",
+        "PATH",
+        other_vocabulary=True,
+    ),
+    "tli": DrafterKind(
+        "a model with another vocabulary, which guesses the tokens that both have",
+        factories.intersection,
+        "path",
+        "PATH",
+        samples=True,
+        other_vocabulary=True,
+    ),
+    "adversary": DrafterKind("always wrong; for proofs", factories.adversary),
+    "random-tree": DrafterKind("random trees; for proofs", factories.random_tree, makes_trees=True),
 }
 """Drafters by name."""
 
@@ -214,6 +116,11 @@ def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:
     if parsed[0].name in WORDS:
         return AUTO if parsed[0].name == "auto" else ()
     return tuple(parsed)
+
+
+def models_of(spec: DrafterSpec) -> list[str]:
+    """Paths of all the models that a drafter, its own drafter and its parts run."""
+    return [each.argument or "" for each in spec.all if not each.parts and KINDS[each.name].runs_a_model]
 
 
 def makes_trees(spec: DrafterSpec) -> bool:
