@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # floor 1
     "config": _VALUES
     | {"draft.registry", "economics", "economics.policy"},  # to parse drafters, policies and objectives
-    "trace": _VALUES,
+    "trace": _VALUES | {"kernels"},  # whose clock is native where they are
     "kernels": _VALUES,
     "economics": _VALUES,
     "economics.costmodel": _VALUES | {"economics"},

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("wager.kernels._native")
 
-from wager.kernels.base import BLOCK_SIZE, Inputs
-from wager.kernels.matcher import GreedyMatcher
-from wager.kernels.packer import InputPacker
+from wager.kernels.base import BLOCK_SIZE, BatchBuffers, Inputs
+from wager.kernels.matcher import token_matcher
+from wager.kernels.packer import input_packer
 from wager.types import Draft, Outcome, PackedBatch, Span
 from wager.verify import accept
 from wager.verify.pack import pack
 
 MAX_ROWS, MAX_SEQUENCES, MAX_BLOCKS = 96, 5, 7
+NO_LOGITS = np.zeros((0, 40), np.float32)
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Running:
     """What the matcher asks of a sequence."""
 
     greedy: Any = True
+    temperature: float | None = None
 
 
 @st.composite
@@ -47,11 +49,11 @@ def steps(draw):
     return spans, drafts, tables
 
 
-def packer() -> InputPacker:
+def packer() -> BatchBuffers:
     inputs = Inputs.allocate(max_rows=MAX_ROWS, max_sequences=MAX_SEQUENCES, max_blocks=MAX_BLOCKS)
     for field in fields(PackedBatch):
         getattr(inputs, field.name)[...] = 77  # what an earlier step left
-    return InputPacker(inputs)
+    return input_packer(inputs)
 
 
 def equal(one: PackedBatch, other: PackedBatch) -> bool:
@@ -124,13 +126,14 @@ def test_greedy_guesses_are_followed_as_by_the_rule(step, data):
                 verdict = accept.match(draft, targets)
                 drafted_by = (draft.drafter,) * len(verdict.accepted) + ("",)
                 expected[span.seq_id] = Outcome(verdict, len(draft), drafted_by)
-    found = GreedyMatcher().match(spans, drafts, greedy, sequences)
+    found, complete = token_matcher(None).match(spans, drafts, greedy, NO_LOGITS, sequences)
     assert found == expected and list(found) == list(expected)
+    assert complete == (None not in expected.values())
 
 
 def test_outcomes_are_values_like_those_made_in_python():
     spans, drafts = [Span("a", 0, (1,), True, 4)], {"a": Draft.chain("a", (5, 6), drafter="d")}
-    found = GreedyMatcher().match(spans, drafts, [5, 9, 1], {"a": Running()})
+    found, _ = token_matcher(None).match(spans, drafts, [5, 9, 1], NO_LOGITS, {"a": Running()})
     outcome = found["a"]
     made = Outcome(accept.match(drafts["a"], [5, 9, 1]), 2, ("d", ""))
     assert (outcome, hash(outcome), repr(outcome)) == (made, hash(made), repr(made))
@@ -145,4 +148,4 @@ def test_outcomes_are_values_like_those_made_in_python():
 )
 def test_what_is_not_as_it_should_be_is_left_to_python(greedy: list[Any], sequences: dict[str, Any]) -> None:
     spans, drafts = [Span("a", 0, (1,), True, 4)], {"a": Draft.chain("a", (5, 6), drafter="d")}
-    assert GreedyMatcher().match(spans, drafts, greedy, sequences) is None
+    assert token_matcher(None).match(spans, drafts, greedy, NO_LOGITS, sequences) is None

@@ -12,7 +12,7 @@ from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address
 from wager.kernels.base import Inputs, Routing, RowSet
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
-from wager.kernels.packer import InputPacker
+from wager.kernels.packer import input_packer
 
 MAX_EXPERTS = 1024
 """Most experts of a layer that the native router takes."""
@@ -25,7 +25,7 @@ class CpuTape:
         if heads % kv_heads:
             raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
         self.inputs = inputs
-        self.buffers = InputPacker(inputs)
+        self.buffers = input_packer(inputs)
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._rows = self._logits_rows = len(inputs.tokens)
         self._kept: list[Any] = [inputs]

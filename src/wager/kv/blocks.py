@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from wager.errors import CacheIntegrityError, UsageError
@@ -23,6 +24,18 @@ _ROOT = -1
 """The block before the first one."""
 
 _Key = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLists:
+    """What a pool knows, as it is at any time, for those who do natively what it does."""
+
+    tables: dict[str, list[int]]  # the blocks of each sequence
+    committed: dict[str, int]  # of each table the first blocks, which are full and committed
+    free: list[int]
+    ref_counts: list[int]  # by block
+    keys: list[_Key | None]  # by block
+    prefix_index: dict[_Key, int] | None  # the registered blocks; None without a prefix cache
 
 
 class BlockPool:
@@ -63,9 +76,10 @@ class BlockPool:
         return self._tables
 
     @property
-    def num_committed(self) -> Mapping[str, int]:
-        """How many blocks of each sequence, from the first, are committed."""
-        return self._committed
+    def lists(self) -> BlockLists:
+        """For native code, which writes them as `reserve`, `commit` and `trim` do."""
+        index = self._prefix_index if self._prefix_cache else None
+        return BlockLists(self._tables, self._committed, self._free, self._ref_counts, self._keys, index)
 
     def block_table(self, seq_id: str) -> Sequence[int]:
         """Blocks of a sequence in the order of its positions, empty if it holds none; valid until its next change."""

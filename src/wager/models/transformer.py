@@ -91,23 +91,30 @@ class Decoder:
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
-        logits_rows, sequences = len(batch.logits_indices), batch.num_sequences
-        for name, size, limit in (
-            ("rows", batch.rows, self.max_rows),
-            ("logits rows", logits_rows, self.max_logits_rows),
-            ("sequences", sequences, self.max_sequences),
-            ("blocks of a sequence", batch.block_tables.shape[1], self.max_blocks),
-        ):
-            if size > limit:
-                raise UsageError(f"A pass of {size} {name} exceeds this decoder's limit of {limit}.")
-        if self.buffers is None or self.buffers.packed is not batch:
+        if self.buffers is not None and self.buffers.packed is batch:
+            rows, sequences, logits_rows, _ = self.buffers.sizes
+            if logits_rows > self.max_logits_rows:
+                self._check(batch)
+        else:
+            self._check(batch)
             self._tape.inputs.fill(batch)
-        self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=logits_rows)
+            rows, sequences, logits_rows = batch.rows, batch.num_sequences, len(batch.logits_indices)
+        self._tape.run(rows=rows, sequences=sequences, logits_rows=logits_rows)
         output = self._outputs.get(logits_rows)
         if output is None:
             output = TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
             self._outputs[logits_rows] = output
         return output
+
+    def _check(self, batch: PackedBatch) -> None:
+        for name, size, limit in (
+            ("rows", batch.rows, self.max_rows),
+            ("logits rows", len(batch.logits_indices), self.max_logits_rows),
+            ("sequences", batch.num_sequences, self.max_sequences),
+            ("blocks of a sequence", batch.block_tables.shape[1], self.max_blocks),
+        ):
+            if size > limit:
+                raise UsageError(f"A pass of {size} {name} exceeds this decoder's limit of {limit}.")
 
     def _record(self, weights: Weights, matrices: Matrices, store: PackedStore) -> None:
         """Record a pass. A matrix that the store does not have is read and packed, one after the other, so that at most
