@@ -211,4 +211,5 @@ NB_MODULE(_native, m) {
     bind_stages(m);
     bind_schedule(m);
     bind_records(m);
+    bind_drafts(m);
 }

@@ -19,3 +19,4 @@ void bind_ngrams(nanobind::module_& m);
 void bind_stages(nanobind::module_& m);
 void bind_schedule(nanobind::module_& m);
 void bind_records(nanobind::module_& m);
+void bind_drafts(nanobind::module_& m);

@@ -20,9 +20,10 @@ from wager.config import EngineConfig, check_rule_for_trees
 from wager.draft.base import Drafter
 from wager.economics.latency.surface import LatencySurface
 from wager.engine.core import Engine
+from wager.engine.limits import check_length
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
-from wager.engine.scheduler import Scheduler, check_length
+from wager.engine.scheduler import Scheduler
 from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import Kernels

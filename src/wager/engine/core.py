@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from wager.economics.policy.base import Policy
 from wager.engine.calls import CallGuard
 from wager.engine.detokenizer import Detokenizer, TokenDecoder
+from wager.engine.native import step_counter
 from wager.engine.outputs import OutputCollector
 from wager.engine.proposer import Proposer
-from wager.engine.records import step_counter
+from wager.engine.records import StepCounter
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.engine.sequence import Sequence as RunningSequence
@@ -67,7 +68,7 @@ class Engine:
         self._guard = CallGuard()
         self.on_step: Callable[[StepRecord], object] | None = None
         """Called after every step, for measurements; it may add and abort requests."""
-        self._counter = step_counter()
+        self._counter: StepCounter = step_counter() or StepCounter()
         self._trace = trace or Trace()
         self._time_stages(self._trace)
 

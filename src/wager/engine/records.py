@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from wager.engine.sequence import sequence_id
 from wager.types import Outcome, OutputDelta, Span, StepRecord
 
 
-class StepCounter(Protocol):
-    """Counts natively (csrc/record_bindings.cpp) or in Python; the values are the same."""
+class StepCounter:
+    """Counts in Python; see engine/native.py."""
 
     def record(
         self,
@@ -21,22 +20,6 @@ class StepCounter(Protocol):
         /,
     ) -> StepRecord:
         """What the step did and took."""
-
-    def outputs(self, deltas: Sequence[OutputDelta], /) -> tuple[dict[str, Sequence[int]], list[str]]:
-        """The tokens that became known of each sequence that goes on, and the ids of those that ended."""
-
-
-class PythonStepCounter:
-    """See StepCounter."""
-
-    def record(
-        self,
-        spans: Sequence[Span],
-        outcomes: Mapping[str, Outcome],
-        deltas: Sequence[OutputDelta],
-        seconds: Mapping[str, float],
-        /,
-    ) -> StepRecord:
         drafted = sum(outcome.drafted for outcome in outcomes.values())
         return StepRecord(
             rows=sum(len(span.tokens) for span in spans) + drafted,
@@ -49,6 +32,7 @@ class PythonStepCounter:
         )
 
     def outputs(self, deltas: Sequence[OutputDelta], /) -> tuple[dict[str, Sequence[int]], list[str]]:
+        """The tokens that became known of each sequence that goes on, and the ids of those that ended."""
         known: dict[str, Sequence[int]] = {}
         ended: list[str] = []
         for delta in deltas:
@@ -58,13 +42,3 @@ class PythonStepCounter:
             else:
                 ended.append(seq_id)
         return known, ended
-
-
-def step_counter() -> StepCounter:
-    """In C++ where the native kernels are there."""
-    try:
-        from wager.kernels import _native
-    except ImportError:
-        return PythonStepCounter()
-    native: StepCounter = _native.StepCounter(StepRecord)
-    return native

@@ -19,8 +19,8 @@ from wager.kernels.noise import argmax_gumbel
 from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
-from wager.verify.pack import pack
 from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
+from wager.verify.pack import pack
 
 if TYPE_CHECKING:
     from wager.kernels.matcher import TokenMatcher

@@ -14,45 +14,19 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
+from wager.engine.limits import check_length
+from wager.engine.native import plain_steps
 from wager.engine.sequence import Sequence
-from wager.errors import RequestError
 from wager.kernels.base import BLOCK_SIZE
-from wager.kv.blocks import BlockLists, BlockPool, blocks_for
+from wager.kv.blocks import BlockPool, blocks_for
 from wager.kv.paged_cache import PagedKVCache
-from wager.types import FinishReason, Outcome, OutputDelta, Request, Span
+from wager.types import FinishReason, Outcome, OutputDelta, Span
 
 _LEAST_SHARE = 16
 """While prompts are computed, at least one of this many rows of `max_rows` is left to guesses."""
 
 _DECAY = 0.75
 """Share of the rows that guesses lately took that is still expected a step later."""
-
-
-def check_length(request: Request, *, max_context: int, num_blocks: int) -> None:
-    """RequestError if a request could never fit, even alone."""
-    prompt_tokens = len(request.prompt)
-    need = min(prompt_tokens + request.params.max_tokens, max_context)
-    if prompt_tokens >= max_context:
-        raise RequestError(
-            f"Request {request.id!r} has {prompt_tokens} prompt tokens; the context holds "
-            f"{max_context}, at least one of them for the answer.",
-            "Shorten the prompt, or raise --max-context if the model allows it.",
-        )
-    if blocks_for(need) > num_blocks:
-        raise RequestError(
-            f"Request {request.id!r} may grow to {need} tokens; the cache holds {num_blocks * BLOCK_SIZE}.",
-            "Lower max_tokens, shorten the prompt, or give the cache more memory (--memory).",
-        )
-
-
-def _native_parts(sequences: dict[str, Sequence], lists: BlockLists, max_context: int) -> tuple[Any, Any]:
-    """What schedules and commits sequences that simply go on as Scheduler does, where the native kernels are there."""
-    try:
-        from wager.kernels import _native
-    except ImportError:
-        return None, None
-    committer = _native.PlainCommitter(OutputDelta, sequences, lists, max_context)
-    return _native.PlainScheduler(Span, lists, max_context), committer
 
 
 class Scheduler:
@@ -81,7 +55,7 @@ class Scheduler:
         self._clock = clock
         self._recent_draft_rows = 0
         self._sequences: dict[str, Sequence] = {}
-        self._plain, self._committer = _native_parts(self._sequences, self.block_pool.lists, max_context)
+        self._plain, self._committer = plain_steps(self._sequences, self.block_pool.lists(), max_context)
 
     @property
     def block_pool(self) -> BlockPool:
@@ -226,12 +200,14 @@ class Scheduler:
     def commit(self, spans: Seq[Span], outcomes: Mapping[str, Outcome]) -> list[OutputDelta]:
         """Write the step's result: append tokens, move accepted paths, register full blocks, trim, finish."""
         now, drafted = self._clock(), 0
+        deltas: list[Any] = []  # with None for the spans that are left
+        left: Iterable[int] = range(len(spans))
         if self._committer is not None:
             deltas, left, unsettled, drafted = self._committer.commit(spans, outcomes, now)
             for sequence in unsettled:
                 self._update_blocks(sequence)
         else:
-            deltas, left = [None] * len(spans), range(len(spans))
+            deltas = [None] * len(spans)
         if left:
             drafted += self._commit_left(spans, outcomes, now, left, deltas)
             deltas = [delta for delta in deltas if delta is not None]

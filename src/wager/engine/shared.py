@@ -108,7 +108,8 @@ class SharedEngine:
                 self._sinks.clear()
 
     def _step(self) -> None:
-        for delta in self.engine.step():
+        engine = self._engine or self.engine  # which says that it is closed
+        for delta in engine.step():
             sink = self._sinks.get(delta.request_id)
             if sink:
                 sink(delta)

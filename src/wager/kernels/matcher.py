@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from wager.kernels import _native
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels
 from wager.kernels.cpu import CpuKernels
 from wager.types import GREEDY_TEMPERATURE, Draft, Outcome, Span, Verdict
 
@@ -31,10 +30,9 @@ class TokenMatcher(Protocol):
         should be."""
 
 
-def token_matcher(kernels: Kernels | None) -> TokenMatcher:
+def token_matcher(kernels: object) -> TokenMatcher:
     """One that samples with `kernels` if these are native; otherwise all of its sequences are greedy ones."""
-    native = _native.TokenMatcher(Verdict, Outcome)
+    matcher = _native.TokenMatcher(Verdict, Outcome)
     if isinstance(kernels, CpuKernels):
-        native.sample_with(kernels.pool, kernels.isa, GREEDY_TEMPERATURE)
-    matcher: TokenMatcher = native
+        matcher.sample_with(kernels.pool, kernels.isa, GREEDY_TEMPERATURE)
     return matcher

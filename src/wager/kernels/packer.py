@@ -28,7 +28,5 @@ def input_packer(inputs: Inputs) -> BatchBuffers:
         "num_computed_tokens", "block_tables",
     )  # fmt: skip
     addresses = tuple(address(buffers[name]) for name in names)
-    native: BatchBuffers = _native.BatchPacker(
-        addresses, len(inputs.tokens), *inputs.block_tables.shape, view
-    )
-    return native
+    max_sequences, max_blocks = inputs.block_tables.shape
+    return _native.BatchPacker(addresses, len(inputs.tokens), max_sequences, max_blocks, view)

@@ -14,28 +14,26 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from wager.errors import CacheIntegrityError, UsageError
 from wager.kernels.base import BLOCK_SIZE
 
-_ROOT = -1
-"""The block before the first one."""
+_ROOT = -1  # the block before the first one
 
 _Key = tuple[int, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLists:
-    """What a pool knows, as it is at any time, for those who do natively what it does."""
+class BlockLists(NamedTuple):
+    """What a pool knows, as it is at any time. `committed`: of each table the first blocks, full and committed."""
 
-    tables: dict[str, list[int]]  # the blocks of each sequence
-    committed: dict[str, int]  # of each table the first blocks, which are full and committed
+    tables: dict[str, list[int]]  # by sequence
+    committed: dict[str, int]
     free: list[int]
-    ref_counts: list[int]  # by block
-    keys: list[_Key | None]  # by block
-    prefix_index: dict[_Key, int] | None  # the registered blocks; None without a prefix cache
+    ref_counts: list[int]  # of all blocks, as are the keys
+    keys: list[_Key | None]
+    prefix_index: dict[_Key, int] | None  # None without a prefix cache
 
 
 class BlockPool:
@@ -75,7 +73,6 @@ class BlockPool:
         """The block table of every sequence that holds one, as it is at any time."""
         return self._tables
 
-    @property
     def lists(self) -> BlockLists:
         """For native code, which writes them as `reserve`, `commit` and `trim` do."""
         index = self._prefix_index if self._prefix_cache else None
