@@ -20,3 +20,5 @@ void bind_stages(nanobind::module_& m);
 void bind_schedule(nanobind::module_& m);
 void bind_records(nanobind::module_& m);
 void bind_drafts(nanobind::module_& m);
+void bind_policy(nanobind::module_& m);
+void bind_lookup(nanobind::module_& m);

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("wager.kernels._native")
 
-from wager.kernels.base import BLOCK_SIZE, BatchBuffers, Inputs
+from wager.kernels.base import BLOCK_SIZE, BatchBuffers
 from wager.kernels.cpu import CpuKernels
+from wager.kernels.inputs import Inputs
 from wager.kernels.matcher import token_matcher
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.packer import input_packer

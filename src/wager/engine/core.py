@@ -100,6 +100,7 @@ class Engine:
         self._forward = trace.timed(FORWARD_STAGE, runner.pack_and_forward, tables)
         self._accept = trace.timed("accept", runner.accept, sequences)
         self._commit = trace.timed("commit", scheduler.commit)
+        self._show = trace.timed("observe", proposer.show)
         self._observe_drafters = trace.timed("observe", proposer.observe)
         self._learn = trace.timed(POLICY_STAGE, self._update_policy)
         self._report = trace.timed(POLICY_STAGE, policy.observe)
@@ -125,6 +126,8 @@ class Engine:
         drafts = self._admit(drafts, budget)
         output = self._forward(spans, drafts)
         outcomes = self._accept(spans, drafts, output)
+        if self._proposer.reads_states:
+            self._show(output, spans, outcomes)
         deltas = self._commit(spans, outcomes)
         self._observe(spans, output, outcomes, deltas)
         return finals + deltas

@@ -9,7 +9,8 @@ from dataclasses import fields
 
 from wager.kernels import _native
 from wager.kernels.arrays import address
-from wager.kernels.base import BatchBuffers, Inputs
+from wager.kernels.base import BatchBuffers
+from wager.kernels.inputs import Inputs
 from wager.types import PackedBatch
 
 
