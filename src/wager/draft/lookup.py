@@ -204,7 +204,7 @@ def _keep_latest(texts: deque[list[int]], most: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class LookupGuess:
     """What a source guesses next; its acceptance rate is that of the cell."""
 
     token: int
@@ -266,7 +266,7 @@ class _Text:
             self._counts.append(self._tokens[-self._sources.longest :], token)
         self._tokens.append(token)
 
-    def _guesses(self, text: Sequence[int]) -> list[Guess]:
+    def _guesses(self, text: Sequence[int]) -> list[LookupGuess]:
         """What each source guesses after `text`, in their order, without those that know nothing."""
         guesses = []
         if self._sources.longest:
@@ -278,14 +278,14 @@ class _Text:
             _, found = self._sources.store.continuations(text[-5:])
             if found:
                 cell = 8 * _MATCHES + found[0].probability * _STORE_CELLS // 256
-                guesses.append(Guess(found[0].token, cell))
+                guesses.append(LookupGuess(found[0].token, cell))
         return guesses
 
 
-def _guess_of_tree(counts: SuffixCounts, text: Sequence[int], longest: int, *, first_cell: int) -> list[Guess]:
+def _guess_of_tree(counts: SuffixCounts, text: Sequence[int], longest: int, *, first_cell: int) -> list[LookupGuess]:
     length, seen, followers = counts.followers(text[-longest:])
     if not length:
         return []
     token, count = followers[0]
     kind = _ONCE if seen == 1 else _ALWAYS if count == seen else _MOSTLY if 2 * count > seen else _LESS
-    return [Guess(token, first_cell + 4 * (min(length, _MATCHES) - 1) + kind)]
+    return [LookupGuess(token, first_cell + 4 * (min(length, _MATCHES) - 1) + kind)]
