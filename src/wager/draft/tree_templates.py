@@ -164,6 +164,4 @@ class RankRates:
     @property
     def rates(self) -> tuple[float, ...]:
         """Probability of each rank, rounded to 1/128, so that a template is computed anew only when they changed."""
-        return tuple(
-            round(128 * right / trials) / 128 for right, trials in zip(self._right, self._trials, strict=True)
-        )
+        return tuple(round(128 * right / trials) / 128 for right, trials in zip(self._right, self._trials, strict=True))

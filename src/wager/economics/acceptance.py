@@ -278,9 +278,11 @@ class AcceptanceModel:
     def learn_shift(self, forecast: Sequence[float], survival: Sequence[float]) -> None:
         """How the survival of a draft's tokens (0 for one that was not drafted) differs from its forecast, by depth;
         depths that were not requested repeat the last one."""
-        pairs = zip(survival[:_MAX_DEPTH], forecast, strict=False)
-        odds = [[max(1e-6, rate) / max(1e-6, 1.0 - rate) for rate in pair] for pair in pairs]
-        shifts = [min(_MAX_ODDS, max(1 / _MAX_ODDS, after / before)) for after, before in odds]
+        shifts: list[float] = []
+        for after, before in zip(survival[:_MAX_DEPTH], forecast, strict=False):
+            odds = max(1e-6, after) / max(1e-6, 1.0 - after)
+            shift = odds / (max(1e-6, before) / max(1e-6, 1.0 - before))
+            shifts.append(min(_MAX_ODDS, max(1 / _MAX_ODDS, shift)))
         self._shifts[self._num_shifts % _CONFIDENCE_SHIFTS] = shifts + shifts[-1:] * (_MAX_DEPTH - len(shifts))
         self._num_shifts += 1
 

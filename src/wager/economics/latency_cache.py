@@ -63,7 +63,7 @@ class LatencyCache:
             none = seconds[0]
             curve = list(accumulate([each - none for each in seconds], max))
             if len(knots) <= knots[-1]:
-                curve = np.interp(np.arange(knots[-1] + 1), knots, curve).tolist()
+                curve = _between(knots, curve)
             self._extra[key] = curve
             self._extra_arrays.pop(key, None)
         self._last_shape, self._last_curve = shape, curve
@@ -112,6 +112,15 @@ class LatencyCache:
         marginal: NDArray[np.float64] = passes[1:] - passes[:-1]
         self._marginal[key] = marginal
         return marginal
+
+
+def _between(knots: Sequence[int], values: Sequence[float]) -> list[float]:
+    """`values`, known at `knots`, at every whole number from the first knot to the last."""
+    every: list[float] = []
+    for left, right, low, high in zip(knots, knots[1:], values, values[1:], strict=False):
+        slope = (high - low) / (right - left)
+        every += [slope * at + low for at in range(right - left)]
+    return [*every, values[-1]]
 
 
 def _interpolated(at: NDArray[np.intp], knots: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[np.float64]:
