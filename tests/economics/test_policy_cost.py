@@ -19,7 +19,7 @@ from wager.economics.policy.admission import select, select_prefixes
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.own_seconds import OwnSeconds
-from wager.economics.policy.planning import shared_seconds
+from wager.economics.policy.plan_choice import shared_seconds
 from wager.economics.simulation.published_latency import PublishedLatency
 from wager.economics.simulation.server import SimulatedServer
 from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces

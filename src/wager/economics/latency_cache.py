@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ class LatencyCache:
         self._last_shape, self._last_curve = (0, 0, 0), list[float]()  # of the last answer, which most others repeat
         self._draft: dict[tuple[str, int, int], float] = {}
         self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
+        self._listed: dict[tuple[str, int, int], list[list[float]]] = {}  # the same
 
     def tick(self, steps: int = 1) -> None:
         """So many steps began."""
@@ -40,7 +41,7 @@ class LatencyCache:
     def clear(self) -> None:
         """The model has learned something new."""
         self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
-        self._extra_arrays = {}
+        self._extra_arrays, self._listed = {}, {}
         self._last_shape, self._last_curve = (0, 0, 0), []
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
@@ -99,12 +100,24 @@ class LatencyCache:
             left -= count
         return total
 
+    def listed_draft_seconds(self, drafter: str, sequences: int, depth: int) -> list[list[float]]:
+        """`marginal_draft_seconds` as lists."""
+        key = drafter, sequences, depth
+        if key not in self._listed:
+            knots = _draft_knots(sequences)
+            totals = [[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots]
+            passes = [[after - before for before, after in pairwise(each)] for each in totals]
+            every = zip(*[_between(knots, column) for column in zip(*passes, strict=True)], strict=True)
+            rows = pairwise(every)
+            self._listed[key] = [[high - low for low, high in zip(*pair, strict=True)] for pair in rows]
+        return self._listed[key]
+
     def marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> NDArray[np.float64]:
         """What the j-th sequence that drafts at depth k adds, [sequences, depth], at j - 1 and k - 1."""
         key = drafter, sequences, depth
         if key in self._marginal:
             return self._marginal[key]
-        knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
+        knots = _draft_knots(sequences)
         totals = np.array([[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots])
         passes = totals[:, 1:] - totals[:, :-1]
         if len(knots) <= sequences:
@@ -112,6 +125,11 @@ class LatencyCache:
         marginal: NDArray[np.float64] = passes[1:] - passes[:-1]
         self._marginal[key] = marginal
         return marginal
+
+
+def _draft_knots(sequences: int) -> list[int]:
+    """Numbers of sequences whose drafting is asked for: 0, powers of two, and `sequences`."""
+    return [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
 
 
 def _between(knots: Sequence[int], values: Sequence[float]) -> list[float]:

@@ -141,8 +141,17 @@ class LatencySurface:
 
     def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
         """See LatencyModel."""
-        one, other = (self._slopes(count, requests, context_sum) for count in (rows, other_rows))
-        return self._filter.deviation([right - left for left, right in zip(one, other, strict=True)])
+        return self.difference_deviations(rows, [other_rows], requests=requests, context_sum=context_sum)[0]
+
+    def difference_deviations(
+        self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
+    ) -> list[float]:
+        """`difference_deviation` from each of several counts of rows."""
+        deviation, one, deviations = self._filter.deviation, self._slopes(rows, requests, context_sum), []
+        for count in others:
+            other = self._slopes(count, requests, context_sum)
+            deviations.append(deviation([right - left for left, right in zip(one, other, strict=True)]))
+        return deviations
 
     def _slopes(self, rows: int, requests: int, context_sum: int) -> list[float]:
         """Seconds that a unit of each unknown of the filter adds to a step; beyond the last knot they are its own."""
