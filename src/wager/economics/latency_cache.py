@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from wager.economics.latency_model import LatencyModel, seconds_by_rows
 
 _REFRESH_INTERVAL = 32  # steps after which the model is queried again: it learns, and contexts grow
+_DEPTHS = 8  # to which seconds of drafting are asked for at least, where all depths are known together
 _CONTEXTS_PER_DOUBLING = 8  # context lengths within 1/8 of a doubling (9 %) share an entry
 
 
@@ -28,6 +29,9 @@ class LatencyCache:
         self._extra_arrays: dict[tuple[int, int, int], NDArray[np.float64]] = {}  # the same
         self._last_shape, self._last_curve = (0, 0, 0), list[float]()  # of the last answer, which most others repeat
         self._draft: dict[tuple[str, int, int], float] = {}
+        # models that have a quicker method for all depths together (LatencySurface)
+        self._by_depth: Callable[[str, int, int], list[float]] | None = getattr(latency, "draft_seconds_by_depth", None)
+        self._draft_curves: dict[tuple[str, int], Sequence[float]] = {}
         self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
         self._listed: dict[tuple[str, int, int], list[list[float]]] = {}  # the same
 
@@ -41,7 +45,7 @@ class LatencyCache:
     def clear(self) -> None:
         """The model has learned something new."""
         self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
-        self._extra_arrays, self._listed = {}, {}
+        self._extra_arrays, self._listed, self._draft_curves = {}, {}, {}
         self._last_shape, self._last_curve = (0, 0, 0), []
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
@@ -82,6 +86,11 @@ class LatencyCache:
         """Drafting for `sequences`, each to `depth`."""
         if sequences == 0 or depth == 0:
             return 0.0
+        if self._by_depth is not None:
+            known = self._draft_curves.get((drafter, sequences), ())
+            if len(known) <= depth:
+                known = self._draft_curves[drafter, sequences] = self._by_depth(drafter, sequences, max(depth, _DEPTHS))
+            return known[depth]
         key = drafter, sequences, depth
         seconds = self._draft.get(key)
         if seconds is None:

@@ -122,6 +122,13 @@ class LatencySurface:
         curve = self.drafters.get(drafter)
         return curve.seconds(requests, depth) if curve and requests > 0 and depth > 0 else 0.0
 
+    def draft_seconds_by_depth(self, drafter: str, requests: int, depth: int) -> list[float]:
+        """`draft_seconds` to 0, 1, ... `depth`."""
+        curve = self.drafters.get(drafter)
+        if curve is None or requests <= 0:
+            return [0.0] * (depth + 1)
+        return [0.0, *curve.seconds_by_depth(requests, range(1, depth + 1))]
+
     def observe(self, record: StepRecord) -> None:
         """Correct from a step: how fast the machine is now, how this number of rows differs from the rest, and what a
         request adds.

@@ -93,7 +93,7 @@ class RowExploration:
         count, load = len(step.candidates), step.load
         own_seconds = _STEPS_PLANNED * self._own.of_planning
         least_cost, budget = self._budget.least_cost(load.plain_seconds), self._budget.seconds
-        if load.goodput <= 0 or least_cost + own_seconds > budget:
+        if not count or load.goodput <= 0 or least_cost + own_seconds > budget:
             return None
         every = 1 + count // LARGE_BATCH  # some sequences' forecasts are averaged
         plans = [state.plan for state in step.candidates[::every] if state.plan.forecasts]
