@@ -14,18 +14,20 @@ from wager.errors import UsageError
 Shape = tuple["Shape", ...]  # of a node: the subtrees of its children, by rank
 
 
-def shapes(nodes: int, depth: int, ranks: int) -> Iterator[Shape]:
-    """Every way to hang `nodes` nodes below a node, in `depth` levels, at most `ranks` children each."""
+RANKS = 3
+
+
+def shapes(nodes: int, depth: int, ranks: int = RANKS, *, left: int | None = None) -> Iterator[Shape]:
+    """Every way to hang `nodes` nodes below a node, in `depth` levels, at most `ranks` children each, and `left` more
+    of this one."""
+    left = ranks if left is None else left
     if nodes == 0:
         yield ()
-    elif depth and ranks:
+    elif depth and left:
         for first in range(1, nodes + 1):
-            for below in shapes(first - 1, depth - 1, RANKS):
-                for rest in shapes(nodes - first, depth, ranks - 1):
+            for below in shapes(first - 1, depth - 1, ranks):
+                for rest in shapes(nodes - first, depth, ranks, left=left - 1):
                     yield (below, *rest)
-
-
-RANKS = 3
 
 
 def expected(shape: Shape, rates: tuple[float, ...]) -> float:
@@ -45,7 +47,7 @@ def check(template: TreeTemplate) -> None:
 def test_no_template_is_expected_to_be_accepted_more(nodes: int, depth: int, seed: int) -> None:
     rng = random.Random(seed)
     rates = tuple(rng.random() ** 2 for _ in range(RANKS))  # not falling with the rank, too
-    every = [shape for size in range(nodes + 1) for shape in shapes(size, depth, RANKS)]
+    every = [shape for size in range(nodes + 1) for shape in shapes(size, depth)]
     best = max(expected(shape, rates) for shape in every)
     template = sequoia(rates, nodes, depth)
     check(template)
@@ -55,12 +57,7 @@ def test_no_template_is_expected_to_be_accepted_more(nodes: int, depth: int, see
 
 def test_the_enumeration_has_every_template() -> None:
     """Without limits of depth and ranks they are the ordered trees, counted by Catalan's numbers."""
-    global RANKS
-    RANKS, before = 9, RANKS
-    try:
-        assert [sum(1 for _ in shapes(n, 9, 9)) for n in range(6)] == [1, 1, 2, 5, 14, 42]
-    finally:
-        RANKS = before
+    assert [sum(1 for _ in shapes(n, 9, 9)) for n in range(6)] == [1, 1, 2, 5, 14, 42]
 
 
 def test_sure_ranks_make_a_chain_and_doubtful_ones_a_fan() -> None:

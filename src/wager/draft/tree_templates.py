@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 from wager.errors import UsageError
 
@@ -113,7 +113,7 @@ def _programme(rates: tuple[float, ...], nodes: int, depth: int) -> Callable[[in
         value.append(after)
         sizes.append(chosen[::-1])
 
-    @lru_cache(maxsize=None)
+    @cache
     def plan(n: int, levels: int) -> tuple[int, ...]:
         given: list[int] = []
         for size in sizes[levels] if levels else []:

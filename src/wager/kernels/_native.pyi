@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 class Buffer:
     def __init__(self, bytes: int) -> None: ...
     @property
@@ -120,6 +123,8 @@ class Tape:
         self, q: int, cache: CacheView, layer: int, heads: int, window: int, scale: float, out: int, logits: bool
     ) -> None: ...
     def select(self, x: int, out: int, n: int) -> None: ...
+    def copy(self, x: int, out: int, n: int, stride: int, wide: bool) -> int: ...
+    def redirect(self, copy: int, out: int, stride: int) -> None: ...
     def argmax(self, logits: int, out: int, n: int) -> None: ...
     def run(self, rows: int, sequences: int, logits_rows: int) -> None: ...
 
@@ -164,6 +169,25 @@ class PlainCommitter:
         now: float,
         max_context: int,
     ) -> tuple[list[Any], list[int], list[Any], int]: ...
+
+class LookupTable:
+    def __init__(
+        self,
+        draft: type,
+        drafter: str,
+        *,
+        longest: int,
+        shared_tokens: int,
+        prior: Sequence[float],
+        prior_weight: float,
+        min_survival: float,
+        slots: NDArray[np.uint64] | None,
+        homes: int,
+    ) -> None: ...
+    def begin(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
+    def accept(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
+    def end(self, seq_id: str, /) -> None: ...
+    def propose(self, requests: Sequence[Any], /) -> list[Any]: ...
 
 class NgramTable:
     def __init__(
