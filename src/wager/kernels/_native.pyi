@@ -261,3 +261,15 @@ class TokenJudge:
         goodput: float,
         limit: int,
     ) -> tuple[dict[str, Any], int, float, float | None, float] | None: ...
+
+def plan_drafts(
+    drafters: Sequence[tuple[Any, ...]],
+    rooms: Sequence[int],
+    weights: Sequence[float],
+    extra: Sequence[float],
+    goodput: float,
+    row_costs: Sequence[float],
+    several_drafters: float,
+    max_min_survival: float,
+    /,
+) -> tuple[list[int], list[int], list[float], float]: ...
