@@ -14,6 +14,7 @@ constexpr int kTileRows = 14, kTileCols = 2;  // linear: rows x 16 outputs held 
 constexpr int kBlockRows = 6, kBlockCols = 2;  // products of quantised weights
 constexpr int kQkRows = 6, kQkCols = 4;      // attention: row-heads x key blocks
 constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
+constexpr int kExpBlocks = 4;  // attention: sixteens of scores whose exponentials are taken together
 
 struct F {
     __m512 v;
@@ -82,6 +83,9 @@ WAGER_INLINE F widen(const uint16_t* p) {
 }
 WAGER_INLINE void narrow(uint16_t* p, F a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+}
+WAGER_INLINE void narrow_two(uint16_t* p, F first, F second) {
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(second.v, first.v));
 }
 WAGER_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 WAGER_INLINE void fetch_once(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA); }

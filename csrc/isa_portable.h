@@ -15,6 +15,7 @@ constexpr int kTileRows = 2, kTileCols = 1;
 constexpr int kBlockRows = 2, kBlockCols = 1;
 constexpr int kQkRows = 2, kQkCols = 1;
 constexpr int kPvRows = 2, kPvCols = 1;
+constexpr int kExpBlocks = 2;  // attention: sixteens of scores whose exponentials are taken together
 
 typedef float F4 __attribute__((vector_size(16)));
 typedef uint32_t U4 __attribute__((vector_size(16)));
@@ -129,6 +130,10 @@ WAGER_INLINE void narrow(uint16_t* p, F a) {  // to nearest even; NaN stays NaN
         const bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
         p[4 * i + j] = static_cast<uint16_t>((nan ? bits | 0x400000u : bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
     }
+}
+WAGER_INLINE void narrow_two(uint16_t* p, F first, F second) {
+    narrow(p, first);
+    narrow(p + 16, second);
 }
 WAGER_INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 WAGER_INLINE void fetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
