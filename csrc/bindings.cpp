@@ -155,6 +155,10 @@ void bind_tape(nb::module_& m) {
         .def("select", [](Tape& t, Address x, Address out, int n) {
             t.record(wager::Select{at<const float>(x), at<float>(out), n});
         })
+        .def("copy", [](Tape& t, Address x, Address out, int n, int stride, bool wide) {
+            return t.record(wager::Copy{at<const void>(x), at<float>(out), n, stride, wide});
+        })
+        .def("redirect", [](Tape& t, size_t copy, Address out, int stride) { t.redirect(copy, at<float>(out), stride); })
         .def("argmax", [](Tape& t, Address logits, Address out, int n) {
             t.record(wager::Argmax{at<const float>(logits), at<int32_t>(out), n});
         })
@@ -212,4 +216,6 @@ NB_MODULE(_native, m) {
     bind_step(m);
     bind_commit(m);
     bind_ngrams(m);
+    bind_policy(m);
+    bind_lookup(m);
 }

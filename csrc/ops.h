@@ -215,6 +215,14 @@ struct Select {
     int n;
 };
 
+// Copies rows to floats, one row `stride` elements after the other; nothing while `out` is null (see Tape::redirect).
+struct Copy {
+    const void* x;  // float, or bf16 if `wide`
+    float* out;
+    int n, stride;
+    bool wide;
+};
+
 struct Argmax {
     const float* logits;
     int32_t* out;
@@ -257,6 +265,7 @@ struct Table {
     void (*rotary)(const Rotary&, const Step&, int thread);
     void (*attention)(const Attention&, const Step&, int thread);
     void (*select)(const Select&, const Step&, int thread);
+    void (*copy)(const Copy&, const Step&, int thread);
     void (*argmax)(const Argmax&, const Step&, int thread);
     MaxLogit (*max_logit)(const float* logits, int first, int last);
     ScoredToken (*draw)(const Draw&, MaxLogit top, int first, int last);

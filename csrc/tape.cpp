@@ -95,7 +95,7 @@ void Tape::quantise_before(const Op& op) {
                op);
 }
 
-void Tape::record(Op op) {
+size_t Tape::record(Op op) {
     const Exclusive use(busy_);
     quantise_before(op);
     std::visit(Overloaded{
@@ -112,6 +112,14 @@ void Tape::record(Op op) {
                },
                op);
     ops_.push_back(std::move(op));
+    return ops_.size() - 1;
+}
+
+void Tape::redirect(size_t copy, float* out, int stride) {
+    const Exclusive use(busy_);
+    Copy& op = std::get<Copy>(ops_.at(copy));
+    op.out = out;
+    op.stride = stride;
 }
 
 // Most segments of a tile where threads share out segments, because tiles and kv heads alone would leave some idle; else 0.
@@ -173,6 +181,7 @@ void Tape::run(int rows, int sequences, int logits_rows) {
         const Table& table = *table_;
         for (const Op& op : ops_) {
             if (const auto* o = std::get_if<QuantiseRows>(&op); o && row_count(step, o->row_set) * o->per_row <= kOwnRows) continue;
+            if (const auto* o = std::get_if<Copy>(&op); o && o->out == nullptr) continue;
             std::visit(Overloaded{
                            [&](const Embed& o) { table.embed(o, step, thread); },
                            [&](const RmsNorm& o) { table.rms_norm(o, step, thread); },
@@ -188,6 +197,7 @@ void Tape::run(int rows, int sequences, int logits_rows) {
                            [&](const Rotary& o) { table.rotary(o, step, thread); },
                            [&](const Attention& o) { table.attention(o, step, thread); },
                            [&](const Select& o) { table.select(o, step, thread); },
+                           [&](const Copy& o) { table.copy(o, step, thread); },
                            [&](const Argmax& o) { table.argmax(o, step, thread); },
                        },
                        op);

@@ -18,13 +18,15 @@ namespace wager {
 class Tape {
   public:
     using Op = std::variant<Embed, RmsNorm, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather, ExpertsIn, ExpertsOut, LatentWrite,
-                            Rotary, Attention, Select, Argmax>;
+                            Rotary, Attention, Select, Copy, Argmax>;
 
     Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim);
 
-    // Both throw std::runtime_error while another thread is inside one of them; `run` throws std::out_of_range for inputs
+    // All throw std::runtime_error while another thread is inside one of them; `run` throws std::out_of_range for inputs
     // that contradict the tape's buffers or each other.
-    void record(Op op);
+    size_t record(Op op);  // the number of the op
+    // Where a recorded Copy writes from now on; null: it does nothing.
+    void redirect(size_t copy, float* out, int stride);
     void run(int rows, int sequences, int logits_rows);
 
   private:

@@ -16,8 +16,9 @@ import numpy as np
 from wager.arch.feed_forward import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
-from wager.kernels.base import BLOCK_SIZE, Inputs, Routing, RowSet
+from wager.kernels.base import BLOCK_SIZE, Routing, RowSet
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix
+from wager.kernels.inputs import Inputs
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.reference_quantised import ReferenceQuantised
 from wager.kernels.reference_rows import matrix_vector, rms_norm, rotate, silu, softmax
@@ -28,7 +29,9 @@ from wager.kernels.reference_store import (
     ReferenceInt8Cache,
     ReferenceLatents,
     ReferenceMatrix,
+    ReferenceTap,
     ReferenceWeight,
+    check_slots,
 )
 from wager.kernels.routing import top_experts
 from wager.types import KVDtype
@@ -169,6 +172,14 @@ class ReferenceTape:
 
         self._ops.append(("logits", op))
 
+    def copy(self, x: Array, out: Array) -> None:
+        self.tap(x).copy_to(out)
+
+    def tap(self, x: Array) -> ReferenceTap:
+        tap = ReferenceTap(x)
+        self._ops.append(("rows", tap.copy))
+        return tap
+
     def argmax(self, logits: Array, out: Array) -> None:
         def op(row: int) -> None:
             out[row] = _argmax(logits[row])
@@ -177,7 +188,7 @@ class ReferenceTape:
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         counts = {"rows": rows, "logits": logits_rows}
-        _check_slots(self.inputs, rows, sequences)
+        check_slots(self.inputs, rows, sequences)
         with np.errstate(all="ignore"):  # what is not finite is found in the logits
             self._paths = [self._path(row) for row in range(rows)]
             for of, op in self._ops:
@@ -271,21 +282,6 @@ class ReferenceKernels:
                 seed = int(seeds[i]) & (2**64 - 1)
                 out[i] = argmax_gumbel(z, float(temperatures[i]), seed, int(positions[i]), int(choices[i]))
         return out
-
-
-def _check_slots(inputs: Inputs, rows: int, sequences: int) -> None:
-    """CacheIntegrityError unless each row's slot is the one that the block table of its sequence has for it."""
-    starts, computed = inputs.query_start_loc, inputs.num_computed_tokens
-    if starts[sequences] != rows:
-        raise CacheIntegrityError(f"query_start_loc ends at {starts[sequences]}, and the step has {rows} rows.")
-    seq_ids, slots = inputs.seq_ids[:rows], inputs.slot_mapping[:rows]
-    places = computed[seq_ids] + np.arange(rows) - starts[seq_ids]
-    expected = inputs.block_tables[seq_ids, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-    for row in np.flatnonzero(slots != expected)[:1]:
-        raise CacheIntegrityError(
-            f"slot_mapping is {slots[row]} at index {row}, not {expected[row]} as in the block table of sequence "
-            f"{seq_ids[row]}."
-        )
 
 
 def _row(x: Array, row: int) -> Array:

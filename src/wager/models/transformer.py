@@ -5,7 +5,7 @@ Every difference between families is a value of the spec. Kernels are used throu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -15,7 +15,7 @@ from wager.arch.feed_forward import Experts
 from wager.arch.spec import Layer
 from wager.errors import UsageError
 from wager.kernels.arrays import INT32, Array, empty, zeros
-from wager.kernels.base import BLOCK_SIZE, Kernels, Routing, RowSet, Tape, TargetOutput
+from wager.kernels.base import BLOCK_SIZE, Kernels, Routing, RowSet, Tap, Tape, TargetOutput
 from wager.models import footprint as memory
 from wager.models.layer_weights import LayerWeights
 from wager.models.matrices import Matrices, in_one_form
@@ -85,6 +85,8 @@ class Decoder:
         self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
         self.buffers = self._tape.buffers
         self._outputs: dict[int, TargetOutput] = {}  # views of the buffers, by rows of logits
+        self._places: list[Tap] = []  # where each layer begins
+        self._tapped: dict[int, Array] = {}
         self._logits = empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = empty(self.max_logits_rows, dtype=INT32)
         self._record(weights, matrices, store or PackedStore(kernels))
@@ -105,9 +107,27 @@ class Decoder:
         self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=logits_rows)
         output = self._outputs.get(logits_rows)
         if output is None:
-            output = TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
-            self._outputs[logits_rows] = output
+            views = (self._logits[:logits_rows], self._greedy_tokens[:logits_rows], self._selected[:logits_rows])
+            output = self._outputs[logits_rows] = TargetOutput(*views)
+        if self._tapped:
+            return replace(output, taps={layer: rows[: batch.rows] for layer, rows in self._tapped.items()})
         return output
+
+    def tap(self, layers: Collection[int]) -> None:
+        """From now on passes give the residual stream after so many layers, from 0 (the embeddings) to one less than
+        all, and after no other number: TargetOutput.taps. UsageError for a layer that there is not."""
+        for layer in layers:
+            if not 0 <= layer < len(self._places):
+                raise UsageError(
+                    f"Layer {layer} cannot be tapped: {self.spec.name} has {len(self._places)} layers.",
+                    f"Tap layers 0 to {len(self._places) - 1}; what the last one gives is TargetOutput.last_hidden.",
+                )
+        buffers = {layer: self._tapped.get(layer) for layer in layers}
+        self._tapped = {
+            layer: empty(self.max_rows, self.spec.hidden) if rows is None else rows for layer, rows in buffers.items()
+        }
+        for layer, place in enumerate(self._places):
+            place.copy_to(self._tapped.get(layer))
 
     def _record(self, weights: Weights, matrices: Matrices, store: PackedStore) -> None:
         """Record a pass. A matrix that the store does not have is read and packed, one after the other, so that at most
@@ -117,10 +137,12 @@ class Decoder:
         normed = empty(self.max_rows, spec.hidden, dtype=kernels.act)
         rotation = spec.details.rope.table(self.max_blocks * BLOCK_SIZE, spec.attention.rope_dim)
         buffers = _Buffers(self, x, normed, rotation)
+        self._selected = buffers.selected
         embedding = store.get("embed", lambda: kernels.pack(matrices.read("embed.weight")))
         tape.embed(embedding, x)
         known = tensor_shapes(spec)
         for index, layer in enumerate(spec.ordered_layers):
+            self._places.append(tape.tap(x))
             tensors = LayerWeights(weights, matrices, store, known, index=index)
             self._record_layer(tensors, layer, index, buffers, of=self._rows_of(index))
         selected_normed = empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
