@@ -88,5 +88,6 @@ def test_what_it_refuses(wager: Call, tmp_path: Path, prompts: Path, arguments: 
 
 
 def test_an_output_that_is_no_folder_is_refused(wager: Call, tmp_path: Path, prompts: Path) -> None:
-    assert "is not a folder" in wager("train", "--prompts", str(prompts), "-o", str(prompts)).err
-    assert "cannot be made" in wager("train", "--prompts", str(prompts), "-o", str(tmp_path / "a" / "b")).err
+    assert "cannot be made: File exists" in wager("train", "--prompts", str(prompts), "-o", str(prompts)).err
+    found = wager("train", "--prompts", str(prompts), "-o", str(tmp_path / "a" / "b"))
+    assert "cannot be made: No such file" in found.err

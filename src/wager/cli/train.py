@@ -13,7 +13,7 @@ import click
 from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
 from wager.errors import UsageError
-from wager.inputs import expand_path, whole_number
+from wager.inputs import expand_path, shown, whole_number
 
 if TYPE_CHECKING:
     from wager.build.load import LoadedEngine
@@ -28,12 +28,14 @@ _REPORTS = 10
 """Steps between two lines of progress."""
 
 
-def _folder(_ctx: click.Context, _param: click.Parameter, value: str) -> Path:
-    path = parameters.as_bad_parameter(lambda: expand_path(value))
-    if path.exists() and not path.is_dir():
-        raise click.BadParameter(f"{str(path)!r} is not a folder.")
-    if not path.exists() and not path.parent.is_dir():
-        raise click.BadParameter(f"{str(path)!r} cannot be made: there is no such folder.")
+def _folder(output: str) -> Path:
+    """The folder of --output, made if it is not there."""
+    path = expand_path(output)
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise UsageError(f"--output {shown(output)} cannot be made: {cause}.", "Give a folder.") from error
     return path
 
 
@@ -96,14 +98,14 @@ _RUN = [
 
 @click.command("train", cls=parameters.Verb)
 @click.option("--kind", type=click.Choice(KINDS), default="eagle3", show_default=True, help="What is trained.")
-@click.option("-o", "--output", "folder", required=True, callback=_folder, metavar="FOLDER",
+@click.option("-o", "--output", required=True, metavar="FOLDER",
               help="Folder of answers, checkpoint and the trained drafter.")  # fmt: skip
 @flags.add(_SOURCES)
 @flags.add(_NUMBERS)
 @flags.add(_RUN)
 @flags.engine_flags(only=("model", "kernels", "threads", "memory"))
 @flags.json_flag
-def command(*, kind: str, folder: Path, config: EngineConfig, json_path: Path | None, **options: Any) -> None:
+def command(*, kind: str, output: str, config: EngineConfig, json_path: Path | None, **options: Any) -> None:
     """Train a drafter for a model and write it to FOLDER, ready for `--drafter`.
 
     The model answers the prompts; its hidden states and its whole distribution after each token are computed again on
@@ -118,7 +120,7 @@ def command(*, kind: str, folder: Path, config: EngineConfig, json_path: Path | 
     require_torch()
     if not (options["prompts"] or options["made_up"] or options["answers"]):
         raise UsageError("There is nothing to train on.", "Give --prompts FILE, --made-up N or --answers FILE.")
-    folder.mkdir(exist_ok=True)
+    folder = _folder(output)
     session = _session(kind, folder, config, options)
     if session.trainer.step:
         console.say(f"going on after step {session.trainer.step}")
