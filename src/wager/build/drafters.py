@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from wager.build.opened import OpenedModel, open_draft
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter
+from wager.draft.store_file import StoreFile
+from wager.draft.vocabulary import vocabulary_digest
 from wager.kernels.base import Kernels
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedDrafter:
     """A configured drafter that was checked but not built. `label` is its name in results; `model` is its model, opened
-    but not loaded, if it runs one."""
+    but not loaded, if it runs one; `store` the store that it reads, open."""
 
     label: str
     spec: DrafterSpec
     model: OpenedModel | None = None
+    store: StoreFile | None = None
 
 
 def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
@@ -32,9 +36,15 @@ def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDraft
             spec.name if counts[spec.name] == 1 else str(spec),
             spec,
             open_draft(config, target, spec.argument or "") if KINDS[spec.name].runs_a_model else None,
+            _open_store(Path(spec.argument or ""), target) if KINDS[spec.name].argument == "store" else None,
         )
         for spec in specs
     ]
+
+
+def _open_store(path: Path, target: OpenedModel) -> StoreFile:
+    tokenizer = target.tokenizer
+    return StoreFile(path.expanduser(), vocab=tokenizer.vocab_size, tokenizer=vocabulary_digest(tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,7 @@ def build(opened: OpenedDrafter, config: EngineConfig, *, kernels: Kernels, num_
         model=model.load(kernels, num_blocks) if model else None,
         kernels=kernels,
         prefix_cache=config.capacity.prefix_cache,
+        store=opened.store,
     )
     drafter = build_drafter(opened.spec, parts)
     drafter.name = opened.label
