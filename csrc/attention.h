@@ -20,7 +20,7 @@ inline void attend(AttentionTile& tile, int first, int end, SoftmaxState& state)
 
 // Threads take items one by one, the long ones of a prompt first, and each knows its next one beforehand.
 inline void attend_in_turn(AttentionTile& tile) {
-    const int items = tile.step.plan.tiles * tile.op.cache.kv_heads;
+    const int items = tile.plan.tiles * tile.op.cache.kv_heads;
     const auto take = [&] { return items - 1 - tile.op.next->fetch_add(1, std::memory_order_relaxed); };
     for (int item = take(); item >= 0;) {
         const int next = take();
@@ -41,7 +41,7 @@ struct SegmentShares {
 
     SegmentShares(AttentionTile& tile_, int thread_)
         : tile(tile_),
-          plan(tile.step.plan),
+          plan(tile.plan),
           items(plan.tiles * tile.op.cache.kv_heads),
           threads(tile.step.threads),
           thread(thread_),
@@ -125,7 +125,7 @@ struct SegmentShares {
 
 inline void attention(const Attention& op, const Step& step, int thread) {
     AttentionTile tile(op, step, step.scratch + step.scratch_bytes * thread);
-    if (step.plan.segments > 0) SegmentShares(tile, thread).run();
+    if (tile.plan.segments > 0) SegmentShares(tile, thread).run();
     else attend_in_turn(tile);
 }
 

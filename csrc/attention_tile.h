@@ -25,7 +25,8 @@ struct NextBlocks {
 struct AttentionTile {
     const Attention& op;
     const Step& step;
-    int row, rows, head, d, values_d, group;
+    const AttentionPlan& plan;
+    int row, rows, out_row, head, d, values_d, group;
     int first_seen, end_seen;  // positions that some row sees
     int all_from, all_to;      // positions that every row sees
     float scale;
@@ -41,6 +42,7 @@ struct AttentionTile {
     AttentionTile(const Attention& op_, const Step& step_, uint8_t* scratch)
         : op(op_),
           step(step_),
+          plan(plan_of(step, op.row_set)),
           d(op.cache.head_dim),
           values_d(op.cache.value_dim),
           group(op.heads / op.cache.kv_heads),
@@ -60,8 +62,9 @@ struct AttentionTile {
 
     // The rows of a tile, and the positions that they see.
     void place(int tile) {
-        row = step.plan.tile_rows[tile];
-        rows = step.plan.tile_sizes[tile];
+        row = plan.tile_rows[tile];
+        rows = plan.tile_sizes[tile];
+        out_row = plan.tile_outs[tile];
         first_seen = all_to = INT32_MAX;
         end_seen = all_from = 0;
         for (int t = 0; t < rows; ++t) {
@@ -88,7 +91,7 @@ struct AttentionTile {
     void follow(int item) {
         after.first = after.last = 0;
         if (item < 0) return;
-        const int first = step.plan.tile_rows[item / op.cache.kv_heads], position = step.in.positions[first];
+        const int first = plan.tile_rows[item / op.cache.kv_heads], position = step.in.positions[first];
         after = {block_table(step, first), item % op.cache.kv_heads, first_key_of(op, position) / kBlockSize, position / kBlockSize + 1};
     }
     int first_segment() const { return first_seen / kSegment; }
@@ -236,7 +239,7 @@ struct AttentionTile {
     void finish(const SoftmaxState& state) {
         for (int i = 0; i < rows * group; ++i) {
             const int t = i / group;
-            uint16_t* out = op.out + (static_cast<size_t>(row + t) * op.heads + head * group + i % group) * values_d;
+            uint16_t* out = op.out + (static_cast<size_t>(out_row + t) * op.heads + head * group + i % group) * values_d;
             const F total = splat(sum(load(state.sum + 16 * i)));
             const float* o = state.o + static_cast<size_t>(i) * values_d;
             for (int j = 0; j < values_d; j += 16) narrow(out + j, add(div(load(o + j), total), zero()));  // no minus zero

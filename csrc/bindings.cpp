@@ -148,12 +148,17 @@ void bind_tape(nb::module_& m) {
                                    at<const float>(k_norm), eps, cache, layer, heads, positions, at<uint16_t>(q)});
         })
         .def("attention", [](Tape& t, Address q, const CacheView& cache, int layer, int heads, int window, float scale,
-                             Address out) {
-            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, scale, at<uint16_t>(out), nullptr});
+                             Address out, bool logits) {
+            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, scale, at<uint16_t>(out),
+                                      row_set(logits), nullptr});
         })
         .def("select", [](Tape& t, Address x, Address out, int n) {
             t.record(wager::Select{at<const float>(x), at<float>(out), n});
         })
+        .def("copy", [](Tape& t, Address x, Address out, int n, int stride, bool wide) {
+            return t.record(wager::Copy{at<const void>(x), at<float>(out), n, stride, wide});
+        })
+        .def("redirect", [](Tape& t, size_t copy, Address out, int stride) { t.redirect(copy, at<float>(out), stride); })
         .def("argmax", [](Tape& t, Address logits, Address out, int n) {
             t.record(wager::Argmax{at<const float>(logits), at<int32_t>(out), n});
         })
@@ -211,5 +216,6 @@ NB_MODULE(_native, m) {
     bind_step(m);
     bind_commit(m);
     bind_ngrams(m);
+    bind_policy(m);
     bind_lookup(m);
 }

@@ -60,12 +60,13 @@ struct Inputs {
     int max_rows, max_sequences, max_blocks;
 };
 
-// How attention cuts the rows of a step: tiles of consecutive rows of one sequence, and for rows of a tree the block from
+// How attention cuts the rows of a set: tiles of consecutive rows of one sequence, and for rows of a tree the block from
 // which their keys must be gathered into path order (kDirect: their keys already lie in position order).
 struct AttentionPlan {
     static constexpr int32_t kDirect = INT32_MAX;
     const int32_t* tile_rows;   // [tiles] first row
     const int32_t* tile_sizes;  // [tiles]
+    const int32_t* tile_outs;   // [tiles] the row of the output that is the first one's
     const int32_t* tails;       // [rows]
     int tiles;
     int tail_blocks;  // room in the scratch memory per row
@@ -79,7 +80,7 @@ struct AttentionPlan {
 struct Step {
     Inputs in;
     int rows, sequences, logits_rows, threads;
-    AttentionPlan plan;
+    AttentionPlan plan, logits_plan;
     uint8_t* scratch;  // threads * scratch_bytes
     size_t scratch_bytes;
     // Quantised activations: of few rows each thread makes its own copy (own_blocks apart), of many they share one.
@@ -204,6 +205,7 @@ struct Attention {
     int layer, heads, window;  // window 0: none
     float scale;               // 0: by the head's size
     uint16_t* out;
+    RowSet row_set;
     std::atomic<int>* next;  // next work item
 };
 
@@ -211,6 +213,14 @@ struct Select {
     const float* x;
     float* out;
     int n;
+};
+
+// Copies rows to floats, one row `stride` elements after the other; nothing while `out` is null (see Tape::redirect).
+struct Copy {
+    const void* x;  // float, or bf16 if `wide`
+    float* out;
+    int n, stride;
+    bool wide;
 };
 
 struct Argmax {
@@ -255,6 +265,7 @@ struct Table {
     void (*rotary)(const Rotary&, const Step&, int thread);
     void (*attention)(const Attention&, const Step&, int thread);
     void (*select)(const Select&, const Step&, int thread);
+    void (*copy)(const Copy&, const Step&, int thread);
     void (*argmax)(const Argmax&, const Step&, int thread);
     MaxLogit (*max_logit)(const float* logits, int first, int last);
     ScoredToken (*draw)(const Draw&, MaxLogit top, int first, int last);

@@ -176,6 +176,24 @@ inline void select(const Select& op, const Step& step, int thread) {
     }
 }
 
+inline void copy(const Copy& op, const Step& step, int thread) {
+    const int first = static_cast<int>(part(step.rows, thread, step.threads));
+    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    for (int row = first; row < last; ++row) {
+        const size_t at = static_cast<size_t>(row) * op.n;
+        float* out = op.out + static_cast<size_t>(row) * op.stride;
+        if (!op.wide) {
+            std::memcpy(out, static_cast<const float*>(op.x) + at, static_cast<size_t>(op.n) * sizeof(float));
+            continue;
+        }
+        const uint16_t* x = static_cast<const uint16_t*>(op.x) + at;
+        for (int i = 0; i < op.n; ++i) {
+            const uint32_t bits = static_cast<uint32_t>(x[i]) << 16;
+            __builtin_memcpy(out + i, &bits, 4);
+        }
+    }
+}
+
 // The largest logit among ids [first, last) and its lowest id.
 inline MaxLogit max_logit(const float* logits, int first, int last) {
     const F low = splat(-__builtin_inff());

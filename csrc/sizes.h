@@ -56,6 +56,7 @@ inline void copy_value(const CacheView& cache, const uint16_t* from, int at, uin
 }
 
 inline int row_count(const Step& step, RowSet set) { return set == RowSet::rows ? step.rows : step.logits_rows; }
+inline const AttentionPlan& plan_of(const Step& step, RowSet set) { return set == RowSet::rows ? step.plan : step.logits_plan; }
 
 // Rows of a sequence that one attention tile holds, its (row, query head) pairs, and the floats of its softmax state.
 inline int tile_rows(int group) { return group > kRowHeads ? 1 : kRowHeads / group; }

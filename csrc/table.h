@@ -18,6 +18,6 @@
 namespace wager::WAGER_NS {
 
 inline constexpr Table kTable = {WAGER_NAME, embed,      rms_norm,    quantise_rows, linear, per_head,  router, top_experts, gather,
-                                 experts_in, experts_out, latent,        rotary, attention, select, argmax,      max_logit, draw, sweep};
+                                 experts_in, experts_out, latent,        rotary, attention, select, copy, argmax,      max_logit, draw, sweep};
 
 }  // namespace wager::WAGER_NS

@@ -1,6 +1,7 @@
 #include "tape.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "sizes.h"
 
@@ -49,9 +50,9 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int
       scratch_bytes_(attention_scratch(group_, head_dim, tail_blocks_)),
       scratch_(scratch_bytes_ * pool_->threads()),
       done_(new std::atomic<int>[kSplitBelow * pool_->threads()]()) {
-    tile_rows_.reserve(in.max_rows);
-    tile_sizes_.reserve(in.max_rows);
     tails_.resize(in.max_rows);
+    every_row_.resize(in.max_rows);
+    std::iota(every_row_.begin(), every_row_.end(), 0);
 }
 
 void Tape::limit_blocks(const CacheView& cache) {
@@ -94,7 +95,7 @@ void Tape::quantise_before(const Op& op) {
                op);
 }
 
-void Tape::record(Op op) {
+size_t Tape::record(Op op) {
     const Exclusive use(busy_);
     quantise_before(op);
     std::visit(Overloaded{
@@ -111,15 +112,23 @@ void Tape::record(Op op) {
                },
                op);
     ops_.push_back(std::move(op));
+    return ops_.size() - 1;
+}
+
+void Tape::redirect(size_t copy, float* out, int stride) {
+    const Exclusive use(busy_);
+    Copy& op = std::get<Copy>(ops_.at(copy));
+    op.out = out;
+    op.stride = stride;
 }
 
 // Most segments of a tile where threads share out segments, because tiles and kv heads alone would leave some idle; else 0.
-int Tape::segments() {
-    const int items = static_cast<int>(tile_rows_.size()) * kv_heads_, threads = pool_->threads();
+int Tape::segments(const Tiles& tiles) {
+    const int items = static_cast<int>(tiles.rows.size()) * kv_heads_, threads = pool_->threads();
     if (threads == 1 || items >= kSplitBelow * threads) return 0;
     int last = 0;
-    for (size_t tile = 0; tile < tile_rows_.size(); ++tile)
-        for (int row = tile_rows_[tile]; row < tile_rows_[tile] + tile_sizes_[tile]; ++row)
+    for (size_t tile = 0; tile < tiles.rows.size(); ++tile)
+        for (int row = tiles.rows[tile]; row < tiles.rows[tile] + tiles.sizes[tile]; ++row)
             last = in_.positions[row] > last ? in_.positions[row] : last;
     const int segments = last / kSegment + 1;
     const size_t bytes = static_cast<size_t>(threads) * (segments + 1) * state_floats(group_, head_dim_) * sizeof(float);
@@ -127,25 +136,34 @@ int Tape::segments() {
     return segments;
 }
 
-AttentionPlan Tape::plan(int rows) {
-    tile_rows_.clear();
-    tile_sizes_.clear();
+void Tape::find_tails(int rows) {
     for (int row = 0; row < rows; ++row) {
         const int sequence = in_.seq_ids[row], start = in_.query_start_loc[sequence], base = in_.num_computed_tokens[sequence];
-        const bool fresh = row == 0 || in_.seq_ids[row - 1] != sequence || tile_sizes_.back() == tile_rows(group_);
-        if (fresh) {
-            tile_rows_.push_back(row);
-            tile_sizes_.push_back(1);
-        } else {
-            ++tile_sizes_.back();
-        }
         int32_t tail = AttentionPlan::kDirect;
         for (int a = row; a >= start && a - start != in_.positions[a] - base; a = in_.parents[a])
             tail = in_.positions[a] / kBlockSize;
         tails_[row] = tail;
     }
-    return {tile_rows_.data(), tile_sizes_.data(), tails_.data(), static_cast<int>(tile_rows_.size()), tail_blocks_, segments(),
-            reinterpret_cast<float*>(parts_ ? parts_->data() : nullptr), done_.get()};
+}
+
+AttentionPlan Tape::plan(Tiles& tiles, const int32_t* rows, int count) {
+    tiles.rows.clear();
+    tiles.sizes.clear();
+    tiles.outs.clear();
+    for (int i = 0; i < count; ++i) {
+        const int row = rows[i];
+        const bool follows = i > 0 && rows[i - 1] == row - 1 && in_.seq_ids[row - 1] == in_.seq_ids[row];
+        if (follows && tiles.sizes.back() < tile_rows(group_)) {
+            ++tiles.sizes.back();
+            continue;
+        }
+        tiles.rows.push_back(row);
+        tiles.sizes.push_back(1);
+        tiles.outs.push_back(i);
+    }
+    const int most = segments(tiles);
+    return {tiles.rows.data(), tiles.sizes.data(), tiles.outs.data(), tails_.data(), static_cast<int>(tiles.rows.size()), tail_blocks_,
+            most, nullptr, done_.get()};
 }
 
 void Tape::run(int rows, int sequences, int logits_rows) {
@@ -153,13 +171,17 @@ void Tape::run(int rows, int sequences, int logits_rows) {
     copy_inputs(rows, sequences, logits_rows);
     check(rows, sequences, logits_rows);
     for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
-    const Step step{in_, rows, sequences, logits_rows, pool_->threads(), plan(rows), scratch_.data(), scratch_bytes_,
+    find_tails(rows);
+    AttentionPlan all = plan(tiles_, every_row_.data(), rows), some = plan(logits_tiles_, in_.logits_indices, logits_rows);
+    all.parts = some.parts = reinterpret_cast<float*>(parts_ ? parts_->data() : nullptr);
+    const Step step{in_, rows, sequences, logits_rows, pool_->threads(), all, some, scratch_.data(), scratch_bytes_,
                     own_ ? reinterpret_cast<ActivationBlock*>(own_->data()) : nullptr,
                     shared_ ? reinterpret_cast<ActivationBlock*>(shared_->data()) : nullptr, own_blocks_};
     pool_->run([&](int thread) {
         const Table& table = *table_;
         for (const Op& op : ops_) {
             if (const auto* o = std::get_if<QuantiseRows>(&op); o && row_count(step, o->row_set) * o->per_row <= kOwnRows) continue;
+            if (const auto* o = std::get_if<Copy>(&op); o && o->out == nullptr) continue;
             std::visit(Overloaded{
                            [&](const Embed& o) { table.embed(o, step, thread); },
                            [&](const RmsNorm& o) { table.rms_norm(o, step, thread); },
@@ -175,6 +197,7 @@ void Tape::run(int rows, int sequences, int logits_rows) {
                            [&](const Rotary& o) { table.rotary(o, step, thread); },
                            [&](const Attention& o) { table.attention(o, step, thread); },
                            [&](const Select& o) { table.select(o, step, thread); },
+                           [&](const Copy& o) { table.copy(o, step, thread); },
                            [&](const Argmax& o) { table.argmax(o, step, thread); },
                        },
                        op);

@@ -18,13 +18,15 @@ namespace wager {
 class Tape {
   public:
     using Op = std::variant<Embed, RmsNorm, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather, ExpertsIn, ExpertsOut, LatentWrite,
-                            Rotary, Attention, Select, Argmax>;
+                            Rotary, Attention, Select, Copy, Argmax>;
 
     Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim);
 
-    // Both throw std::runtime_error while another thread is inside one of them; `run` throws std::out_of_range for inputs
+    // All throw std::runtime_error while another thread is inside one of them; `run` throws std::out_of_range for inputs
     // that contradict the tape's buffers or each other.
-    void record(Op op);
+    size_t record(Op op);  // the number of the op
+    // Where a recorded Copy writes from now on; null: it does nothing.
+    void redirect(size_t copy, float* out, int stride);
     void run(int rows, int sequences, int logits_rows);
 
   private:
@@ -32,6 +34,11 @@ class Tape {
     struct Writer {
         uint64_t run = 0;
         int sequence = 0;
+    };
+
+    // Attention's tiles over a set of rows; see AttentionPlan.
+    struct Tiles {
+        std::vector<int32_t> rows, sizes, outs;
     };
 
     void limit_blocks(const CacheView& cache);
@@ -46,8 +53,9 @@ class Tape {
     void check_logits_indices(int rows, int logits_rows) const;
     std::string sequence_of(int block, int sequences) const;
     const int32_t* block_table(int sequence) const { return in_.block_tables + static_cast<size_t>(sequence) * in_.max_blocks; }
-    AttentionPlan plan(int rows);
-    int segments();
+    void find_tails(int rows);
+    AttentionPlan plan(Tiles& tiles, const int32_t* rows, int count);
+    int segments(const Tiles& tiles);
 
     std::shared_ptr<Pool> pool_;
     const Table* table_;
@@ -63,7 +71,8 @@ class Tape {
     std::vector<Op> ops_;
     std::vector<std::unique_ptr<std::atomic<int>>> counters_;
     std::ptrdiff_t last_linear_ = -1;
-    std::vector<int32_t> tile_rows_, tile_sizes_, tails_;
+    std::vector<int32_t> every_row_, tails_;  // 0, 1, 2 ..; see AttentionPlan
+    Tiles tiles_, logits_tiles_;
     std::vector<Writer> writers_;  // by block of the smallest cache; empty for a tape without one
     uint64_t runs_ = 0;
     std::atomic<bool> busy_{false};

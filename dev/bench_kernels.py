@@ -103,13 +103,13 @@ class TorchLinears:
 
 def memory(kernels: CpuKernels, rounds: int) -> None:
     buffer = _native.Buffer(WEIGHTS * 2)
-    _touch(kernels, buffer)
+    touch(kernels, buffer)
     low, mid = times([lambda: _native.sweep(kernels.pool, kernels.isa, buffer)], rounds)[0]
     speed, usual = WEIGHTS * 2 / low / 1e9, WEIGHTS * 2 / mid / 1e9
     print(f"memory: {WEIGHTS * 2 / 1e6:.0f} MB read in {low * 1e3:.2f} ms = {speed:.1f} GB/s (median {usual:.1f})")
 
 
-def _touch(kernels: CpuKernels, buffer: _native.Buffer) -> None:
+def touch(kernels: CpuKernels, buffer: _native.Buffer) -> None:
     k = 1 << 12
     panels = buffer.nbytes // (2 * k) // 32
     ones = np.ones(k, BFLOAT16)
@@ -175,7 +175,7 @@ class Attention:
 def attention(kernels: CpuKernels, rounds: int) -> None:
     """Both types of cache in turns; between runs a large buffer is read, so that the cache comes from memory."""
     buffer = _native.Buffer(WEIGHTS)
-    _touch(kernels, buffer)
+    touch(kernels, buffer)
     shapes = [(1, rows, 300) for rows in (1, 4, 8, 16)] + [
         (1, rows, context) for context in (1000, 4000) for rows in (1, 8)
     ]

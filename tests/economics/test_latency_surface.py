@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import timeit
 
 import pytest
 
@@ -86,10 +85,12 @@ def test_steps_with_guesses_correct_the_cost_of_steps_without() -> None:
     assert surface.seconds(8, 8, 0) == pytest.approx(kernel(per_request=3e-5).seconds(8, 8, 0), rel=0.05)
 
 
-def test_drafting_and_prompts_do_not_correct_steps() -> None:
+def test_drafting_prompts_and_the_policy_do_not_correct_steps() -> None:
     surface = kernel()
     surface.observe(record(8, 4, 10, seconds=surface.seconds(8, 4, 40), draft=5.0))
     surface.observe(StepRecord(8, 2, 0, 0, 1, {"forward": 9.0}, (0, 50)))
+    expected = surface.seconds(8, 4, 40)
+    surface.observe(StepRecord(8, 4, 4, 0, 4, {"forward": expected, "policy": 5.0}, (10,) * 4))
     assert [surface.seconds(rows, 1, 0) for rows in ROWS] == pytest.approx(SECONDS)
 
 
@@ -121,6 +122,36 @@ def test_noise_averages_out() -> None:
     assert worst < 0.12
 
 
+def test_a_machine_whose_pace_wanders_leaves_the_curve_smooth() -> None:
+    """Steps scatter by 15 % and the machine's pace by as much over dozens of steps; the prices start uncertain. How far
+    rows cost more than others must not be read from when they were seen. (0.27 with independent row counts and a fixed
+    scatter, 0.15 now.)"""
+    errors = []
+    for seed in range(5):
+        noise, pace = random.Random(seed), 0.0
+        surface = LatencySurface(ROWS, SECONDS, uncertainty=3.0)
+        for step in range(600):
+            pace += 0.05 * noise.gauss(0, 1) - 0.05 * pace
+            rows = noise.choice((1, 2, 4, 8, 12, 16))
+            factor = math.exp(pace + noise.gauss(0, 0.15))
+            surface.observe(record(rows, 1, 0, seconds=kernel().seconds(rows, 1, 0) * factor))
+            if step > 100:
+                ratios = [surface.seconds(count, 1, 0) / kernel().seconds(count, 1, 0) for count in ROWS]
+                errors.append(max(ratios) / min(ratios) - 1)
+    assert sum(errors) / len(errors) < 0.18
+
+
+def test_what_a_row_count_cost_is_believed_of_its_neighbours_too() -> None:
+    surface = kernel()
+    for _ in range(100):
+        surface.observe(record(2, 1, 0, seconds=SECONDS[1]))
+        surface.observe(record(12, 1, 0, seconds=1.3 * SECONDS[4]))
+    risen = [surface.seconds(rows, 1, 0) / seconds for rows, seconds in zip(ROWS, SECONDS, strict=True)]
+    assert risen[4] == pytest.approx(1.3, rel=0.05)
+    assert 1.1 < risen[3] < risen[4] and risen[5] > 1.1, "8 and 16 rows"
+    assert risen[1] == pytest.approx(1.0, rel=0.05)
+
+
 def test_what_was_learned_survives_a_file() -> None:
     surface = kernel(per_request=1e-5, per_pair=1e-9)
     surface.observe_draft("mtp", 4, 3, seconds=1e-3)
@@ -142,12 +173,6 @@ def test_invalid_curves_are_refused() -> None:
         fit_surface([StepPoint(1, 1, 0, 1.0)])
     with pytest.raises(UsageError, match="are not valid"):
         DraftCurve([1, 2], [0.0], [0.0, 0.0])
-
-
-def test_evaluating_and_learning_take_microseconds() -> None:
-    surface, step = kernel(per_pair=1e-9), record(8, 4, 1000, seconds=7e-3)
-    assert min(timeit.repeat(lambda: surface.seconds(9, 4, 4000), number=1000, repeat=5)) < 1000 * 10e-6
-    assert min(timeit.repeat(lambda: surface.observe(step), number=1000, repeat=5)) < 1000 * 40e-6
 
 
 # ---- drafting -----------------------------------------------------------------------------------------------------

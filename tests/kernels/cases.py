@@ -125,7 +125,9 @@ class World:
         table = angles(self.max_blocks * BLOCK_SIZE, self.d)
         layer = self.layers - 1
         self.tape.rotary(self.qkv, table, self.norms, self.cache, layer, self.q)
+        self.chosen = np.zeros_like(self.q)
         self.tape.attention(self.q, self.cache, layer, window=self.window, out=self.out)
+        self.tape.attention(self.q, self.cache, layer, window=self.window, out=self.chosen, of="logits")
 
     @property
     def width(self) -> int:
@@ -135,12 +137,12 @@ class World:
         """Queries, keys and values of n rows."""
         return randn(n, self.width, seed=seed) * 1.5
 
-    def step(self, *pieces: Piece) -> list[Array]:
-        """Attention's output of each piece's rows."""
-        batch = batch_of(pieces, self.max_blocks)
+    def step(self, *pieces: Piece, logits_indices: Sequence[int] = ()) -> list[Array]:
+        """Attention's output of each piece's rows; `chosen` has it for the rows of `logits_indices`."""
+        batch = batch_of(pieces, self.max_blocks, logits_indices)
         self.tape.inputs.fill(batch)
         self.qkv[: batch.rows] = np.concatenate([piece.rows for piece in pieces])
-        self.tape.run(rows=batch.rows, sequences=len(pieces), logits_rows=0)
+        self.tape.run(rows=batch.rows, sequences=len(pieces), logits_rows=len(logits_indices))
         return np.split(self.out[: batch.rows].copy(), np.cumsum([len(piece.rows) for piece in pieces])[:-1])
 
 

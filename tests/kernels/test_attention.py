@@ -62,6 +62,22 @@ def test_chunks_do_not_change_a_row(kernels):
         assert np.array_equal(decode(World(kernels), rows, table, chunk=chunk), alone), f"chunks of {chunk}"
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_chosen_from_a_step_have_the_bits_of_all(threaded, threads):
+    """Any of them in any order: gaps, one row twice, a tree's, none; few of them share out segments, many do not."""
+    world, rng = World(threaded(threads)), random.Random(31)
+    tables = [blocks(24, seed=32)[:20], list(set(range(64)) - set(blocks(24, seed=32)[:20]))[:12]]
+    world.step(Piece(tables[0], 0, world.rows(200, seed=33)), Piece(tables[1], 0, world.rows(30, seed=34)))
+    tree = [-1, *(rng.randrange(-1, i) for i in range(1, 50))]
+    chain, scattered = world.rows(100, seed=35), world.rows(50, seed=36)
+    pieces = Piece(tables[0], 200, chain), Piece(tables[1], 30, scattered, parents=tree)
+    for chosen in ([], [99], [149, 3, 3, 0], range(150), range(90, 120), sorted(rng.sample(range(150), 60))):
+        world.chosen.fill(7)
+        every = np.concatenate(world.step(*pieces, logits_indices=chosen))
+        assert np.array_equal(world.chosen[: len(chosen)], every[list(chosen)])
+        assert (world.chosen[len(chosen) :] == 7).all()
+
+
 def test_other_sequences_and_block_tables_do_not_change_a_row(kernels):
     lengths = [300, 33, 1, 64, 16, 97]
     world = World(kernels)

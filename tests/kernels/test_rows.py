@@ -7,6 +7,7 @@ import pytest
 from cases import Piece, World, angles, chain_inputs, rand, randn, run_chain
 
 from closeness import assert_close
+from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, zeros
 
 SHAPE = {"max_rows": 64, "max_sequences": 1, "max_blocks": 4, "heads": 1, "kv_heads": 1, "head_dim": 16}
@@ -116,3 +117,47 @@ def test_numbers_too_small_to_be_normal_do_not_depend_on_the_caller(kernels):
     finally:
         torch.set_flush_denormal(False)
     assert np.array_equal(out[:8], np.full((8, 320), 1e-40, np.float32))
+
+
+@pytest.mark.parametrize("n", [16, 33, 576])
+def test_copy_widens_and_keeps_to_its_columns(backend, n):
+    x, narrow, out = randn(64, n), randn(64, n).astype(BFLOAT16), zeros(64, 2 * n + 1)
+    tape = chain_tape(backend)
+    tape.copy(x, out[:, :n])
+    tape.copy(narrow, out[:, n : 2 * n])
+    run_chain(tape, 19)
+    assert np.array_equal(out[:19, :n], x[:19]) and np.array_equal(out[:19, n:-1], narrow[:19].astype(np.float32))
+    assert not out[19:].any() and not out[:, -1].any()
+
+
+def test_a_tap_copies_what_the_rows_are_at_its_place(backend):
+    x, weight = randn(64, 48), randn(48, 48)
+    tape = chain_tape(backend)
+    before = tape.tap(x)
+    narrow = x.astype(BFLOAT16)
+    tape.linear(narrow, backend.pack(weight), x, add=True)
+    after = tape.tap(x)
+    first, second, original = zeros(64, 48), zeros(64, 48), x.copy()
+    run_chain(tape, 9)
+    assert not first.any() and not second.any()  # nowhere to copy to
+    x[:] = original
+    before.copy_to(first)
+    after.copy_to(second)
+    run_chain(tape, 9)
+    assert np.array_equal(first[:9], original[:9]) and np.array_equal(second[:9], x[:9])
+    assert not first[9:].any() and not np.array_equal(first[:9], second[:9])
+    before.copy_to(None)
+    first[:] = 0
+    run_chain(tape, 9)
+    assert not first.any() and np.array_equal(second[:9], x[:9])
+
+
+def test_a_tap_has_room_for_every_row(backend):
+    tape = chain_tape(backend)
+    if backend.name == "reference":
+        pytest.skip("the reference checks nothing")
+    tap = tape.tap(zeros(64, 48))
+    with pytest.raises(ModelError, match="room for 63 rows"):
+        tap.copy_to(zeros(63, 48))
+    with pytest.raises(ModelError, match=r"must be contiguous float32 rows of 48"):
+        tap.copy_to(zeros(64, 47))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("wager.kernels._native")
 
-from wager.kernels.base import BLOCK_SIZE, Inputs
+from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.inputs import Inputs
 from wager.kernels.matcher import GreedyMatcher
 from wager.kernels.packer import InputPacker
 from wager.types import Draft, Outcome, PackedBatch, Span

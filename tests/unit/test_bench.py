@@ -44,6 +44,13 @@ def test_both_row_formats(tmp_path: Path) -> None:
     assert workload.read_prompts(path) == [Prompt("a", "rag", "one"), Prompt(81, OTHER, "two")]
 
 
+def test_a_row_may_hold_separators_that_end_no_line(tmp_path: Path) -> None:
+    text = "one\u2028two\x85three"
+    path = tmp_path / "separators.jsonl"
+    path.write_text(json.dumps({"id": 1, "category": "rag", "prompt": text}, ensure_ascii=False) + "\r\n", "utf-8")
+    assert [prompt.text for prompt in workload.read_prompts(path)] == [text]
+
+
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [

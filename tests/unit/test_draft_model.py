@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from wager.draft.base import Drafter
 from wager.draft.model import DraftModel, check_same_vocabulary
+from wager.draft.ngram import NgramDrafter
+from wager.draft.stages import InnerDrafter
 from wager.errors import TokenizerError
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.noise import argmax_gumbel
-from wager.testing import ToyDistribution, ToyOracle, ToyTarget
+from wager.testing import (
+    AdversaryDrafter,
+    FailingDrafter,
+    OracleDrafter,
+    OutsideVocabularyDrafter,
+    OverlongDrafter,
+    RandomTreeDrafter,
+    ToyDistribution,
+    ToyOracle,
+    ToyTarget,
+)
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams
 from wager.verify.distribution import History, process
 
@@ -54,12 +67,32 @@ class _Text:
         drafter.accept(self.name, tokens)
 
 
+INNER: dict[str, Callable[[], Drafter]] = {
+    "ngram": NgramDrafter,
+    "right": lambda: OracleDrafter(ToyOracle(LAW)),
+    "wrong": lambda: AdversaryDrafter(VOCAB, oracle=ToyOracle(LAW)),
+    "trees": lambda: RandomTreeDrafter(VOCAB, oracle=ToyOracle(LAW)),
+    "invalid": lambda: OutsideVocabularyDrafter(VOCAB),
+    "overlong": OverlongDrafter,
+    "failing": lambda: FailingDrafter(calls=30),
+    "another model": lambda: DraftModel(ToyTarget(NEAR, num_blocks=30, max_rows=16), prefix_cache=False),
+    "a staged model": lambda: DraftModel(ToyTarget(NEAR, num_blocks=30), inner=_inner("ngram")),
+    "a model of trees": lambda: DraftModel(ToyTarget(NEAR, num_blocks=30), trees=True),
+}
+NEAR = replace(LAW, drift=0.3, salt=4)
+
+
+def _inner(name: str) -> InnerDrafter | None:
+    return InnerDrafter(INNER[name](), vocab=VOCAB) if name else None
+
+
 @pytest.mark.parametrize("pages", [200, 14])
 @pytest.mark.parametrize("max_rows", [64, 5])
-def test_guesses_are_its_own_law_through_any_history(pages: int, max_rows: int) -> None:
+@pytest.mark.parametrize("inner", ["", *INNER])
+def test_guesses_are_its_own_law_through_any_history(pages: int, max_rows: int, inner: str) -> None:
     rng = random.Random(pages + max_rows)
     target = ToyTarget(LAW, num_blocks=pages, max_rows=max_rows, max_sequences=3)
-    drafter = DraftModel(target)
+    drafter = DraftModel(target, inner=_inner(inner))
     texts: list[_Text] = []
     declined = guessed = 0
     for step in range(150):
@@ -147,6 +180,37 @@ def test_k_guesses_cost_k_passes_and_full_acceptance_owes_two_tokens() -> None:
     target.widths.clear()
     drafter.propose([texts[0].ask(1)])
     assert target.widths == [1]
+
+
+def _passes(inner: InnerDrafter | None, params: SamplingParams, *, rounds: int = 12, depth: int = 6) -> int:
+    """Of a drafter whose guesses all come true."""
+    target = _Counting()
+    drafter = DraftModel(target, inner=inner)
+    text = _Text("s", params, length=12, seed=4)
+    drafter.begin("s", text.known, params)
+    for _ in range(rounds):
+        ask = text.ask(depth)
+        (draft,) = drafter.propose([ask])
+        assert draft.tokens == _seen(ask, text.known, text.prompt)
+        text.accept(drafter, draft.tokens)
+    return len(target.widths)
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_an_inner_drafter_that_is_right_saves_passes(params: SamplingParams) -> None:
+    alone = _passes(None, params)
+    assert alone == 12 * 6 and _passes(_inner("right"), params) == 12
+    assert 12 < _passes(_inner("trees"), params) < 0.8 * alone
+    assert _passes(_inner("wrong"), params) == alone >= _passes(_inner("failing"), params)
+    assert _passes(_inner("another model"), params) < alone
+
+
+def test_an_inner_drafter_that_fails_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    inner = _inner("failing")
+    assert inner is not None
+    _passes(inner, PARAMS[0], rounds=20)
+    assert inner.drafter is None
+    assert [record.message.partition(" of ")[0] for record in caplog.records] == ["Drafter 'failing'"]
 
 
 def test_a_truth_that_overtakes_a_cut_draft_is_recognised() -> None:

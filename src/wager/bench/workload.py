@@ -35,14 +35,14 @@ class Prompt:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Prompts of a JSON-lines file. Raises UsageError that names the file and line of the first bad row."""
-    text = read_text(path, "prompt file", "Give a JSON-lines file in UTF-8.")
-    return _parse(text.splitlines(), name=str(path))
+    text = read_text(path, "prompt file", "Give a JSON-lines file in UTF-8.")  # whose strings may hold U+2028
+    return _parse(text.split("\n"), name=str(path))
 
 
 def builtin() -> list[Prompt]:
     """The built-in prompts: three of every family."""
     text = files("wager.bench").joinpath("prompts.jsonl").read_text(encoding="utf-8")
-    return _parse(text.splitlines(), name="prompts.jsonl")
+    return _parse(text.split("\n"), name="prompts.jsonl")
 
 
 def spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:

@@ -7,7 +7,8 @@ tokens and draft requests, and depends on no scheduler, acceptance rule or targe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from wager.kernels.base import TargetOutput
 from wager.types import Draft, DraftRequest, SamplingParams
@@ -45,3 +46,27 @@ class Drafter(Protocol):
 
     def end(self, seq_id: str) -> None:
         """The sequence finished or was aborted. Unknown sequences are ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRows:
+    """The rows of a pass that are known tokens of one sequence: row `rows[i]` of the batch is its position `start` + i.
+    Rows of guesses that were not accepted are left out. `logits_row` is the row of logits of the last one, -1 if it has
+    none."""
+
+    seq_id: str
+    start: int
+    rows: Sequence[int]
+    logits_row: int = -1
+
+
+@runtime_checkable
+class StateReader(Protocol):
+    """A drafter that reads the target's states. `taps` are the layers whose residual stream every pass must give it;
+    see TargetOutput."""
+
+    taps: Sequence[int]
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        """The states of a pass (views of the target's buffers: copy what is kept), before `observe` and `accept`. Rows
+        may repeat positions that were seen before, and begin behind some that never come (a cached prefix)."""

@@ -1,84 +1,40 @@
-"""A drafter that runs a smaller model of the same vocabulary, one token after the other.
+"""A drafter that runs a smaller model of the same vocabulary: chains, one token after the other, or trees, one level
+after the other.
 
 It has a cache and a block pool of its own. A round computes every known token that it has not seen yet and draws the
-first guess from the same pass, then feeds each guess to draw the next: k guesses, k passes, batched over sequences.
-Keys and values of guesses are provisional: those of guesses that turn out right are kept, the others are overwritten.
-A sequence for which no draft was requested for a while has more tokens to compute the next time.
+first guesses from the same pass, then feeds guesses to draw the next ones, batched over sequences (model_rounds.py).
+Keys and values of guesses are provisional: those of guesses that turn out right are kept, moved to the slots of their
+positions where they lay in a tree, and the others are overwritten. A sequence for which no draft was requested for a
+while has more tokens to compute the next time.
 
-Guesses are drawn with the target's own noise from q, processed by the request's own parameters, so an identical model
-is always right (Daliri et al. 2024, arXiv 2408.07978). The confidence of a guess is its probability under q before
-processing; survival is the product along the path, and a chain ends after the first guess whose survival is below the
-request's `min_survival`.
+The confidence of a guess in a chain is its probability under q before processing (in a tree see guessing.py); survival
+is the product along the path, and drafting ends after the first guesses whose survival is below the request's
+`min_survival`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from wager.draft.guessing import GuessedRow, GuessSampler
+from wager.draft.model_rounds import WIDTH, ChainRound, DraftedSequence, DraftRound, TreeRound
+from wager.draft.stages import InnerDrafter
+from wager.draft.tree_templates import RankRates, sequoia
 from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
-from wager.errors import NumericsError
 from wager.kernels.base import Kernels, Target, TargetOutput
-from wager.kernels.noise import argmax_gumbel
-from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.kv.blocks import BlockPool
+from wager.kv.paged_cache import PagedKVCache
 from wager.types import Draft, DraftRequest, SamplingParams, Span
-from wager.verify.distribution import History, process
+from wager.verify.distribution import History
 from wager.verify.pack import pack
 
 __all__ = ["DraftModel", "Vocabulary", "check_same_vocabulary"]
 
-
-@dataclass(slots=True)
-class _DraftSequence:
-    """One sequence in the drafter's cache. The first `num_computed_tokens` have final keys and values; of the current
-    `guesses` the first `num_confirmed` turned out right and the first `num_fed` have provisional keys and values."""
-
-    tokens: list[int]
-    history: History | None
-    num_computed_tokens: int = 0
-    guesses: list[int] = field(default_factory=list)
-    num_confirmed: int = 0
-    num_fed: int = 0
-
-
-class _DraftRound:
-    """One draft request in progress."""
-
-    def __init__(self, request: DraftRequest, state: _DraftSequence, depth: int) -> None:
-        self.request = request
-        self.state = state
-        self.depth = depth
-        self.probs: list[NDArray[np.float64]] = []
-        self.survival: list[float] = []
-
-    @property
-    def done(self) -> bool:
-        unlikely = bool(self.survival) and self.survival[-1] < self.request.min_survival
-        return unlikely or len(self.state.guesses) >= self.depth
-
-    def append(self, token: int, confidence: float) -> None:
-        """One more guess, right with probability `confidence` if those before it are."""
-        self.state.guesses.append(token)
-        self.survival.append((self.survival[-1] if self.survival else 1.0) * confidence)
-
-    def num_pending(self) -> int:
-        """Known tokens that were not computed yet."""
-        return len(self.state.tokens) - self.state.num_computed_tokens
-
-    def span(self, room: int) -> Span:
-        """The next rows: known tokens that are not computed yet, at most `room` of them, or else the last guess."""
-        state, pending = self.state, self.num_pending()
-        if not pending:
-            state.num_fed += 1
-            return Span(self.request.seq_id, len(state.tokens) + state.num_fed - 1, (state.guesses[-1],), True)
-        rows = min(pending, room)
-        start, state.num_computed_tokens = state.num_computed_tokens, state.num_computed_tokens + rows
-        return Span(self.request.seq_id, start, tuple(state.tokens[start : start + rows]), rows == pending)
+_LEVELS = 8
+"""Levels of a tree at most: passes of the model."""
 
 
 class DraftModel:
@@ -86,13 +42,14 @@ class DraftModel:
 
     `vocab` is the verified model's number of logits; ids beyond it are never guessed, and rows of draft_probs have that
     width (None: the draft model's own). `max_context` bounds positions (None: the cache alone does). `kernels` sample
-    natively where given. A sequence is declined when the cache has no blocks for it or the context is too long.
+    natively where given. `trees`: it drafts trees of as many nodes as guesses are requested. `inner` guesses what it
+    will draw, so that one pass gives several guesses of a chain. `max_logits_rows` bounds the rows with logits of one
+    pass (None: its rows). A sequence is declined when the cache has no blocks for it or the context is too long.
     """
 
     default_depth = 4
     max_depth = 8
     samples = True
-    makes_trees = False
 
     def __init__(
         self,
@@ -103,30 +60,37 @@ class DraftModel:
         kernels: Kernels | None = None,
         prefix_cache: bool = True,
         name: str = "model",
+        trees: bool = False,
+        inner: InnerDrafter | None = None,
+        max_logits_rows: int | None = None,
     ) -> None:
         self.name = name
+        self.makes_trees = trees
         self.block_pool = BlockPool(target.cache.num_blocks, prefix_cache=prefix_cache)
+        self.rank_rates = RankRates()
+        self._cache = PagedKVCache(self.block_pool, target.cache)
         self._target = target
-        self._vocab = target.vocab if vocab is None else vocab
         self._max_context = max_context
-        self._kernels = (
-            kernels if self._vocab >= target.vocab else None
-        )  # native sampling uses all of the target's logits
-        self._states: dict[str, _DraftSequence] = {}
+        self._max_logits_rows = target.max_rows if max_logits_rows is None else max_logits_rows
+        self._inner = inner
+        self._sampler = GuessSampler(target.vocab, vocab=target.vocab if vocab is None else vocab, kernels=kernels)
+        self._states: dict[str, DraftedSequence] = {}
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Remember the prompt; it is computed when the first draft is requested."""
         self.end(seq_id)
-        self._states[seq_id] = _DraftSequence(list(tokens), None if params.plain else History(tokens))
+        history = None if params.plain else History(tokens)
+        self._states[seq_id] = DraftedSequence(list(tokens), history, len(tokens))
+        if self._inner is not None:
+            self._inner.begin(seq_id, tokens, params)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Compare the tokens that became known with the guesses: right guesses keep their keys and values."""
         state = self._states[seq_id]
-        for token in tokens:
-            if state.num_confirmed < len(state.guesses):
-                self._compare(state, token)
+        for position, token in enumerate(tokens, len(state.tokens)):
+            self._compare(seq_id, state, token, position)
         state.tokens += tokens
         if state.history is not None:
             state.history.append(tokens)
@@ -134,7 +98,7 @@ class DraftModel:
         state.num_computed_tokens = min(state.num_computed_tokens, len(state.tokens) - 1)
         if state.num_computed_tokens:
             self.block_pool.commit(seq_id, state.tokens, length=state.num_computed_tokens)
-        if state.num_confirmed >= state.num_fed:
+        if state.reached is None or state.reached not in state.fed.parents:
             self.block_pool.trim(seq_id, state.num_computed_tokens)
 
     def observe(self, output: TargetOutput) -> None:
@@ -143,118 +107,119 @@ class DraftModel:
     def end(self, seq_id: str) -> None:
         if self._states.pop(seq_id, None) is not None:
             self.block_pool.release(seq_id)
+            if self._inner is not None:
+                self._inner.end(seq_id)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One chain per request; it ends where the draft model's logits are not finite."""
+        """One chain or tree per request; it ends where the draft model's logits are not finite."""
         rounds = [started for request in requests if (started := self._start(request)) is not None]
         waiting = list(rounds)
         while waiting:
-            waiting.sort(key=_DraftRound.num_pending)  # a prompt that takes several passes does not delay the others
-            spans, served = self._pass(waiting)
-            block_tables = {span.seq_id: self.block_pool.block_table(span.seq_id) for span in spans}
-            self._draw(served, self._target.forward(pack(spans, {}, block_tables)))
+            waiting.sort(key=DraftRound.num_pending)  # a prompt that takes several passes does not delay the others
+            self._pass(waiting)
             waiting = [r for r in waiting if not r.done]
-        drafts = {r.request.seq_id: self._finish(r) for r in rounds}
+        drafts = {r.request.seq_id: r.draft(self.name) for r in rounds}
         return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
 
     # ---- one round --------------------------------------------------------------------------------------------------
 
-    def _start(self, request: DraftRequest) -> _DraftRound | None:
+    def _start(self, request: DraftRequest) -> DraftRound | None:
         """Reserve blocks for everything that the request may write; None declines it."""
         state = self._states[request.seq_id]
-        depth = request.depth
-        if self._max_context is not None:
-            depth = min(depth, self._max_context - len(state.tokens) + 1)  # the last guess is never fed
-        if depth < 1:
+        depth, levels, known = request.depth, _LEVELS, len(state.tokens)
+        if self._max_context is not None:  # the last guess is never fed
+            levels = min(levels, self._max_context - known + 1)
+            depth = depth if self.makes_trees else min(depth, self._max_context - known + 1)
+        if depth < 1 or levels < 1:
             return None
         if not self.block_pool.block_table(request.seq_id):
             state.num_computed_tokens = self.block_pool.match_prefix(request.seq_id, state.tokens)
-        state.num_computed_tokens = min(state.num_computed_tokens, len(state.tokens) - 1)
-        if not self.block_pool.reserve(request.seq_id, len(state.tokens) + depth - 1):
+        state.num_computed_tokens = min(state.num_computed_tokens, known - 1)
+        if self.makes_trees:
+            return self._start_tree(request, state, depth, levels)
+        if not self.block_pool.reserve(request.seq_id, known + depth - 1):
             return None
-        state.guesses, state.num_confirmed, state.num_fed = [], 0, 0
-        return _DraftRound(request, state, depth)
+        return ChainRound(request, state, depth)
 
-    def _pass(self, waiting: Sequence[_DraftRound]) -> tuple[list[Span], list[_DraftRound]]:
-        """Spans of one pass, and the rounds whose next guess comes from it, in the order of the rows of logits."""
+    def _start_tree(self, request: DraftRequest, state: DraftedSequence, depth: int, levels: int) -> TreeRound | None:
+        """Blocks for a tree's rows, or for those of a chain if they are too few."""
+        template, width = None, min(WIDTH, depth, self._max_logits_rows)
+        levels = min(levels, depth)
+        if request.needs_draft_probs and not request.params.greedy:
+            template = sequoia(self.rank_rates.rates, min(depth, self._max_logits_rows), levels)
+        for attempt in (width, 1) if template is None else (width,):
+            rows = depth if template else attempt * (levels - 1)
+            if self.block_pool.reserve(request.seq_id, len(state.tokens) + rows):
+                return TreeRound(request, state, depth, width=attempt, levels=levels, template=template)
+        return None
+
+    def _pass(self, waiting: Sequence[DraftRound]) -> None:
+        """One pass of the model for as many rounds as it has room for."""
+        guessed = {} if self._inner is None else self._inner.guess([r for r in waiting if isinstance(r, ChainRound)])
         spans: list[Span] = []
-        served: list[_DraftRound] = []
-        room = self._target.max_rows
+        behind: dict[str, Draft] = {}
+        served: list[tuple[DraftRound, list[int]]] = []  # with the rows whose logits it wants
+        room, logits_room = self._target.max_rows, self._max_logits_rows
         for r in waiting[: self._target.max_sequences]:
-            if room < 1:
+            if min(room, logits_room) < 1 or (served and min(room, logits_room) < r.least_rows):
                 break
-            spans.append(r.span(room))
-            room -= len(spans[-1].tokens)
-            if spans[-1].needs_logits:
-                served.append(r)
-        return spans, served
+            span, draft, rows = r.rows(room, logits_room, guessed.get(r.request.seq_id))
+            spans.append(span)
+            served.append((r, rows))
+            if draft is not None:
+                behind[span.seq_id] = draft
+            room -= len(span.tokens) + (len(draft) if draft else 0)
+            logits_room -= len(rows)
+        output = self._forward(spans, behind, [rows for _, rows in served])
+        self._draw([(r, len(rows)) for r, rows in served], output)
+        for r, _ in served:
+            if isinstance(r, ChainRound) and r.right_guesses:
+                first = len(r.state.tokens) + len(r.state.fed.tokens) - len(r.right_guesses)
+                self._cache.compact_path(r.request.seq_id, first, r.right_guesses)
 
-    def _draw(self, served: Sequence[_DraftRound], output: TargetOutput) -> None:
-        native = [] if self._kernels is None else [row for row, r in enumerate(served) if _sampled_natively(r.request)]
-        drawn = dict(zip(native, self._native(native, served, output), strict=True))
-        normaliser = _log_sum_exp(output.logits[: len(served)])
-        for row, r in enumerate(served):
-            try:
-                token = drawn[row] if row in drawn else self._token(r, row, output)
-            except NumericsError:
-                token = -1
-            if token < 0:  # not finite: this chain ends here, the others go on
-                r.depth = len(r.state.guesses)
-            else:
-                r.append(token, math.exp(min(0.0, float(output.logits[row, token] - normaliser[row]))))
-
-    def _token(self, r: _DraftRound, row: int, output: TargetOutput) -> int:
-        request = r.request
-        if request.params.plain and request.params.greedy and self._vocab >= self._target.vocab:
-            return int(output.greedy_tokens[row])
-        logits: NDArray[np.float32] = output.logits[row][: self._vocab]
-        if request.params.plain and not request.needs_draft_probs:
-            return int(argmax_gumbel(logits, request.params.temperature, request.seed, _position(r), request.choice))
-        history = r.state.history.extended(r.state.guesses) if r.state.history is not None else None
-        distribution = process(logits, request.params, history)
-        if not request.needs_draft_probs:
-            return distribution.choose(request.seed, _position(r), request.choice)
-        r.probs.append(distribution.probabilities(self._vocab))
-        return distribution.choose(request.seed, _position(r), request.choice, private=len(r.state.guesses) + 1)
-
-    def _native(self, rows: Sequence[int], served: Sequence[_DraftRound], output: TargetOutput) -> list[int]:
-        if self._kernels is None or not rows:
-            return []
-        requests = [
-            SampleRequest(row, r.request.params.temperature, r.request.seed, _position(r), r.request.choice)
-            for row, r in ((row, served[row]) for row in rows)
+    def _forward(
+        self, spans: Sequence[Span], behind: Mapping[str, Draft], wanted: Sequence[Sequence[int]]
+    ) -> TargetOutput:
+        """`wanted` has, for each span, the rows whose logits are computed: 0 is the last known token's, 1 + i that of
+        node i behind it."""
+        batch = pack(spans, behind, {span.seq_id: self.block_pool.block_table(span.seq_id) for span in spans})
+        starts = batch.query_start_loc.tolist()
+        indices = [
+            start + len(span.tokens) - 1 + row
+            for start, span, rows in zip(starts, spans, wanted, strict=False)
+            for row in rows
         ]
-        return sample_rows(self._kernels, output.logits, requests)
+        return self._target.forward(replace(batch, logits_indices=np.array(indices, np.int32)))
 
-    def _finish(self, r: _DraftRound) -> Draft:
-        guesses = r.state.guesses
-        draft = Draft.chain(r.request.seq_id, guesses, drafter=self.name, scores=r.survival)
-        if not r.probs:
-            return draft
-        return Draft(draft.seq_id, draft.tokens, draft.parents, draft.scores, draft.drafter, np.stack(r.probs))
+    def _draw(self, served: Sequence[tuple[DraftRound, int]], output: TargetOutput) -> None:
+        """Draw from the rows of each round, in their order; what was guessed right is followed within the pass."""
+        walking: list[tuple[DraftRound, GuessedRow]] = []
+        first = 0
+        for r, rows in served:
+            if rows:
+                walking += [(r, row) for row in r.wanted(first, self._sampler, output)]
+            first += rows
+        while walking:
+            guesses = self._sampler.guesses(output, [row for _, row in walking])
+            walking = [
+                (r, row) for (r, _), guess in zip(walking, guesses, strict=True) if (row := r.take(guess)) is not None
+            ]
 
-    @staticmethod
-    def _compare(state: _DraftSequence, token: int) -> None:
-        if token != state.guesses[state.num_confirmed]:
-            state.guesses, state.num_confirmed, state.num_fed = [], 0, 0
+    def _compare(self, seq_id: str, state: DraftedSequence, token: int, position: int) -> None:
+        """A token became known at `position`: the fed guess that it is, if it is one, is final now."""
+        self._compare_ranks(state, token)
+        node = None if state.reached is None else state.fed.child(state.reached, token)
+        state.reached = node
+        if node is not None:
+            self._cache.compact_path(seq_id, position, [state.fed.start + node - position])
+            state.num_computed_tokens = position + 1
+
+    def _compare_ranks(self, state: DraftedSequence, token: int) -> None:
+        if state.drafted_node is None:
             return
-        state.num_confirmed += 1
-        if state.num_confirmed <= state.num_fed:
-            state.num_computed_tokens += 1
-
-
-def _position(r: _DraftRound) -> int:
-    """Absolute position of the next guess."""
-    return r.request.position + len(r.state.guesses)
-
-
-def _log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of each row [n, vocab]; NaN where a logit is not finite."""
-    with np.errstate(all="ignore"):
-        most: NDArray[np.float32] = logits.max(axis=1)
-        sums: NDArray[np.float32] = most + np.log(np.exp(logits - most[:, None]).sum(axis=1))
-    return sums
-
-
-def _sampled_natively(request: DraftRequest) -> bool:
-    return request.params.plain and not request.params.greedy and not request.needs_draft_probs
+        tree, parent = state.drafted, state.drafted_node
+        children = [node for node, above in enumerate(tree.parents) if above == parent]
+        rank = next((rank for rank, node in enumerate(children) if tree.tokens[node] == token), None)
+        state.drafted_node = None if rank is None else children[rank]
+        if children:
+            self.rank_rates.learn(len(children), rank)

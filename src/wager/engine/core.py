@@ -88,6 +88,7 @@ class Engine:
             "accept", lambda spans, drafts, output: runner.accept(spans, drafts, output, scheduler.sequences)
         )
         self._commit = trace.timed("commit", scheduler.commit)
+        self._show = trace.timed("observe", lambda *args: self.proposer.show(*args))
         self._observe_drafters = trace.timed("observe", self._update_drafters)
         self._learn = trace.timed(POLICY_STAGE, self._update_policy)
         self._report = trace.timed(POLICY_STAGE, lambda record: self.policy.observe(record))
@@ -110,6 +111,8 @@ class Engine:
         drafts = self._admit(drafts, budget)
         output = self._forward(spans, drafts)
         outcomes = self._accept(spans, drafts, output)
+        if self.proposer.reads_states:
+            self._show(output, spans, outcomes)
         deltas = self._commit(spans, outcomes)
         self._observe(spans, output, outcomes, deltas)
         return finals + deltas

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from wager.draft.base import Drafter
+from wager.draft.base import ComputedRows, Drafter, StateReader
 from wager.kernels.base import TargetOutput
-from wager.types import RULES, Draft, DraftDecision, DraftRequest, Plan, SamplingParams, Span, VerifyRule
+from wager.types import RULES, Draft, DraftDecision, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
 
 log = logging.getLogger("wager")
 
@@ -49,11 +49,19 @@ class Proposer:
         self.drafters = {drafter.name: drafter for drafter in drafters}
         self.vocab = vocab
         self._rule = RULES[rule]
+        self.reads_states = any(isinstance(drafter, StateReader) for drafter in drafters)
+        """Whether some drafter reads the target's states."""
 
     @property
     def name(self) -> str:
         """The names of the drafters that are not switched off, separated by commas; `none` without any."""
         return ",".join(self.drafters) or "none"
+
+    @property
+    def taps(self) -> frozenset[int]:
+        """The layers that drafters read; see StateReader."""
+        readers = [drafter for drafter in self.drafters.values() if isinstance(drafter, StateReader)]
+        return frozenset(layer for reader in readers for layer in reader.taps)
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         self._call_all(lambda drafter: drafter.begin(seq_id, tokens, params))
@@ -98,6 +106,16 @@ class Proposer:
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Tokens that became known."""
         self._call_all(lambda drafter: drafter.accept(seq_id, tokens))
+
+    def show(self, output: TargetOutput, spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> None:
+        """A pass's states to the drafters that read them."""
+        computed = computed_rows(spans, outcomes)
+
+        def show(drafter: Drafter) -> None:
+            if isinstance(drafter, StateReader):
+                drafter.read(output, computed)
+
+        self._call_all(show)
 
     def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Iterable[str]) -> None:
         """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""
@@ -182,6 +200,21 @@ class Proposer:
             return draft.draft_probs.shape == (len(draft.tokens), self.vocab)
         sampled = drafter.samples and not request.params.greedy
         return not (request.needs_draft_probs and sampled)
+
+
+def computed_rows(spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> list[ComputedRows]:
+    """Which rows of a pass are known tokens now: those of its spans, each followed by its accepted guesses."""
+    computed, first, logits_row = [], 0, 0
+    for span in spans:
+        outcome = outcomes.get(span.seq_id)
+        count, accepted = len(span.tokens), () if outcome is None else outcome.verdict.accepted
+        rows = (*range(first, first + count), *(first + count + node for node in accepted))
+        last = -1 if outcome is None else logits_row + (1 + accepted[-1] if accepted else 0)
+        computed.append(ComputedRows(span.seq_id, span.num_computed_tokens, rows, last))
+        drafted = 0 if outcome is None else outcome.drafted
+        first += count + drafted
+        logits_row += 0 if outcome is None else 1 + drafted
+    return computed
 
 
 def _has_valid_scores(draft: Draft) -> bool:

@@ -12,12 +12,13 @@ float32. Keys and values are rounded to the cache's type *before* their first us
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from wager.arch.feed_forward import Experts
 from wager.kernels.arrays import INT32, Array, DType, WeightParts, empty, zeros
 from wager.kernels.blocks import Matrix
+from wager.kernels.inputs import Inputs
 from wager.types import Draft, KVDtype, PackedBatch, Span
 
 BLOCK_SIZE = 16
@@ -31,40 +32,6 @@ MAX_HEAD_DIM = 512
 
 RowSet = Literal["rows", "logits"]
 """The rows an op runs over: all rows of the step, or the logits rows that `Tape.select` copied."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Integer buffers that a tape reads, int32, allocated once. See types.PackedBatch for their meaning."""
-
-    tokens: Array  # [max_rows]
-    positions: Array  # [max_rows]
-    parents: Array  # [max_rows]
-    slot_mapping: Array  # [max_rows]
-    seq_ids: Array  # [max_rows]
-    logits_indices: Array  # [max_rows]
-    query_start_loc: Array  # [max_sequences + 1]
-    num_computed_tokens: Array  # [max_sequences]
-    block_tables: Array  # [max_sequences, max_blocks]
-
-    @classmethod
-    def allocate(cls, *, max_rows: int, max_sequences: int, max_blocks: int) -> Inputs:
-        def row() -> Array:
-            return zeros(max_rows, dtype=INT32)
-
-        starts, lengths = (zeros(max_sequences + extra, dtype=INT32) for extra in (1, 0))
-        tables = zeros(max_sequences, max_blocks, dtype=INT32)
-        return cls(row(), row(), row(), row(), row(), row(), starts, lengths, tables)
-
-    def fill(self, batch: PackedBatch) -> None:
-        """Copy a packed batch into the buffers."""
-        rows, sequences = batch.rows, batch.num_sequences
-        for name in ("tokens", "positions", "parents", "slot_mapping", "seq_ids"):
-            getattr(self, name)[:rows] = getattr(batch, name)
-        self.logits_indices[: len(batch.logits_indices)] = batch.logits_indices
-        self.query_start_loc[: sequences + 1] = batch.query_start_loc
-        self.num_computed_tokens[:sequences] = batch.num_computed_tokens
-        self.block_tables[:sequences, : batch.block_tables.shape[1]] = batch.block_tables
 
 
 @dataclass(frozen=True)
@@ -124,6 +91,13 @@ class BatchBuffers(Protocol):
         """What verify.pack.pack gives, valid until the next batch is packed there; None for what it does not pack."""
 
 
+class Tap(Protocol):
+    """A place in a tape where rows can be copied out; see `Tape.tap`."""
+
+    def copy_to(self, out: Array | None) -> None:
+        """From now on every pass copies its rows to out f32 [max_rows, n]; None: no more."""
+
+
 class Tape(Protocol):
     """Ops over fixed buffers. `out` buffers have room for max_rows; only the rows of the step are written.
 
@@ -145,8 +119,8 @@ class Tape(Protocol):
         """out f32 [*, N] = x W^T (+ bias), or out += when `add`; x act [*, K]; weight from `Kernels.pack`. out may be
         columns of a wider buffer. Where weights are quantised, so is x; see kernels/reference_quantised.py."""
 
-    def gated(self, x: Array, weight: Any, out: Array) -> None:
-        """out act [R, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
+    def gated(self, x: Array, weight: Any, out: Array, *, of: RowSet = "rows") -> None:
+        """out act [*, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
 
     def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
         """Select each row's top experts and their shares, by arch.feed_forward.Experts; x act [R, hidden].
@@ -183,30 +157,38 @@ class Tape(Protocol):
         [positions, rope] and the rotation as in `rotary`."""
 
     def rotary(
-        self,
-        qkv: Array,
-        table: Array,
-        norms: tuple[Array, Array, float] | None,
-        cache: KVCache,
-        layer: int,
-        q: Array,
+        self, qkv: Array, table: Array, norms: tuple[Array, Array, float] | None, cache: KVCache, layer: int, q: Array
     ) -> None:
         """Per-head q/k RMS norm (q weight, k weight, eps) if given, rotation, and the write of k, v to the cache.
 
         qkv f32 [R, (heads + 2 kv_heads) * d]; table f32 [positions, d] = cos | sin of each angle, [d/2] each;
-        rotation is half-split (dimension i pairs with i + d/2). q act [R, heads * d].
-        """
+        rotation is half-split (dimension i pairs with i + d/2). q act [R, heads * d]."""
 
     def attention(
-        self, q: Array, cache: KVCache, layer: int, *, window: int | None, out: Array, scale: float | None = None
+        self,
+        q: Array,
+        cache: KVCache,
+        layer: int,
+        *,
+        window: int | None,
+        out: Array,
+        scale: float | None = None,
+        of: RowSet = "rows",
     ) -> None:
-        """out act [R, heads * d]: each row attends to its own path: cached positions below its span's base, then its
-        ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window` w keeps positions > p - w. Keys are taken
-        in path order in tiles of KEY_TILE that begin at absolute positions. Over a latent cache d is rank +
-        rope, a value is the first `rank` of what is its key, and out is [R, heads * rank]."""
+        """out act [*, heads * d] for the rows `of` those in q [R, heads * d]: each attends to its own path: cached
+        positions below its span's base, then its ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window`
+        w keeps positions > p - w. Keys are taken in path order in tiles of KEY_TILE that begin at absolute positions.
+        Over a latent cache d is rank + rope, a value is the first `rank` of what is its key, and out is [*, heads *
+        rank]."""
 
     def select(self, x: Array, out: Array) -> None:
         """out f32 [L, n] = x[inputs.logits_indices]."""
+
+    def copy(self, x: Array, out: Array) -> None:
+        """out f32 [R, n] = x [R, n], which is f32 or act; out may be columns of a wider buffer."""
+
+    def tap(self, x: Array) -> Tap:
+        """A place where the rows of x f32 [R, n] can be read. A pass spends nothing on it until it is given an out."""
 
     def argmax(self, logits: Array, out: Array) -> None:
         """out int32 [L]: the lowest id of the largest logit; -1 if any logit of the row is not finite."""
@@ -284,6 +266,10 @@ class TargetOutput:
 
     logits: Array  # float32 [L, vocabulary]
     greedy_tokens: Array  # int32 [L]: the greedy token of each logits row, -1 where logits are not finite
+    last_hidden: Array | None = None  # float32 [L, hidden]: the residual stream of each logits row before the last norm
+    taps: Mapping[int, Array] = field(default_factory=dict)
+    """float32 [R, hidden] by layer id: the residual stream after that many layers (0: the embeddings), for those that
+    are tapped. These are the numbers that heads are trained with, `hidden_states[i]` of transformers."""
 
 
 class Target(Protocol):

@@ -13,10 +13,10 @@ from wager.errors import ModelError, UsageError
 from wager.inputs import check_threads
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, WeightParts, address
-from wager.kernels.base import Inputs
 from wager.kernels.blocks import Matrix
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.cpu_tape import CpuTape
+from wager.kernels.inputs import Inputs
 from wager.kernels.packed import PANEL, Packed, PackedExperts, PackedHeads, pack, pack_experts, pack_gated, pack_heads
 from wager.kernels.packed_parts import LAYOUT_VERSION, assemble, dismantle
 from wager.types import GREEDY_TEMPERATURE, KVDtype

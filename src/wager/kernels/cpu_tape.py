@@ -9,13 +9,31 @@ from wager.arch.feed_forward import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address
-from wager.kernels.base import Inputs, Routing, RowSet
+from wager.kernels.base import Routing, RowSet
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
+from wager.kernels.inputs import Inputs
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
 from wager.kernels.packer import InputPacker
 
 MAX_EXPERTS = 1024
 """Most experts of a layer that the native router takes."""
+
+
+class CpuTap:
+    """A copy that was recorded without a place to copy to."""
+
+    def __init__(self, tape: CpuTape, copy: int, n: int) -> None:
+        self._tape, self._copy, self._n = tape, copy, n
+        self._out: Array | None = None
+
+    def copy_to(self, out: Array | None) -> None:
+        self._tape.redirect(self._copy, out, self._n)
+        self._out = out  # kept alive
+
+
+def _stride(rows: Array) -> int:
+    """Elements from one row to the next."""
+    return int(rows.strides[0] // rows.itemsize)
 
 
 class CpuTape:
@@ -57,6 +75,11 @@ class CpuTape:
 
     def _columns(self, name: str, array: Array, width: int, *, of: RowSet) -> int:
         """As `_buffer` in float32, but rows may be columns of a wider buffer."""
+        self._check_columns(name, array, width, of=of)
+        self._kept.append(array)
+        return address(array)
+
+    def _check_columns(self, name: str, array: Array, width: int, *, of: RowSet) -> None:
         size = FLOAT32.itemsize
         shaped = array.ndim == 2 and array.shape[1] == width and array.dtype == FLOAT32
         if not shaped or array.strides[1] != size or array.strides[0] % size or array.strides[0] < size * width:
@@ -65,8 +88,6 @@ class CpuTape:
                 "A tape's buffers are fixed when it is recorded.",
             )
         self._check_room(name, array, of)
-        self._kept.append(array)
-        return address(array)
 
     def _check_room(self, name: str, array: Array, of: RowSet) -> None:
         if of == "logits":
@@ -88,11 +109,11 @@ class CpuTape:
 
     def linear(self, x: Array, weight: Packed, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
         target = self._columns("out", out, weight.n, of=of)
-        self._product(x, weight, target, out.strides[0] // out.itemsize, add=add, of=of)
+        self._product(x, weight, target, _stride(out), add=add, of=of)
 
-    def gated(self, x: Array, weight: Packed, out: Array) -> None:
-        target = self._buffer("out", out, BFLOAT16, weight.n)
-        self._product(x, weight, target, weight.n, add=False, of="rows")
+    def gated(self, x: Array, weight: Packed, out: Array, *, of: RowSet = "rows") -> None:
+        target = self._buffer("out", out, BFLOAT16, weight.n, of=of)
+        self._product(x, weight, target, weight.n, add=False, of=of)
 
     def _product(self, x: Array, weight: Packed, target: int, stride: int, *, add: bool, of: RowSet) -> None:
         source = self._buffer("x", x, BFLOAT16, weight.k, of=of)
@@ -199,20 +220,45 @@ class CpuTape:
         self._tape.rotary(source, angles, len(table), *weights, eps, cache.view, layer, self._heads, target)
 
     def attention(
-        self, q: Array, cache: CpuCache, layer: int, *, window: int | None, out: Array, scale: float | None = None
+        self,
+        q: Array,
+        cache: CpuCache,
+        layer: int,
+        *,
+        window: int | None,
+        out: Array,
+        scale: float | None = None,
+        of: RowSet = "rows",
     ) -> None:
         self._check_cache(cache, layer)
         if window is not None and window < 1:
             raise ModelError(f"A sliding window of {window} positions holds no key.")
         source = self._buffer("q", q, BFLOAT16, self._heads * self._head_dim)
         value_dim = cache.rank if isinstance(cache, CpuLatents) else self._head_dim
-        target = self._buffer("out", out, BFLOAT16, self._heads * value_dim)
-        self._tape.attention(source, cache.view, layer, self._heads, window or 0, scale or 0.0, target)
+        target = self._buffer("out", out, BFLOAT16, self._heads * value_dim, of=of)
+        self._tape.attention(source, cache.view, layer, self._heads, window or 0, scale or 0.0, target, of == "logits")
 
     def select(self, x: Array, out: Array) -> None:
         n = x.shape[-1]
         source = self._buffer("x", x, FLOAT32, n)
         self._tape.select(source, self._buffer("out", out, FLOAT32, n, of="logits"), n)
+
+    def copy(self, x: Array, out: Array) -> None:
+        n, wide = x.shape[-1], x.dtype == BFLOAT16
+        source = self._buffer("x", x, BFLOAT16 if wide else FLOAT32, n)
+        self._tape.copy(source, self._columns("out", out, n, of="rows"), n, _stride(out), wide)
+
+    def tap(self, x: Array) -> CpuTap:
+        n = x.shape[-1]
+        return CpuTap(self, self._tape.copy(self._buffer("x", x, FLOAT32, n), 0, n, n, False), n)
+
+    def redirect(self, copy: int, out: Array | None, n: int) -> None:
+        """Let the op of that number copy to `out` from now on; None: nowhere."""
+        if out is None:
+            self._tape.redirect(copy, 0, n)
+        else:
+            self._check_columns("out", out, n, of="rows")
+            self._tape.redirect(copy, address(out), _stride(out))
 
     def argmax(self, logits: Array, out: Array) -> None:
         n = logits.shape[-1]

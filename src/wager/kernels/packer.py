@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from wager.kernels import _native
 from wager.kernels.arrays import address
-from wager.kernels.base import Inputs
+from wager.kernels.inputs import Inputs
 from wager.types import Draft, PackedBatch, Span
 
 _MOST_BATCHES = 256

@@ -16,18 +16,22 @@ import numpy as np
 from wager.arch.feed_forward import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
-from wager.kernels.base import BLOCK_SIZE, Inputs, Routing, RowSet
+from wager.kernels.base import BLOCK_SIZE, Routing, RowSet
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix
+from wager.kernels.inputs import Inputs
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.reference_quantised import ReferenceQuantised
 from wager.kernels.reference_rows import matrix_vector, rms_norm, rotate, silu, softmax
 from wager.kernels.reference_store import (
+    HeadCache,
     ReferenceCache,
     ReferenceExpert,
     ReferenceInt8Cache,
     ReferenceLatents,
     ReferenceMatrix,
+    ReferenceTap,
     ReferenceWeight,
+    check_slots,
 )
 from wager.kernels.routing import top_experts
 from wager.types import KVDtype
@@ -63,14 +67,16 @@ class ReferenceTape:
 
         self._ops.append((of, op))
 
-    def gated(self, x: Array, weight: tuple[ReferenceMatrix, ReferenceMatrix], out: Array) -> None:
+    def gated(
+        self, x: Array, weight: tuple[ReferenceMatrix, ReferenceMatrix], out: Array, *, of: RowSet = "rows"
+    ) -> None:
         gate, up = weight
 
         def op(row: int) -> None:
             value = _row(x, row)
             out[row] = silu(gate.product(value)) * up.product(value)
 
-        self._ops.append(("rows", op))
+        self._ops.append((of, op))
 
     def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
         def op(row: int) -> None:
@@ -120,13 +126,7 @@ class ReferenceTape:
         self._ops.append(("rows", op))
 
     def rotary(
-        self,
-        qkv: Array,
-        table: Array,
-        norms: tuple[Array, Array, float] | None,
-        cache: ReferenceCache | ReferenceInt8Cache,
-        layer: int,
-        q: Array,
+        self, qkv: Array, table: Array, norms: tuple[Array, Array, float] | None, cache: HeadCache, layer: int, q: Array
     ) -> None:
         first_key, first_value = self._heads, self._heads + self._kv_heads
 
@@ -145,30 +145,40 @@ class ReferenceTape:
     def attention(
         self,
         q: Array,
-        cache: ReferenceCache | ReferenceInt8Cache | ReferenceLatents,
+        cache: HeadCache | ReferenceLatents,
         layer: int,
         *,
         window: int | None,
         out: Array,
         scale: float | None = None,
+        of: RowSet = "rows",
     ) -> None:
         factor = self._head_dim**-0.5 if scale is None else scale
 
-        def op(row: int) -> None:
+        def op(index: int) -> None:
+            row = index if of == "rows" else int(self.inputs.logits_indices[index])
             path = self._paths[row] if window is None else self._paths[row][-window:]
             keys, values = cache.rows(layer, path)  # [n, kv_heads, d]
             queries = _row(q, row).reshape(self._kv_heads, -1, self._head_dim)
             scores = np.einsum("kgd,nkd->kgn", queries, keys) * np.float32(factor)
             mixed = np.einsum("kgn,nkd->kgd", softmax(scores), values)
-            out[row] = mixed.ravel()
+            out[index] = mixed.ravel()
 
-        self._ops.append(("rows", op))
+        self._ops.append((of, op))
 
     def select(self, x: Array, out: Array) -> None:
         def op(row: int) -> None:
             out[row] = x[int(self.inputs.logits_indices[row])]
 
         self._ops.append(("logits", op))
+
+    def copy(self, x: Array, out: Array) -> None:
+        self.tap(x).copy_to(out)
+
+    def tap(self, x: Array) -> ReferenceTap:
+        tap = ReferenceTap(x)
+        self._ops.append(("rows", tap.copy))
+        return tap
 
     def argmax(self, logits: Array, out: Array) -> None:
         def op(row: int) -> None:
@@ -178,7 +188,7 @@ class ReferenceTape:
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         counts = {"rows": rows, "logits": logits_rows}
-        _check_slots(self.inputs, rows, sequences)
+        check_slots(self.inputs, rows, sequences)
         with np.errstate(all="ignore"):  # what is not finite is found in the logits
             self._paths = [self._path(row) for row in range(rows)]
             for of, op in self._ops:
@@ -252,7 +262,7 @@ class ReferenceKernels:
 
     def cache(
         self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
-    ) -> ReferenceCache | ReferenceInt8Cache:
+    ) -> HeadCache:
         shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
         return ReferenceInt8Cache(**shape) if kv_dtype == "q8" else ReferenceCache(**shape, dtype=self.act)
 
@@ -272,21 +282,6 @@ class ReferenceKernels:
                 seed = int(seeds[i]) & (2**64 - 1)
                 out[i] = argmax_gumbel(z, float(temperatures[i]), seed, int(positions[i]), int(choices[i]))
         return out
-
-
-def _check_slots(inputs: Inputs, rows: int, sequences: int) -> None:
-    """CacheIntegrityError unless each row's slot is the one that the block table of its sequence has for it."""
-    starts, computed = inputs.query_start_loc, inputs.num_computed_tokens
-    if starts[sequences] != rows:
-        raise CacheIntegrityError(f"query_start_loc ends at {starts[sequences]}, and the step has {rows} rows.")
-    seq_ids, slots = inputs.seq_ids[:rows], inputs.slot_mapping[:rows]
-    places = computed[seq_ids] + np.arange(rows) - starts[seq_ids]
-    expected = inputs.block_tables[seq_ids, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-    for row in np.flatnonzero(slots != expected)[:1]:
-        raise CacheIntegrityError(
-            f"slot_mapping is {slots[row]} at index {row}, not {expected[row]} as in the block table of sequence "
-            f"{seq_ids[row]}."
-        )
 
 
 def _row(x: Array, row: int) -> Array:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wager.errors import CacheIntegrityError
 from wager.kernels.arrays import Array, DType
 from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.inputs import Inputs
 from wager.kernels.reference_quantised import ReferenceQuantised
 from wager.kernels.reference_rows import matrix_vector
 
@@ -114,6 +116,10 @@ def round_to_int8(x: Array) -> tuple[Array, Array]:
     return whole.astype(np.int8), scale
 
 
+HeadCache = ReferenceCache | ReferenceInt8Cache
+"""Keys and values of every kv head."""
+
+
 class ReferenceLatents:
     """One vector per position, [layers, slots, 1, rank + rope]: the key, and in its first `rank` the value."""
 
@@ -135,3 +141,33 @@ class ReferenceLatents:
 
     def clear(self, block: int) -> None:
         self.keys[:, block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 0
+
+
+class ReferenceTap:
+    """A place where rows of `x` are copied out, if it has somewhere to."""
+
+    def __init__(self, x: Array) -> None:
+        self._x = x
+        self._out: Array | None = None
+
+    def copy_to(self, out: Array | None) -> None:
+        self._out = out
+
+    def copy(self, row: int) -> None:
+        if self._out is not None:
+            self._out[row] = self._x[row]
+
+
+def check_slots(inputs: Inputs, rows: int, sequences: int) -> None:
+    """CacheIntegrityError unless each row's slot is the one that the block table of its sequence has for it."""
+    starts, computed = inputs.query_start_loc, inputs.num_computed_tokens
+    if starts[sequences] != rows:
+        raise CacheIntegrityError(f"query_start_loc ends at {starts[sequences]}, and the step has {rows} rows.")
+    seq_ids, slots = inputs.seq_ids[:rows], inputs.slot_mapping[:rows]
+    places = computed[seq_ids] + np.arange(rows) - starts[seq_ids]
+    expected = inputs.block_tables[seq_ids, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+    for row in np.flatnonzero(slots != expected)[:1]:
+        raise CacheIntegrityError(
+            f"slot_mapping is {slots[row]} at index {row}, not {expected[row]} as in the block table of sequence "
+            f"{seq_ids[row]}."
+        )

@@ -5,7 +5,7 @@ Every difference between families is a value of the spec. Kernels are used throu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -15,7 +15,7 @@ from wager.arch.feed_forward import Experts
 from wager.arch.spec import Layer
 from wager.errors import UsageError
 from wager.kernels.arrays import INT32, Array, empty, zeros
-from wager.kernels.base import BLOCK_SIZE, Kernels, Routing, Tape, TargetOutput
+from wager.kernels.base import BLOCK_SIZE, Kernels, Routing, RowSet, Tap, Tape, TargetOutput
 from wager.models import footprint as memory
 from wager.models.layer_weights import LayerWeights
 from wager.models.matrices import Matrices, in_one_form
@@ -85,6 +85,8 @@ class Decoder:
         self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
         self.buffers = self._tape.buffers
         self._outputs: dict[int, TargetOutput] = {}  # views of the buffers, by rows of logits
+        self._places: list[Tap] = []  # where each layer begins
+        self._tapped: dict[int, Array] = {}
         self._logits = empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = empty(self.max_logits_rows, dtype=INT32)
         self._record(weights, matrices, store or PackedStore(kernels))
@@ -105,9 +107,27 @@ class Decoder:
         self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=logits_rows)
         output = self._outputs.get(logits_rows)
         if output is None:
-            output = TargetOutput(self._logits[:logits_rows], self._greedy_tokens[:logits_rows])
-            self._outputs[logits_rows] = output
+            views = (self._logits[:logits_rows], self._greedy_tokens[:logits_rows], self._selected[:logits_rows])
+            output = self._outputs[logits_rows] = TargetOutput(*views)
+        if self._tapped:
+            return replace(output, taps={layer: rows[: batch.rows] for layer, rows in self._tapped.items()})
         return output
+
+    def tap(self, layers: Collection[int]) -> None:
+        """From now on passes give the residual stream after so many layers, from 0 (the embeddings) to one less than
+        all, and after no other number: TargetOutput.taps. UsageError for a layer that there is not."""
+        for layer in layers:
+            if not 0 <= layer < len(self._places):
+                raise UsageError(
+                    f"Layer {layer} cannot be tapped: {self.spec.name} has {len(self._places)} layers.",
+                    f"Tap layers 0 to {len(self._places) - 1}; what the last one gives is TargetOutput.last_hidden.",
+                )
+        buffers = {layer: self._tapped.get(layer) for layer in layers}
+        self._tapped = {
+            layer: empty(self.max_rows, self.spec.hidden) if rows is None else rows for layer, rows in buffers.items()
+        }
+        for layer, place in enumerate(self._places):
+            place.copy_to(self._tapped.get(layer))
 
     def _record(self, weights: Weights, matrices: Matrices, store: PackedStore) -> None:
         """Record a pass. A matrix that the store does not have is read and packed, one after the other, so that at most
@@ -117,35 +137,50 @@ class Decoder:
         normed = empty(self.max_rows, spec.hidden, dtype=kernels.act)
         rotation = spec.details.rope.table(self.max_blocks * BLOCK_SIZE, spec.attention.rope_dim)
         buffers = _Buffers(self, x, normed, rotation)
+        self._selected = buffers.selected
         embedding = store.get("embed", lambda: kernels.pack(matrices.read("embed.weight")))
         tape.embed(embedding, x)
         known = tensor_shapes(spec)
         for index, layer in enumerate(spec.ordered_layers):
-            self._record_layer(LayerWeights(weights, matrices, store, known, index=index), layer, index, buffers)
-        selected = empty(self.max_logits_rows, spec.hidden)
+            self._places.append(tape.tap(x))
+            tensors = LayerWeights(weights, matrices, store, known, index=index)
+            self._record_layer(tensors, layer, index, buffers, of=self._rows_of(index))
         selected_normed = empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
         head = embedding if spec.tied else store.get("head", lambda: kernels.pack(matrices.read("head.weight")))
-        tape.select(x, selected)
-        tape.rms_norm(selected, weights.read("norm.weight"), spec.details.norm_eps, selected_normed, of="logits")
+        if self._rows_of(spec.num_layers - 1) == "rows":
+            tape.select(x, buffers.selected)
+        norm, eps = weights.read("norm.weight"), spec.details.norm_eps
+        tape.rms_norm(buffers.selected, norm, eps, selected_normed, of="logits")
         tape.linear(selected_normed, head, self._logits, of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
 
-    def _record_layer(self, tensors: LayerWeights, layer: Layer, index: int, to: _Buffers) -> None:
+    def _rows_of(self, index: int) -> RowSet:
+        """The rows that a layer computes past its keys and values. Of the last layer those with logits are enough, for
+        nothing reads the others. (Latent attention has products of all rows, and the choice of experts is recorded.)"""
+        layer = self.spec.ordered_layers[index]
+        plain = isinstance(layer.attention, Gqa) and not isinstance(layer.ffn, Experts)
+        return "logits" if plain and index == self.spec.num_layers - 1 else "rows"
+
+    def _record_layer(self, tensors: LayerWeights, layer: Layer, index: int, to: _Buffers, *, of: RowSet) -> None:
         tape, kernels, eps = self._tape, self.kernels, self.spec.details.norm_eps
         tape.rms_norm(to.x, tensors.vector("attn_norm"), eps, to.normed)
         if isinstance(layer.attention, Mla):
             self._record_latent_attention(tensors, layer.attention, index, to)
         elif isinstance(layer.attention, Gqa):
-            self._record_attention(tensors, layer.attention, index, to)
+            self._record_attention(tensors, layer.attention, index, to, of=of)
+        x = to.x
+        if of == "logits":
+            x = to.selected
+            tape.select(to.x, x)
         out = tensors.packed("o", lambda: kernels.pack(tensors.matrix("o"), tensors.bias("o")))
-        tape.linear(to.attention_out, out, to.x, add=True)
-        tape.rms_norm(to.x, tensors.vector("mlp_norm"), eps, to.normed)
+        tape.linear(to.attention_out, out, x, add=True, of=of)
+        tape.rms_norm(x, tensors.vector("mlp_norm"), eps, to.normed, of=of)
         if isinstance(layer.ffn, Experts):
             self._record_experts(tensors, layer.ffn, to)
         else:
-            self._record_feed_forward(tensors, "", to.inner, to)
+            self._record_feed_forward(tensors, "", to.inner, to, of=of)
 
-    def _record_attention(self, tensors: LayerWeights, attention: Gqa, index: int, to: _Buffers) -> None:
+    def _record_attention(self, tensors: LayerWeights, attention: Gqa, index: int, to: _Buffers, *, of: RowSet) -> None:
         details, tape, first = self.spec.details, self._tape, 0
         for group in tensors.groups("q", "k", "v"):
             packed = tensors.packed("+".join(group), partial(self._pack_stacked, tensors, group))
@@ -154,7 +189,7 @@ class Decoder:
             first = last
         norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), details.norm_eps) if details.qk_norm else None
         tape.rotary(to.qkv, to.rotation, norms, self.cache, index, to.q)
-        tape.attention(to.q, self.cache, index, window=attention.window, out=to.attention_out)
+        tape.attention(to.q, self.cache, index, window=attention.window, out=to.attention_out, of=of)
 
     def _pack_stacked(self, tensors: LayerWeights, group: Sequence[str]) -> Any:
         return self.kernels.pack(*tensors.stacked(group))
@@ -202,9 +237,11 @@ class Decoder:
 
         tape.experts(to.normed, tensors.packed("experts", pack), experts, routing, to.x)
         if experts.shared:
-            self._record_feed_forward(tensors, "shared_", to.shared_inner, to)
+            self._record_feed_forward(tensors, "shared_", to.shared_inner, to, of="rows")
 
-    def _record_feed_forward(self, tensors: LayerWeights, prefix: str, inner: Array, to: _Buffers) -> None:
+    def _record_feed_forward(
+        self, tensors: LayerWeights, prefix: str, inner: Array, to: _Buffers, *, of: RowSet
+    ) -> None:
         kernels = self.kernels
 
         def into() -> Any:
@@ -216,20 +253,22 @@ class Decoder:
         def down() -> Any:
             return kernels.pack(tensors.matrix(prefix + "down"), tensors.bias(prefix + "down"))
 
-        self._tape.gated(to.normed, tensors.packed(prefix + "gate+up", into), inner)
-        self._tape.linear(inner, tensors.packed(prefix + "down", down), to.x, add=True)
+        out = to.x if of == "rows" else to.selected
+        self._tape.gated(to.normed, tensors.packed(prefix + "gate+up", into), inner, of=of)
+        self._tape.linear(inner, tensors.packed(prefix + "down", down), out, add=True, of=of)
 
 
 class _Buffers:
     """Buffers that all layers share, [max_rows, ...] each: residual `x` and its norm, queries (and keys and values)
     before the rotation, rotated `q`, the input of the output projection, the inner layers of the feed-forwards; those
-    of latent attention and of experts where the model has them."""
+    of latent attention and of experts where the model has them; and `selected`, the logits rows of `x`."""
 
     def __init__(self, decoder: Decoder, x: Array, normed: Array, rotation: Array) -> None:
         spec, rows, act = decoder.spec, decoder.max_rows, decoder.kernels.act
         attention = spec.attention
         heads = attention.heads
         self.x, self.normed, self.rotation = x, normed, rotation
+        self.selected = empty(decoder.max_logits_rows, spec.hidden)
         self.q = zeros(rows, heads * attention.head_dim, dtype=act)
         self.attention_out = empty(rows, attention.output_width, dtype=act)
         if isinstance(attention, Mla):

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.kalman import KalmanFilter
+from wager.economics.latency.kalman import covariance, latency_filter
 from wager.economics.latency.knots import ascends, locate
 from wager.errors import UsageError
-from wager.types import DRAFT_STAGE, StepRecord
+from wager.types import DRAFT_STAGE, POLICY_STAGE, StepRecord
 
-_SCALE_SD, _ROW_COST_SD, _KNOT_SD, _REQUEST_SD = 0.3, 0.5, 0.1, 0.01
+_SCALE_SD, _ROW_COST_SD, _KNOT_SD, _REQUEST_SD = 0.3, 0.5, 0.15, 0.01
 """Standard deviations of the errors of prices after a full calibration: of all of it, of what rows cost beyond the
 first measured count, of one row count (these three relative), and of the cost of a request (in steps of the first row
 count). The fit itself is nearer (5 %); these allow for what other programs do to a machine later."""
@@ -25,7 +25,13 @@ count). The fit itself is nearer (5 %); these allow for what other programs do t
 MAX_UNCERTAINTY = 5.0
 """Uncertainty of prices that were hardly measured: standard deviations of 1.5 and 2.5 in the logarithm, anything."""
 
-_NOISE_SD = 0.1
+_NOT_OF_ROWS = (DRAFT_STAGE, POLICY_STAGE)
+"""Stages that a step's rows have no part in; now and then the policy plans, which would pass for dear rows."""
+
+_RELATED_DOUBLINGS = 3.0
+"""The errors of two row counts that are so many doublings apart correlate by 1/e: what slows 12 rows slows 16."""
+
+_NOISE_SD = 0.08
 """How far steps of one shape scatter, relative."""
 
 
@@ -68,8 +74,12 @@ class LatencySurface:
         self._fitted_per_request = per_request
         self.uncertainty = uncertainty
         # The filter follows the logs of the scale, of what rows cost and of each knot, and the cost of a request.
-        initial = [_SCALE_SD, _ROW_COST_SD, *[_KNOT_SD] * len(self.rows), _REQUEST_SD]
-        self._filter = KalmanFilter([uncertainty * sd for sd in initial], noise_sd=_NOISE_SD)
+        change = covariance(
+            [_SCALE_SD, _ROW_COST_SD, *[_KNOT_SD] * len(self.rows), _REQUEST_SD],
+            related=slice(2, 2 + len(self.rows)),
+            places=[math.log2(count) / _RELATED_DOUBLINGS for count in self.rows],
+        )
+        self._filter = latency_filter(change, noise_sd=_NOISE_SD, uncertainty=uncertainty)
         self._correct()
 
     @property
@@ -121,12 +131,12 @@ class LatencySurface:
         """
         if record.rows > record.sequences + record.drafted:
             return
-        taken = sum(value for stage, value in record.seconds.items() if stage != DRAFT_STAGE)
+        taken = sum([value for stage, value in record.seconds.items() if stage not in _NOT_OF_ROWS])
         if taken <= 0 or record.rows <= 0:
             return
         expected = self.seconds(record.rows, record.sequences, sum(record.context_lens))
         slopes = self._slopes(record.rows, record.sequences, sum(record.context_lens))
-        self._filter.update([slope / expected for slope in slopes], error=math.log(taken / expected))
+        self._filter.update([slope / expected for slope in slopes], math.log(taken / expected))
         self._correct()
 
     def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
@@ -149,7 +159,7 @@ class LatencySurface:
         return slopes
 
     def _correct(self) -> None:
-        log_scale, log_row_cost, *curve, request = self._filter.values.tolist()
+        log_scale, log_row_cost, *curve, request = self._filter.values()
         self.scale, row_cost, first = math.exp(log_scale), math.exp(log_row_cost), self._fitted[0]
         self._uncorrected = [first + max(row_cost * (value - first), 1e-3 * first - first) for value in self._fitted]
         self._corrected = [value * math.exp(off) for value, off in zip(self._uncorrected, curve, strict=True)]

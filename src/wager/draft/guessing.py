@@ -1,0 +1,179 @@
+"""From a draft model's rows of logits to guesses: one token a row, several candidates, or siblings with their q.
+
+Under `match` guesses are drawn with the target's own noise from q, processed by the request's own parameters, so that
+an identical model is always right (Daliri et al. 2024, arXiv 2408.07978). Rules that keep the distribution get guesses
+drawn with private noise, and the q each of them was drawn from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.draft.trees import Candidate
+from wager.errors import NumericsError
+from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.noise import argmax_gumbel, gumbel
+from wager.kernels.sampling import SampleRequest, sample_rows
+from wager.types import DraftRequest
+from wager.verify.distribution import History, ProcessedDistribution, process, without_replacement
+
+_SEARCHED = 256
+"""Likeliest ids of a row among which candidates are searched: noise is computed for these alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuessedRow:
+    """A row of logits from which the guess after `path` is taken: the guesses after the last known token, none for the
+    first. `history` is that of the known tokens (None: the request has no penalties). `branch` numbers the rows of
+    one depth of a tree, so that their private draws are independent."""
+
+    row: int
+    request: DraftRequest
+    path: Sequence[int] = ()
+    history: History | None = None
+    branch: int = 0
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the guess."""
+        return self.request.position + len(self.path)
+
+    @property
+    def private(self) -> int:
+        """What the guess's private noise is keyed by: it differs in every round that guesses a position."""
+        return len(self.path) + 1 + (self.branch << 8)
+
+
+class Guess(NamedTuple):
+    """A token (-1: the row's logits are not finite), its probability under q before processing and, where it was
+    requested, the q that it was drawn from, float64 [vocab]."""
+
+    token: int
+    probability: float = 0.0
+    probs: NDArray[np.float64] | None = None
+
+
+class GuessSampler:
+    """Guesses of a model with `width` logits, for a verified model of `vocab`: ids beyond either are never guessed.
+
+    `kernels` sample natively, if they are given and the model has no more ids than the verified one.
+    """
+
+    def __init__(self, width: int, *, vocab: int, kernels: Kernels | None = None) -> None:
+        self.vocab = vocab
+        self._whole = vocab >= width
+        self._kernels = kernels if self._whole else None
+
+    def row(self, output: TargetOutput, index: int) -> NDArray[np.float32]:
+        """The logits of a row by the verified model's ids, float32 [ids]."""
+        logits: NDArray[np.float32] = output.logits[index][: self.vocab]
+        return logits
+
+    def guesses(self, output: TargetOutput, rows: Sequence[GuessedRow]) -> list[Guess]:
+        """One token for each row."""
+        native = [] if self._kernels is None else [each for each in rows if _sampled_natively(each.request)]
+        drawn = {id(each): token for each, token in zip(native, self._native(native, output), strict=True)}
+        return [self._guess(output, each, drawn.get(id(each))) for each in rows]
+
+    def candidates(self, output: TargetOutput, row: GuessedRow, count: int) -> list[Candidate]:
+        """The `count` likeliest tokens under the row's noise, best first; none if logits are not finite.
+
+        The probability of each is a share of exp(T (log q + g)), so that of q itself where the request is greedy:
+        the nearer the best ones are, the likelier the target, whose logits differ a little, prefers another.
+        """
+        try:
+            distribution = self._processed(output, row)
+        except NumericsError:
+            return []
+        scores = distribution.scores
+        best = _largest(scores, _SEARCHED)
+        values = scores[best]
+        if not distribution.greedy:
+            ids = best if distribution.ids is None else distribution.ids[best]
+            request = row.request
+            noise = gumbel(request.seed, row.position, ids, choice=request.choice)
+            values = (values + noise) * request.params.temperature
+        order = np.argsort(-values, kind="stable")[:count]
+        top = values[order[0]]
+        # what lies below the searched ids counts where there is no noise
+        everything = scores if distribution.greedy else values
+        total = float(np.exp(everything - top).sum())
+        shares = np.exp(values[order] - top) / total
+        ids = best[order] if distribution.ids is None else distribution.ids[best[order]]
+        return [Candidate(int(token), float(share)) for token, share in zip(ids, shares, strict=True)]
+
+    def siblings(
+        self, output: TargetOutput, row: GuessedRow, count: int
+    ) -> tuple[list[Candidate], NDArray[np.float64]]:
+        """At most `count` tokens drawn from q without replacement, in the order of the draw, with private noise, and
+        the distribution that each was drawn from, float64 [tokens, vocab]."""
+        try:
+            distribution = self._processed(output, row)
+        except NumericsError:
+            return [], np.zeros((0, self.vocab))
+        q, request = distribution.probabilities(self.vocab), row.request
+        ranked = distribution.top(count, request.seed, row.position, request.choice, private=row.private)
+        tokens = [token for token, _ in ranked if q[token] > 0][: int((q > 0).sum())]
+        return [Candidate(token, float(q[token])) for token in tokens], without_replacement(q, tokens)
+
+    def _processed(self, output: TargetOutput, row: GuessedRow) -> ProcessedDistribution:
+        history = None if row.history is None else row.history.extended(row.path)
+        return process(self.row(output, row.row), row.request.params, history)
+
+    def _guess(self, output: TargetOutput, row: GuessedRow, drawn: int | None) -> Guess:
+        logits = self.row(output, row.row)
+        try:
+            token, probs = (drawn, None) if drawn is not None else self._drawn(output, row, logits)
+        except NumericsError:
+            return Guess(-1)
+        if token < 0:
+            return Guess(-1)
+        return Guess(token, math.exp(min(0.0, float(logits[token]) - _log_sum_exp(logits))), probs)
+
+    def _drawn(
+        self, output: TargetOutput, row: GuessedRow, logits: NDArray[np.float32]
+    ) -> tuple[int, NDArray[np.float64] | None]:
+        request = row.request
+        if request.params.plain and request.params.greedy and self._whole:
+            return int(output.greedy_tokens[row.row]), None
+        if request.params.plain and not request.needs_draft_probs:
+            temperature = request.params.temperature
+            return int(argmax_gumbel(logits, temperature, request.seed, row.position, request.choice)), None
+        distribution = self._processed(output, row)
+        if not request.needs_draft_probs:
+            return distribution.choose(request.seed, row.position, request.choice), None
+        token = distribution.choose(request.seed, row.position, request.choice, private=row.private)
+        return token, distribution.probabilities(self.vocab)
+
+    def _native(self, rows: Sequence[GuessedRow], output: TargetOutput) -> list[int]:
+        if self._kernels is None or not rows:
+            return []
+        requests = [
+            SampleRequest(row.row, row.request.params.temperature, row.request.seed, row.position, row.request.choice)
+            for row in rows
+        ]
+        return sample_rows(self._kernels, output.logits, requests)
+
+
+def _sampled_natively(request: DraftRequest) -> bool:
+    return request.params.plain and not request.params.greedy and not request.needs_draft_probs
+
+
+def _log_sum_exp(logits: NDArray[np.float32]) -> float:
+    """NaN where a logit is not finite."""
+    with np.errstate(all="ignore"):
+        most = logits.max()
+        return float(most + np.log(np.exp(logits - most).sum()))
+
+
+def _largest(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Indices, ascending, of the `count` largest."""
+    if count >= len(scores):
+        return np.arange(len(scores))
+    return np.sort(np.argpartition(scores, len(scores) - count)[len(scores) - count :])

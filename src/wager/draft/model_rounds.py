@@ -1,0 +1,292 @@
+"""A draft request in progress on a draft model: which rows the next pass computes for it, and what they add.
+
+`ChainRound` draws one token after the other: k guesses, k passes, or fewer where a drafter of its own guesses what it
+will draw (stages.py). `TreeRound` draws the tree that is expected to be accepted most, one pass for each level: the
+nodes to be expanded, and what lies between them and the root, are the rows of a pass, behind the last known token.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.draft.guessing import Guess, GuessedRow, GuessSampler
+from wager.draft.tree_templates import TreeTemplate
+from wager.draft.trees import Candidate, GrowingTree, TokenTree
+from wager.kernels.base import TargetOutput
+from wager.types import Draft, DraftRequest, Span
+from wager.verify.distribution import History
+
+WIDTH = 4
+"""Nodes of a level that are expanded at most: rows that cost about as much as one where weights are quantised."""
+
+_BRANCHES = 8
+"""Candidates of a node at most."""
+
+
+@dataclass(slots=True)
+class FedTree:
+    """Guesses whose keys and values are in the cache, provisionally: node i at the slot of position `start` + i."""
+
+    start: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+
+    def append(self, token: int) -> None:
+        """One more node of a chain."""
+        self.parents.append(len(self.tokens) - 1)
+        self.tokens.append(token)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of a node (-1: the root) with that token."""
+        edges = zip(self.parents, self.tokens, strict=True)
+        return next((child for child, edge in enumerate(edges) if edge == (node, token)), None)
+
+
+@dataclass(slots=True)
+class DraftedSequence:
+    """One sequence in the drafter's cache, whose first `num_computed_tokens` have final keys and values. `fed` are
+    guesses that have provisional ones, and `reached` the last of them that turned out right (-1: the root; None:
+    another token came, so none of the others can)."""
+
+    tokens: list[int]
+    history: History | None
+    prompt_tokens: int = 0
+    num_computed_tokens: int = 0
+    fed: FedTree = field(default_factory=lambda: FedTree(0))
+    reached: int | None = None
+    drafted: TokenTree = field(default_factory=TokenTree)  # the last draft, if it was a tree
+    drafted_node: int | None = None  # as `reached`, of its nodes
+
+
+class DraftRound(ABC):
+    """One draft request in progress: the rows that it wants of a pass, and what it makes of their logits."""
+
+    def __init__(self, request: DraftRequest, state: DraftedSequence, depth: int) -> None:
+        self.request = request
+        self.state = state
+        self.depth = depth
+        state.fed, state.reached, state.drafted_node = FedTree(len(state.tokens)), -1, None
+
+    def num_pending(self) -> int:
+        """Known tokens that were not computed yet."""
+        return len(self.state.tokens) - self.state.num_computed_tokens
+
+    def known_span(self, room: int) -> Span:
+        """Known tokens that are not computed yet, at most `room` of them."""
+        state, rows = self.state, min(self.num_pending(), room)
+        start, state.num_computed_tokens = state.num_computed_tokens, state.num_computed_tokens + rows
+        tokens = tuple(state.tokens[start : start + rows])
+        return Span(self.request.seq_id, start, tokens, start + rows == len(state.tokens))
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it wants no further pass."""
+
+    @property
+    def least_rows(self) -> int:
+        """With less room in a pass, for rows and for those with logits, it waits for the next one."""
+        return 1
+
+    @abstractmethod
+    def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
+        """The rows of the next pass, at most `room`, and those of them whose logits it wants, at most `logits_room`: 0
+        is that of the span's last token, 1 + i that of node i behind it. `guessed` is what a drafter of its own guesses
+        of the next tokens."""
+
+    @abstractmethod
+    def wanted(self, first: int, sampler: GuessSampler, output: TargetOutput) -> list[GuessedRow]:
+        """After a pass whose rows of logits begin at `first`: the rows of which it wants a token each."""
+
+    def take(self, guess: Guess) -> GuessedRow | None:
+        """The token of the row that it wanted; the row that it wants next of the same pass, if any."""
+        return None
+
+    @abstractmethod
+    def draft(self, drafter: str) -> Draft:
+        """What was drafted."""
+
+
+class ChainRound(DraftRound):
+    """Guesses one after the other."""
+
+    def __init__(self, request: DraftRequest, state: DraftedSequence, depth: int) -> None:
+        super().__init__(request, state, depth)
+        self.guesses: list[int] = []
+        self._probs: list[NDArray[np.float64]] = []
+        self._survival: list[float] = []
+        self._guessed: Draft | None = None
+        self._node = -1  # of what was guessed, the last token that turned out right
+        self.right_guesses: list[int] = []
+        """Of what was guessed for the last pass, the nodes that were right, from the root down."""
+        self._first = 0
+
+    @property
+    def done(self) -> bool:
+        unlikely = bool(self._survival) and self._survival[-1] < self.request.min_survival
+        return unlikely or len(self.guesses) >= self.depth
+
+    @property
+    def continuation(self) -> tuple[list[int], int]:
+        """Tokens as far as they are guessed, and how many guesses may follow that take no further pass."""
+        return [*self.state.tokens, *self.guesses], self.depth - len(self.guesses) - 1
+
+    def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
+        if self.num_pending():
+            span = self.known_span(room)
+        else:
+            position = len(self.state.tokens) + len(self.state.fed.tokens)
+            self.state.fed.append(self.guesses[-1])
+            span = Span(self.request.seq_id, position, (self.guesses[-1],), True)
+        size = 0
+        if guessed is not None and span.needs_logits:
+            size = min(len(guessed), room - len(span.tokens), logits_room - 1)
+        self._guessed = guessed.truncate(size) if guessed is not None and size > 0 else None
+        self._node, self.right_guesses = -1, []
+        behind = len(self._guessed) if self._guessed is not None else 0
+        return span, self._guessed, list(range(1 + behind)) if span.needs_logits else []
+
+    def wanted(self, first: int, sampler: GuessSampler, output: TargetOutput) -> list[GuessedRow]:
+        self._first = first
+        return [self._row(first)]
+
+    def _row(self, row: int) -> GuessedRow:
+        return GuessedRow(row, self.request, tuple(self.guesses), self.state.history)
+
+    def take(self, guess: Guess) -> GuessedRow | None:
+        token, probability, probs = guess
+        if token < 0:  # not finite: this chain ends here, the others go on
+            self.depth = len(self.guesses)
+            return None
+        self.guesses.append(token)
+        self._survival.append((self._survival[-1] if self._survival else 1.0) * probability)
+        if probs is not None:
+            self._probs.append(probs)
+        node = None if self._guessed is None or self.done else self._child(self._guessed, token)
+        if node is None:
+            return None
+        self._node = node
+        self.right_guesses.append(node)
+        self.state.fed.append(token)
+        return self._row(self._first + 1 + node)
+
+    def _child(self, guessed: Draft, token: int) -> int | None:
+        edges = zip(guessed.parents, guessed.tokens, strict=True)
+        return next((child for child, edge in enumerate(edges) if edge == (self._node, token)), None)
+
+    def draft(self, drafter: str) -> Draft:
+        draft = Draft.chain(self.request.seq_id, self.guesses, drafter=drafter, scores=self._survival)
+        if not self._probs:
+            return draft
+        return Draft(draft.seq_id, draft.tokens, draft.parents, draft.scores, drafter, np.stack(self._probs))
+
+
+class TreeRound(DraftRound):
+    """The tree of at most `depth` nodes that is expected to be accepted most.
+
+    Where q is requested siblings are drawn from it without replacement, in the shape of `template`: a shape that
+    depended on what was drawn would not keep the target's distribution. `width` bounds the nodes expanded in a level.
+    """
+
+    def __init__(
+        self,
+        request: DraftRequest,
+        state: DraftedSequence,
+        depth: int,
+        *,
+        width: int,
+        levels: int,
+        template: TreeTemplate | None = None,
+    ) -> None:
+        super().__init__(request, state, depth)
+        self._template = template
+        self._tree = GrowingTree(depth, min_survival=0.0 if template else request.min_survival)
+        self._width, self._levels = width, levels
+        self._level = 0
+        self._frontier = [-1]
+        self._places = {-1: -1}  # of nodes in the template
+        self._probs: list[NDArray[np.float64]] = []
+        self._nodes: list[int] = []  # the rows of a pass behind the last known token
+
+    @property
+    def done(self) -> bool:
+        return not self._frontier
+
+    @property
+    def least_rows(self) -> int:
+        return 1 + self.depth if self._level else 1
+
+    def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
+        if self.num_pending():
+            span = self.known_span(room)
+            return span, None, [0] if span.needs_logits else []
+        tree, state = self._tree, self.state
+        kept: set[int] = set()
+        frontier: list[int] = []
+        for node in self._frontier[:logits_room]:
+            path = kept | set(tree.path(node))
+            if len(path) < room:
+                kept = path
+                frontier.append(node)
+        self._frontier, self._nodes = frontier, sorted(kept)
+        place = {-1: -1, **{node: index for index, node in enumerate(self._nodes)}}
+        tokens = tuple(tree.tokens[node] for node in self._nodes)
+        parents = tuple(place[tree.parents[node]] for node in self._nodes)
+        state.fed = FedTree(len(state.tokens), list(tokens), list(parents))
+        span = Span(self.request.seq_id, len(state.tokens) - 1, (state.tokens[-1],), True)
+        return span, Draft(self.request.seq_id, tokens, parents), [1 + place[node] for node in frontier]
+
+    def wanted(self, first: int, sampler: GuessSampler, output: TargetOutput) -> list[GuessedRow]:
+        """It needs several candidates of a row, so it takes them here."""
+        found: list[tuple[int, list[Candidate]]] = []
+        for index, node in enumerate(self._frontier):
+            path = tuple(self._tree.tokens[each] for each in self._tree.path(node))
+            row = GuessedRow(first + index, self.request, path, self.state.history, branch=index)
+            if self._template is None:
+                found.append((node, sampler.candidates(output, row, min(self.depth, _BRANCHES))))
+            else:
+                self._draw_siblings(row, node, self._template.children(self._places[node]), sampler, output)
+        self._level += 1
+        if self._template is None:
+            self._tree.extend(found)
+            self._frontier = self._tree.frontier(self._width) if self._level < self._levels else []
+        else:
+            self._frontier = [node for node in self._new_nodes() if self._expands(node)]
+        return []
+
+    def _draw_siblings(
+        self, row: GuessedRow, node: int, places: Sequence[int], sampler: GuessSampler, output: TargetOutput
+    ) -> None:
+        tree = self._tree
+        siblings, probs = sampler.siblings(output, row, len(places))
+        for place, sibling in zip(places, siblings, strict=False):
+            self._places[len(tree.tokens)] = place
+            tree.tokens.append(sibling.token)
+            tree.parents.append(node)
+            tree.values.append(tree.value(node) * sibling.probability)
+        self._probs += list(probs)
+
+    def _new_nodes(self) -> list[int]:
+        """Nodes of the level that was just drawn."""
+        depths = self._template.depths if self._template else ()
+        return [node for node in range(len(self._tree.tokens)) if depths[self._places[node]] == self._level]
+
+    def _expands(self, node: int) -> bool:
+        """Whether the template has children there; not below a node that is too unlikely, which is itself kept."""
+        has_children = self._template is not None and bool(self._template.children(self._places[node]))
+        return has_children and self._tree.value(node) >= self.request.min_survival
+
+    def draft(self, drafter: str) -> Draft:
+        tree = self._tree
+        if self._template is None:
+            best = tree.best()
+        else:
+            best = TokenTree(tuple(tree.tokens), tuple(tree.parents), tuple(tree.values))
+        self.state.drafted, self.state.drafted_node = best, -1
+        probs = np.stack(self._probs) if self._probs else None
+        return Draft(self.request.seq_id, best.tokens, best.parents, best.scores, drafter, probs)

@@ -1,0 +1,42 @@
+"""The integers that a tape reads: what a step's rows are and where they are cached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wager.kernels.arrays import INT32, Array, zeros
+from wager.types import PackedBatch
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Integer buffers that a tape reads, int32, allocated once. See types.PackedBatch for their meaning."""
+
+    tokens: Array  # [max_rows]
+    positions: Array  # [max_rows]
+    parents: Array  # [max_rows]
+    slot_mapping: Array  # [max_rows]
+    seq_ids: Array  # [max_rows]
+    logits_indices: Array  # [max_rows]
+    query_start_loc: Array  # [max_sequences + 1]
+    num_computed_tokens: Array  # [max_sequences]
+    block_tables: Array  # [max_sequences, max_blocks]
+
+    @classmethod
+    def allocate(cls, *, max_rows: int, max_sequences: int, max_blocks: int) -> Inputs:
+        def row() -> Array:
+            return zeros(max_rows, dtype=INT32)
+
+        starts, lengths = (zeros(max_sequences + extra, dtype=INT32) for extra in (1, 0))
+        tables = zeros(max_sequences, max_blocks, dtype=INT32)
+        return cls(row(), row(), row(), row(), row(), row(), starts, lengths, tables)
+
+    def fill(self, batch: PackedBatch) -> None:
+        """Copy a packed batch into the buffers."""
+        rows, sequences = batch.rows, batch.num_sequences
+        for name in ("tokens", "positions", "parents", "slot_mapping", "seq_ids"):
+            getattr(self, name)[:rows] = getattr(batch, name)
+        self.logits_indices[: len(batch.logits_indices)] = batch.logits_indices
+        self.query_start_loc[: sequences + 1] = batch.query_start_loc
+        self.num_computed_tokens[:sequences] = batch.num_computed_tokens
+        self.block_tables[:sequences, : batch.block_tables.shape[1]] = batch.block_tables

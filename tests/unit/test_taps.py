@@ -1,0 +1,162 @@
+"""Taps of the decoder: the residual stream of every row, as transformers gives it, whatever the other rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from decoder_engines import answers, decoder_on, engine_on, requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packing import Rows, batch, chain
+from tiny_models import SIZES, TOKENS, oracle, save, spec
+
+from closeness import assert_close
+from wager.draft.base import ComputedRows
+from wager.draft.history import ReferenceOracle
+from wager.draft.random_tree import RandomTreeDrafter
+from wager.errors import UsageError
+from wager.kernels.arrays import Array
+from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.reference import ReferenceKernels
+from wager.models.random_weights import random_weights
+from wager.models.transformer import Decoder
+from wager.models.weights import open_weights
+from wager.types import SamplingParams
+
+LAYERS = int(SIZES["num_hidden_layers"])
+
+
+def native() -> Kernels:
+    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+    from wager.kernels.cpu import CpuKernels
+
+    return CpuKernels(threads=2)
+
+
+def taken(decoder: Decoder, spans: list[Rows]) -> tuple[dict[int, Array], Array]:
+    rows = sum(len(span[1]) for span in spans)
+    output = decoder.forward(batch(spans, range(rows)))
+    assert output.last_hidden is not None
+    return {layer: states.copy() for layer, states in output.taps.items()}, output.last_hidden.copy()
+
+
+def test_they_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
+    model = oracle("LlamaForCausalLM")
+    decoder = decoder_on(open_weights(save(model, tmp_path)), ReferenceKernels("float32"))
+    decoder.tap(range(LAYERS))
+    taps, last = taken(decoder, [chain(0, TOKENS[:40], [3, 9, 1])])
+    unnormed: list[Array] = []
+    model.model.norm.register_forward_pre_hook(lambda _, inputs: unnormed.append(inputs[0][0].numpy()))
+    with torch.no_grad():
+        states = model(torch.tensor([TOKENS[:40]]), output_hidden_states=True).hidden_states
+    assert list(taps) == list(range(LAYERS))
+    for layer, rows in taps.items():
+        assert_close(rows, states[layer][0].numpy(), rtol=1e-4, atol=1e-4)
+    assert_close(last, unnormed[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module", params=["reference", "native"])
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    kernels = ReferenceKernels() if request.param == "reference" else native()
+    made = decoder_on(random_weights(spec(), 1), kernels)
+    made.tap([1])
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(decoder: Decoder) -> tuple[Array, Array]:
+    passes = [taken(decoder, [chain(i, [token], [0, 1, 2])]) for i, token in enumerate(TOKENS[:40])]
+    return np.concatenate([taps[1] for taps, _ in passes]), np.concatenate([last for _, last in passes])
+
+
+@settings(max_examples=10, deadline=None)
+@given(cuts=st.sets(st.integers(1, 39), max_size=5), ends=st.lists(st.integers(1, 39), max_size=3))
+def test_rows_do_not_depend_on_chunks_or_neighbours(
+    decoder: Decoder, expected: tuple[Array, Array], cuts: set[int], ends: list[int]
+) -> None:
+    edges = [0, *sorted(cuts), 40]
+    for i, end in enumerate(ends):
+        decoder.forward(batch([chain(0, TOKENS[:end], [3 * i + 5, 3 * i + 3, 3 * i + 4])], [0]))
+    others = [chain(end, TOKENS[end : end + 1], [3 * i + 5, 3 * i + 3, 3 * i + 4]) for i, end in enumerate(ends)]
+    for start, end in zip(edges, edges[1:], strict=False):
+        taps, last = taken(decoder, [*others, chain(start, TOKENS[start:end], [0, 1, 2])])
+        for got, whole in ((taps[1], expected[0]), (last, expected[1])):
+            assert np.array_equal(got[len(others) :], whole[start:end])
+            assert all(np.array_equal(got[i], whole[at]) for i, at in enumerate(ends))
+
+
+def test_rows_of_a_tree_are_those_of_its_chains(decoder: Decoder, expected: tuple[Array, Array]) -> None:
+    decoder.forward(batch([chain(0, TOKENS[:20], [5, 9, 12])], [0]))
+    rows: Rows = (20, [TOKENS[20], 7, TOKENS[21], 9, TOKENS[22]], [-1, 0, 0, 1, 2], [5, 9, 12])
+    taps, last = taken(decoder, [rows])
+    for got, whole in ((taps[1], expected[0]), (last, expected[1])):
+        assert np.array_equal(got[[0, 2, 4]], whole[20:23])
+
+
+def test_only_what_is_tapped_is_given_and_nothing_else_changes(decoder: Decoder) -> None:
+    span = [chain(0, TOKENS[:10], [7])]
+    try:
+        decoder.tap([])
+        output = decoder.forward(batch(span, [9]))
+        plain = output.logits.copy()
+        assert not output.taps
+        decoder.tap([0, 1])
+        output = decoder.forward(batch(span, [9]))
+        assert np.array_equal(output.logits, plain) and [a.shape for a in output.taps.values()] == [(10, 48)] * 2
+        with pytest.raises(UsageError, match="Layer 2 cannot be tapped: test has 2 layers"):
+            decoder.tap([0, 2])
+        assert sorted(decoder.forward(batch(span, [9])).taps) == [0, 1]
+    finally:
+        decoder.tap([1])
+
+
+class _Reader(RandomTreeDrafter):
+    """Drafts random trees and keeps the states of every position that it is shown."""
+
+    taps = (0, 1)
+
+    def __init__(self, oracle: ReferenceOracle) -> None:
+        super().__init__(83, oracle=oracle)
+        self.states: dict[tuple[str, int], tuple[Array, ...]] = {}
+        self.last: dict[tuple[str, int], Array] = {}
+        self.repeated = 0
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        for rows in computed:
+            for position, row in enumerate(rows.rows, rows.start):
+                states = tuple(output.taps[layer][row].copy() for layer in self.taps)
+                before = self.states.setdefault((rows.seq_id, position), states)
+                self.repeated += before is not states
+                assert all(np.array_equal(a, b) for a, b in zip(before, states, strict=True))
+            if rows.logits_row >= 0:
+                assert output.last_hidden is not None
+                last = rows.start + len(rows.rows) - 1
+                self.last[rows.seq_id, last] = output.last_hidden[rows.logits_row].copy()
+
+
+@pytest.mark.parametrize(("preempt_every", "max_rows"), [(0, 48), (5, 13)])
+def test_drafters_are_shown_the_states_of_what_became_known(preempt_every: int, max_rows: int) -> None:
+    decoder, params = decoder_on(random_weights(spec(), 1), native()), SamplingParams(max_tokens=30)
+    prompts = [TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9]]
+    asked = requests(prompts, params)
+    plain = answers(engine_on(decoder), asked)
+    texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
+    reader = _Reader(ReferenceOracle(texts))
+    engine = engine_on(decoder, reader, depth=6, max_rows=max_rows)
+    assert answers(engine, asked, preempt_every=preempt_every) == plain
+    assert (reader.repeated > 0) == (preempt_every > 0)
+    decoder.tap((0, 1))
+    for name, text in texts.items():
+        taps, last = taken(decoder, [chain(0, text[:40], [0, 1, 2])])
+        for (seq_id, position), states in reader.last.items():
+            assert seq_id != name or position >= 40 or np.array_equal(states, last[position])
+        shown = sorted(position for seq_id, position in reader.states if seq_id == name and 0 <= position < 40)
+        # what the prefix cache had is not computed again
+        assert shown == list(range(shown[0], min(40, len(text) - 1))) and shown[0] in (0, 16)
+        for position in shown:
+            states = reader.states[name, position]
+            assert all(np.array_equal(got, taps[layer][position]) for layer, got in enumerate(states))
