@@ -103,11 +103,11 @@ def _suffix(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
 
 
 def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import LookupDrafter, LookupSources
+    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
 
     if parts.store is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
-    return LookupDrafter(spec.name, LookupSources(store=parts.store))
+    return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
 
 
 def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -152,7 +152,9 @@ KINDS: Mapping[str, DrafterKind] = {
         "N",
         (1, 24),
     ),
-    "store": DrafterKind("what followed most often in the texts that a file was built from", _store, "store", "PATH"),
+    "store": DrafterKind(
+        "as suffix, and what followed most often in texts of the target, from a file", _store, "store", "PATH"
+    ),
     "model": DrafterKind(
         "a smaller model of the same vocabulary; model:PATH+ngram: another drafter guesses what it will draw",
         _model,

@@ -226,6 +226,7 @@ class LookupTable:
         prior: Sequence[float],
         prior_weight: float,
         min_survival: float,
+        most_certain: float,
         slots: NDArray[np.uint64] | None,
         homes: int,
     ) -> None: ...
