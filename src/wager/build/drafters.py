@@ -7,20 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wager.build.opened import OpenedModel, open_draft
+from wager.build.opened_heads import OpenedHead, open_head
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter
 from wager.kernels.base import Kernels
+from wager.models.transformer import Decoder
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedDrafter:
     """A configured drafter that was checked but not built. `label` is its name in results; `model` is its model, opened
-    but not loaded, if it runs one."""
+    but not loaded, if it runs one, and `head` its head on the target's states."""
 
     label: str
     spec: DrafterSpec
     model: OpenedModel | None = None
+    head: OpenedHead | None = None
 
 
 def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
@@ -32,6 +35,7 @@ def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDraft
             spec.name if counts[spec.name] == 1 else str(spec),
             spec,
             open_draft(config, target, spec.argument or "") if KINDS[spec.name].runs_a_model else None,
+            open_head(spec, target) if KINDS[spec.name].reads_states else None,
         )
         for spec in specs
     ]
@@ -46,23 +50,26 @@ class DrafterBytes:
 
 
 def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterBytes:
-    """The memory of all drafters; that of drafters without a model is small and not counted."""
-    models = [drafter.model for drafter in drafters if drafter.model is not None]
+    """The memory of all drafters; that of drafters without a model or head is small and not counted."""
+    models: list[OpenedModel | OpenedHead] = [drafter.model for drafter in drafters if drafter.model is not None]
+    models += [drafter.head for drafter in drafters if drafter.head is not None]
     return DrafterBytes(
         sum(model.weight_bytes(kernels) + model.workspace_bytes(kernels) for model in models),
         sum(model.token_bytes(kernels) for model in models),
     )
 
 
-def build(opened: OpenedDrafter, config: EngineConfig, *, kernels: Kernels, num_blocks: int, vocab: int) -> Drafter:
-    """Build one drafter; if it runs a model, load the weights, with a cache of `num_blocks` blocks."""
-    model = opened.model
+def build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
+    """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks."""
+    model, head, kernels = opened.model, opened.head, decoder.kernels
     parts = DrafterParts(
-        vocab,
+        decoder.vocab,
         max_context=model.limits.context if model else None,
         model=model.load(kernels, num_blocks) if model else None,
         kernels=kernels,
         prefix_cache=config.capacity.prefix_cache,
+        head=head.load(decoder, num_blocks) if head else None,
+        depth=head.depth if head else None,
     )
     drafter = build_drafter(opened.spec, parts)
     drafter.name = opened.label

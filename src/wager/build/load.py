@@ -142,8 +142,10 @@ def load(
     for item in opened:
         if item.model is not None:
             report(f"loading the draft model {item.model.path.name}")
-    blocks, vocab = target.memory_plan.num_blocks, target.decoder.vocab
-    built = [drafting.build(item, config, kernels=kernels, num_blocks=blocks, vocab=vocab) for item in opened]
+        if item.head is not None:
+            report(f"loading the head {item.head.path.name}")
+    blocks, decoder = target.memory_plan.num_blocks, target.decoder
+    built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks) for item in opened]
     return _assemble(config, target, [drafter] if drafter else built, plan, report=report)
 
 

@@ -15,6 +15,7 @@ from wager.inputs import did_you_mean, shown, whole_number
 
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
+    from wager.draft.heads.autoregressive import StateHead
     from wager.kernels.base import Kernels, Target
 
 
@@ -32,13 +33,16 @@ class DrafterSpec:
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
     """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
-    `max_context` and, for a drafter that runs a model, that model, loaded, and the kernels it samples with."""
+    `max_context` and, for a drafter that runs a model or a head on the target's states, that model or head, loaded, and
+    the kernels it samples with. `depth`: guesses of a round that the head was made for."""
 
     vocab: int
     max_context: int | None = None
     model: Target | None = None
     kernels: Kernels | None = None
     prefix_cache: bool = True
+    head: StateHead | None = None
+    depth: int | None = None
 
 
 Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
@@ -49,8 +53,9 @@ class DrafterKind:
     """A name in the registry.
 
     argument: what may follow the name: "none", "number" (optional) or "path" (required, of the draft model that is
-    loaded for it). placeholder: what the argument is called in help. range: least and largest number. makes_trees:
-    drafts may branch. samples: guesses are draws from a distribution, not certain.
+    loaded for it, or of a head). placeholder: its name in help. range: least and largest number. makes_trees:
+    drafts may branch. samples: guesses are draws from a distribution, not certain. reads_states: it runs a head
+    on the target's states.
     """
 
     description: str
@@ -60,10 +65,11 @@ class DrafterKind:
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
     samples: bool = False
+    reads_states: bool = False
 
     @property
     def runs_a_model(self) -> bool:
-        return self.argument == "path"
+        return self.argument == "path" and not self.reads_states
 
 
 def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -86,6 +92,14 @@ def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     )
 
 
+def _eagle3(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.heads.autoregressive import HeadDrafter
+
+    if parts.head is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no loaded head.", "Load the head and pass it as a part.")
+    return HeadDrafter(parts.head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
+
+
 def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.adversary import AdversaryDrafter
 
@@ -103,6 +117,9 @@ KINDS: Mapping[str, DrafterKind] = {
         "copies what followed the same tokens before; N: longest match looked up", _ngram, "number", "N", (1, 8)
     ),
     "model": DrafterKind("a smaller model of the same vocabulary", _model, "path", "PATH", samples=True),
+    "eagle3": DrafterKind(
+        "an EAGLE-3 head on the target's states", _eagle3, "path", "PATH", samples=True, reads_states=True
+    ),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
