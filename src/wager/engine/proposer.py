@@ -49,7 +49,8 @@ class Proposer:
         self.drafters = {drafter.name: drafter for drafter in drafters}
         self.vocab = vocab
         self._rule = RULES[rule]
-        self.reads_states = any(isinstance(drafter, StateReader) for drafter in drafters)
+        self._readers = {drafter.name: drafter for drafter in drafters if isinstance(drafter, StateReader)}
+        self.reads_states = bool(self._readers)
         """Whether some drafter reads the target's states."""
 
     @property
@@ -60,8 +61,9 @@ class Proposer:
     @property
     def taps(self) -> frozenset[int]:
         """The layers that drafters read; see StateReader."""
-        readers = [drafter for drafter in self.drafters.values() if isinstance(drafter, StateReader)]
-        return frozenset(layer for reader in readers for layer in reader.taps)
+        return frozenset(
+            layer for name, reader in self._readers.items() if name in self.drafters for layer in reader.taps
+        )
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         self._call_all(lambda drafter: drafter.begin(seq_id, tokens, params))
@@ -111,11 +113,8 @@ class Proposer:
         """A pass's states to the drafters that read them."""
         computed = computed_rows(spans, outcomes)
 
-        def show(drafter: Drafter) -> None:
-            if isinstance(drafter, StateReader):
-                drafter.read(output, computed)
-
-        self._call_all(show)
+        for name, reader in self._readers.items():
+            self._call(name, lambda _, reader=reader: reader.read(output, computed))  # type: ignore[misc]
 
     def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Iterable[str]) -> None:
         """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""

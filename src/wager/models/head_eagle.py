@@ -49,6 +49,7 @@ class EagleHead:
             max_rows=self.max_rows, max_sequences=self.max_sequences, max_blocks=self.max_blocks,
             heads=attention.heads, kv_heads=attention.kv_heads, head_dim=attention.head_dim,
         )  # fmt: skip
+        self.buffers = self._tape.buffers
         self._state = empty(self.max_rows, self.hidden)  # what the rows read, then the residual stream
         self._fusion = StateFusion(spec, weights, self._state)
         self.state_dtype: DType = self._fusion.dtype
@@ -72,7 +73,8 @@ class EagleHead:
         if len(states):
             self._fusion.run(states)
         self._state[len(states) : rows] = fed
-        self._tape.inputs.fill(batch)
+        if self.buffers is None or self.buffers.packed is not batch:
+            self._tape.inputs.fill(batch)
         self._tape.run(rows=rows, sequences=batch.num_sequences, logits_rows=len(batch.logits_indices))
         return self._output.take(len(batch.logits_indices))
 

@@ -28,8 +28,9 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class EagleSpec:
-    """What an EAGLE-3 head is. `decoder` has the sizes, the rotation and the norms of its layers; `taps` are the
-    target's layers that it reads, of `target_hidden` elements each.
+    """What an EAGLE-3 head is. `decoder` has sizes, rotation and norms of its layers, which have one kind of
+    `attention` and feed-forwards of the inner size `inner`; `taps` are the target's layers that it reads, of
+    `target_hidden` elements each.
 
     norm_before_residual: the residual stream is the normed state. norm_before_fc: one norm over all taps; fc_norm: one
     for each. norm_output: the state fed back is the one behind the last norm. own_embedding, own_output: whether it has
@@ -37,6 +38,8 @@ class EagleSpec:
     """
 
     decoder: ModelSpec
+    attention: Gqa
+    inner: int
     taps: tuple[int, ...]
     target_hidden: int
     vocabulary: HeadVocabulary
@@ -47,18 +50,6 @@ class EagleSpec:
     own_embedding: bool
     own_output: bool
     depth: int | None = None
-
-    @property
-    def attention(self) -> Gqa:
-        attention = self.decoder.attention
-        assert isinstance(attention, Gqa)
-        return attention
-
-    @property
-    def inner(self) -> int:
-        """Inner size of the feed-forwards."""
-        assert self.decoder.dense is not None
-        return self.decoder.dense.width
 
     @property
     def state_width(self) -> int:
@@ -75,12 +66,14 @@ def read_eagle(files: HeadFiles, target: ModelSpec) -> EagleSpec:
     if kind is not None and kind != "eagle3":
         raise ModelError(f"The head in {files.where} is a {kind} head.", "An eagle3 head is wanted here.")
     layer = keys if flat else keys.section("transformer_layer_config")
-    decoder = _read_decoder(layer, files.where)
+    decoder, attention, inner = _read_decoder(layer, files.where)
     taps = _read_taps(keys, layer, target)
     _check_target(files, keys, layer, target)
     draft = keys.integer("draft_vocab_size", default=layer.integer("draft_vocab_size", default=target.vocab))
     spec = EagleSpec(
         decoder,
+        attention,
+        inner,
         taps,
         target.hidden,
         read_vocabulary(files, draft=draft, size=target.vocab),
@@ -98,7 +91,7 @@ def read_eagle(files: HeadFiles, target: ModelSpec) -> EagleSpec:
     return spec
 
 
-def _read_decoder(layer: ConfigKeys, where: str) -> ModelSpec:
+def _read_decoder(layer: ConfigKeys, where: str) -> tuple[ModelSpec, Gqa, int]:
     model_type = layer.text("model_type") or "llama"
     if model_type not in _ARCHITECTURES:
         raise ModelError(
@@ -108,9 +101,10 @@ def _read_decoder(layer: ConfigKeys, where: str) -> ModelSpec:
     config: dict[str, Any] = {**layer.values, "architectures": [_ARCHITECTURES[model_type]]}
     config.setdefault("tie_word_embeddings", False)
     decoder = read_config(config, runnable=True, where=f"{where}/config.json")
-    if not isinstance(decoder.attention, Gqa) or not isinstance(decoder.layers[0].ffn, Dense):
+    attention, ffn = decoder.layers[0].attention, decoder.layers[0].ffn
+    if not isinstance(attention, Gqa) or not isinstance(ffn, Dense):
         raise ModelError(f"The layers of the head in {where} are of a kind that is not supported.")
-    return decoder
+    return decoder, attention, ffn.width
 
 
 def _read_taps(keys: ConfigKeys, layer: ConfigKeys, target: ModelSpec) -> tuple[int, ...]:

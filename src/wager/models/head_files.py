@@ -54,18 +54,22 @@ class HeadFiles:
                     f"The head in {self.where} lacks the tensor {name} {list(shape)}.",
                     "It is incomplete, or its config.json describes another kind of head.",
                 )
-            if shapes[name] != shape:
-                raise ModelError(
-                    f"{name} in {self.where} has shape {list(shapes[name])}; this target and the head's config.json "
-                    f"require {list(shape)}.",
-                    "The head was trained for another target, or its files do not belong together.",
-                )
+            self.check_shape(name, shape)
         for name in shapes:
             if name not in expected and not any(re.fullmatch(pattern, name) for pattern in optional):
                 raise ModelError(
                     f"The head in {self.where} has a tensor {brief(name)} that is not used.",
                     "It has parts that its config.json does not describe, so its guesses would be wrong.",
                 )
+
+    def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        """ModelError if a tensor that is there has another shape."""
+        if self.shapes[name] != expected:
+            raise ModelError(
+                f"{name} in {self.where} has shape {list(self.shapes[name])}; this target and the head's config.json "
+                f"require {list(expected)}.",
+                "The head was trained for another target, or its files do not belong together.",
+            )
 
     def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         """One tensor of floats; ModelError if some are not finite."""

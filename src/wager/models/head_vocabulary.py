@@ -36,6 +36,8 @@ def read_vocabulary(files: HeadFiles, *, draft: int, size: int) -> HeadVocabular
                 "The head was trained for another target, or is incomplete.",
             )
         return HeadVocabulary(own, size)
+    for name, shape in vocabulary_shapes(files, draft=draft, size=size).items():
+        files.check_shape(name, shape)
     ids = own + files.integers("d2t")
     known = files.integers("t2d").astype(bool) if "t2d" in files.shapes else None
     if known is not None and not _agree(ids, known):

@@ -24,7 +24,7 @@ from wager.draft.base import ComputedRows
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.kernels.arrays import FLOAT32, Array, DType
-from wager.kernels.base import Kernels, KVCache, TargetOutput
+from wager.kernels.base import BatchBuffers, Kernels, KVCache, TargetOutput
 from wager.kv.blocks import BlockPool
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.distribution import History
@@ -43,6 +43,7 @@ class StateHead(Protocol):
     state_width: int
     state_dtype: DType
     cache: KVCache
+    buffers: BatchBuffers | None
 
     def forward(self, batch: PackedBatch, states: Array, fed: Array) -> TargetOutput:
         """One pass: the first rows have the target's states, the others what the head gave before."""
@@ -165,7 +166,7 @@ class HeadDrafter:
             before, known = state.states.count, state.origin + state.num_entries
             skipped = max(0, min(max(known, state.states.end) - rows.start, len(rows.rows)))
             if skipped < len(rows.rows):
-                new = self._format.rows(output, list(rows.rows[skipped:]))
+                new = self._format.rows(output, rows.rows[skipped:])
                 state.states.add(rows.start + skipped, new)
                 self._kept += state.states.count - before
                 if self._kept > self._format.most_rows:
@@ -240,7 +241,7 @@ class HeadDrafter:
         states = [r.state.states.take(len(span.tokens)) for r, span in known]
         self._kept -= sum(len(part) for part in states)
         spans = [span for _, span in (*known, *fed)]
-        batch = pack(spans, {}, {span.seq_id: self.block_pool.block_table(span.seq_id) for span in spans})
+        batch = pack(spans, {}, self.block_pool.block_tables, into=self._head.buffers)
         output = self._head.forward(batch, self._stacked(states), _rows([r.fed for r, _ in fed], self._head.hidden))
         for r, _ in known:
             if not r.state.origin:
@@ -249,8 +250,8 @@ class HeadDrafter:
 
     def _draw(self, served: Sequence[_HeadRound], output: TargetOutput) -> None:
         guesses = self._sampler.guesses(output, [r.row(index) for index, r in enumerate(served)])
-        assert output.last_hidden is not None
-        for r, guess, fed in zip(served, guesses, output.last_hidden, strict=True):
+        given: Sequence[Array] = () if output.last_hidden is None else list(output.last_hidden)
+        for r, guess, fed in zip(served, guesses, given, strict=True):
             r.take(guess, fed.copy())
 
     def _stacked(self, parts: Sequence[Array]) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,10 +67,12 @@ class StateFormat:
         """Positions that are kept for all sequences together, the latest ones."""
         return max(1, _BUDGET // (self.width * self.dtype.itemsize))
 
-    def rows(self, output: TargetOutput, rows: list[int]) -> Array:
-        """A copy of those rows of a pass, [n, width]."""
+    def rows(self, output: TargetOutput, rows: Sequence[int]) -> Array:
+        """A copy of those rows of a pass, ascending, [n, width]."""
+        first, end = rows[0], rows[-1] + 1
+        chosen: slice | list[int] = slice(first, end) if end - first == len(rows) else list(rows)
         found = np.empty((len(rows), self.width), self.dtype)
         step = self.width // len(self.taps)
         for place, tap in enumerate(self.taps):
-            found[:, place * step : (place + 1) * step] = output.taps[tap][rows]
+            found[:, place * step : (place + 1) * step] = output.taps[tap][chosen]
         return found
