@@ -15,7 +15,8 @@ from wager.build.load import load
 from wager.draft.history import HistoryDrafter
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
-from wager.draft.registry import DrafterSpec, makes_trees, parse_drafters
+from wager.draft.option import parse_drafters
+from wager.draft.registry import DrafterSpec, makes_trees
 from wager.errors import UsageError
 from wager.testing import FailingDrafter, ToyDistribution, ToyTarget
 from wager.types import Draft, DraftRequest, Request, SamplingParams
