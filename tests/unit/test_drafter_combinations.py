@@ -15,7 +15,8 @@ from wager.build.load import load
 from wager.draft.history import HistoryDrafter
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
-from wager.draft.registry import DrafterSpec, makes_trees, models_of, parse_drafters
+from wager.draft.option import parse_drafters
+from wager.draft.registry import DrafterSpec, makes_trees
 from wager.errors import UsageError
 from wager.testing import FailingDrafter, ToyDistribution, ToyTarget
 from wager.types import Draft, DraftRequest, Request, SamplingParams
@@ -28,10 +29,10 @@ def test_staged_and_merged_drafters_are_parsed() -> None:
     (staged,) = parse_drafters("model:/a+ngram:2")
     assert staged == replace(model, inner=ngram) and str(staged) == "model:/a+ngram:2"
     (twice,) = parse_drafters("model:/b+model:/a+ngram:2")
-    assert twice == DrafterSpec("model", "/b", inner=staged) and models_of(twice) == ["/b", "/a"]
+    assert twice == DrafterSpec("model", "/b", inner=staged) and twice.models == ["/b", "/a"]
     (merged,) = parse_drafters("ngram:2//model:/a+ngram:2")
     assert merged.parts == (ngram, staged) and str(merged) == "ngram:2//model:/a+ngram:2"
-    assert makes_trees(merged) and not makes_trees(staged) and models_of(merged) == ["/a"]
+    assert makes_trees(merged) and not makes_trees(staged) and merged.models == ["/a"]
     assert parse_drafters("ngram, ngram//model:/a") == (DrafterSpec("ngram"), *parse_drafters("ngram//model:/a"))
 
 
@@ -52,6 +53,8 @@ def test_paths_may_hold_the_signs() -> None:
         ("model:x+ngram:99", "ngram:99 is out of range"),
         ("ngram//nonsense", "Unknown drafter"),
         ("model+ngram", "'model' needs an argument"),
+        ("ngram//eagle3:/h", "reads the target's states"),
+        ("model:/m+eagle3:/h", "reads the target's states"),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused(text: str, message: str) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from wager.cli import console
 from wager.config import EngineConfig
-from wager.draft.registry import models_of
 
 if TYPE_CHECKING:
     from wager.build.load import LoadedEngine
@@ -52,7 +51,7 @@ def open_engine(
 
 
 def _draft_models(config: EngineConfig) -> list[str]:
-    return [model for spec in config.speculation.drafters for model in models_of(spec)]
+    return [model for spec in config.speculation.drafters for model in spec.models]
 
 
 def _fetch(models: list[str]) -> None:

@@ -24,7 +24,7 @@ from wager.bench.workload import Prompt
 from wager.cli import console, flags, parameters
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
-from wager.draft.registry import KINDS, models_of
+from wager.draft.registry import KINDS
 from wager.errors import RequestError, UsageError, WagerError
 from wager.types import RULES, Completion, Request, SamplingParams, VerifyRule
 
@@ -105,7 +105,7 @@ def _open_plain(configs: Mapping[str, EngineConfig]) -> LoadedEngine:
     [first, *_] = configs.values()
     plain = first.with_options(drafter="none", prefix_cache=False)
     for config in configs.values():
-        if any(models_of(spec) for spec in config.speculation.drafters):
+        if any(spec.models for spec in config.speculation.drafters):
             return open_engine(plain, like=open_engine(config.with_options(prefix_cache=False)))
     return open_engine(plain)
 

@@ -121,8 +121,7 @@ class DraftModel:
         del state.tokens[length:]
         state.reached = None
         kept = min(state.num_computed_tokens, length)
-        if kept < self.block_pool.num_committed.get(seq_id, 0) * BLOCK_SIZE:
-            kept -= kept % BLOCK_SIZE  # within a block that may be shared
+        kept -= kept % BLOCK_SIZE  # the block may be shared by now
         state.num_computed_tokens = max(0, min(kept, length - 1))
         self.block_pool.trim(seq_id, kept)
 

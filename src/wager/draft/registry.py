@@ -1,48 +1,199 @@
 """Drafters by name: what the argument of each is, what it does, and how it is built.
 
-To add a drafter, write its file, a factory and an entry in KINDS; nothing else need change.
-It imports no drafter: the configuration parses names with it; factories.py imports later.
+To add a drafter, write its file and add an entry to KINDS; a model family, a command or the engine need no change.
+It imports no drafter: the configuration parses names with it; factories import later.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from wager.draft import factories
-from wager.draft.spec import DrafterKind as DrafterKind
-from wager.draft.spec import DrafterParts as DrafterParts
-from wager.draft.spec import DrafterSpec as DrafterSpec
 from wager.errors import UsageError
-from wager.inputs import did_you_mean, shown, whole_number
 
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
+    from wager.draft.heads.autoregressive import StateHead
+    from wager.draft.model import DraftModel
+    from wager.draft.store_file import StoreFile
+    from wager.draft.vocabulary import TextVocabulary
+    from wager.kernels.base import Kernels, Target
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSpec:
+    """A parsed drafter option: `NAME[:ARG]`, with `+INNER` behind it the drafter of the drafter, or `A//B`: the `parts`
+    of which one tree is made."""
+
+    name: str
+    argument: str | None = None
+    inner: DrafterSpec | None = None
+    parts: tuple[DrafterSpec, ...] = ()
+
+    def __str__(self) -> str:
+        own = self.name if self.argument is None else f"{self.name}:{self.argument}"
+        return own if self.inner is None else f"{own}+{self.inner}"
+
+    @property
+    def all(self) -> tuple[DrafterSpec, ...]:
+        """This drafter, its own drafter or its parts, theirs, and so on."""
+        below = self.parts if self.inner is None else (self.inner, *self.parts)
+        return (self, *(each for spec in below for each in spec.all))
+
+    @property
+    def models(self) -> list[str]:
+        """Paths of all the models that it runs."""
+        return [spec.argument or "" for spec in self.all if not spec.parts and KINDS[spec.name].runs_a_model]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterParts:
+    """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
+    `max_context`; for a drafter that runs a model or a head on the target's states, that model or head, loaded, and the
+    kernels it samples with; for one that reads a store, the store, open. `inner` is the drafter's own drafter, `depth`
+    the guesses of a round that the head was made for, `vocabularies` the verified model's and the draft model's."""
+
+    vocab: int
+    max_context: int | None = None
+    model: Target | None = None
+    kernels: Kernels | None = None
+    prefix_cache: bool = True
+    store: StoreFile | None = None
+    inner: Drafter | None = None
+    max_logits_rows: int | None = None
+    head: StateHead | None = None
+    depth: int | None = None
+    vocabularies: tuple[TextVocabulary, TextVocabulary] | None = None
+
+
+Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterKind:
+    """A name in the registry.
+
+    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model or head that
+    is loaded for it), "store" (required, the file of a store) or "layers" (required, of the target). placeholder: what
+    the argument is called in help. range: least and largest number. makes_trees: drafts may branch. samples: guesses
+    are draws from a distribution, not certain. takes_inner: it may have a drafter of its own. reads_states: it runs a
+    head on the target's states. other_vocabulary: its model's tokenizer may be another one.
+    """
+
+    description: str
+    factory: Factory
+    argument: Literal["none", "number", "path", "store", "layers"] = "none"
+    placeholder: str = ""
+    range: tuple[int, int] = (0, 0)
+    makes_trees: bool = False
+    samples: bool = False
+    takes_inner: bool = False
+    reads_states: bool = False
+    other_vocabulary: bool = False
+
+    @property
+    def runs_a_model(self) -> bool:
+        return self.argument == "path" and not self.reads_states
+
+
+def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.ngram import NgramDrafter
+
+    return NgramDrafter(int(spec.argument)) if spec.argument else NgramDrafter()
+
+
+def _suffix(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
+
+    longest = int(spec.argument) if spec.argument else DEFAULT_LONGEST
+    return LookupDrafter(spec.name, LookupSources(longest, SHARED_TOKENS))
+
+
+def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
+
+    if parts.store is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
+    return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
+
+
+def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.stages import InnerDrafter
+
+    inner = InnerDrafter(parts.inner, vocab=parts.vocab) if parts.inner is not None else None
+    return _draft_model(spec, parts, trees=KINDS[spec.name].makes_trees, inner=inner)
+
+
+def _intersection(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.intersection import SharedIds
+
+    return _draft_model(spec, parts, shared=SharedIds(*parts.vocabularies) if parts.vocabularies else None)
+
+
+def _text_route(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.text_route import TextRouteDrafter
+
+    drafter = _draft_model(spec, replace(parts, vocab=parts.model.vocab if parts.model else 0))
+    if parts.vocabularies is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no tokenizers.", "Pass both as parts.")
+    return TextRouteDrafter(drafter, *parts.vocabularies)
+
+
+def _draft_model(spec: DrafterSpec, parts: DrafterParts, **options: Any) -> DraftModel:
+    from wager.draft.model import DraftModel
+
+    if parts.model is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no loaded model.", "Load the model and pass it as a part.")
+    return DraftModel(
+        parts.model,
+        vocab=parts.vocab,
+        max_context=parts.max_context,
+        kernels=parts.kernels,
+        prefix_cache=parts.prefix_cache,
+        name=spec.name,
+        max_logits_rows=parts.max_logits_rows,
+        **options,
+    )
+
+
+def _eagle3(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.heads.autoregressive import HeadDrafter
+
+    if parts.head is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no loaded head.", "Load the head and pass it as a part.")
+    return HeadDrafter(parts.head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
+
+
+def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.adversary import AdversaryDrafter
+
+    return AdversaryDrafter(parts.vocab)
+
+
+def _random_tree(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.random_tree import RandomTreeDrafter
+
+    return RandomTreeDrafter(parts.vocab)
 
 
 KINDS: Mapping[str, DrafterKind] = {
     "ngram": DrafterKind(
-        "copies what followed the same tokens before; N: longest match looked up",
-        factories.ngram,
-        "number",
-        "N",
-        (1, 8),
+        "copies what followed the same tokens before; N: longest match looked up", _ngram, "number", "N", (1, 8)
     ),
     "suffix": DrafterKind(
         "what followed most often, in this text and in earlier answers; N: longest match looked up",
-        factories.suffix,
+        _suffix,
         "number",
         "N",
         (1, 24),
     ),
     "store": DrafterKind(
-        "what followed most often in the texts that a file was built from", factories.store, "store", "PATH"
+        "as suffix, and what followed most often in texts of the target, from a file", _store, "store", "PATH"
     ),
     "model": DrafterKind(
         "a smaller model of the same vocabulary; model:PATH+ngram: another drafter guesses what it will draw",
-        factories.model,
+        _model,
         "path",
         "PATH",
         samples=True,
@@ -50,37 +201,36 @@ KINDS: Mapping[str, DrafterKind] = {
     ),
     "model-tree": DrafterKind(
         "the same, drafting trees: several candidates where it is in doubt",
-        factories.model,
+        _model,
         "path",
         "PATH",
         makes_trees=True,
         samples=True,
     ),
+    "eagle3": DrafterKind(
+        "an EAGLE-3 head on the target's states", _eagle3, "path", "PATH", samples=True, reads_states=True
+    ),
     "layers": DrafterKind(
-        "some layers of the model itself: layers:0-9, or layers:0-9.20-29",
-        factories.model,
+        "some layers of the model itself, such as 0-9 or 0-9.20-29",
+        _model,
         "layers",
         "FROM-TO",
         samples=True,
         takes_inner=True,
     ),
     "slem": DrafterKind(
-        "a model with another vocabulary, whose text is encoded anew",
-        factories.text_route,
-        "path",
-        "PATH",
-        other_vocabulary=True,
+        "a model of another vocabulary, by way of text", _text_route, "path", "PATH", other_vocabulary=True
     ),
     "tli": DrafterKind(
-        "a model with another vocabulary, which guesses the tokens that both have",
-        factories.intersection,
+        "a model of another vocabulary, by the tokens that both have",
+        _intersection,
         "path",
         "PATH",
         samples=True,
         other_vocabulary=True,
     ),
-    "adversary": DrafterKind("always wrong; for proofs", factories.adversary),
-    "random-tree": DrafterKind("random trees; for proofs", factories.random_tree, makes_trees=True),
+    "adversary": DrafterKind("always wrong; for proofs", _adversary),
+    "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
 """Drafters by name."""
 
@@ -101,83 +251,8 @@ def descriptions() -> dict[str, str]:
     return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
 
-def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:
-    """The drafters of `NAME[:ARG],...`, none for `none`, AUTO for `auto`; A//B and A+B as in DrafterSpec.
-
-    Raises UsageError for an unknown name, a missing or superfluous argument, a drafter that is named twice, and `none`
-    or `auto` beside others.
-    """
-    parsed = [_parse_merged(word.strip()) for word in text.split(",")]
-    for spec in parsed:
-        if len(parsed) > 1 and spec.name in WORDS:
-            raise UsageError(f"Drafter {spec.name!r} stands beside others in {text!r}.", f"Write {spec.name!r} alone.")
-    if len(set(parsed)) < len(parsed):
-        raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
-    if parsed[0].name in WORDS:
-        return AUTO if parsed[0].name == "auto" else ()
-    return tuple(parsed)
-
-
-def models_of(spec: DrafterSpec) -> list[str]:
-    """Paths of all the models that a drafter, its own drafter and its parts run."""
-    return [each.argument or "" for each in spec.all if not each.parts and KINDS[each.name].runs_a_model]
-
-
 def makes_trees(spec: DrafterSpec) -> bool:
     return bool(spec.parts) or KINDS[spec.name].makes_trees
-
-
-def _split(text: str, sign: str) -> list[str]:
-    """The drafters that `sign` joins: paths may hold it where no drafter's name follows."""
-    names = "|".join(sorted(KINDS, key=len, reverse=True))
-    return re.split(rf"{re.escape(sign)}(?=(?:{names})(?:[:+,]|//|$))", text)
-
-
-def _parse_merged(text: str) -> DrafterSpec:
-    parts = tuple(_parse_staged(part) for part in _split(text, "//"))
-    if len(parts) == 1:
-        return parts[0]
-    for part in parts:
-        if part.name in WORDS:
-            raise UsageError(f"Drafter {part.name!r} stands beside others in {text!r}.", f"Write {part.name!r} alone.")
-    if len(set(parts)) < len(parts):
-        raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
-    return DrafterSpec("//".join(map(str, parts)), parts=parts)
-
-
-def _parse_staged(text: str) -> DrafterSpec:
-    spec: DrafterSpec | None = None
-    for word in reversed(_split(text, "+")):
-        outer = _parse_one(word)
-        if spec is not None and not (outer.name in KINDS and KINDS[outer.name].takes_inner):
-            takers = ", ".join(name for name, kind in KINDS.items() if kind.takes_inner)
-            raise UsageError(
-                f"Drafter {outer.name!r} takes no drafter of its own, as {text!r} gives it.", f"Such as: {takers}."
-            )
-        spec = replace(outer, inner=spec)
-    return spec or _parse_one(text)
-
-
-def _parse_one(text: str) -> DrafterSpec:
-    name, colon, argument = text.partition(":")
-    if name not in KINDS and name not in WORDS:
-        near = did_you_mean(name, [*WORDS, *KINDS], otherwise="")
-        raise UsageError(f"Unknown drafter {shown(name)}.", near or f"Known drafters: {', '.join(descriptions())}.")
-    kind = KINDS.get(name)
-    expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
-    if expected == "none" and colon:
-        raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
-    if expected in ("path", "store", "layers") and not argument:
-        raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
-    if argument and kind and expected == "number":
-        number, (least, most) = whole_number(argument), kind.range
-        if number is None:
-            raise UsageError(
-                f"Drafter {name!r} takes a number, not {shown(argument)}.", f"Write {name} or {name}:{placeholder}."
-            )
-        if not least <= number <= most:
-            raise UsageError(f"{text} is out of range.", f"{placeholder} must be from {least} to {most}.")
-    return DrafterSpec(name, argument or None)
 
 
 def build_drafter(spec: DrafterSpec, parts: DrafterParts) -> Drafter:

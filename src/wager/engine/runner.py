@@ -20,9 +20,10 @@ from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
 from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
+from wager.verify.pack import pack
 
 if TYPE_CHECKING:
-    from wager.kernels.matcher import GreedyMatcher
+    from wager.kernels.matcher import TokenMatcher
 
 NOT_FINITE = "The model produced a logit that is not finite at position {}."
 
@@ -119,11 +120,18 @@ class Runner:
         self.rule = rule
         self.kernels = kernels
         self.buffers = buffers
-        self._matcher = _greedy_matcher() if rule == "match" else None
+        self._matcher = _matcher(kernels) if rule == "match" else None
+
+    def pack_and_forward(
+        self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]
+    ) -> TargetOutput:
+        """One pass over the rows of spans and drafts; see verify.pack.pack."""
+        return self.forward(pack(spans, drafts, block_tables, into=self.buffers))
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over all rows of the step. UsageError if they are more than the target takes."""
-        if batch.rows > self.target.max_rows:
+        in_buffers = self.buffers is not None and self.buffers.packed is batch  # which have room for no more
+        if not in_buffers and batch.rows > self.target.max_rows:
             raise UsageError(
                 f"A step has {batch.rows} rows; the target takes {self.target.max_rows}.",
                 "A policy may admit at most the rows of its budget.",
@@ -141,9 +149,11 @@ class Runner:
         greedy: list[int] = output.greedy_tokens.tolist()  # one conversion for all rows
         found: Mapping[str, Outcome | None] | None = None
         if self._matcher is not None:
-            found = self._matcher.match(spans, drafts, greedy, sequences)
-            if found is not None and None not in found.values():
-                return found  # type: ignore[return-value]
+            matched = self._matcher.match(spans, drafts, greedy, output.logits, sequences)
+            if matched is not None:
+                found, complete = matched
+                if complete:
+                    return found  # type: ignore[return-value]
         outcomes, last = {}, 0
         for span in spans:
             if span.needs_logits:
@@ -167,13 +177,13 @@ class Runner:
         return Outcome(verdict, len(draft), drafted_by, _logprobs(rows, verdict), error)
 
 
-def _greedy_matcher() -> GreedyMatcher | None:
-    """The quick way for greedy sequences, where the native kernels are there."""
+def _matcher(kernels: Kernels | None) -> TokenMatcher | None:
+    """The quick way for greedy and for plainly sampled sequences, where the native kernels are there."""
     try:
-        from wager.kernels.matcher import GreedyMatcher
+        from wager.kernels.matcher import token_matcher
     except ImportError:
         return None
-    return GreedyMatcher()
+    return token_matcher(kernels)
 
 
 def _match(rows: TargetTokens, vocab: int) -> Verdict:
