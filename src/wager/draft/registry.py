@@ -218,6 +218,7 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
         takes_inner=True,
     ),
+    "layers-tree": DrafterKind("the same, drafting trees", _model, "layers", "FROM-TO", makes_trees=True, samples=True),
     "slem": DrafterKind(
         "a model of another vocabulary, by way of text", _text_route, "path", "PATH", other_vocabulary=True
     ),
