@@ -94,7 +94,7 @@ class Proposer:
         valid: dict[str, Draft] | None = None
         try:
             drafts = source.propose(requests)
-            if self._native is not None and not self._rule.needs_draft_probs:
+            if self._native is not None:
                 valid = self._native.valid_chains(requests, drafts, limits, drafter, self.vocab)
             if valid is None:
                 valid = {}
