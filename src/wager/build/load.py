@@ -141,8 +141,8 @@ def load(
         decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
         target = LoadedTarget(config, model, decoder, kernels, plan)
     for item in opened:
-        if item.model is not None:
-            report(f"loading the draft model {item.model.path.name}")
+        for draft_model in item.models:
+            report(f"loading the draft model {draft_model.path.name}")
     blocks, vocab = target.memory_plan.num_blocks, target.decoder.vocab
     built = [drafting.build(item, config, kernels=kernels, num_blocks=blocks, vocab=vocab) for item in opened]
     return _assemble(config, target, [drafter] if drafter else built, plan, report=report)

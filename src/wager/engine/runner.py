@@ -6,7 +6,7 @@ Under `match` a row's token is computed only when the accepted path reaches it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -207,10 +207,38 @@ def _block(rows: TargetTokens, vocab: int) -> Verdict:
     return accept.block(draft, TargetProbs(rows, vocab), coins=_coins(rows))
 
 
+def _traversal(rows: TargetTokens, vocab: int) -> Verdict:
+    """As `_block`: a guess whose row is invalid is left out, with all that follows it."""
+    draft, kept = rows.draft, [-1]
+    for node, parent in enumerate(draft.parents):
+        if parent in kept:
+            try:
+                rows.distribution(1 + node)
+            except InvalidRow:
+                continue
+            kept.append(node)
+    if len(kept) == len(rows):
+        return accept.traversal(draft, TargetProbs(rows, vocab), coins=_coins(rows))
+    probs = TargetProbs(rows, vocab)
+    valid = [1 + node for node in kept]
+    verdict = accept.traversal(_part(draft, kept[1:]), [probs[row] for row in valid], coins=_coins(rows))
+    return replace(verdict, accepted=tuple(kept[1 + node] for node in verdict.accepted))
+
+
+def _part(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """These nodes of a draft, ascending and closed under parents."""
+    place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
+    tokens = tuple(draft.tokens[node] for node in nodes)
+    parents = tuple(place[draft.parents[node]] for node in nodes)
+    probs = None if draft.draft_probs is None else draft.draft_probs[list(nodes)]
+    return replace(draft, tokens=tokens, parents=parents, scores=(), draft_probs=probs)
+
+
 _VERIFIERS: Mapping[VerifyRule, Callable[[TargetTokens, int], Verdict]] = {
     "match": _match,
     "rejection": _rejection,
     "block": _block,
+    "traversal": _traversal,
 }
 
 

@@ -226,6 +226,7 @@ class LookupTable:
         prior: Sequence[float],
         prior_weight: float,
         min_survival: float,
+        most_certain: float,
         slots: NDArray[np.uint64] | None,
         homes: int,
     ) -> None: ...
@@ -261,3 +262,15 @@ class TokenJudge:
         goodput: float,
         limit: int,
     ) -> tuple[dict[str, Any], int, float, float | None, float] | None: ...
+
+def plan_drafts(
+    drafters: Sequence[tuple[Any, ...]],
+    rooms: Sequence[int],
+    weights: Sequence[float],
+    extra: Sequence[float],
+    goodput: float,
+    row_costs: Sequence[float],
+    several_drafters: float,
+    max_min_survival: float,
+    /,
+) -> tuple[list[int], list[int], list[float], float]: ...
