@@ -8,31 +8,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wager.build.opened import OpenedModel, open_draft
+from wager.build.opened_heads import OpenedHead, open_head
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter, merge_drafters
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest
 from wager.kernels.base import Kernels
+from wager.models.transformer import Decoder
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedDrafter:
     """A configured drafter that was checked but not built. `label` is its name in results; `model` is its model, opened
-    but not loaded, if it runs one; `store` the store that it reads, open; `inner` is its own drafter, `parts` are
-    those it joins."""
+    but not loaded, if it runs one, and `head` its head on the target's states; `store` the store that it reads, open;
+    `inner` is its own drafter, `parts` are those it joins."""
 
     label: str
     spec: DrafterSpec
     model: OpenedModel | None = None
+    head: OpenedHead | None = None
     store: StoreFile | None = None
     inner: OpenedDrafter | None = None
     parts: tuple[OpenedDrafter, ...] = ()
 
     @property
-    def models(self) -> list[OpenedModel]:
-        """All the models that are loaded for it."""
-        own = [] if self.model is None else [self.model]
+    def models(self) -> list[OpenedModel | OpenedHead]:
+        """All the models and heads that are loaded for it."""
+        own = [model for model in (self.model, self.head) if model is not None]
         below = self.parts if self.inner is None else (self.inner, *self.parts)
         return own + [model for opened in below for model in opened.models]
 
@@ -52,6 +55,7 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
         label,
         spec,
         open_draft(config, target, spec.argument or "") if kind and kind.runs_a_model else None,
+        open_head(spec, target) if kind and kind.reads_states else None,
         _open_store(Path(spec.argument or ""), target) if kind and kind.argument == "store" else None,
         _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
         tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
@@ -72,7 +76,7 @@ class DrafterBytes:
 
 
 def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterBytes:
-    """The memory of all drafters; that of drafters without a model is small and not counted."""
+    """The memory of all drafters; that of drafters without a model or head is small and not counted."""
     models = [model for drafter in drafters for model in drafter.models]
     return DrafterBytes(
         sum(model.weight_bytes(kernels) + model.workspace_bytes(kernels) for model in models),
@@ -80,22 +84,22 @@ def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterByt
     )
 
 
-def build(opened: OpenedDrafter, config: EngineConfig, *, kernels: Kernels, num_blocks: int, vocab: int) -> Drafter:
-    """Build one drafter; if it runs a model, load the weights, with a cache of `num_blocks` blocks."""
-    drafter = _build(opened, config, kernels, num_blocks=num_blocks, vocab=vocab)
+def build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
+    """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks."""
+    drafter = _build(opened, config, decoder=decoder, num_blocks=num_blocks)
     drafter.name = opened.label
     return drafter
 
 
-def _build(opened: OpenedDrafter, config: EngineConfig, kernels: Kernels, *, num_blocks: int, vocab: int) -> Drafter:
+def _build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
     def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, config, kernels, num_blocks=num_blocks, vocab=vocab)
+        return _build(below, config, decoder=decoder, num_blocks=num_blocks)
 
     if opened.parts:
-        return merge_drafters([part(each) for each in opened.parts], vocab=vocab)
-    model = opened.model
+        return merge_drafters([part(each) for each in opened.parts], vocab=decoder.vocab)
+    model, head, kernels = opened.model, opened.head, decoder.kernels
     parts = DrafterParts(
-        vocab,
+        decoder.vocab,
         max_context=model.limits.context if model else None,
         model=model.load(kernels, num_blocks) if model else None,
         kernels=kernels,
@@ -103,5 +107,7 @@ def _build(opened: OpenedDrafter, config: EngineConfig, kernels: Kernels, *, num
         store=opened.store,
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
+        head=head.load(decoder, num_blocks) if head else None,
+        depth=head.depth if head else None,
     )
     return build_drafter(opened.spec, parts)

@@ -51,7 +51,8 @@ class Proposer:
         self.vocab = vocab
         self._rule = RULES[rule]
         self._native = draft_calls()
-        self.reads_states = any(isinstance(drafter, StateReader) for drafter in drafters)
+        self._readers = {drafter.name: drafter for drafter in drafters if isinstance(drafter, StateReader)}
+        self.reads_states = bool(self._readers)
         """Whether some drafter reads the target's states."""
 
     @property
@@ -62,8 +63,9 @@ class Proposer:
     @property
     def taps(self) -> frozenset[int]:
         """The layers that drafters read; see StateReader."""
-        readers = [drafter for drafter in self.drafters.values() if isinstance(drafter, StateReader)]
-        return frozenset(layer for reader in readers for layer in reader.taps)
+        return frozenset(
+            layer for name, reader in self._readers.items() if name in self.drafters for layer in reader.taps
+        )
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         self._call_all(lambda drafter: drafter.begin(seq_id, tokens, params))
@@ -128,12 +130,11 @@ class Proposer:
     def show(self, output: TargetOutput, spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> None:
         """A pass's states to the drafters that read them."""
         computed = computed_rows(spans, outcomes)
-
-        def show(drafter: Drafter) -> None:
-            if isinstance(drafter, StateReader):
-                drafter.read(output, computed)
-
-        self._call_all(show)
+        for name in [name for name in self._readers if name in self.drafters]:
+            try:
+                self._readers[name].read(output, computed)
+            except Exception as error:
+                self._switch_off(name, error)
 
     def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Iterable[str]) -> None:
         """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""

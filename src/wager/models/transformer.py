@@ -45,6 +45,7 @@ class Decoder:
     `weight_form` describes the result. `store` has packed weights, or keeps those that are packed here.
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
+    `embedding` and `head` are the packed matrices, for drafters that share them.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Decoder:
             self._record_layer(tensors, layer, index, buffers, of=self._rows_of(index))
         selected_normed = empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
         head = embedding if spec.tied else store.get("head", lambda: kernels.pack(matrices.read("head.weight")))
+        self.embedding, self.head = embedding, head
         if self._rows_of(spec.num_layers - 1) == "rows":
             tape.select(x, buffers.selected)
         norm, eps = weights.read("norm.weight"), spec.details.norm_eps
