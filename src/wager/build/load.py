@@ -20,9 +20,10 @@ from wager.config import EngineConfig, check_rule_for_trees
 from wager.draft.base import Drafter
 from wager.economics.latency.surface import LatencySurface
 from wager.engine.core import Engine
+from wager.engine.limits import check_length
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
-from wager.engine.scheduler import Scheduler, check_length
+from wager.engine.scheduler import Scheduler
 from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import Kernels
@@ -140,8 +141,8 @@ def load(
         decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
         target = LoadedTarget(config, model, decoder, kernels, plan)
     for item in opened:
-        if item.model is not None:
-            report(f"loading the draft model {item.model.path.name}")
+        for draft_model in item.models:
+            report(f"loading the draft model {draft_model.path.name}")
     blocks, vocab = target.memory_plan.num_blocks, target.decoder.vocab
     built = [drafting.build(item, config, kernels=kernels, num_blocks=blocks, vocab=vocab) for item in opened]
     return _assemble(config, target, [drafter] if drafter else built, plan, report=report)
