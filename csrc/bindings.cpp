@@ -216,4 +216,6 @@ NB_MODULE(_native, m) {
     bind_step(m);
     bind_commit(m);
     bind_ngrams(m);
+    bind_policy(m);
+    bind_lookup(m);
 }

@@ -6,3 +6,5 @@
 void bind_step(nanobind::module_& m);
 void bind_commit(nanobind::module_& m);
 void bind_ngrams(nanobind::module_& m);
+void bind_policy(nanobind::module_& m);
+void bind_lookup(nanobind::module_& m);

@@ -30,8 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": _VALUES,
     "economics": _VALUES,
     "economics.costmodel": _VALUES | {"economics"},
-    "economics.latency": _VALUES | {"economics"},
-    "economics.policy": _VALUES | {"economics"},
+    "economics.latency": _VALUES | {"economics", "kernels"},
+    "economics.policy": _VALUES | {"economics", "kernels"},
     "economics.simulation": _VALUES | {"economics", "economics.costmodel", "economics.policy"},
     # floor 2: never each other
     "models": _NUMBERS,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from wager.draft.base import Drafter
+from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.fixed import FixedDepth
@@ -52,6 +53,7 @@ PARAMS = {
 
 DRAFTERS = {
     "ngram": lambda: NgramDrafter(),
+    "suffix": lambda: LookupDrafter("suffix", LookupSources(4, shared_tokens=200)),
     "oracle": lambda: OracleDrafter(ToyOracle(LAW)),
     "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "blind-adversary": lambda: AdversaryDrafter(LAW.vocab),

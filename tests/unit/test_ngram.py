@@ -150,7 +150,7 @@ def test_the_names_of_drafters() -> None:
 
 def test_a_kind_says_of_its_drafter_what_the_drafter_says_of_itself() -> None:
     for name, kind in KINDS.items():
-        if not kind.runs_a_model:
+        if kind.argument not in ("path", "store"):
             drafter = build_drafter(DrafterSpec(name), DrafterParts(vocab=50))
             assert (drafter.name, drafter.makes_trees, drafter.samples) == (name, kind.makes_trees, kind.samples)
     assert KINDS["model"].makes_trees is DraftModel.makes_trees and KINDS["model"].samples is DraftModel.samples
@@ -158,6 +158,8 @@ def test_a_kind_says_of_its_drafter_what_the_drafter_says_of_itself() -> None:
         build_drafter(DrafterSpec("oracle"), DrafterParts(vocab=50))
     with pytest.raises(UsageError, match="no loaded model"):
         build_drafter(DrafterSpec("model", "x"), DrafterParts(vocab=50))
+    with pytest.raises(UsageError, match="no open store"):
+        build_drafter(DrafterSpec("store", "x"), DrafterParts(vocab=50))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,8 @@ def test_a_kind_says_of_its_drafter_what_the_drafter_says_of_itself() -> None:
         ("", "Known drafters: .*ngram"),
         ("model", "needs an argument"),
         ("model:", "Write model:PATH"),
+        ("store", "needs an argument"),
+        ("suffix:25", "suffix:25 is out of range"),
         ("none:3", "takes no argument"),
         ("ngram:x", "takes a number"),
         ("ngram:9", "ngram:9 is out of range"),

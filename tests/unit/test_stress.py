@@ -15,6 +15,7 @@ from types import FunctionType, ModuleType
 import pytest
 
 from wager.draft.base import Drafter
+from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.ngram import NgramDrafter
 from wager.engine.core import Engine
 from wager.errors import WagerError
@@ -30,11 +31,12 @@ LAW = ToyDistribution(vocab=64, order=2, sharpness=5.0, eos=0, eos_bias=0.5)
 DRAFTERS: dict[str, tuple[Callable[[], Drafter | None], int]] = {
     "random-tree": (lambda: RandomTreeDrafter(64), 5000),
     "ngram": (NgramDrafter, 2000),
+    "suffix": (lambda: LookupDrafter("suffix", LookupSources(4, shared_tokens=500)), 2000),
     "dying": (lambda: FailingDrafter(calls=300), 2000),
     "none": (lambda: None, 3000),
 }
-"""How to make each drafter, and how many requests it serves, twelve thousand in all: enough that what is allocated once
-stays below the bound."""
+"""How to make each drafter, and how many requests it serves, fourteen thousand in all: enough that what is allocated
+once stays below the bound."""
 
 
 def random_request(rng: random.Random, number: int) -> Request:

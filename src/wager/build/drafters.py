@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from wager.build.opened import OpenedModel, open_draft
 from wager.build.opened_heads import OpenedHead, open_head
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter
+from wager.draft.store_file import StoreFile
+from wager.draft.vocabulary import vocabulary_digest
 from wager.kernels.base import Kernels
 from wager.models.transformer import Decoder
 
@@ -18,12 +21,14 @@ from wager.models.transformer import Decoder
 @dataclass(frozen=True, slots=True)
 class OpenedDrafter:
     """A configured drafter that was checked but not built. `label` is its name in results; `model` is its model, opened
-    but not loaded, if it runs one, and `head` its head on the target's states."""
+    but not loaded, if it runs one; `head` its head on the target's states, likewise; `store` the store that it reads,
+    open."""
 
     label: str
     spec: DrafterSpec
     model: OpenedModel | None = None
     head: OpenedHead | None = None
+    store: StoreFile | None = None
 
 
 def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
@@ -35,10 +40,16 @@ def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDraft
             spec.name if counts[spec.name] == 1 else str(spec),
             spec,
             open_draft(config, target, spec.argument or "") if KINDS[spec.name].runs_a_model else None,
-            open_head(spec, target) if KINDS[spec.name].reads_states else None,
+            open_head(spec, target) if KINDS[spec.name].argument == "head" else None,
+            _open_store(Path(spec.argument or ""), target) if KINDS[spec.name].argument == "store" else None,
         )
         for spec in specs
     ]
+
+
+def _open_store(path: Path, target: OpenedModel) -> StoreFile:
+    tokenizer = target.tokenizer
+    return StoreFile(path.expanduser(), vocab=tokenizer.vocab_size, tokenizer=vocabulary_digest(tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,7 @@ def build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_
         prefix_cache=config.capacity.prefix_cache,
         head=head.load(decoder, num_blocks) if head else None,
         depth=head.depth if head else None,
+        store=opened.store,
     )
     drafter = build_drafter(opened.spec, parts)
     drafter.name = opened.label

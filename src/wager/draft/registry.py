@@ -16,6 +16,7 @@ from wager.inputs import did_you_mean, shown, whole_number
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
     from wager.draft.heads.autoregressive import StateHead
+    from wager.draft.store_file import StoreFile
     from wager.kernels.base import Kernels, Target
 
 
@@ -33,8 +34,8 @@ class DrafterSpec:
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
     """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
-    `max_context` and, for a drafter that runs a model or a head on the target's states, that model or head, loaded, and
-    the kernels it samples with. `depth`: guesses of a round that the head was made for."""
+    `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
+    that reads a store, the store, open. `depth`: guesses of a round that the head was made for."""
 
     vocab: int
     max_context: int | None = None
@@ -43,6 +44,7 @@ class DrafterParts:
     prefix_cache: bool = True
     head: StateHead | None = None
     depth: int | None = None
+    store: StoreFile | None = None
 
 
 Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
@@ -52,30 +54,44 @@ Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
 class DrafterKind:
     """A name in the registry.
 
-    argument: what may follow the name: "none", "number" (optional) or "path" (required, of the draft model that is
-    loaded for it, or of a head). placeholder: its name in help. range: least and largest number. makes_trees:
-    drafts may branch. samples: guesses are draws from a distribution, not certain. reads_states: it runs a head
-    on the target's states.
+    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
+    loaded for it), "head" (required, of a head on the target's states) or "store" (required, the file of a store).
+    placeholder: what the argument is called in help. range: least and largest number. makes_trees: drafts may branch.
+    samples: guesses are draws from a distribution, not certain.
     """
 
     description: str
     factory: Factory
-    argument: Literal["none", "number", "path"] = "none"
+    argument: Literal["none", "number", "path", "head", "store"] = "none"
     placeholder: str = ""
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
     samples: bool = False
-    reads_states: bool = False
 
     @property
     def runs_a_model(self) -> bool:
-        return self.argument == "path" and not self.reads_states
+        return self.argument == "path"
 
 
 def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.ngram import NgramDrafter
 
     return NgramDrafter(int(spec.argument)) if spec.argument else NgramDrafter()
+
+
+def _suffix(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
+
+    longest = int(spec.argument) if spec.argument else DEFAULT_LONGEST
+    return LookupDrafter(spec.name, LookupSources(longest, SHARED_TOKENS))
+
+
+def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.lookup import LookupDrafter, LookupSources
+
+    if parts.store is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
+    return LookupDrafter(spec.name, LookupSources(store=parts.store))
 
 
 def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -116,10 +132,16 @@ KINDS: Mapping[str, DrafterKind] = {
     "ngram": DrafterKind(
         "copies what followed the same tokens before; N: longest match looked up", _ngram, "number", "N", (1, 8)
     ),
-    "model": DrafterKind("a smaller model of the same vocabulary", _model, "path", "PATH", samples=True),
-    "eagle3": DrafterKind(
-        "an EAGLE-3 head on the target's states", _eagle3, "path", "PATH", samples=True, reads_states=True
+    "suffix": DrafterKind(
+        "what followed most often, in this text and in earlier answers; N: longest match looked up",
+        _suffix,
+        "number",
+        "N",
+        (1, 24),
     ),
+    "store": DrafterKind("what followed most often in the texts that a file was built from", _store, "store", "PATH"),
+    "model": DrafterKind("a smaller model of the same vocabulary", _model, "path", "PATH", samples=True),
+    "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _eagle3, "head", "PATH", samples=True),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
@@ -134,7 +156,7 @@ AUTO = (DrafterSpec("ngram"),)
 
 def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]", "path": ":{}"}
+    form = {"none": "", "number": "[:{}]", "path": ":{}", "head": ":{}", "store": ":{}"}
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
     return {**WORDS, **kinds}
 
@@ -165,7 +187,7 @@ def _parse_one(text: str) -> DrafterSpec:
     expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
     if expected == "none" and colon:
         raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
-    if expected == "path" and not argument:
+    if expected in ("path", "head", "store") and not argument:
         raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
     if argument and kind and expected == "number":
         number, (least, most) = whole_number(argument), kind.range

@@ -28,10 +28,10 @@ LARGE_BATCH = 16  # sequences from which arrays, and groups of similar sequences
 AGING_INTERVAL = 32  # steps between calls of `age`
 _AGED = 0.92  # weight an observation keeps then: half of it after some 250 steps
 _MAX_DEPTH = 16  # deeper tokens share the estimate of this depth
-_BIN_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # of conditional confidence
-_BORDERS = np.array(_BIN_BORDERS)
-_HIGHEST = 0.999  # bound of an acceptance rate, so that its log-odds stay moderate; 1 less it is the lowest
-_MAX_ODDS = _HIGHEST / (1 - _HIGHEST)
+BIN_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # of conditional confidence
+_BORDERS = np.array(BIN_BORDERS)
+HIGHEST_RATE = 0.999  # bound of an acceptance rate, so that its log-odds stay moderate; 1 less it is the lowest
+_MAX_ODDS = HIGHEST_RATE / (1 - HIGHEST_RATE)
 _MAX_LOG_ODDS = math.log(_MAX_ODDS)
 _PRIOR_TRIALS, _CHAINED_PRIOR_TRIALS = 5.0, 12.0  # trials that a prior counts for; where it follows the depth above
 _SPREAD = 0.4  # variance of log-odds between sequences, before any was observed
@@ -121,7 +121,7 @@ class AcceptanceModel:
         rates = conditional(prior)
         by_depth = [_log_odds(rates[min(depth, len(rates) - 1)]) for depth in range(_MAX_DEPTH)]
         self.depths = LogOddsTable(by_depth, chained=True)
-        self.bins = LogOddsTable([0.0] * (len(_BIN_BORDERS) + 1), chained=False)
+        self.bins = LogOddsTable([0.0] * (len(BIN_BORDERS) + 1), chained=False)
         self.has_scores = False  # whether its last draft carried confidence
         self._mean, self._spread = 0.0, _SPREAD  # of the offsets of sequences
         self._ended = np.zeros(3)  # of sequences that ended: number, sum of offsets, and of their squares
@@ -210,7 +210,7 @@ class AcceptanceModel:
 
     def score_of(self, survival: float) -> float:
         """About the score that the drafter itself gives a first token with this survival."""
-        odds = survival / max(1e-9, 1.0 - survival) / self.bins.odds[bisect(_BIN_BORDERS, survival)]
+        odds = survival / max(1e-9, 1.0 - survival) / self.bins.odds[bisect(BIN_BORDERS, survival)]
         return odds / (1.0 + odds)
 
     def survival(self, draft: Draft, sequence: SequenceAcceptance) -> list[float]:
@@ -228,7 +228,7 @@ class AcceptanceModel:
         for score, parent in zip(scores, draft.parents, strict=True):
             score_above, above = (scores[parent], survival[parent]) if parent >= 0 else (1.0, 1.0)
             confidence = _conditional_confidence(score, score_above)
-            odds = confidence * corrections[bisect(_BIN_BORDERS, confidence)]
+            odds = confidence * corrections[bisect(BIN_BORDERS, confidence)]
             survival.append(above * odds / (odds + 1.0 - confidence))
         return survival
 
@@ -248,7 +248,7 @@ class AcceptanceModel:
             confidence[inside] = scores
             above = confidence[:, :-1]
             confidence[:, 1:] /= np.where(above > 0, above, np.inf)
-            np.minimum(confidence, _HIGHEST, out=confidence)
+            np.minimum(confidence, HIGHEST_RATE, out=confidence)
             scored = confidence * np.array(self.bins.odds)[np.searchsorted(_BORDERS, confidence, side="right")]
             rates = scored / (scored + 1.0 - confidence)
         survival: Floats = np.cumprod(rates, axis=1, dtype=np.float64)
@@ -271,7 +271,7 @@ class AcceptanceModel:
         for node in tested:
             parent = parents[node]
             confidence = _conditional_confidence(scores[node], scores[parent] if parent >= 0 else 1.0)
-            cell, odds = bisect(_BIN_BORDERS, confidence), confidence / (1.0 - confidence)
+            cell, odds = bisect(BIN_BORDERS, confidence), confidence / (1.0 - confidence)
             add(cell, accepted=node in accepted, offset=_log_odds(confidence), odds=odds)
         self.bins.refresh()
 
@@ -292,9 +292,9 @@ class AcceptanceModel:
 
 def _conditional_confidence(score: float, score_above: float) -> float:
     """The drafter's confidence that a token is accepted if the one above it is."""
-    return min(_HIGHEST, score / score_above) if score_above > 0 else 0.0
+    return min(HIGHEST_RATE, score / score_above) if score_above > 0 else 0.0
 
 
 def _log_odds(probability: float) -> float:
-    probability = min(_HIGHEST, max(1 - _HIGHEST, probability))
+    probability = min(HIGHEST_RATE, max(1 - HIGHEST_RATE, probability))
     return math.log(probability / (1.0 - probability))

@@ -19,7 +19,7 @@ _CONTEXTS_PER_DOUBLING = 8  # context lengths within 1/8 of a doubling (9 %) sha
 
 
 class LatencyCache:
-    """Cached answers of `latency`. Call `tick` once a step."""
+    """Cached answers of `latency`. Call `tick` as steps begin."""
 
     def __init__(self, latency: LatencyModel) -> None:
         self._latency, self._steps = latency, 0
@@ -30,10 +30,11 @@ class LatencyCache:
         self._draft: dict[tuple[str, int, int], float] = {}
         self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
-    def tick(self) -> None:
-        """A step begins."""
-        self._steps += 1
-        if self._steps % _REFRESH_INTERVAL == 0:
+    def tick(self, steps: int = 1) -> None:
+        """So many steps began."""
+        self._steps += steps
+        if self._steps >= _REFRESH_INTERVAL:
+            self._steps -= _REFRESH_INTERVAL
             self.clear()
 
     def clear(self) -> None:
@@ -89,6 +90,8 @@ class LatencyCache:
     def ragged_draft_seconds(self, drafter: str, depths: Sequence[int]) -> float:
         """Drafting to `depths`, one per sequence: each pass of the drafter is for the sequences that go that deep."""
         total, done, left = 0.0, 0, len(depths)
+        if left and min(depths) == max(depths):
+            return self.draft_seconds(drafter, left, depths[0])
         for depth, count in sorted(Counter(depths).items()):
             if depth > done:
                 total += self.draft_seconds(drafter, left, depth) - self.draft_seconds(drafter, left, done)

@@ -1,7 +1,10 @@
 """The C++ extension as Python sees it (csrc/bindings.cpp). Addresses are integers, checked by cpu_tape.py."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 class Buffer:
     def __init__(self, bytes: int) -> None: ...
@@ -167,6 +170,25 @@ class PlainCommitter:
         max_context: int,
     ) -> tuple[list[Any], list[int], list[Any], int]: ...
 
+class LookupTable:
+    def __init__(
+        self,
+        draft: type,
+        drafter: str,
+        *,
+        longest: int,
+        shared_tokens: int,
+        prior: Sequence[float],
+        prior_weight: float,
+        min_survival: float,
+        slots: NDArray[np.uint64] | None,
+        homes: int,
+    ) -> None: ...
+    def begin(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
+    def accept(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
+    def end(self, seq_id: str, /) -> None: ...
+    def propose(self, requests: Sequence[Any], /) -> list[Any]: ...
+
 class NgramTable:
     def __init__(
         self, draft: type, drafter: str, longest: int, prior: Sequence[float], prior_weight: float, min_survival: float
@@ -175,3 +197,22 @@ class NgramTable:
     def accept(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
     def end(self, seq_id: str, /) -> None: ...
     def propose(self, requests: Sequence[Any], /) -> list[Any]: ...
+
+class KalmanFilter:
+    def __init__(self, rules: tuple[float, ...], change: Sequence[float], noise: float, uncertainty: float) -> None: ...
+    def update(self, slopes: Sequence[float], error: float) -> None: ...
+    def deviation(self, slopes: Sequence[float]) -> float: ...
+    def values(self) -> list[float]: ...
+
+class TokenJudge:
+    def __init__(self, draft: type, borders: Sequence[float], highest: float) -> None: ...
+    def judge(
+        self,
+        drafts: Mapping[str, Any],
+        corrections: Sequence[Sequence[float]],
+        weights: Sequence[float] | None,
+        seconds: Sequence[float],
+        first: int,
+        goodput: float,
+        limit: int,
+    ) -> tuple[dict[str, Any], int, float, float | None, float] | None: ...

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wager.economics.latency.kalman import KalmanFilter, covariance
+from wager.economics.latency.kalman import covariance, latency_filter
 from wager.economics.latency.knots import ascends, locate
 from wager.errors import UsageError
 
@@ -57,7 +57,7 @@ class DraftCurve:
         self.per_call, self.per_token = (list(values) for values in self._fitted)
         # The filter follows the logs of what a call and a token cost, and of both at each number of requests.
         changes = [_PRICE_SD, _PRICE_SD, *[_KNOT_SD] * len(self.requests)]
-        self._filter = KalmanFilter(covariance(changes), noise_sd=_NOISE_SD, uncertainty=uncertainty)
+        self._filter = latency_filter(covariance(changes), noise_sd=_NOISE_SD, uncertainty=uncertainty)
 
     @classmethod
     def unmeasured(cls) -> DraftCurve:
@@ -85,8 +85,8 @@ class DraftCurve:
             call += weight * self.per_call[knot] / expected
             slopes[2 + knot] = weight * (self.per_call[knot] + depth * self.per_token[knot]) / expected
         slopes[:2] = call, 1 - call
-        self._filter.update(slopes, error=math.log(seconds / expected))
-        log_call, log_token, *knots = self._filter.values.tolist()
+        self._filter.update(slopes, math.log(seconds / expected))
+        log_call, log_token, *knots = self._filter.values()
         self.per_call = [value * math.exp(log_call + off) for value, off in zip(self._fitted[0], knots, strict=True)]
         self.per_token = [value * math.exp(log_token + off) for value, off in zip(self._fitted[1], knots, strict=True)]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.kalman import KalmanFilter, covariance
+from wager.economics.latency.kalman import covariance, latency_filter
 from wager.economics.latency.knots import ascends, locate
 from wager.errors import UsageError
 from wager.types import DRAFT_STAGE, POLICY_STAGE, StepRecord
@@ -79,7 +79,7 @@ class LatencySurface:
             related=slice(2, 2 + len(self.rows)),
             places=[math.log2(count) / _RELATED_DOUBLINGS for count in self.rows],
         )
-        self._filter = KalmanFilter(change, noise_sd=_NOISE_SD, uncertainty=uncertainty)
+        self._filter = latency_filter(change, noise_sd=_NOISE_SD, uncertainty=uncertainty)
         self._correct()
 
     @property
@@ -136,7 +136,7 @@ class LatencySurface:
             return
         expected = self.seconds(record.rows, record.sequences, sum(record.context_lens))
         slopes = self._slopes(record.rows, record.sequences, sum(record.context_lens))
-        self._filter.update([slope / expected for slope in slopes], error=math.log(taken / expected))
+        self._filter.update([slope / expected for slope in slopes], math.log(taken / expected))
         self._correct()
 
     def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
@@ -159,7 +159,7 @@ class LatencySurface:
         return slopes
 
     def _correct(self) -> None:
-        log_scale, log_row_cost, *curve, request = self._filter.values.tolist()
+        log_scale, log_row_cost, *curve, request = self._filter.values()
         self.scale, row_cost, first = math.exp(log_scale), math.exp(log_row_cost), self._fitted[0]
         self._uncorrected = [first + max(row_cost * (value - first), 1e-3 * first - first) for value in self._fitted]
         self._corrected = [value * math.exp(off) for value, off in zip(self._uncorrected, curve, strict=True)]

@@ -14,6 +14,7 @@ from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL, DrafterCapabilities, Policy, truncate_to
 from wager.economics.policy.draft_exploration import DraftExploration
+from wager.economics.policy.draft_seconds import DraftSeconds
 from wager.economics.policy.explain import explain
 from wager.economics.policy.exploration import EXPLORATION_SHARE
 from wager.economics.policy.goodput import GoodputEstimator
@@ -26,9 +27,8 @@ from wager.economics.policy.planning import Planner
 from wager.economics.policy.row_exploration import RowExploration
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState
 from wager.economics.policy.step_load import StepLoads
+from wager.economics.policy.taken_steps import TakenSteps
 from wager.types import (
-    DRAFT_STAGE,
-    POLICY_STAGE,
     RULES,
     Draft,
     DraftDecision,
@@ -57,28 +57,44 @@ class Adaptive(Policy):
         self.acceptance = {name: AcceptanceModel() for name, capabilities in drafters.items() if capabilities.max_depth}
         self._drafters = [DrafterProfile(name, drafters[name], model) for name, model in self.acceptance.items()]
         self._drafter_index = {name: index for index, name in enumerate(self.acceptance)}
-        self._model, self._latency, self._goodput = latency, LatencyCache(latency), GoodputEstimator()
+        self._latency, self._goodput = LatencyCache(latency), GoodputEstimator()
         self._weights = ObjectiveWeights(objective)
         self._exploration = DraftExploration(self._drafters, self._latency, share=exploration_share)
         self._own, self._observed = OwnSeconds(), ObservedSteps()
         self._loads = StepLoads(self._latency, self._weights, goodput=self._goodput)
         self._rows = RowExploration(latency, self._latency, self._drafters, share=exploration_share, own=self._own)
         self._planner = Planner(self._drafters, self._latency, goodput=self._goodput, own=self._own)
-        self._judge = DraftJudge(self._drafters, self._latency, self._weights, goodput=self._goodput, own=self._own)
+        self._draft_seconds = DraftSeconds(latency, self._latency, self._drafters, own=self._own)
+        self._judge = DraftJudge(
+            self._drafters,
+            self._latency,
+            self._weights,
+            drafting=self._draft_seconds,
+            goodput=self._goodput,
+            own=self._own,
+        )
         self._learning = DeferredLearning(list(self.acceptance.values()), latency, own=self._own)
         self._exact = RULES[rule].needs_draft_probs
+        self._taken = TakenSteps(
+            self._learning,
+            self._own,
+            latency=self._latency,
+            drafting=self._draft_seconds,
+            weights=self._weights,
+            planner=self._planner,
+            budgets=[self._exploration, self._rows],
+            observed=self._observed,
+        )
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, SequencePolicyState] = {}
         self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
         self._ids: list[str] | None = None  # the same, until one of them ends
-        self._step = PolicyStep()
-        self._verified_steps: list[PolicyStep] = []  # steps whose verdicts, and whose records, are not learned from yet
-        self._records: list[tuple[PolicyStep, StepRecord]] = []
-        self._steps = self._skip = self._counted = 0
-        self._next_draft_seconds = float(UPDATE_INTERVAL)  # the step from which they are learned again
+        self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
+        self._steps = 0
+        self._interval = 1  # steps after which the policy learns, and looks at its plan again
+        self._repeats_until = 0  # the step until which the same sequences repeat the plan
+        self._next_aging = AGING_INTERVAL
         self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
-        self._verified = 0  # draft tokens in the last step that was taken as planned
-        self._batch: tuple[int, str] = (0, "")  # sequences in the last step, and the last of them
 
     def begin(self, sequence: str, *, weight: float) -> None:
         if weight != 1.0:
@@ -88,59 +104,78 @@ class Adaptive(Policy):
         self._request_weights.pop(sequence, None)
         state = self._sequences.get(sequence)
         if state is not None:
-            self._learn_verdicts()
-            self._step.ended[sequence] = self._sequences.pop(sequence)
+            self._taken.learn_verdicts()
+            self._step.ended = {**self._step.ended, sequence: self._sequences.pop(sequence)}
             self._decoding.pop(sequence, None)
             self._ids = None
             self._planner.end_sequence(sequence)
             self._learning.end_sequence(state)
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
-        self._latency.tick()
-        self._steps += 1
-        if self._steps % AGING_INTERVAL == 0:
+        """Most steps of sequences that go on repeat the plan. These few lines are all that is done in them: after a
+        pass the processor's caches hold weights, and every function more takes microseconds."""
+        self._steps = now = self._steps + 1
+        ids = self._ids
+        if now < self._repeats_until and ids is not None and len(spans) == len(ids):
+            planned = self._planned
+            deepest = self._planner.deepest if planned.repeated_plan else 0
+            for span, seq_id in zip(spans, ids, strict=True):
+                if span.seq_id != seq_id or span.max_draft_tokens < deepest or not span.needs_logits:
+                    break
+            else:
+                self._step = step = planned.repeat(now, spans)
+                return step.plan
+        return self._plan(spans, budget)
+
+    def _plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        """Plan anew, as far as it is time to."""
+        now, last = self._steps, self._planned
+        self._latency.tick(now - last.number)
+        if now >= self._next_aging:
+            self._next_aging += AGING_INTERVAL
             for model in self.acceptance.values():
                 model.age()
-        step = self._step = PolicyStep(
-            self._steps,
+        step = self._step = self._planned = PolicyStep(
+            now,
             spans,
-            self._step.load,
+            load=self._step.load,
             states=self._sequences,
             drafter_index=self._drafter_index,
             draws_tokens=self._exact,
         )
-        step.skipped = self._skips_planning(spans)
-        if step.skipped:
-            return {}
+        self._repeats_until = 0
         self._meet(step)
         if not step.spans or not self._drafters:
             return {}
-        if self._planner.due(step.decoding, now=self._steps) and step.candidates:
-            self._learn_steps()
+        if self._planner.due(step.decoding, now=now) and step.candidates:
+            self._taken.learn()
             self._learning.learn()
             self._note_drafted(step)
             self._planner.plan(step, self._weights)
             step.planned = True
             self._judge.judge_next()
-        may_measure = self._steps >= self._next_measuring
-        if may_measure:
-            self._next_measuring = self._steps + UPDATE_INTERVAL
+        if may_measure := now >= self._next_measuring:
+            self._next_measuring = now + UPDATE_INTERVAL
             step.measures_plain = self._rows.takes_plain_step(step, speculates=self._planner.speculates)
         if not step.measures_plain:
             self._request_planned(step)
+            self._plan_repeats(step)
             if not (may_measure and self._measure_rows(step)):
-                for state, drafter in self._exploration.explore(step, steps=self._skip + 1):
+                for state, drafter in self._exploration.explore(step, steps=max(1, self._repeats_until - now)):
                     self._note_request(state, drafter)
         if self._exact:
             step.fit(budget)
         return step.plan
 
-    def _skips_planning(self, spans: Sequence[Span]) -> bool:
-        """Planning is skipped while the last plan was empty and the batch is unchanged; new sequences come last."""
-        batch = len(spans), spans[-1].seq_id if spans else ""
-        self._skip = self._skip - 1 if batch == self._batch else 0
-        self._batch = batch
-        return self._skip > 0
+    def _plan_repeats(self, step: PolicyStep) -> None:
+        """Until which step this one's plan is repeated, and when the policy learns from what was taken until then."""
+        now, early = self._steps, self._steps < EARLY_STEPS or self._weights.learns
+        self._interval = 1 if early or step.sequences > LARGE_BATCH else round(UPDATE_INTERVAL * self._own.pace)
+        step.repeated_plan = step.plan
+        if not step.plan and not early:
+            self._repeats_until = now + max(UPDATE_INTERVAL, self._interval - len(self._taken.steps))
+        elif not self._exact:
+            self._repeats_until = min(now + self._interval - len(self._taken.steps), self._planner.next_plan)
 
     def _meet(self, step: PolicyStep) -> None:
         """Which sequences decode; those that were not known before are started."""
@@ -148,7 +183,7 @@ class Adaptive(Policy):
         step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
         step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
         new = 0 if ids == self._ids else self._meet_new(step, ids)
-        step.load = self._loads.load(spans, step.spans, new=new, states=self._sequences)
+        step.load = self._loads.load(step, new=new)
 
     def _meet_new(self, step: PolicyStep, ids: list[str]) -> int:
         """Start those that were not known before; how many did not decode in the last step."""
@@ -195,11 +230,10 @@ class Adaptive(Policy):
                 del step.plan[span.seq_id]
             elif decision is not None and decision.depth > span.max_draft_tokens:
                 step.plan[span.seq_id] = replace(decision, depth=span.max_draft_tokens)
-        self._skip = 0 if step.plan or self._steps < EARLY_STEPS else UPDATE_INTERVAL
 
     def _measure_rows(self, step: PolicyStep) -> bool:
         """Replace what is planned by a step that shows what rows cost, if that is worth it; returns whether it is."""
-        if (measuring := self._rows.measure(step, planned_rows=self._verified if step.plan else 0)) is None:
+        if (measuring := self._rows.measure(step, planned_rows=self._taken.verified if step.plan else 0)) is None:
             return False
         step.measures_rows, step.measures_plain = measuring.depth > 0, measuring.depth == 0
         name, capabilities, _ = self._drafters[measuring.drafter]
@@ -221,76 +255,21 @@ class Adaptive(Policy):
         return step.admitted
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        self._step.verdicts = list(verdicts)
-        self._verified_steps.append(self._step)
+        step = self._step
+        step.verdicts = verdicts if isinstance(verdicts, list) else list(verdicts)
+        self._taken.steps.append(step)
 
     def observe(self, record: StepRecord) -> None:
-        step = self._step
-        self._records.append((step, record))
-        early = self._steps < EARLY_STEPS or self._weights.learns
-        if early or len(self._records) >= UPDATE_INTERVAL or step.sequences > LARGE_BATCH or step.measures:
-            self._learn_steps()
-
-    def _learn_steps(self) -> None:
-        """Take in the steps since the last time: those of a small batch together, while the tables are in the caches of
-        the processor."""
-        self._count_steps()
-        self._learn_verdicts()
-        for step, record in self._records:
-            self._learn_record(step, record)
-        self._records.clear()
-        self._counted = 0
-
-    def _count_steps(self) -> None:
-        """Take them in for `explain`, which changes nothing that is decided."""
-        self._observed.add(self._records[self._counted :] if self._counted else self._records)
-        self._counted = len(self._records)
-
-    def _learn_verdicts(self) -> None:
-        for step in self._verified_steps:
-            if self._weights.learns:
-                for verdict in step.verdicts:
-                    if verdict.seq_id in self._sequences:
-                        self._weights.learn(self._sequences[verdict.seq_id].weight, len(verdict.tokens))
-            if step.explored:
-                tokens = {verdict.seq_id: verdict.tokens[:1] for verdict in step.verdicts}
-                drafted = [(seq_id, step.drafted[seq_id]) for seq_id in step.explored if seq_id in step.drafted]
-                if any(draft.tokens[:1] == tokens.get(seq_id) for seq_id, draft in drafted):
-                    self._planner.plan_soon()
-            self._learning.add_verdicts(step)
-        self._verified_steps.clear()
-
-    def _learn_record(self, step: PolicyStep, record: StepRecord) -> None:
-        seconds = sum(record.seconds.values())
-        if self._weights.learns:
-            self._weights.observe(seconds)
-        self._exploration.earn(seconds)
-        self._rows.earn(seconds)
-        self._own.observe(record.seconds.get(POLICY_STAGE, 0.0), step_seconds=seconds, kind=step.kind)
-        self._learning.add_record(step, record)
-        if step.measures:
-            self._learning.learn()
-            self._latency.clear()
-            self._planner.plan_now()
-        elif step.plan:
-            self._verified = record.drafted
-        if self._model.learns and step.number >= self._next_draft_seconds and not step.catches_up:
-            self._next_draft_seconds = step.number + UPDATE_INTERVAL * self._own.pace
-            self._learn_draft_seconds(step, record.seconds.get(DRAFT_STAGE, 0.0))
-        step.let_go()
-
-    def _learn_draft_seconds(self, step: PolicyStep, taken: float) -> None:
-        """Pass each drafter's seconds to the latency model. It models drafts of one depth for all sequences, so it gets
-        what such a draft would have taken, were it as far from its expectation as this step's drafting."""
-        passes, expected = step.passes(), self._judge.draft_seconds(step)
-        for index, depths in passes.items():
-            drafter, count, depth = self._drafters[index].name, len(depths), max(depths)
-            even = self._latency.draft_seconds(drafter, count, depth)
-            seconds = taken * even / expected if expected > 0 else taken / len(passes)
-            self._model.observe_draft(drafter, count, depth, seconds=seconds)
+        step, taken = self._step, self._taken.steps
+        step.record = record
+        if not taken or taken[-1] is not step:
+            taken.append(step)
+        if len(taken) >= self._interval or step.measures_plain or step.measures_rows:
+            self._taken.learn()
+            self._repeats_until = min(self._repeats_until, self._planner.next_plan)
 
     def explain(self) -> str:
-        self._count_steps()
+        self._taken.count()
         slo = self._weights.slo_report([state.weight for state in self._step.decoding_states])
         return explain(
             self._step, self._drafters, latency=self._latency, goodput=self._goodput, observed=self._observed, slo=slo

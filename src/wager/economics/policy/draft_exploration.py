@@ -18,9 +18,9 @@ class DraftExploration:
     def __init__(self, drafters: Sequence[DrafterProfile], latency: LatencyCache, *, share: float) -> None:
         self._drafters, self._latency, self._budget = drafters, latency, ExplorationBudget(share)
 
-    def earn(self, step_seconds: float) -> None:
-        """A step took that long."""
-        self._budget.earn(step_seconds)
+    def earn(self, seconds: float, *, steps: int) -> None:
+        """So many steps took that long together."""
+        self._budget.earn(seconds, steps=steps)
 
     def explore(self, step: PolicyStep, *, steps: int) -> list[tuple[SequencePolicyState, int]]:
         """Add them to the plan, as the budget allows, those of the next `steps` steps together; for which sequences,
@@ -30,6 +30,7 @@ class DraftExploration:
             return []
         if len(self._drafters) == 1 and (len(step.plan) == step.decoding or len(step.plan) == step.num_candidates):
             return []
+        step.plan = step.plan.copy()  # later steps repeat it without exploration
         for _ in range(steps):
             if self._budget.affords_draft(seconds):
                 requested = [(self._request(step, index), index) for index in range(len(self._drafters))]
@@ -57,5 +58,5 @@ class DraftExploration:
             return None
         step.catches_up |= catch_up > 0
         step.plan[state.seq_id] = DraftDecision(depth, name)
-        step.explored.add(state.seq_id)
+        step.explored |= {state.seq_id}
         return state

@@ -16,9 +16,10 @@ class ExplorationBudget:
         self._share, self._saved_up = share, saved_up
         self.seconds = 0.0  # those that are left
 
-    def earn(self, step_seconds: float) -> None:
-        most = self._share * _MAX_SAVED * step_seconds
-        self.seconds = most if self._saved_up else min(self.seconds + self._share * step_seconds, most)
+    def earn(self, seconds: float, *, steps: int = 1) -> None:
+        """`steps` steps took so long together."""
+        most = self._share * _MAX_SAVED * seconds / steps
+        self.seconds = most if self._saved_up else min(self.seconds + self._share * seconds, most)
         self._saved_up = False
 
     def affords_draft(self, plain_seconds: float) -> bool:

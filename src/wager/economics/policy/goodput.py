@@ -30,19 +30,27 @@ class GoodputEstimator:
         """Weighted tokens that one more row must bring; None before a step of that size was recorded."""
         return self._row_cost.get(decoding.bit_length())
 
-    def record(self, decoding: int, *, expected: float, plain: float) -> None:
-        """A step of `decoding` sequences: the weighted tokens expected of it, and those that plain decoding would yield
-        in its seconds."""
-        size = decoding.bit_length()
-        self._expected[size] = expected + (1 - SMOOTHING) * self._expected[size]
-        self._plain[size] = plain + (1 - SMOOTHING) * self._plain[size]
+    def record(self, decoding: int, *, expected: float, plain: float, steps: int = UPDATE_INTERVAL) -> None:
+        """A step of `decoding` sequences, for those of the last `steps`: the weighted tokens expected of it, and those
+        that plain decoding would yield in its seconds."""
+        size, kept = decoding.bit_length(), (1 - SMOOTHING) ** (steps / UPDATE_INTERVAL)
+        weight = (1 - kept) / SMOOTHING
+        self._expected[size] = weight * expected + kept * self._expected[size]
+        self._plain[size] = weight * plain + kept * self._plain[size]
 
     def record_row_cost(
-        self, decoding: int, *, extra: Sequence[float], rows: int, cut: float | None, goodput: float
+        self,
+        decoding: int,
+        *,
+        extra: Sequence[float],
+        rows: int,
+        cut: float | None,
+        goodput: float,
+        steps: int = UPDATE_INTERVAL,
     ) -> None:
-        """A step verified `rows` draft tokens, n of which add extra[n] seconds, with the `cut` of its Selection. Where
-        seconds jump, the rows below cost less than those above, and one more costs what the cut gains; where they
-        flatten, one more costs what those above do."""
+        """A step verified `rows` draft tokens, n of which add extra[n] seconds, with the `cut` of its Selection; it
+        stands for the last `steps`. Where seconds jump, the rows below cost less than those above, and one more costs
+        what the cut gains; where they flatten, one more costs what those above do."""
         above = goodput * (extra[rows + ADJACENT_ROWS] - extra[rows]) / ADJACENT_ROWS
         if rows:
             first = max(0, rows - ADJACENT_ROWS)
@@ -54,4 +62,4 @@ class GoodputEstimator:
             cost = max(cost, min(cut, above))
         size = decoding.bit_length()
         before = self._row_cost.get(size, cost)
-        self._row_cost[size] = before + (1 - (1 - SMOOTHING) ** UPDATE_INTERVAL) * (cost - before)
+        self._row_cost[size] = before + (1 - (1 - SMOOTHING) ** steps) * (cost - before)

@@ -9,19 +9,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from wager.economics.acceptance import LARGE_BATCH, Floats, Ints
+from wager.economics.acceptance import BIN_BORDERS, HIGHEST_RATE, LARGE_BATCH, Floats, Ints
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.admission import keep_nodes, select, select_prefixes
 from wager.economics.policy.base import SMOOTHING, UPDATE_INTERVAL
+from wager.economics.policy.draft_seconds import DraftSeconds
 from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.planning import MAX_INTERVAL
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
+from wager.economics.policy.step_load import StepLoad
 from wager.types import Draft
 
 _NEGLIGIBLE = 0.002  # share of the step's weight that judging must gain beyond what it takes
@@ -49,12 +51,19 @@ class DraftJudge:
         latency: LatencyCache,
         weights: ObjectiveWeights,
         *,
+        drafting: DraftSeconds,
         goodput: GoodputEstimator,
         own: OwnSeconds,
     ) -> None:
         self._drafters, self._latency, self._weights, self._goodput = drafters, latency, weights, goodput
-        self._own = own
-        self._interval = self._skipped = self._recorded = self._judged = 0
+        self._drafting, self._own = drafting, own
+        self._interval = self._skipped = self._judged = self._recorded = 0
+        self._record_interval = UPDATE_INTERVAL  # steps between those whose goodput is recorded
+        self._native = native_judge()
+        # of the last step with scores and equal weights, of one drafter: its load, and what judging it needs
+        self._scored_load: StepLoad | None = None
+        self._curve: Sequence[float] = ()
+        self._corrections = [profile.acceptance.bins.odds for profile in drafters[:1]]
         self._benefit = 0.0  # of judging lately, as a share of the weight of one token of each sequence
 
     def judge_next(self) -> None:
@@ -63,12 +72,22 @@ class DraftJudge:
 
     def admit(self, step: PolicyStep, budget: int, *, now: int, deepest: int) -> Mapping[str, Draft]:
         """What is verified in step number `now`, whose drafts have at most `deepest` tokens each, in `budget` rows."""
-        drafts = step.drafted
-        if not step.spans or (not step.plan and now < self._recorded + UPDATE_INTERVAL):
+        drafts, records = step.drafted, now >= self._recorded + self._record_interval
+        if not step.spans or not (drafts or records):
             return {}
-        may_skip = drafts and not (step.draws_tokens or step.explored)
-        if may_skip and deepest * len(drafts) <= budget and self._skips():
-            return drafts
+        if drafts and not (step.draws_tokens or step.explored):
+            if deepest * len(drafts) <= budget:
+                self._skipped += 1
+                if self._skipped <= self._interval:
+                    return drafts
+            load = step.load
+            if load is self._scored_load and not records:  # as the last one was: nothing else is done in most steps
+                quick = self._native.judge(drafts, self._corrections, None, self._curve, 0, load.goodput, budget)
+                if quick is not None:
+                    step.judged = True
+                    self._schedule(load, quick[-1])
+                    admitted: Mapping[str, Draft] = quick[0]
+                    return admitted
         step.judged = bool(drafts)
         unjudged, rest, rows = self._unjudged(step) if step.draws_tokens else {}, drafts, 0
         if unjudged:
@@ -76,28 +95,18 @@ class DraftJudge:
             rows = sum([len(draft) for draft in unjudged.values()])
         judged = self._judge(step, rest, limit=budget - rows, unjudged_rows=rows)
         if rest and not unjudged:
-            self._schedule(step, judged.benefit)
-        if now >= self._recorded + UPDATE_INTERVAL:
-            self._recorded = now
-            self._record_goodput(step, judged, unjudged)
+            self._schedule(step.load, judged.benefit)
+        if records:
+            self._record_goodput(step, judged, unjudged, steps=min(now - self._recorded, self._record_interval))
+            self._recorded, self._record_interval = now, round(UPDATE_INTERVAL * self._own.pace)
         return {**unjudged, **judged.admitted} if unjudged else judged.admitted
 
-    def draft_seconds(self, step: PolicyStep) -> float:
-        """What the step's drafting is expected to take."""
-        ragged, drafters = self._latency.ragged_draft_seconds, self._drafters
-        return sum([ragged(drafters[index].name, depths) for index, depths in step.passes().items()])
-
-    def _skips(self) -> bool:
-        """Whether the drafts of this step are verified as they are."""
-        self._skipped += 1
-        return self._skipped <= self._interval
-
-    def _schedule(self, step: PolicyStep, benefit: float) -> None:
+    def _schedule(self, load: StepLoad, benefit: float) -> None:
         """A step was judged, which gained `benefit`, in weighted tokens: whether the next ones are judged."""
-        load = step.load
+        goodput, weight = load.goodput, load.weight
         self._judged += 1  # at first a plain mean, not one that starts from 0
-        self._benefit += max(SMOOTHING, 1 / self._judged) * (benefit / load.weight - self._benefit)
-        cost = load.goodput * self._own.of_judging / load.weight
+        self._benefit += max(SMOOTHING, 1 / self._judged) * (benefit / weight - self._benefit)
+        cost = goodput * self._own.of_judging / weight
         self._skipped = 0
         longest = max(MAX_INTERVAL, round(self._own.judging_interval))
         self._interval = 0 if self._benefit > cost + _NEGLIGIBLE else min(longest, 2 * self._interval + 1)
@@ -112,8 +121,10 @@ class DraftJudge:
                 unjudged[seq_id] = draft
         return unjudged
 
-    def _record_goodput(self, step: PolicyStep, judged: JudgedDrafts, unjudged: Mapping[str, Draft]) -> None:
-        """Update the goodput and the cost of a row with what is expected of the step."""
+    def _record_goodput(
+        self, step: PolicyStep, judged: JudgedDrafts, unjudged: Mapping[str, Draft], *, steps: int
+    ) -> None:
+        """Update the goodput and the cost of a row with what is expected of the step, one of the last `steps`."""
         gain, rows = judged.gain, judged.rows + sum([len(draft) for draft in unjudged.values()])
         for seq_id, draft in unjudged.items():
             state = step.states[seq_id]
@@ -122,10 +133,12 @@ class DraftJudge:
                 survival = float(forecasts[drafter][state.plan.row, : len(draft)].sum())
                 gain += self._weights.weight(state.weight) * survival
         load, decoding = step.load, step.decoding
-        seconds = load.plain_seconds + judged.extra[rows] + self.draft_seconds(step)
+        seconds = load.plain_seconds + judged.extra[rows] + self._drafting.expected(step.passes())
         plain = load.weight / load.plain_seconds * seconds
-        self._goodput.record(decoding, expected=load.weight + gain, plain=plain)
-        self._goodput.record_row_cost(decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=load.goodput)
+        self._goodput.record(decoding, expected=load.weight + gain, plain=plain, steps=steps)
+        self._goodput.record_row_cost(
+            decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=load.goodput, steps=steps
+        )
 
     def _judge(self, step: PolicyStep, drafts: Mapping[str, Draft], *, limit: int, unjudged_rows: int) -> JudgedDrafts:
         """The most profitable tokens of `drafts`, at most `limit`, beside `unjudged_rows` that are verified in any
@@ -134,9 +147,34 @@ class DraftJudge:
         count = unjudged_rows + sum(sizes) + ADJACENT_ROWS
         extra = self._latency.extra_seconds(*step.load.shape, count=count)
         seconds = extra[unjudged_rows:] if unjudged_rows else extra
+        self._scored_load = None
+        if self._native is not None and drafts:
+            judged = self._judge_natively(step, drafts, extra, limit=limit, first=unjudged_rows)
+            if judged is not None:
+                return judged
         if len(drafts) > LARGE_BATCH and are_chains(list(drafts.values()), sizes):
             return self._judge_chains(step, drafts, seconds, limit=limit, extra=extra)
         return self._judge_each(step, drafts, seconds, limit=limit, extra=extra)
+
+    def _judge_natively(
+        self, step: PolicyStep, drafts: Mapping[str, Draft], extra: Sequence[float], *, limit: int, first: int
+    ) -> JudgedDrafts | None:
+        """`_judge_each` in C++, of drafts with scores; None for others. `extra` counts from `first`."""
+        used, weights, alone = self._drafters[:1], None, len(self._drafters) == 1
+        if not alone:
+            used = [self._drafters[step.drafter_index[step.plan[seq_id].drafter]] for seq_id in drafts]
+        if not self._weights.uniform:
+            weights = [float(self._weights.weight(step.states[seq_id].weight)) for seq_id in drafts]
+        corrections = [profile.acceptance.bins.odds for profile in used]
+        judged = self._native.judge(drafts, corrections, weights, extra, first, step.load.goodput, limit)
+        if judged is None:
+            return None
+        for profile in used:
+            profile.acceptance.has_scores = True
+        if alone and weights is None and not first:
+            self._scored_load, self._curve = step.load, extra
+        admitted, rows, gain, cut, benefit = judged
+        return JudgedDrafts(admitted, rows, gain, cut, benefit, extra)
 
     def _by_drafter(self, step: PolicyStep, drafts: Mapping[str, Draft]) -> dict[int, list[Draft]]:
         if len(self._drafters) == 1:
@@ -216,6 +254,16 @@ class DraftJudge:
                 if nodes:
                     admitted[seq_id] = keep_nodes(draft, [node - start for node in nodes])
         return JudgedDrafts(admitted, len(taken), chosen.gain, chosen.cut, chosen.benefit, extra)
+
+
+def native_judge() -> Any:
+    """What judges drafts with scores in C++ (csrc/judging.h), as `select` with AcceptanceModel.survival; None where the
+    native kernels are not there."""
+    try:
+        from wager.kernels import _native
+    except ImportError:
+        return None
+    return _native.TokenJudge(Draft, BIN_BORDERS, HIGHEST_RATE)
 
 
 _CHAIN_PARENTS = [tuple(range(-1, size - 1)) for size in range(64)]

@@ -22,6 +22,8 @@ class OwnSeconds:
     def __init__(self) -> None:
         self.pace = 1.0
         """By how much fewer steps than usual it learns from."""
+        self.of_judging = 0.0
+        """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
         self._seconds: dict[StepKind, float] = {}
         self._observed: dict[StepKind, int] = {}
         self._step_seconds = self._share = 0.0
@@ -34,6 +36,8 @@ class OwnSeconds:
         if kind != "judged" or self._last == kind or seconds < before or kind not in self._seconds:
             self._seconds[kind] = before + max(SMOOTHING, 1 / count) * (seconds - before)  # at first a plain mean
             self._observed[kind] = count
+            judged = self._seconds.get("judged", 0.0)
+            self.of_judging = max(0.0, judged - self._seconds.get("unjudged", judged / 2))
         self._last = kind
         self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
         self._steps += 1
@@ -58,9 +62,3 @@ class OwnSeconds:
     def judging_interval(self) -> float:
         """Steps between judged ones that keep judging to half of that, where it gains nothing."""
         return 2.0 * self.of_judging / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
-
-    @property
-    def of_judging(self) -> float:
-        """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
-        judged = self._seconds.get("judged", 0.0)
-        return max(0.0, judged - self._seconds.get("unjudged", judged / 2))

@@ -47,6 +47,11 @@ class Planner:
         self._interval = 0.0
         self._default_decision: DraftDecision | None = None
 
+    @property
+    def next_plan(self) -> int:
+        """The step in which the same sequences are planned anew."""
+        return self._due
+
     def due(self, size: int, *, now: int) -> bool:
         """Whether to plan in step number `now`, of `size` sequences: the interval is over, the batch grew or shrank, or
         as many sequences are new as others (counted in every step) and not all plans are the same."""

@@ -60,22 +60,24 @@ class RowExploration:
         self._budget = ExplorationBudget(share, saved_up=True)
         self._streaks: dict[int, int] = {}  # speculating steps since a plain one, by batch size in powers of two
         self._plain_intervals: dict[int, int] = {}  # how long a streak must be before the next plain step
+        self._last_asked = 0  # the step in which it was last asked whether to take a plain one
         self._now = 0  # steps taken; planning is skipped in most of those without drafts
         self._asked: dict[int, int] = {}  # when it was last asked whether to explore, by batch size
         self._intervals: dict[int, int] = {}  # how many steps there must be between
 
-    def earn(self, step_seconds: float) -> None:
-        """A step took that long."""
-        self._now += 1
-        self._budget.earn(step_seconds)
+    def earn(self, seconds: float, *, steps: int) -> None:
+        """So many steps took that long together."""
+        self._now += steps
+        self._budget.earn(seconds, steps=steps)
 
     def takes_plain_step(self, step: PolicyStep, *, speculates: bool) -> bool:
         """Whether to take this step without drafts, to measure its latency where every step `speculates`; to be asked
-        every UPDATE_INTERVAL steps."""
+        every few steps."""
         if not self._latency.learns:
             return False
-        size = step.decoding.bit_length()
-        self._streaks[size] = streak = self._streaks.get(size, 0) + UPDATE_INTERVAL if speculates else 0
+        size, passed = step.decoding.bit_length(), step.number - self._last_asked
+        self._last_asked = step.number
+        self._streaks[size] = streak = self._streaks.get(size, 0) + passed if speculates else 0
         interval = self._plain_intervals.get(size, _FIRST_INTERVAL)
         if streak < interval:
             return False

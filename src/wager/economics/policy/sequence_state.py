@@ -6,7 +6,7 @@ and accepted. What only some steps need is made when it is asked for: a step may
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats, SequenceAcceptance
@@ -14,9 +14,13 @@ from wager.economics.policy.base import DrafterCapabilities, longest_that_fits
 from wager.economics.policy.objective import SequenceWeight
 from wager.economics.policy.own_seconds import StepKind
 from wager.economics.policy.step_load import StepLoad
-from wager.types import Draft, DraftDecision, Span, Verdict
+from wager.types import Draft, DraftDecision, Span, StepRecord, Verdict
 
 _NO_LOAD = StepLoad()
+_NO_PLAN: dict[str, DraftDecision] = {}
+_NO_STATES: Mapping[str, SequencePolicyState] = {}
+_NO_INDEX: Mapping[str, int] = {}
+_NO_DRAFTS: Mapping[str, Draft] = {}
 
 
 class DrafterProfile(NamedTuple):
@@ -89,31 +93,59 @@ class StepDraft:
         return max(1, len(self.draft) if self.draft else 0) if self.min_survival else self.depth
 
 
-@dataclass(slots=True)
 class PolicyStep:
-    """A step as Adaptive decides it."""
+    """A step as Adaptive decides it. What a step sets it sets itself; most repeat a plan and set little of it, and an
+    object that is made after a pass takes longer the more it holds."""
 
-    number: int = 0
-    all_spans: Sequence[Span] = ()
-    load: StepLoad = _NO_LOAD  # of the last step with sequences to plan, where planning is skipped
     spans: Sequence[Span] = ()  # of the sequences that decode
     ids: Sequence[str] = ()  # of these sequences
-    states: Mapping[str, SequencePolicyState] = field(default_factory=dict)  # of all sequences by now, by id
-    ended: dict[str, SequencePolicyState] = field(default_factory=dict)  # of those that ended since
-    drafter_index: Mapping[str, int] = field(default_factory=dict)  # by name
-    draws_tokens: bool = False  # under a rule that draws from draft_probs: what is accepted need not be what is emitted
+    ended: Mapping[str, SequencePolicyState] = _NO_STATES  # of the sequences that ended since
     skipped: bool = False  # planning was skipped: no sequence drafts, as in the last plan
     measures_plain: bool = False  # it is taken without drafts to measure that
     measures_rows: bool = False  # another depth than planned is drafted and verified to measure what rows cost
     catches_up: bool = False  # a drafter has to catch up, so its seconds are not comparable
     planned: bool = False  # every sequence was planned anew
     judged: bool = False  # admission compared the tokens; otherwise the drafts are verified as they are
-    plan: dict[str, DraftDecision] = field(default_factory=dict)
-    explored: set[str] = field(default_factory=set)  # sequences of the plan that draft for exploration only
-    drafted: Mapping[str, Draft] = field(default_factory=dict)
-    admitted: Mapping[str, Draft] = field(default_factory=dict)
+    plan: dict[str, DraftDecision] = _NO_PLAN  # as the step decided it, not changed later
+    repeated_plan: dict[str, DraftDecision] = _NO_PLAN  # the same without what is done only to learn
+    explored: frozenset[str] = frozenset()  # sequences of the plan that draft for exploration only
+    drafted: Mapping[str, Draft] = _NO_DRAFTS
+    admitted: Mapping[str, Draft] = _NO_DRAFTS
     verdicts: Sequence[Verdict] = ()
+    record: StepRecord | None = None  # what it took
     _candidates: list[SequencePolicyState] | None = None
+
+    def __init__(
+        self,
+        number: int = 0,
+        all_spans: Sequence[Span] = (),
+        *,
+        load: StepLoad = _NO_LOAD,
+        states: Mapping[str, SequencePolicyState] = _NO_STATES,
+        drafter_index: Mapping[str, int] = _NO_INDEX,
+        draws_tokens: bool = False,
+    ) -> None:
+        """`load` is that of the last step with sequences to plan, where planning is skipped; `states` are those of all
+        sequences by now, by id, `drafter_index` the drafters' by name. `draws_tokens`: under a rule that draws from
+        draft_probs, what is accepted need not be what is emitted."""
+        self.number, self.all_spans, self.load, self.states = number, all_spans, load, states
+        self.drafter_index, self.draws_tokens = drafter_index, draws_tokens
+
+    def repeat(self, number: int, spans: Sequence[Span]) -> PolicyStep:
+        """A later step of the same sequences with the same plan."""
+        step = PolicyStep(
+            number,
+            spans,
+            load=self.load,
+            states=self.states,
+            drafter_index=self.drafter_index,
+            draws_tokens=self.draws_tokens,
+        )
+        if self.repeated_plan:
+            step.plan, step.spans, step.ids = self.repeated_plan, spans, self.ids
+        else:
+            step.skipped = True
+        return step
 
     @property
     def sequences(self) -> int:
@@ -153,11 +185,11 @@ class PolicyStep:
     def fit(self, budget: int) -> None:
         """Make the depths fit the row budget before drafting, for drafts that are verified as planned."""
         longest = longest_that_fits([decision.depth for decision in self.plan.values()], budget)
-        for seq_id, decision in list(self.plan.items()):
-            if not longest:
-                del self.plan[seq_id]
-            elif decision.depth > longest:
-                self.plan[seq_id] = replace(decision, depth=longest)
+        self.plan = {
+            seq_id: decision if decision.depth <= longest else replace(decision, depth=longest)
+            for seq_id, decision in self.plan.items()
+            if longest
+        }
 
     @property
     def decoding_states(self) -> list[SequencePolicyState]:
@@ -192,6 +224,8 @@ class PolicyStep:
         many as were asked for."""
         passes: dict[int, list[int]] = {}
         drafted, index = self.drafted, self.drafter_index
+        if not self.plan:
+            return passes
         decisions = list(self.plan.values())
         if drafted and decisions.count(decisions[0]) == len(decisions) and decisions[0].min_survival:
             sizes = [len(draft.tokens) for draft in drafted.values()]

@@ -16,7 +16,7 @@ from wager.economics.policy.objective import ObjectiveWeights
 from wager.types import Span
 
 if TYPE_CHECKING:
-    from wager.economics.policy.sequence_state import SequencePolicyState
+    from wager.economics.policy.sequence_state import PolicyStep, SequencePolicyState
 
 _SIMILAR = 16  # a batch of which no more than one in so many sequences came, and no more ended, counts as the same
 
@@ -48,25 +48,18 @@ class StepLoads:
 
     def __init__(self, latency: LatencyCache, weights: ObjectiveWeights, *, goodput: GoodputEstimator) -> None:
         self._latency, self._weights, self._goodput = latency, weights, goodput
-        self._load, self._age = StepLoad(), 0
+        self._load, self._next = StepLoad(), 0  # the last one, and the step in which it is computed anew
 
-    def load(
-        self,
-        spans: Sequence[Span],
-        decoding: Sequence[Span],
-        *,
-        new: int,
-        states: Mapping[str, SequencePolicyState],
-    ) -> StepLoad:
-        """Of the step of `spans`, of which `decoding` decode, `new` of them for the first time."""
-        self._age += 1
+    def load(self, step: PolicyStep, *, new: int) -> StepLoad:
+        """Of a step, in which `new` sequences decode for the first time."""
+        spans, decoding = step.all_spans, step.spans
         load, count = self._load, len(spans)
         before = load.sequences
         few = before // _SIMILAR
         decodes = len(decoding) == count and load.rows == before  # and computes no prompts, like the last one computed
         similar = decodes and new <= few and -few <= count - before <= few
-        if not similar or self._age >= UPDATE_INTERVAL:
-            self._load, self._age = self._compute(spans, decoding, states), 0
+        if not similar or step.number >= self._next:
+            self._load, self._next = self._compute(spans, decoding, step.states), step.number + UPDATE_INTERVAL
         return self._load
 
     def _compute(

@@ -1,0 +1,83 @@
+// The Kalman filter of economics/latency/kalman.py, which says what it does and why. Knows no Python.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace wager {
+
+struct FilterRules {
+    double max_surprise, drift, noise_weight, most_noise, trend_weight, trend;
+    int drift_interval;
+};
+
+class KalmanFilter {
+  public:
+    // `change` is a covariance, row by row.
+    KalmanFilter(const FilterRules& rules, std::vector<double> change, double noise, double uncertainty)
+        : rules_(rules), change_(std::move(change)), least_noise_(noise), noise_(noise) {
+        const size_t size = static_cast<size_t>(std::lround(std::sqrt(static_cast<double>(change_.size()))));
+        values_.assign(size, 0.0);
+        towards_.assign(size, 0.0);
+        for (const double each : change_) covariance_.push_back(each * (uncertainty * uncertainty));
+        for (size_t i = 0; i < size; ++i) variances_.push_back(covariance_[i * size + i]);
+    }
+
+    size_t size() const { return values_.size(); }
+    const std::vector<double>& values() const { return values_; }
+
+    void update(const std::vector<double>& slopes, double error) {
+        const size_t n = size();
+        if (++observations_ % rules_.drift_interval == 0) drift();
+        double known = 0.0;
+        for (size_t i = 0; i < n; ++i) {
+            double sum = 0.0;
+            for (size_t j = 0; j < n; ++j)
+                if (slopes[j] != 0.0) sum += covariance_[i * n + j] * slopes[j];
+            towards_[i] = sum;
+        }
+        for (size_t i = 0; i < n; ++i)
+            if (slopes[i] != 0.0) known += slopes[i] * towards_[i];
+        const double variance = known + noise_, most = rules_.max_surprise, deviation = std::sqrt(variance);
+        const double surprise = std::max(-most, std::min(most, error / deviation));
+        for (size_t i = 0; i < n; ++i) values_[i] += towards_[i] * (surprise / deviation);
+        if (std::abs(surprise) < most)
+            for (size_t i = 0; i < n; ++i)
+                for (size_t j = 0; j < n; ++j) covariance_[i * n + j] -= towards_[i] * (towards_[j] / variance);
+        const double scatter = std::min(error * error, variance * (most * most)) - known;
+        const double bounded = std::min(std::max(scatter, least_noise_), rules_.most_noise * rules_.most_noise);
+        noise_ += rules_.noise_weight * (bounded - noise_);
+        trend_ += rules_.trend_weight * (surprise - trend_);
+        if (std::abs(trend_) > rules_.trend) {
+            for (size_t i = 0; i < n * n; ++i) covariance_[i] += change_[i];
+            trend_ = 0.0;
+        }
+    }
+
+    double deviation(const std::vector<double>& slopes) const {
+        const size_t n = size();
+        double sum = 0.0;
+        for (size_t i = 0; i < n; ++i)
+            if (slopes[i] != 0.0)
+                for (size_t j = 0; j < n; ++j) sum += slopes[i] * covariance_[i * n + j] * slopes[j];
+        return std::sqrt(std::max(0.0, sum));
+    }
+
+  private:
+    void drift() {
+        const size_t n = size();
+        std::vector<char> drifts(n);
+        for (size_t i = 0; i < n; ++i) drifts[i] = covariance_[i * n + i] < variances_[i];
+        for (size_t i = 0; i < n; ++i)
+            for (size_t j = 0; j < n; ++j)
+                if (drifts[i] && drifts[j]) covariance_[i * n + j] += change_[i * n + j] * rules_.drift;
+    }
+
+    FilterRules rules_;
+    std::vector<double> change_, covariance_, variances_, values_, towards_;
+    double least_noise_, noise_, trend_ = 0.0;
+    int observations_ = 0;
+};
+
+}  // namespace wager

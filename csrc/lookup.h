@@ -1,0 +1,208 @@
+// Guesses from what followed the last tokens elsewhere: in the text itself, in texts that ended, in a static store.
+// draft/lookup.py has the same in Python, and says what it does. Knows no Python.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "store_table.h"
+#include "suffix_tree.h"
+
+namespace wager {
+
+enum LookupSource { kOwnText, kSharedTexts, kStore, kSources };
+
+struct LookupRules {
+    int longest = 0;             // tokens of a context in the trees; 0: no tree
+    size_t shared_tokens = 0;    // of all texts that ended; 0: no shared tree
+    std::vector<double> prior;   // acceptance rates by cell: cells of the trees, twice, then those of the store
+    double prior_weight, min_survival;
+};
+
+constexpr int kTreeCells = 32, kStoreCells = 16, kMatchCells = 8;
+
+// What a source guesses next; its rate is that of its cell.
+struct LookupGuess {
+    int32_t token = -1;
+    int cell = -1;  // -1: the source has no guess
+};
+
+// A place in a text, real or drafted.
+struct LookupPlace {
+    SuffixTree::Match own, shared;
+    int32_t last[StoreTable::kLongest] = {};
+    size_t known = 0;  // of those
+
+    void add(int32_t token) {
+        if (known == StoreTable::kLongest)
+            std::copy(last + 1, last + known, last);
+        else
+            ++known;
+        last[known - 1] = token;
+    }
+};
+
+// The texts that ended: the latest ones, of `shared_tokens` tokens at most.
+class SharedTexts {
+  public:
+    explicit SharedTexts(const LookupRules& rules) : rules_(&rules), tree_(rules.longest) {}
+
+    SuffixTree& tree() { return tree_; }
+
+    void end(std::vector<int32_t> text) {
+        if (text.size() > rules_->shared_tokens) text.erase(text.begin(), text.end() - rules_->shared_tokens);
+        waiting_tokens_ += text.size();
+        waiting_.push_back(std::move(text));
+        while (waiting_tokens_ > rules_->shared_tokens) {
+            waiting_tokens_ -= waiting_.front().size();
+            waiting_.pop_front();
+        }
+    }
+
+    // Adds one of the texts that wait, and takes out the oldest ones where there are too many tokens.
+    void absorb() {
+        if (waiting_.empty()) return;
+        texts_.push_back(std::move(waiting_.front()));
+        waiting_.pop_front();
+        waiting_tokens_ -= texts_.back().size();
+        tokens_ += texts_.back().size();
+        while (tokens_ > rules_->shared_tokens) {
+            tree_.remove(texts_.front());
+            tokens_ -= texts_.front().size();
+            texts_.pop_front();
+        }
+        std::vector<uint32_t> endings{SuffixTree::kRoot};
+        for (const int32_t token : texts_.back()) tree_.append(endings, token);
+    }
+
+  private:
+    const LookupRules* rules_;
+    SuffixTree tree_;
+    std::deque<std::vector<int32_t>> texts_, waiting_;
+    size_t tokens_ = 0, waiting_tokens_ = 0;
+};
+
+// One sequence.
+class LookupText {
+  public:
+    LookupText(const LookupRules& rules, SharedTexts& shared, const StoreTable* store, std::vector<int32_t> prompt)
+        : rules_(&rules), shared_(&shared), store_(store), own_(rules.longest), prompt_(std::move(prompt)),
+          rates_(rules.prior), tried_(rules.prior.size(), rules.prior_weight) {}
+
+    void know(int32_t token) { unindexed_.push_back(token); }
+
+    // Indexes what became known, and learns from each token which sources predicted it.
+    void catch_up() {
+        if (!prompt_.empty()) {
+            for (const int32_t token : prompt_) append(token);
+            generated_ = tokens_.size();
+            prompt_ = {};
+            find_place();
+            predict(place_, guesses_);
+        } else if (shared_version_ != shared_->tree().version()) {
+            find_place();
+            predict(place_, guesses_);
+        }
+        for (const int32_t token : unindexed_) {
+            learn(token);
+            append(token);
+            move(place_, token);
+            place_.own = {endings_.back(), static_cast<int>(endings_.size()) - 1};
+            predict(place_, guesses_);
+        }
+        unindexed_.clear();
+    }
+
+    // A chain of at most `depth` guesses with their survival: at every place that of the surest source.
+    void draft(int depth, std::vector<int32_t>& tokens, std::vector<double>& survival) {
+        tokens.clear(), survival.clear();
+        LookupPlace place = place_;
+        LookupGuess guesses[kSources];
+        std::copy(guesses_, guesses_ + kSources, guesses);
+        double reached = 1.0;
+        while (static_cast<int>(tokens.size()) < depth) {
+            const LookupGuess* surest = nullptr;
+            for (const LookupGuess& guess : guesses)
+                if (guess.cell >= 0 && (surest == nullptr || rates_[guess.cell] > rates_[surest->cell])) surest = &guess;
+            if (surest == nullptr) return;
+            reached *= rates_[surest->cell];
+            if (reached < rules_->min_survival) return;
+            tokens.push_back(surest->token), survival.push_back(reached);
+            move(place, tokens.back());
+            predict(place, guesses);
+        }
+    }
+
+    // The tokens that were generated, with the last ones of the prompt before them as context.
+    std::vector<int32_t> generated() const {
+        if (!prompt_.empty()) return {};
+        const size_t before = std::min(generated_, static_cast<size_t>(rules_->longest));
+        std::vector<int32_t> text(tokens_.begin() + (generated_ - before), tokens_.end());
+        text.insert(text.end(), unindexed_.begin(), unindexed_.end());
+        return text.size() > before ? text : std::vector<int32_t>();
+    }
+
+  private:
+    void append(int32_t token) {
+        if (rules_->longest != 0) own_.append(endings_, token);
+        tokens_.push_back(token);
+    }
+
+    void move(LookupPlace& place, int32_t token) {
+        if (rules_->longest != 0) place.own = own_.after(place.own, token);
+        if (rules_->shared_tokens != 0) place.shared = shared_->tree().after(place.shared, token);
+        place.add(token);
+    }
+
+    void find_place() {
+        place_ = {};
+        shared_version_ = shared_->tree().version();
+        const size_t most = std::max<size_t>(rules_->longest, StoreTable::kLongest);
+        for (size_t i = tokens_.size() - std::min(tokens_.size(), most); i < tokens_.size(); ++i) move(place_, tokens_[i]);
+        place_.own = {endings_.back(), static_cast<int>(endings_.size()) - 1};
+    }
+
+    void predict(const LookupPlace& place, LookupGuess (&guesses)[kSources]) {
+        guesses[kOwnText] = rules_->longest != 0 ? of_tree(own_, place.own, 0) : LookupGuess();
+        guesses[kSharedTexts] = rules_->shared_tokens != 0 ? of_tree(shared_->tree(), place.shared, kTreeCells) : LookupGuess();
+        guesses[kStore] = LookupGuess();
+        if (store_ == nullptr || store_->find(place.last + place.known, place.known, 1, found_) == 0) return;
+        guesses[kStore] = {found_[0].token, 2 * kTreeCells + found_[0].probability * kStoreCells / 256};
+    }
+
+    // The most frequent follower of the longest ending that has one. Cells are by the length of the match, and by how
+    // often something followed and how often this: once; always; mostly; less.
+    static LookupGuess of_tree(SuffixTree& tree, SuffixTree::Match match, int first_cell) {
+        while (match.length > 0 && !tree.has_followers(match.node)) match = tree.shorter(match);
+        if (match.length == 0) return {};
+        const SuffixTree::Follower best = tree.best(match.node);
+        const uint32_t all = tree.followers(match.node);
+        const int kind = all == 1 ? 0 : best.count == all ? 1 : 2 * best.count > all ? 2 : 3;
+        return {best.token, first_cell + 4 * (std::min(match.length, kMatchCells) - 1) + kind};
+    }
+
+    void learn(int32_t token) {
+        for (const LookupGuess& guess : guesses_) {
+            if (guess.cell < 0) continue;
+            tried_[guess.cell] += 1;
+            rates_[guess.cell] += ((guess.token == token ? 1.0 : 0.0) - rates_[guess.cell]) / tried_[guess.cell];
+        }
+    }
+
+    const LookupRules* rules_;
+    SharedTexts* shared_;
+    const StoreTable* store_;
+    SuffixTree own_;
+    std::vector<uint32_t> endings_{SuffixTree::kRoot};
+    std::vector<int32_t> prompt_, tokens_, unindexed_;
+    size_t generated_ = 0;  // where the answer begins
+    LookupPlace place_;
+    uint64_t shared_version_ = 0;
+    LookupGuess guesses_[kSources];
+    std::vector<double> rates_, tried_;
+    std::vector<StoreTable::Continuation> found_;
+};
+
+}  // namespace wager

@@ -1,0 +1,133 @@
+// The bindings of the lookup drafters: the texts of all sequences, and the drafts of all requests in one call.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "lookup.h"
+#include "step_bindings.h"
+#include "values.h"
+
+namespace nb = nanobind;
+using wager::as_int, wager::as_int32, wager::Items, wager::LookupText, wager::Name, wager::ValueType;
+
+namespace {
+
+using Slots = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+wager::LookupRules checked(wager::LookupRules rules) {
+    if (rules.longest < 0 || rules.longest > 64) throw std::invalid_argument("contexts of 0 to 64 tokens");
+    if (rules.longest == 0) rules.shared_tokens = 0;
+    if (rules.prior.size() != 2 * wager::kTreeCells + wager::kStoreCells) throw std::invalid_argument("one prior for each cell");
+    return rules;
+}
+
+class LookupTable {
+  public:
+    LookupTable(nb::handle draft, std::string drafter, int longest, size_t shared_tokens, std::vector<double> prior,
+                double weight, double min_survival, std::optional<Slots> slots, uint64_t homes)
+        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs"}),
+          drafter_(nb::str(drafter.c_str())),
+          rules_(checked({longest, shared_tokens, std::move(prior), weight, min_survival})),
+          slots_(std::move(slots)),
+          shared_(rules_) {
+        if (!slots_) return;
+        const size_t size = slots_->shape(0);
+        if (size == 0 || homes >= size || homes > UINT32_MAX || slots_->data()[size - 1] != 0)
+            throw std::invalid_argument("the last slot must be free, and no home");
+        store_.emplace(slots_->data(), homes);
+    }
+
+    LookupTable(const LookupTable&) = delete;  // texts refer to it
+
+    void begin(const std::string& seq_id, nb::handle tokens) {
+        texts_.insert_or_assign(seq_id, std::make_unique<LookupText>(rules_, shared_, store_ ? &*store_ : nullptr, read(tokens)));
+    }
+
+    void accept(const std::string& seq_id, nb::handle tokens) {
+        LookupText& text = of(seq_id);
+        for (const int32_t token : read(tokens)) text.know(token);
+    }
+
+    void end(const std::string& seq_id) {
+        const auto found = texts_.find(seq_id);
+        if (found == texts_.end()) return;
+        if (rules_.shared_tokens != 0) {
+            std::vector<int32_t> generated = found->second->generated();
+            if (!generated.empty()) shared_.end(std::move(generated));
+        }
+        texts_.erase(found);
+    }
+
+    nb::list propose(nb::list requests) {
+        nb::list drafts;
+        for (nb::handle request : requests) {
+            const nb::object seq_id = seq_id_.of(request.ptr());
+            int64_t depth = 0;
+            if (!seq_id.is_valid() || !as_int(depth_.of(request.ptr()).ptr(), depth)) throw nb::python_error();
+            LookupText& text = of(nb::cast<std::string>(seq_id));
+            shared_.absorb();
+            text.catch_up();
+            text.draft(static_cast<int>(depth), tokens_, survival_);
+            drafts.append(draft(seq_id));
+        }
+        return drafts;
+    }
+
+  private:
+    LookupText& of(const std::string& seq_id) {
+        const auto found = texts_.find(seq_id);
+        if (found == texts_.end()) throw nb::key_error(seq_id.c_str());
+        return *found->second;
+    }
+
+    static std::vector<int32_t> read(nb::handle tokens) {
+        Items items;
+        const nb::object sequence = nb::steal(PySequence_Fast(tokens.ptr(), "tokens must be a sequence"));
+        if (!items.read(sequence.ptr())) throw nb::python_error();
+        std::vector<int32_t> ids(items.size);
+        for (Py_ssize_t i = 0; i < items.size; ++i)
+            if (!as_int32(items.items[i], ids[i])) throw std::invalid_argument("a token is no int of 32 bits");
+        return ids;
+    }
+
+    nb::object draft(nb::handle seq_id) {
+        const size_t size = tokens_.size();
+        const nb::object tokens = nb::steal(PyTuple_New(size)), parents = nb::steal(PyTuple_New(size)),
+                         scores = nb::steal(PyTuple_New(size));
+        for (size_t i = 0; i < size; ++i) {
+            PyTuple_SET_ITEM(tokens.ptr(), i, PyLong_FromLong(tokens_[i]));
+            PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(static_cast<long>(i) - 1));
+            PyTuple_SET_ITEM(scores.ptr(), i, PyFloat_FromDouble(survival_[i]));
+        }
+        return draft_.make({seq_id, tokens, parents, scores, drafter_, nb::none()});
+    }
+
+    ValueType draft_;
+    nb::object drafter_;
+    wager::LookupRules rules_;
+    std::optional<Slots> slots_;  // kept while the store reads them
+    std::optional<wager::StoreTable> store_;
+    wager::SharedTexts shared_;
+    std::unordered_map<std::string, std::unique_ptr<LookupText>> texts_;
+    std::vector<int32_t> tokens_;
+    std::vector<double> survival_;
+    const Name seq_id_{"seq_id"}, depth_{"depth"};
+};
+
+}  // namespace
+
+void bind_lookup(nb::module_& m) {
+    nb::class_<LookupTable>(m, "LookupTable")
+        .def(nb::init<nb::handle, std::string, int, size_t, std::vector<double>, double, double, std::optional<Slots>, uint64_t>(),
+             nb::arg("draft"), nb::arg("drafter"), nb::arg("longest"), nb::arg("shared_tokens"), nb::arg("prior"),
+             nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("slots").none(), nb::arg("homes"))
+        .def("begin", &LookupTable::begin)
+        .def("accept", &LookupTable::accept)
+        .def("end", &LookupTable::end)
+        .def("propose", &LookupTable::propose);
+}

@@ -1,0 +1,231 @@
+"""A static store: what most often followed each context of 1 to 5 tokens in texts that the target wrote, in a file that
+is memory-mapped. `build_store` writes one, `StoreFile` reads it, `StoreFile.continuations` is the lookup in Python
+(csrc/store_table.h has the same).
+
+    8 bytes  MAGIC
+    8 bytes  length of the header, little-endian
+    32 bytes SHA-256 of the header
+    header   JSON, padded with spaces so that the data begin at a multiple of 64: see StoreHeader
+    data     slots of 64 bits, little-endian
+
+A slot holds 36 bits of the hash of a context, 20 bits of a token that followed it and 8 bits of its probability, in
+255ths; 0 is a free slot. A context's slots are found from its home on, before the next free one, the likeliest first.
+A context whose continuations are those of the context without its first token is left out: the lookup finds that one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.draft.store_counts import ContinuationTable, count_continuations
+from wager.errors import UsageError
+from wager.inputs import shown
+
+MAGIC = b"WAGERST1"
+FORMAT = 1
+LONGEST = 5
+"""Tokens of the longest context; the lookup in C++ has the same."""
+LARGEST_VOCABULARY = 1 << 20
+
+_PREFIX, _ALIGNMENT, _LONGEST_HEADER = 48, 64, 1 << 20
+_LOAD = 0.8  # of the homes that are taken
+_MASK = (1 << 64) - 1
+
+Slots = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHeader:
+    """What a file says of itself. `vocab` is the number of token ids, `tokenizer` the digest of the vocabulary
+    (vocabulary_digest), `homes` the size of the hash table, `tokens` how many tokens were counted. `provenance`: where
+    the texts came from, as the builder was told."""
+
+    vocab: int
+    tokenizer: str
+    homes: int
+    entries: int
+    tokens: int
+    slots: int
+    sha256: str
+    provenance: Mapping[str, Any]
+    format: int = FORMAT
+    longest: int = LONGEST
+
+
+class Continuation(NamedTuple):
+    """A token that followed a context, and its probability in 255ths."""
+
+    token: int
+    probability: int
+
+
+def build_store(
+    answers: Sequence[tuple[Sequence[int], Sequence[int]]],
+    path: Path,
+    *,
+    vocab: int,
+    tokenizer: str,
+    provenance: Mapping[str, Any] | None = None,
+    max_bytes: int | None = None,
+) -> StoreHeader:
+    """Count what the target wrote, and write a store.
+
+    `answers` are pairs of a prompt's token ids and those of its answer: the answer's tokens are counted, the prompt's
+    last ones are only context. `vocab` is the target's number of token ids and `tokenizer` its vocabulary_digest. At
+    most `max_bytes` of the most useful continuations are kept (None: all). The file is written under another name and
+    renamed. UsageError if there is nothing to count or an id is outside the vocabulary.
+    """
+    if not 0 < vocab <= LARGEST_VOCABULARY:
+        raise UsageError(f"A store cannot hold {vocab} token ids.", f"It holds at most {LARGEST_VOCABULARY}.")
+    most = None if max_bytes is None else int(max_bytes / 8 * _LOAD)
+    table = count_continuations(answers, vocab=vocab, longest=LONGEST, most=most)
+    slots, homes = _hash_table(table)
+    data = slots.astype("<u8").tobytes()
+    header = StoreHeader(
+        vocab=vocab,
+        tokenizer=tokenizer,
+        homes=homes,
+        entries=len(table.tokens),
+        tokens=table.counted,
+        slots=len(slots),
+        sha256=hashlib.sha256(data).hexdigest(),
+        provenance=dict(provenance or {}),
+    )
+    _write(path, header, data)
+    return header
+
+
+def context_hash(tokens: Sequence[int]) -> int:
+    """The hash of a context: of its last token, then of the one before it, ..."""
+    value = 0
+    for token in reversed(tokens):
+        value = _mix(value + token + 1 & _MASK)
+    return value
+
+
+def _mix(value: int) -> int:
+    """splitmix64."""
+    value = value + 0x9E3779B97F4A7C15 & _MASK
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
+
+
+def _mix_all(values: Slots) -> Slots:
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)
+
+
+def _hash_table(table: ContinuationTable) -> tuple[Slots, int]:
+    """The slots, and how many of them are homes: the last contexts may lie beyond, before a slot that stays free."""
+    hashes = np.zeros(len(table.contexts), np.uint64)
+    for back in range(LONGEST):
+        token = table.contexts[:, LONGEST - 1 - back]
+        hashes = np.where(token >= 0, _mix_all(hashes + token.astype(np.uint64) + np.uint64(1)), hashes)
+    homes = max(1, int(len(hashes) / _LOAD))
+    home = (hashes >> np.uint64(32)) * np.uint64(homes) >> np.uint64(32)
+    check = hashes << np.uint64(28)
+    order = np.lexsort((table.tokens, -table.probabilities.astype(np.int64), check, home))
+    index = np.arange(len(order))
+    place = np.maximum.accumulate(home[order].astype(np.int64) - index) + index
+    slots = np.zeros(max(homes, int(place[-1]) + 1) + 1, np.uint64)
+    values = check | table.tokens.astype(np.uint64) << np.uint64(8) | table.probabilities.astype(np.uint64)
+    slots[place] = values[order]
+    return slots, homes
+
+
+def _write(path: Path, header: StoreHeader, data: bytes) -> None:
+    text = json.dumps(asdict(header)).encode()
+    text += b" " * (-(_PREFIX + len(text)) % _ALIGNMENT)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text + data)
+        temporary.replace(path)
+    except OSError as error:
+        raise UsageError(f"The store {path} cannot be written: {error.strerror}.", "Name another file.") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+class StoreFile:
+    """An open store, memory-mapped read-only and checked against its SHA-256. UsageError, which names the file, if it
+    is none, is damaged, or was built for other token ids than those of `tokenizer` (a vocabulary_digest)."""
+
+    def __init__(self, path: Path, *, vocab: int, tokenizer: str) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        except OSError as error:
+            raise UsageError(f"The store {path} cannot be read: {error.strerror}.", _HINT) from error
+        offset = self._read_header(data, size)
+        header = self.header
+        if header.tokenizer != tokenizer:
+            raise UsageError(
+                f"The store {path} was built for another tokenizer: a vocabulary of {header.vocab} token ids with the "
+                f"digest {shown(header.tokenizer[:12])}; the model's has {vocab} and {shown(tokenizer[:12])}.",
+                "Build one from this model's answers: wager train --kind store.",
+            )
+        self.slots: Slots = np.frombuffer(data, "<u8", header.slots, offset)
+        if hashlib.sha256(self.slots.data).hexdigest() != header.sha256 or self.slots[-1] != 0:
+            raise self._damaged("its data do not have the digest that its header states")
+
+    def continuations(self, text: Sequence[int]) -> tuple[int, list[Continuation]]:
+        """The number of tokens of the longest known context that `text` ends with, and its continuations, the likeliest
+        first; (0, []) if none is known."""
+        for size in range(min(LONGEST, len(text)), 0, -1):
+            value = context_hash(text[len(text) - size :])
+            at, found = (value >> 32) * self.header.homes >> 32, []
+            while slot := int(self.slots[at]):
+                if slot >> 28 == value & (1 << 36) - 1:
+                    found.append(Continuation(slot >> 8 & 0xFFFFF, slot & 0xFF))
+                at += 1
+            if found:
+                return size, found
+        return 0, []
+
+    def _read_header(self, data: mmap.mmap | bytes, size: int) -> int:
+        """Read and check the header; the offset of the data."""
+        length = int.from_bytes(data[8:16], "little")
+        if data[:8] != MAGIC or length > _LONGEST_HEADER:
+            raise UsageError(f"{self.path} is no store of wager: it does not begin as one.", _HINT)
+        text = bytes(data[_PREFIX : _PREFIX + length])
+        if hashlib.sha256(text).digest() != bytes(data[16:_PREFIX]):
+            raise self._damaged("its header does not have the digest stated before it")
+        try:
+            values = json.loads(text)
+            if values.get("format") != FORMAT or values.get("longest") != LONGEST:
+                raise UsageError(
+                    f"The store {self.path} has format {values.get('format')!r} with contexts of "
+                    f"{values.get('longest')!r} tokens; this wager reads format {FORMAT} with {LONGEST}.",
+                    "Build it again: wager train --kind store.",
+                )
+            self.header = StoreHeader(**values)
+            offset, end = _PREFIX + length, _PREFIX + length + 8 * self.header.slots
+        except (ValueError, TypeError, AttributeError) as error:
+            raise self._damaged("its header is not as this wager writes it") from error
+        if size != end or not 0 < self.header.homes < self.header.slots:
+            raise self._damaged(f"it has {size} bytes instead of {end}")
+        return offset
+
+    def _damaged(self, cause: str) -> UsageError:
+        return UsageError(f"The store {self.path} is damaged: {cause}.", "Build it again: wager train --kind store.")
+
+
+_HINT = "Give a file that wager train --kind store wrote."

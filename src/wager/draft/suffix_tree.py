@@ -1,0 +1,67 @@
+"""What followed each run of tokens in texts, and how often, in plain dicts: the reference of csrc/suffix_tree.h.
+
+That tree has one node for every run of tokens, so a text of n tokens takes at most n (longest + 1) of them; a token is
+added in `longest` + 1 steps, whatever the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Followers(NamedTuple):
+    """What followed the longest known ending of a text: its number of tokens `length`, how often anything followed,
+    `seen`, and the followers with how often each did, the most frequent first, of equals the latest."""
+
+    length: int
+    seen: int
+    tokens: tuple[tuple[int, int], ...]
+
+
+NOTHING = Followers(0, 0, ())
+
+
+class SuffixCounts:
+    """Counts the followers of every run of 1 to `longest` tokens."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._followers: dict[tuple[int, ...], dict[int, int]] = {}  # in the order in which each came last
+        self.size = 0
+
+    def append(self, text: Sequence[int], token: int) -> None:
+        """Count `token` after the endings of `text`."""
+        for ending in self._endings(text):
+            counts = self._followers.setdefault(ending, {})
+            counts[token] = counts.pop(token, 0) + 1
+
+    def add(self, text: Sequence[int]) -> None:
+        """Count every token of a text after the ones before it."""
+        for end, token in enumerate(text):
+            self.append(text[max(0, end - self._longest) : end], token)
+
+    def remove(self, text: Sequence[int]) -> None:
+        """Take out a text that was added, before all that were added later."""
+        for end, token in enumerate(text):
+            for ending in self._endings(text[max(0, end - self._longest) : end]):
+                counts = self._followers[ending]
+                counts[token] -= 1
+                if not counts[token]:
+                    del counts[token]
+                if not counts:
+                    del self._followers[ending]
+
+    def followers(self, text: Sequence[int]) -> Followers:
+        """What followed the longest ending of `text` that anything followed; NOTHING if there is none."""
+        for ending in self._endings(text):
+            counts = self._followers.get(ending)
+            if counts:
+                latest_first = list(reversed(counts.items()))
+                latest_first.sort(key=lambda item: -item[1])
+                return Followers(len(ending), sum(counts.values()), tuple(latest_first))
+        return NOTHING
+
+    def _endings(self, text: Sequence[int]) -> list[tuple[int, ...]]:
+        """The endings of a text, the longest first."""
+        return [tuple(text[len(text) - size :]) for size in range(min(self._longest, len(text)), 0, -1)]

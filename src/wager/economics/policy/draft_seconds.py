@@ -1,0 +1,43 @@
+"""What drafting takes: expected of a step, and learned from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from wager.economics.latency_cache import LatencyCache
+from wager.economics.latency_model import LatencyModel
+from wager.economics.policy.base import UPDATE_INTERVAL
+from wager.economics.policy.own_seconds import OwnSeconds
+from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
+
+
+class DraftSeconds:
+    """`latency` is the model behind `cache`."""
+
+    def __init__(
+        self, latency: LatencyModel, cache: LatencyCache, drafters: Sequence[DrafterProfile], *, own: OwnSeconds
+    ) -> None:
+        self._latency, self._cache, self._drafters, self._own = latency, cache, drafters, own
+        self._learns = latency.learns
+        self._next = float(UPDATE_INTERVAL)  # the step from which they are learned again
+
+    def expected(self, passes: Mapping[int, Sequence[int]]) -> float:
+        """Of drafting with these passes (PolicyStep.passes)."""
+        ragged, drafters = self._cache.ragged_draft_seconds, self._drafters
+        return sum([ragged(drafters[index].name, depths) for index, depths in passes.items()])
+
+    def learns(self, step: PolicyStep) -> bool:
+        """Whether to learn from the step."""
+        return self._learns and step.number >= self._next and not step.catches_up
+
+    def learn(self, step: PolicyStep, taken: float) -> None:
+        """Pass each drafter's seconds to the latency model. It models drafts of one depth for all sequences, so it gets
+        what such a draft would have taken, were it as far from its expectation as this step's drafting."""
+        self._next = step.number + UPDATE_INTERVAL * self._own.pace
+        passes = step.passes()
+        expected = self.expected(passes)
+        for index, depths in passes.items():
+            drafter, count, depth = self._drafters[index].name, len(depths), max(depths)
+            even = self._cache.draft_seconds(drafter, count, depth)
+            seconds = taken * even / expected if expected > 0 else taken / len(passes)
+            self._latency.observe_draft(drafter, count, depth, seconds=seconds)

@@ -1,0 +1,251 @@
+"""Lookup drafters: what they guess, that native and Python tables agree, and that eviction leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wager.draft.lookup import (
+    MIN_SURVIVAL,
+    MOST_LONGEST,
+    OWN_PRIOR,
+    LookupDrafter,
+    LookupSources,
+    LookupTexts,
+    PythonLookupTable,
+    lookup_table,
+)
+from wager.draft.store_file import StoreFile, build_store
+from wager.draft.suffix_tree import SuffixCounts
+from wager.errors import UsageError
+from wager.types import Draft, DraftRequest, SamplingParams
+
+PARAMS = SamplingParams()
+_TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=6)
+
+
+def _ask(name: str, depth: int = 7) -> DraftRequest:
+    return DraftRequest(name, 0, depth, PARAMS, 0)
+
+
+def _drafted(drafter: LookupDrafter | LookupTexts, name: str = "s", depth: int = 7) -> Draft:
+    [draft] = drafter.propose([_ask(name, depth)])
+    return draft
+
+
+def _begun(tokens: list[int], sources: LookupSources | None = None) -> LookupDrafter:
+    drafter = LookupDrafter("suffix", sources or LookupSources(8, 1000))
+    drafter.begin("s", tokens, PARAMS)
+    return drafter
+
+
+@pytest.fixture(params=["native", "python"])
+def table(request: pytest.FixtureRequest) -> type[PythonLookupTable]:
+    """How a table is made."""
+    if request.param == "python":
+        return PythonLookupTable
+    if isinstance(lookup_table("suffix", LookupSources()), PythonLookupTable):
+        pytest.skip("the native kernels are not built")
+    return lookup_table  # type: ignore[return-value]
+
+
+# ---- one text --------------------------------------------------------------------------------------------------------
+
+
+def test_it_guesses_what_followed_the_longest_match() -> None:
+    draft = _drafted(_begun([1, 2, 3, 40, 41, 9, 3, 50, 9, 1, 2, 3]))
+    assert draft.tokens[:2] == (40, 41) and draft.is_chain and draft.drafter == "suffix"
+
+
+def test_what_followed_most_often_wins_and_of_equals_the_latest() -> None:
+    assert _drafted(_begun([1, 40, 1, 40, 1, 50, 1]), depth=1).tokens == (40,)
+    assert _drafted(_begun([1, 40, 1, 50, 1]), depth=1).tokens == (50,)
+
+
+def test_scores_are_survivals_by_match_and_agreement() -> None:
+    scores = _drafted(_begun([1, 2, 3, 4, 5, 6, 1, 2, 3]), depth=3).scores
+    rates = [OWN_PRIOR[size][0] for size in (2, 3, 4)]
+    assert scores == pytest.approx([rates[0], rates[0] * rates[1], rates[0] * rates[1] * rates[2]])
+    [always] = _drafted(_begun([1, 2, 9, 1, 2, 8, 1]), depth=1).scores
+    assert always == pytest.approx(OWN_PRIOR[0][1])
+
+
+def test_drafts_end_where_nothing_is_known_or_likely() -> None:
+    assert _drafted(_begun([1, 2, 3, 4])).tokens == ()
+    assert _drafted(_begun([*range(40), *range(10)]), depth=15).tokens == tuple(range(10, 25))
+    assert all(score >= MIN_SURVIVAL for score in _drafted(_begun([5, 1, 5, 2, 5, 3, 5, 4, 5])).scores)
+    assert _drafted(_begun([1, 2, 1]), depth=0).tokens == ()
+
+
+def test_a_text_that_is_never_predicted_is_left_alone_until_it_is() -> None:
+    drafter = _begun([0])
+    for step in range(60):
+        drafter.accept("s", [1000 + step, 0])
+    assert len(_drafted(drafter)) == 0
+    for _ in range(60):
+        drafter.accept("s", [7, 0])
+    assert _drafted(drafter, depth=2).tokens == (7, 0)
+
+
+@pytest.mark.parametrize("longest", [-1, MOST_LONGEST + 1])
+def test_a_match_that_cannot_be_looked_up_is_refused(longest: int) -> None:
+    with pytest.raises(UsageError, match="out of range"):
+        LookupDrafter("suffix", LookupSources(longest))
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts=_TEXTS, longest=st.integers(1, 5))
+def test_followers_agree_with_a_search(texts: list[list[int]], longest: int) -> None:
+    counts = SuffixCounts(longest)
+    for text in texts:
+        counts.add(text)
+    for text in texts:
+        found = counts.followers(text)
+        for size in range(min(longest, len(text)), 0, -1):
+            ending = text[-size:]
+            after = [t[end] for t in texts for end in range(size, len(t)) if t[end - size : end] == ending]
+            if after:
+                latest = {token: at for at, token in enumerate(after)}
+                order = sorted(set(after), key=lambda token: (-after.count(token), -latest[token]))
+                assert found == (size, len(after), tuple((token, after.count(token)) for token in order))
+                break
+        else:
+            assert found.length == 0
+
+
+# ---- texts that ended ------------------------------------------------------------------------------------------------
+
+
+def test_what_one_request_generated_is_guessed_for_the_next() -> None:
+    drafter = _begun([1, 2])
+    drafter.propose([_ask("s")])
+    drafter.accept("s", [3, 4, 5, 6])
+    drafter.end("s")
+    drafter.begin("t", [7, 8, 3], PARAMS)
+    assert _drafted(drafter, "t", depth=2).tokens == (4, 5)
+    alone = _begun([1, 2], LookupSources(8, 0))
+    alone.propose([_ask("s")])
+    alone.accept("s", [3, 4, 5, 6])
+    alone.end("s")
+    alone.begin("t", [7, 8, 3], PARAMS)
+    assert _drafted(alone, "t").tokens == ()
+
+
+def test_prompts_of_ended_requests_are_not_shared() -> None:
+    drafter = _begun([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12])
+    drafter.propose([_ask("s")])
+    drafter.accept("s", [20])
+    drafter.end("s")
+    drafter.begin("t", [30, 2], PARAMS)
+    assert _drafted(drafter, "t").tokens == ()
+
+
+def _finish(table: LookupTexts, name: str, text: list[int]) -> None:
+    """A request without context that generates `text`."""
+    table.begin(name, [0])
+    table.propose([_ask(name, 0)])
+    table.accept(name, text)
+    table.end(name)
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts=_TEXTS, longest=st.integers(1, 4), kept=st.integers(1, 3), probe=st.lists(st.integers(0, 3), max_size=6))
+def test_an_evicted_text_leaves_nothing_behind(
+    texts: list[list[int]], longest: int, kept: int, probe: list[int]
+) -> None:
+    """A table that took in many texts drafts as one that took in only those that it still has."""
+    sizes = [len(text) + 1 for text in texts]  # with the prompt's last token
+    room = sum(sizes[-kept:])
+    for make in (PythonLookupTable, lookup_table):
+        drafts = []
+        for taken in (texts, texts[-kept:]):
+            table = make("suffix", LookupSources(longest, room))
+            for number, text in enumerate(taken):
+                _finish(table, f"r{number}", text)
+            table.begin("s", [0, *probe])
+            for _ in range(len(texts) + 1):  # each draft takes in one text that ended
+                draft = _drafted(table, depth=15)
+            drafts.append(draft)
+        assert drafts[0] == drafts[1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts=_TEXTS, longest=st.integers(1, 5), removed=st.integers(0, 5))
+def test_counts_after_removal_are_those_of_a_new_tree(texts: list[list[int]], longest: int, removed: int) -> None:
+    removed = min(removed, len(texts) - 1)
+    counts, rebuilt = SuffixCounts(longest), SuffixCounts(longest)
+    for text in texts:
+        counts.add(text)
+    for text in texts[:removed]:
+        counts.remove(text)
+    for text in texts[removed:]:
+        rebuilt.add(text)
+    for text in texts:
+        for end in range(len(text) + 1):
+            assert counts.followers(text[:end]) == rebuilt.followers(text[:end])
+
+
+# ---- in C++ and in Python --------------------------------------------------------------------------------------------
+
+
+def _store(path: Path, vocab: int, rng: random.Random) -> StoreFile:
+    answers = [([rng.randrange(vocab)], [rng.randrange(vocab) for _ in range(200)]) for _ in range(5)]
+    build_store(answers, path, vocab=vocab, tokenizer="t")
+    return StoreFile(path, vocab=vocab, tokenizer="t")
+
+
+@pytest.mark.parametrize(("longest", "shared_tokens", "stored"), [
+    (8, 300, True), (3, 0, False), (2, 120, False), (0, 100, True), (24, 90, True), (1, 200, False),
+])  # fmt: skip
+@pytest.mark.parametrize("vocab", [2, 6, 5000])
+def test_the_native_table_drafts_what_the_one_in_python_does(
+    longest: int, shared_tokens: int, vocab: int, tmp_path: Path, *, stored: bool
+) -> None:
+    rng, known = random.Random(vocab), {}
+    sources = LookupSources(longest, shared_tokens, _store(tmp_path / "s", vocab, rng) if stored else None)
+    native, plain = lookup_table("suffix", sources), PythonLookupTable("suffix", sources)
+    if isinstance(native, PythonLookupTable):
+        pytest.skip("the native kernels are not built")
+    drafted = 0
+    for step in range(300):
+        if len(known) < 3 or rng.random() < 0.05:
+            name, prompt = f"s{step}", [rng.randrange(vocab) for _ in range(rng.randint(1, 60))]
+            known[name] = list(prompt)
+            for table in (native, plain):
+                table.begin(name, prompt)
+        for name in list(known):
+            tokens = [rng.randrange(vocab) for _ in range(rng.randint(1, 3))]
+            if rng.random() < 0.5:  # a repetition, of this text or another
+                other = known[rng.choice(list(known))]
+                start = rng.randrange(len(other))
+                tokens = other[start : start + 9]
+            known[name] += tokens
+            for table in (native, plain):
+                table.accept(name, tokens)
+        asked = [name for name in known if rng.random() < 0.7]
+        requests = [DraftRequest(name, len(known[name]), rng.randint(0, 15), PARAMS, 0) for name in asked]
+        drafts = native.propose(requests)
+        assert drafts == plain.propose(requests)
+        drafted += sum(map(len, drafts))
+        if len(known) > 5 or rng.random() < 0.05:
+            gone = rng.choice(list(known))
+            del known[gone]
+            for table in (native, plain):
+                table.end(gone)
+    assert drafted > 100 or vocab == 5000
+
+
+def test_what_cannot_be_is_refused_natively(table: type[PythonLookupTable]) -> None:
+    made = table("suffix", LookupSources(4))
+    with pytest.raises(KeyError):
+        made.propose([_ask("unknown")])
+    made.end("unknown")
+    made.begin("s", [1, 2, 1])
+    made.end("s")
+    made.end("s")
+    with pytest.raises(KeyError):
+        made.accept("s", [1])
