@@ -120,8 +120,8 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "objective": click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
                  help="Of the adaptive policy: throughput, latency, or slo:TIME (per token, such as slo:20ms)."),
     "verify": click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
-                 help="Which guesses are accepted. match keeps every byte; rejection and block keep the "
-                 "distribution of sampled text."),
+                 help="Which guesses are accepted. match keeps every byte; rejection, block (of chains) "
+                 "and traversal (of trees too) keep the distribution of sampled text."),
     "dtype": click.option("--dtype", type=click.Choice([*DTYPES, "bfloat16"]), default="auto", show_default=True,
                  help="Of the weights: auto multiplies a GGUF file in its own types and other models in bf16; q8 and "
                  "q4 quantise what has more bits."),

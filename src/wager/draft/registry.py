@@ -6,8 +6,9 @@ It imports no drafter: the configuration parses names with it; factories import 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from wager.errors import UsageError
@@ -22,20 +23,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """A parsed drafter option, `NAME[:ARG]`."""
+    """A parsed drafter option: `NAME[:ARG]`, with `+INNER` behind it the drafter of the drafter, or `A//B`: the `parts`
+    of which one tree is made."""
 
     name: str
     argument: str | None = None
+    inner: DrafterSpec | None = None
+    parts: tuple[DrafterSpec, ...] = ()
 
     def __str__(self) -> str:
-        return self.name if self.argument is None else f"{self.name}:{self.argument}"
+        own = self.name if self.argument is None else f"{self.name}:{self.argument}"
+        return own if self.inner is None else f"{own}+{self.inner}"
+
+    @property
+    def all(self) -> tuple[DrafterSpec, ...]:
+        """This drafter, its own drafter or its parts, theirs, and so on."""
+        below = self.parts if self.inner is None else (self.inner, *self.parts)
+        return (self, *(each for spec in below for each in spec.all))
+
+    @property
+    def models(self) -> list[str]:
+        """Paths of all the models that it runs."""
+        return [spec.argument or "" for spec in self.all if not spec.parts and KINDS[spec.name].runs_a_model]
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
     """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
     `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
-    that reads a store, the store, open. `depth`: guesses of a round that the head was made for."""
+    that reads a store, the store, open; `inner` is the drafter's own drafter. `depth`: guesses of a round that the head
+    was made for."""
 
     vocab: int
     max_context: int | None = None
@@ -45,6 +62,8 @@ class DrafterParts:
     head: StateHead | None = None
     depth: int | None = None
     store: StoreFile | None = None
+    inner: Drafter | None = None
+    max_logits_rows: int | None = None
 
 
 Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
@@ -57,7 +76,7 @@ class DrafterKind:
     argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
     loaded for it), "head" (required, of a head on the target's states) or "store" (required, the file of a store).
     placeholder: what the argument is called in help. range: least and largest number. makes_trees: drafts may branch.
-    samples: guesses are draws from a distribution, not certain.
+    samples: guesses are draws from a distribution, not certain. takes_inner: it may have a drafter of its own.
     """
 
     description: str
@@ -67,6 +86,7 @@ class DrafterKind:
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
     samples: bool = False
+    takes_inner: bool = False
 
     @property
     def runs_a_model(self) -> bool:
@@ -87,15 +107,16 @@ def _suffix(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
 
 
 def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import LookupDrafter, LookupSources
+    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
 
     if parts.store is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
-    return LookupDrafter(spec.name, LookupSources(store=parts.store))
+    return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
 
 
 def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.model import DraftModel
+    from wager.draft.stages import InnerDrafter
 
     if parts.model is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no loaded model.", "Load the model and pass it as a part.")
@@ -105,6 +126,10 @@ def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
         max_context=parts.max_context,
         kernels=parts.kernels,
         prefix_cache=parts.prefix_cache,
+        name=spec.name,
+        trees=KINDS[spec.name].makes_trees,
+        inner=InnerDrafter(parts.inner, vocab=parts.vocab) if parts.inner is not None else None,
+        max_logits_rows=parts.max_logits_rows,
     )
 
 
@@ -139,13 +164,33 @@ KINDS: Mapping[str, DrafterKind] = {
         "N",
         (1, 24),
     ),
-    "store": DrafterKind("what followed most often in the texts that a file was built from", _store, "store", "PATH"),
-    "model": DrafterKind("a smaller model of the same vocabulary", _model, "path", "PATH", samples=True),
+    "store": DrafterKind(
+        "as suffix, and what followed most often in texts of the target, from a file", _store, "store", "PATH"
+    ),
+    "model": DrafterKind(
+        "a smaller model of the same vocabulary; model:PATH+ngram: another drafter guesses what it will draw",
+        _model,
+        "path",
+        "PATH",
+        samples=True,
+        takes_inner=True,
+    ),
+    "model-tree": DrafterKind(
+        "the same, drafting trees: several candidates where it is in doubt",
+        _model,
+        "path",
+        "PATH",
+        makes_trees=True,
+        samples=True,
+    ),
     "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _eagle3, "head", "PATH", samples=True),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
 """Drafters by name."""
+
+MERGED = "A//B"
+"""How one tree of the guesses of several drafters is written."""
 
 WORDS = {"none": "no speculation", "auto": "all drafters that need no weights, as it pays"}
 """What may be written instead of drafters, alone."""
@@ -158,16 +203,16 @@ def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
     form = {"none": "", "number": "[:{}]", "path": ":{}", "head": ":{}", "store": ":{}"}
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
-    return {**WORDS, **kinds}
+    return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
 
 def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:
-    """The drafters of `NAME[:ARG],...`, none for `none`, AUTO for `auto`.
+    """The drafters of `NAME[:ARG],...`, none for `none`, AUTO for `auto`; A//B and A+B as in DrafterSpec.
 
     Raises UsageError for an unknown name, a missing or superfluous argument, a drafter that is named twice, and `none`
     or `auto` beside others.
     """
-    parsed = [_parse_one(word.strip()) for word in text.split(",")]
+    parsed = [_parse_merged(word.strip()) for word in text.split(",")]
     for spec in parsed:
         if len(parsed) > 1 and spec.name in WORDS:
             raise UsageError(f"Drafter {spec.name!r} stands beside others in {text!r}.", f"Write {spec.name!r} alone.")
@@ -176,6 +221,41 @@ def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:
     if parsed[0].name in WORDS:
         return AUTO if parsed[0].name == "auto" else ()
     return tuple(parsed)
+
+
+def makes_trees(spec: DrafterSpec) -> bool:
+    return bool(spec.parts) or KINDS[spec.name].makes_trees
+
+
+def _split(text: str, sign: str) -> list[str]:
+    """The drafters that `sign` joins: paths may hold it where no drafter's name follows."""
+    names = "|".join(sorted(KINDS, key=len, reverse=True))
+    return re.split(rf"{re.escape(sign)}(?=(?:{names})(?:[:+,]|//|$))", text)
+
+
+def _parse_merged(text: str) -> DrafterSpec:
+    parts = tuple(_parse_staged(part) for part in _split(text, "//"))
+    if len(parts) == 1:
+        return parts[0]
+    for part in parts:
+        if part.name in WORDS:
+            raise UsageError(f"Drafter {part.name!r} stands beside others in {text!r}.", f"Write {part.name!r} alone.")
+    if len(set(parts)) < len(parts):
+        raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
+    return DrafterSpec("//".join(map(str, parts)), parts=parts)
+
+
+def _parse_staged(text: str) -> DrafterSpec:
+    spec: DrafterSpec | None = None
+    for word in reversed(_split(text, "+")):
+        outer = _parse_one(word)
+        if spec is not None and not (outer.name in KINDS and KINDS[outer.name].takes_inner):
+            takers = ", ".join(name for name, kind in KINDS.items() if kind.takes_inner)
+            raise UsageError(
+                f"Drafter {outer.name!r} takes no drafter of its own, as {text!r} gives it.", f"Such as: {takers}."
+            )
+        spec = replace(outer, inner=spec)
+    return spec or _parse_one(text)
 
 
 def _parse_one(text: str) -> DrafterSpec:
@@ -201,7 +281,14 @@ def _parse_one(text: str) -> DrafterSpec:
 
 
 def build_drafter(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    """Build a drafter by name; UsageError for one that is not registered."""
+    """Build a drafter by name; UsageError for one that is not registered. `merge_drafters` joins several."""
     if spec.name not in KINDS:
         raise UsageError(f"Unknown drafter {spec.name!r}.", f"Known drafters: {', '.join(KINDS)}.")
     return KINDS[spec.name].factory(spec, parts)
+
+
+def merge_drafters(drafters: Sequence[Drafter], *, vocab: int) -> Drafter:
+    """One drafter, of trees of the guesses of several."""
+    from wager.draft.merged import MergedDrafter
+
+    return MergedDrafter(drafters, vocab=vocab)

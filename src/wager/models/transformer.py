@@ -94,18 +94,15 @@ class Decoder:
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
-        logits_rows, sequences = len(batch.logits_indices), batch.num_sequences
-        for name, size, limit in (
-            ("rows", batch.rows, self.max_rows),
-            ("logits rows", logits_rows, self.max_logits_rows),
-            ("sequences", sequences, self.max_sequences),
-            ("blocks of a sequence", batch.block_tables.shape[1], self.max_blocks),
-        ):
-            if size > limit:
-                raise UsageError(f"A pass of {size} {name} exceeds this decoder's limit of {limit}.")
-        if self.buffers is None or self.buffers.packed is not batch:
+        if self.buffers is not None and self.buffers.packed is batch:
+            rows, sequences, logits_rows, _ = self.buffers.sizes
+            if logits_rows > self.max_logits_rows:
+                self._check(batch)
+        else:
+            self._check(batch)
             self._tape.inputs.fill(batch)
-        self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=logits_rows)
+            rows, sequences, logits_rows = batch.rows, batch.num_sequences, len(batch.logits_indices)
+        self._tape.run(rows=rows, sequences=sequences, logits_rows=logits_rows)
         output = self._outputs.get(logits_rows)
         if output is None:
             views = (self._logits[:logits_rows], self._greedy_tokens[:logits_rows], self._selected[:logits_rows])
@@ -113,6 +110,16 @@ class Decoder:
         if self._tapped:
             return replace(output, taps={layer: rows[: batch.rows] for layer, rows in self._tapped.items()})
         return output
+
+    def _check(self, batch: PackedBatch) -> None:
+        for name, size, limit in (
+            ("rows", batch.rows, self.max_rows),
+            ("logits rows", len(batch.logits_indices), self.max_logits_rows),
+            ("sequences", batch.num_sequences, self.max_sequences),
+            ("blocks of a sequence", batch.block_tables.shape[1], self.max_blocks),
+        ):
+            if size > limit:
+                raise UsageError(f"A pass of {size} {name} exceeds this decoder's limit of {limit}.")
 
     def tap(self, layers: Collection[int]) -> None:
         """From now on passes give the residual stream after so many layers, from 0 (the embeddings) to one less than
