@@ -48,20 +48,20 @@ class DrafterSpec:
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
     """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
-    `max_context`; for a drafter that runs a model or a head on the target's states, that model or head, loaded, and the
-    kernels it samples with; for one that reads a store, the store, open. `inner` is the drafter's own drafter, `depth`
-    the guesses of a round that the head was made for."""
+    `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
+    that reads a store, the store, open; `inner` is the drafter's own drafter. `depth`: guesses of a round that the head
+    was made for."""
 
     vocab: int
     max_context: int | None = None
     model: Target | None = None
     kernels: Kernels | None = None
     prefix_cache: bool = True
+    head: StateHead | None = None
+    depth: int | None = None
     store: StoreFile | None = None
     inner: Drafter | None = None
     max_logits_rows: int | None = None
-    head: StateHead | None = None
-    depth: int | None = None
 
 
 Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
@@ -71,25 +71,24 @@ Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
 class DrafterKind:
     """A name in the registry.
 
-    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model or head that
-    is loaded for it) or "store" (required, the file of a store). placeholder: what the argument is called in help.
-    range: least and largest number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not
-    certain. takes_inner: it may have a drafter of its own. reads_states: it runs a head on the target's states.
+    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
+    loaded for it), "head" (required, of a head on the target's states) or "store" (required, the file of a store).
+    placeholder: what the argument is called in help. range: least and largest number. makes_trees: drafts may branch.
+    samples: guesses are draws from a distribution, not certain. takes_inner: it may have a drafter of its own.
     """
 
     description: str
     factory: Factory
-    argument: Literal["none", "number", "path", "store"] = "none"
+    argument: Literal["none", "number", "path", "head", "store"] = "none"
     placeholder: str = ""
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
     samples: bool = False
     takes_inner: bool = False
-    reads_states: bool = False
 
     @property
     def runs_a_model(self) -> bool:
-        return self.argument == "path" and not self.reads_states
+        return self.argument == "path"
 
 
 def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -182,9 +181,7 @@ KINDS: Mapping[str, DrafterKind] = {
         makes_trees=True,
         samples=True,
     ),
-    "eagle3": DrafterKind(
-        "an EAGLE-3 head on the target's states", _eagle3, "path", "PATH", samples=True, reads_states=True
-    ),
+    "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _eagle3, "head", "PATH", samples=True),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
@@ -202,7 +199,7 @@ AUTO = (DrafterSpec("ngram"),)
 
 def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]", "path": ":{}", "store": ":{}"}
+    form = {"none": "", "number": "[:{}]", "path": ":{}", "head": ":{}", "store": ":{}"}
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
     return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
