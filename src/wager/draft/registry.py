@@ -54,7 +54,7 @@ class DrafterKind:
     argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
     loaded for it) or "store" (required, the file of a store). placeholder: what the argument is called in help. range:
     least and largest number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not
-    certain.
+    certain. reads_predictions: guesses may come from SamplingParams.prediction.
     """
 
     description: str
@@ -64,6 +64,7 @@ class DrafterKind:
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
     samples: bool = False
+    reads_predictions: bool = False
 
     @property
     def runs_a_model(self) -> bool:
@@ -77,18 +78,26 @@ def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
 
 
 def _suffix(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
+    from wager.draft.lookup import LookupDrafter
+    from wager.draft.lookup_rates import DEFAULT_LONGEST, SHARED_TOKENS, LookupSources
 
     longest = int(spec.argument) if spec.argument else DEFAULT_LONGEST
     return LookupDrafter(spec.name, LookupSources(longest, SHARED_TOKENS))
 
 
 def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
+    from wager.draft.lookup import LookupDrafter
+    from wager.draft.lookup_rates import DEFAULT_LONGEST, SHARED_TOKENS, LookupSources
 
     if parts.store is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
     return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
+
+
+def _prediction(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.prediction import PredictionDrafter
+
+    return PredictionDrafter()
 
 
 def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -127,9 +136,17 @@ KINDS: Mapping[str, DrafterKind] = {
         "number",
         "N",
         (1, 24),
+        reads_predictions=True,
     ),
     "store": DrafterKind(
-        "as suffix, and what followed most often in texts of the target, from a file", _store, "store", "PATH"
+        "as suffix, and what followed most often in texts of the target, from a file",
+        _store,
+        "store",
+        "PATH",
+        reads_predictions=True,
+    ),
+    "prediction": DrafterKind(
+        "the output that the request predicts (--prediction)", _prediction, reads_predictions=True
     ),
     "model": DrafterKind("a smaller model of the same vocabulary", _model, "path", "PATH", samples=True),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
