@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wager.arch import Mla, ModelSpec
 from wager.build import drafters as drafting
@@ -95,10 +95,15 @@ class LoadedEngine(Engine):
         return self.proposer.name
 
     def _add(self, request: Request) -> None:
-        """As Engine's. Resets the prefix cache if another engine has used the target's cache since."""
+        """As Engine's. A prediction may be a text. Resets the prefix cache if another engine has used the target's
+        cache since."""
         if self.target.cache_user is not self:
             self.target.claim_cache(self)
             self.scheduler.block_pool.reset_prefix_cache()
+        prediction = request.params.prediction
+        if isinstance(prediction, str):
+            tokens = tuple(self.tokenizer.encode(prediction, special=False))
+            request = replace(request, params=replace(request.params, prediction=tokens))
         super()._add(request)
 
 

@@ -75,6 +75,7 @@ class DrafterKind:
     loaded for it), "head" (required, of a head on the target's states) or "store" (required, the file of a store).
     placeholder: what the argument is called in help. range: least and largest number. makes_trees: drafts may branch.
     samples: guesses are draws from a distribution, not certain. takes_inner: it may have a drafter of its own.
+    reads_predictions: guesses may come from SamplingParams.prediction.
     """
 
     description: str
@@ -85,6 +86,7 @@ class DrafterKind:
     makes_trees: bool = False
     samples: bool = False
     takes_inner: bool = False
+    reads_predictions: bool = False
 
     @property
     def runs_a_model(self) -> bool:
@@ -98,18 +100,26 @@ def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
 
 
 def _suffix(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
+    from wager.draft.lookup import LookupDrafter
+    from wager.draft.lookup_rates import DEFAULT_LONGEST, SHARED_TOKENS, LookupSources
 
     longest = int(spec.argument) if spec.argument else DEFAULT_LONGEST
     return LookupDrafter(spec.name, LookupSources(longest, SHARED_TOKENS))
 
 
 def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
+    from wager.draft.lookup import LookupDrafter
+    from wager.draft.lookup_rates import DEFAULT_LONGEST, SHARED_TOKENS, LookupSources
 
     if parts.store is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
     return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
+
+
+def _prediction(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.prediction import PredictionDrafter
+
+    return PredictionDrafter()
 
 
 def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -161,9 +171,17 @@ KINDS: Mapping[str, DrafterKind] = {
         "number",
         "N",
         (1, 24),
+        reads_predictions=True,
     ),
     "store": DrafterKind(
-        "as suffix, and what followed most often in texts of the target, from a file", _store, "store", "PATH"
+        "as suffix, and what followed most often in texts of the target, from a file",
+        _store,
+        "store",
+        "PATH",
+        reads_predictions=True,
+    ),
+    "prediction": DrafterKind(
+        "the output that the request predicts (--prediction)", _prediction, reads_predictions=True
     ),
     "model": DrafterKind(
         "a smaller model of the same vocabulary; model:PATH+ngram: another drafter guesses what it will draw",
