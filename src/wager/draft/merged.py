@@ -63,12 +63,8 @@ class MergedDrafter:
         self._each(lambda drafter: drafter.read(output, computed) if isinstance(drafter, StateReader) else None)
 
     def _readers(self) -> list[StateReader]:
-        readers: list[StateReader] = []
-        for member in self._members:
-            drafter = member.drafter
-            if isinstance(drafter, StateReader):
-                readers.append(drafter)
-        return readers
+        drafters: list[object] = [member.drafter for member in self._members]
+        return [drafter for drafter in drafters if isinstance(drafter, StateReader)]
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         self._each(lambda drafter: drafter.begin(seq_id, tokens, params))
