@@ -69,7 +69,7 @@ def test_without_torch_it_says_what_to_install(
         (("--prompts", "{prompts}", "--apart-from", "{prompts}"), "'Say 0 and stop.' is in"),
         (("--prompts", "{prompts}", "--taps", "1,x"), "'1,x' is no list of layers"),
         (("--prompts", "{prompts}", "--taps", "1,1"), "'1,1' is no list of layers"),
-        (("--prompts", "{prompts}", "--taps", "1,3"), "Layer [3] cannot be tapped"),
+        (("--prompts", "{prompts}", "--taps", "1,3"), "Layer 3 cannot be tapped"),
         (("--prompts", "{missing}"), "missing.jsonl"),
         (("--answers", "{prompts}"), "line 1"),
         (("--prompts", "{prompts}", "--model", "random:mixtral:tiny"), "latent attention or experts"),

@@ -86,7 +86,7 @@ def test_other_seeds_end_in_other_weights(tmp_path: Path) -> None:
             lambda folder: session(folder, settings=replace(SETTINGS, rate=1e-4)),
             "rate = 0.003, and this run has 0.0001",
         ),
-        (lambda folder: session(folder, options=replace(OPTIONS, taps=(0, 1))), r"taps = \(1, 2\)"),
+        (lambda folder: session(folder, options=replace(OPTIONS, taps=(1,))), r"taps = \(0, 1\)"),
         (lambda folder: TrainingSession(target_of(), texts(140), SETTINGS, OPTIONS, folder), "data = "),
         (lambda folder: TrainingSession(target_of("random:qwen3:tiny"), texts(150), SETTINGS, OPTIONS, folder), "="),
     ],
@@ -187,7 +187,7 @@ def test_the_export_has_every_flag_and_the_formats_names(tmp_path: Path) -> None
     assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "eagle3"
     for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad"):
         assert isinstance(config[flag], bool)
-    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1]
     layer = config["transformer_layer_config"]
     assert layer["num_aux_hidden_states"] == 2, "readers assume three"
     assert layer["head_dim"] == 16

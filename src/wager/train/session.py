@@ -81,6 +81,12 @@ def head_sizes(weights: Weights, options: RunOptions) -> DraftSizes:
     if not isinstance(attention, Gqa) or dense is None:
         raise UsageError(f"{spec.name} cannot be trained for.", "Give a dense model with grouped-query attention.")
     taps = options.taps or default_taps(spec.num_layers)
+    bad = [tap for tap in taps if not 0 <= tap < spec.num_layers]
+    if bad:
+        raise UsageError(
+            f"Layer {bad[0]} cannot be tapped: {spec.name} has layers 0 to {spec.num_layers - 1}.",
+            "0 taps the embeddings, N what comes after N layers.",
+        )
     return DraftSizes(
         spec.hidden, dense.width, attention.heads, attention.heads, attention.head_dim, spec.details.norm_eps, taps,
         depth_share=0.6,
