@@ -25,22 +25,11 @@ from wager.train.examples import TextWeights, TrainingData, TrainingText
 from wager.train.stored_states import StateSource
 from wager.train.target_states import TorchTarget, check_trainable, default_taps
 from wager.train.trainer import StepReport, Trainer, TrainSettings
+from wager.train.training_target import TrainingTarget
 from wager.train.vocabulary import DraftVocabulary
 
 _EVALUATED = 64
 """Held-out texts of the last estimate."""
-
-
-@dataclass(frozen=True)
-class TrainingTarget:
-    """The model that is trained for: where it is, its weights, fingerprints and the ids that end its texts."""
-
-    name: str
-    path: Path
-    weights: Weights
-    fingerprint: str
-    tokenizer_fingerprint: str
-    eos_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
