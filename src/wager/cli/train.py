@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wager.train.trainer import StepReport
     from wager.train.training_target import TrainingTarget
 
-KINDS = ("eagle3", "store")
+KINDS = ("eagle3", "dspark", "store")
 _REPORTS = 10
 """Steps between two lines of progress."""
 
@@ -79,6 +79,8 @@ _NUMBERS = [
                  help="Tokens after which a text is cut off."),
     click.option("--depth", type=click.IntRange(1, 16), default=3, show_default=True, metavar="N",
                  help="Guesses that are trained for."),
+    click.option("--layers", type=click.IntRange(1, 64), default=2, show_default=True, metavar="N",
+                 help="Layers of a block drafter (dspark)."),
     click.option("--loss", type=click.Choice(["kl", "tv", "ce", "lk"]), default="kl", show_default=True,
                  help="KL divergence from the model's whole distribution, total variation, cross-entropy on its first "
                  "choice, or KL that turns into total variation as they come to overlap."),
@@ -163,7 +165,7 @@ def _session(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
     )  # fmt: skip
     run_options = RunOptions(
         passes=None if options["steps"] else options["passes"], taps=options["taps"], longest=options["longest"],
-        vocabulary=options["vocabulary"], save_every=options["save_every"], keep=options["keep_states"],
+        layers=options["layers"], vocabulary=options["vocabulary"], save_every=options["save_every"], keep=options["keep_states"],
         prompt_weight=0.3 if any(text.answered for text in texts) else 1.0, device=device,
         command=_command(),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from wager.errors import UsageError
 from wager.train.chunked_loss import RowsLoss, rows_loss
-from wager.train.draft_module import DraftModule
+from wager.train.draft_module import DraftModule, OutputRows
 from wager.train.examples import TextWeights, TrainingData, TrainingText
 from wager.train.losses import divergence
 from wager.train.stored_states import StateSource
@@ -136,7 +136,7 @@ def unrolled_loss(
         counted = states.weights.gather(1, places) * rows.valid
         chosen = counted > 0
         final = states.final.gather(1, places[..., None].expand(*places.shape, states.final.shape[-1]))[chosen]
-        found = _step_loss(module, rows.states[chosen], final, counted[chosen], settings.loss)
+        found = _step_loss(module, rows.take(chosen), final, counted[chosen], settings.loss)
         whole = counted.sum().clamp(min=1e-6)
         total = total + scale * found.total / whole
         agreement.append(found.right / whole.item())
@@ -144,11 +144,15 @@ def unrolled_loss(
     return total / scales, agreement
 
 
-def _step_loss(module: DraftModule, states: Tensor, final: Tensor, counted: Tensor, loss: str) -> RowsLoss:
+def _step_loss(module: DraftModule, taken: OutputRows, final: Tensor, counted: Tensor, loss: str) -> RowsLoss:
     """The loss of one depth's rows, whose labels are the laws of the target's states `final` [n, H]."""
 
     def compute(part: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        labels, logits = module.labels(final[rows]), module.logits(part)
-        return divergence(loss, logits, labels), logits.detach().argmax(-1) == labels.argmax(-1)
+        entering = OutputRows(part, taken.previous[rows])
+        labels, logits = module.labels(final[rows]), module.logits(entering)
+        losses = divergence(loss, logits, labels)
+        further = module.further_loss(entering, logits, labels)
+        right = logits.detach().argmax(-1) == labels.argmax(-1)
+        return losses if further is None else losses + further, right
 
-    return rows_loss(states, counted, list(module.lm_head.parameters()), compute)
+    return rows_loss(taken.states, counted, module.output_parameters(), compute)
