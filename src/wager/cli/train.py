@@ -164,11 +164,13 @@ def _session(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
         rate=options["rate"], seed=options["seed"], precision=precision,
     )  # fmt: skip
     run_options = RunOptions(
-        passes=None if options["steps"] else options["passes"], taps=options["taps"], longest=options["longest"],
-        layers=options["layers"], vocabulary=options["vocabulary"], save_every=options["save_every"], keep=options["keep_states"],
-        prompt_weight=0.3 if any(text.answered for text in texts) else 1.0, device=device,
+        passes=None if options["steps"] else options["passes"],
+        prompt_weight=0.3 if any(text.answered for text in texts) else 1.0,
+        keep=options["keep_states"],
+        device=device,
         command=_command(),
-    )  # fmt: skip
+        **{name: options[name] for name in ("taps", "layers", "longest", "vocabulary", "save_every")},
+    )
     session = TrainingSession(target, texts, settings, run_options, folder)
     data = session.data
     console.say(f"{len(data.train)} texts of {data.tokens} tokens, {len(data.held_out)} texts held out")
