@@ -18,7 +18,7 @@ struct LookupRules {
     int longest = 0;             // tokens of a context in the trees; 0: no tree
     size_t shared_tokens = 0;    // of all texts that ended; 0: no shared tree
     std::vector<double> prior;   // acceptance rates by cell: cells of the trees, twice, then those of the store
-    double prior_weight, min_survival;
+    double prior_weight, min_survival, most_certain;
 };
 
 constexpr int kTreeCells = 32, kStoreCells = 16, kMatchCells = 8;
@@ -115,7 +115,7 @@ class LookupText {
         unindexed_.clear();
     }
 
-    // A chain of at most `depth` guesses with their survival: at every place that of the surest source.
+    // A chain of at most `depth` guesses with their survival: at every place the likeliest token.
     void draft(int depth, std::vector<int32_t>& tokens, std::vector<double>& survival) {
         tokens.clear(), survival.clear();
         LookupPlace place = place_;
@@ -123,14 +123,11 @@ class LookupText {
         std::copy(guesses_, guesses_ + kSources, guesses);
         double reached = 1.0;
         while (static_cast<int>(tokens.size()) < depth) {
-            const LookupGuess* surest = nullptr;
-            for (const LookupGuess& guess : guesses)
-                if (guess.cell >= 0 && (surest == nullptr || rates_[guess.cell] > rates_[surest->cell])) surest = &guess;
-            if (surest == nullptr) return;
-            reached *= rates_[surest->cell];
+            const LikelyToken next = likeliest(guesses);
+            reached *= next.probability;
             if (reached < rules_->min_survival) return;
-            tokens.push_back(surest->token), survival.push_back(reached);
-            move(place, tokens.back());
+            tokens.push_back(next.token), survival.push_back(reached);
+            move(place, next.token);
             predict(place, guesses);
         }
     }
@@ -181,6 +178,33 @@ class LookupText {
         const uint32_t all = tree.followers(match.node);
         const int kind = all == 1 ? 0 : best.count == all ? 1 : 2 * best.count > all ? 2 : 3;
         return {best.token, first_cell + 4 * (std::min(match.length, kMatchCells) - 1) + kind};
+    }
+
+    struct LikelyToken {
+        int32_t token;
+        double probability;
+    };
+
+    // Sources that agree are wrong together as if independently; tokens compete by their odds.
+    LikelyToken likeliest(const LookupGuess (&guesses)[kSources]) const {
+        LikelyToken best{-1, 0.0};
+        double highest = 0.0, all = 1.0;
+        for (int source = 0; source < kSources; ++source) {
+            const LookupGuess& guess = guesses[source];
+            bool counted = guess.cell < 0;
+            for (int before = 0; before < source; ++before)
+                counted |= guesses[before].cell >= 0 && guesses[before].token == guess.token;
+            if (counted) continue;
+            double wrong = 1.0;
+            for (int other = source; other < kSources; ++other)
+                if (guesses[other].cell >= 0 && guesses[other].token == guess.token)
+                    wrong *= 1.0 - std::min(rates_[guesses[other].cell], rules_->most_certain);
+            const double odds = 1.0 / wrong - 1.0;
+            all += odds;
+            if (odds > highest) highest = odds, best.token = guess.token;
+        }
+        best.probability = highest / all;
+        return best;
     }
 
     void learn(int32_t token) {

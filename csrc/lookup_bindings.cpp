@@ -29,10 +29,10 @@ wager::LookupRules checked(wager::LookupRules rules) {
 class LookupTable {
   public:
     LookupTable(nb::handle draft, std::string drafter, int longest, size_t shared_tokens, std::vector<double> prior,
-                double weight, double min_survival, std::optional<Slots> slots, uint64_t homes)
+                double weight, double min_survival, double most_certain, std::optional<Slots> slots, uint64_t homes)
         : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs"}),
           drafter_(nb::str(drafter.c_str())),
-          rules_(checked({longest, shared_tokens, std::move(prior), weight, min_survival})),
+          rules_(checked({longest, shared_tokens, std::move(prior), weight, min_survival, most_certain})),
           slots_(std::move(slots)),
           shared_(rules_) {
         if (!slots_) return;
@@ -123,9 +123,9 @@ class LookupTable {
 
 void bind_lookup(nb::module_& m) {
     nb::class_<LookupTable>(m, "LookupTable")
-        .def(nb::init<nb::handle, std::string, int, size_t, std::vector<double>, double, double, std::optional<Slots>, uint64_t>(),
+        .def(nb::init<nb::handle, std::string, int, size_t, std::vector<double>, double, double, double, std::optional<Slots>, uint64_t>(),
              nb::arg("draft"), nb::arg("drafter"), nb::arg("longest"), nb::arg("shared_tokens"), nb::arg("prior"),
-             nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("slots").none(), nb::arg("homes"))
+             nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("most_certain"), nb::arg("slots").none(), nb::arg("homes"))
         .def("begin", &LookupTable::begin)
         .def("accept", &LookupTable::accept)
         .def("end", &LookupTable::end)

@@ -13,6 +13,7 @@ from wager.draft.lookup import (
     MIN_SURVIVAL,
     MOST_LONGEST,
     OWN_PRIOR,
+    STORE_PRIOR,
     LookupDrafter,
     LookupSources,
     LookupTexts,
@@ -74,6 +75,20 @@ def test_scores_are_survivals_by_match_and_agreement() -> None:
     assert always == pytest.approx(OWN_PRIOR[0][1])
 
 
+def test_sources_that_agree_make_each_other_surer(tmp_path: Path) -> None:
+    """Two that name the same token are wrong together only if both are; others compete by their odds."""
+    build_store([([], [6, 1, 2] * 10)], tmp_path / "s", vocab=100, tokenizer="t")
+    store = StoreFile(tmp_path / "s", vocab=100, tokenizer="t")
+    stated = STORE_PRIOR[store.continuations([9, 1])[1][0].probability * 16 // 256]
+    alone = OWN_PRIOR[0][0]
+    agreed = _drafted(_begun([1, 2, 9, 1], LookupSources(8, 0, store)), depth=1)
+    assert agreed.tokens == (2,) and agreed.scores[0] == pytest.approx(1 - (1 - alone) * (1 - stated))
+    other = _drafted(_begun([1, 3, 9, 1], LookupSources(8, 0, store)), depth=1)
+    odds = [rate / (1 - rate) for rate in (alone, stated)]
+    assert other.tokens == ((3,) if alone > stated else (2,))
+    assert other.scores[0] == pytest.approx(max(odds) / (1 + sum(odds)))
+
+
 def test_drafts_end_where_nothing_is_known_or_likely() -> None:
     assert _drafted(_begun([1, 2, 3, 4])).tokens == ()
     assert _drafted(_begun([*range(40), *range(10)]), depth=15).tokens == tuple(range(10, 25))
@@ -125,13 +140,13 @@ def test_what_one_request_generated_is_guessed_for_the_next() -> None:
     drafter.propose([_ask("s")])
     drafter.accept("s", [3, 4, 5, 6])
     drafter.end("s")
-    drafter.begin("t", [7, 8, 3], PARAMS)
-    assert _drafted(drafter, "t", depth=2).tokens == (4, 5)
+    drafter.begin("t", [7, 8, 3, 4], PARAMS)
+    assert _drafted(drafter, "t", depth=2).tokens == (5, 6)
     alone = _begun([1, 2], LookupSources(8, 0))
     alone.propose([_ask("s")])
     alone.accept("s", [3, 4, 5, 6])
     alone.end("s")
-    alone.begin("t", [7, 8, 3], PARAMS)
+    alone.begin("t", [7, 8, 3, 4], PARAMS)
     assert _drafted(alone, "t").tokens == ()
 
 

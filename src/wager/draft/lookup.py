@@ -2,12 +2,13 @@
 
 There are three sources: the text itself (prompt and output), the outputs of requests that ended, and a static store.
 The first two are suffix trees (suffix_tree.py), which know what followed every run of tokens, and how often; the third
-is a file (store_file.py). At every place of a draft the surest source guesses, and the next one is asked from there.
+is a file (store_file.py). At every place of a draft each source names a token, and the likeliest one is guessed.
 
 How sure a source is, is an acceptance rate that is learned: for a tree by the length of the match and by how often
 something followed it and how often this, for a store by the probability that it states. Each sequence starts from the
 same prior and learns from every token that becomes known, whether or not anything was drafted, so drafting stops for a
-sequence that is never predicted, and can start again. The rates multiplied along a draft are its survival.
+sequence that is never predicted, and can start again. Sources that agree make each other surer, and those that do not
+less sure. The probabilities along a draft, multiplied, are its survival.
 
 Known tokens are indexed only when a draft is requested, so a drafter that is not used takes hardly any time.
 """
@@ -28,13 +29,18 @@ from wager.types import Draft, DraftRequest, SamplingParams
 MOST_LONGEST = 24
 """The longest match that a tree can look up."""
 
-DEFAULT_LONGEST = 8
+DEFAULT_LONGEST = 5
 SHARED_TOKENS = 1 << 15
-"""Tokens of ended requests that are kept: in trees of 8 tokens at most 13 MB."""
+"""Tokens of ended requests that are kept: with matches of 5 tokens in at most 9 MB."""
 
 MIN_SURVIVAL = 0.06
-PRIOR_WEIGHT = 10.0
-"""As of draft/ngram.py."""
+"""Guesses of lower survival are not made, as in draft/ngram.py."""
+
+PRIOR_WEIGHT = 20.0
+"""How many observations a prior counts for."""
+
+MOST_CERTAIN = 0.995
+"""The greatest acceptance rate that one source is believed to have."""
 
 _MATCHES = 8  # longer matches count as this long
 _STORE_CELLS = 16
@@ -42,20 +48,31 @@ _STORE_CELLS = 16
 _ONCE, _ALWAYS, _MOSTLY, _LESS = range(4)  # how often something followed, and how often this
 
 OWN_PRIOR = (
-    (0.30, 0.60, 0.42, 0.16),
-    (0.51, 0.80, 0.50, 0.21),
-    (0.66, 0.78, 0.48, 0.24),
-    (0.72, 0.85, 0.50, 0.29),
-    (0.74, 0.85, 0.53, 0.35),
-    (0.75, 0.87, 0.60, 0.40),
-    (0.80, 0.90, 0.62, 0.45),
-    (0.84, 0.98, 0.65, 0.45),
+    (0.32, 0.64, 0.41, 0.16),
+    (0.57, 0.77, 0.45, 0.26),
+    (0.67, 0.82, 0.47, 0.26),
+    (0.72, 0.83, 0.48, 0.32),
+    (0.73, 0.90, 0.58, 0.30),
+    (0.77, 0.93, 0.58, 0.32),
+    (0.79, 0.93, 0.60, 0.40),
+    (0.87, 0.99, 0.80, 0.44),
 )
 """Probability that the most frequent follower is right, by the length of the match (1 to 8 or more tokens) and by
-whether something followed it once, always the same, mostly this, or less (SmolLM2-135M, greedy)."""
+whether something followed it once, always the same, mostly this, or less. Of the text itself (SmolLM2-135M, greedy)."""
 
-SHARED_PRIOR = OWN_PRIOR
-STORE_PRIOR = tuple((cell + 0.5) / _STORE_CELLS for cell in range(_STORE_CELLS))
+SHARED_PRIOR = (
+    (0.12, 0.18, 0.23, 0.17),
+    (0.21, 0.43, 0.48, 0.11),
+    (0.36, 0.52, 0.27, 0.20),
+    (0.30, 0.63, 0.33, 0.16),
+    (0.42, 0.55, 0.52, 0.14),
+    (0.51, 0.70, 0.52, 0.17),
+    (0.52, 0.78, 0.45, 0.20),
+    (0.50, 0.93, 0.68, 0.18),
+)
+"""The same, of 25,000 tokens of answers to other prompts."""
+
+STORE_PRIOR = (0.04, 0.10, 0.15, 0.18, 0.23, 0.30, 0.36, 0.42, 0.46, 0.54, 0.61, 0.66, 0.69, 0.76, 0.85, 0.93)
 """By the probability that the store states, in sixteenths."""
 
 
@@ -135,6 +152,7 @@ def lookup_table(name: str, sources: LookupSources) -> LookupTexts:
         prior=prior_rates(),
         prior_weight=PRIOR_WEIGHT,
         min_survival=MIN_SURVIVAL,
+        most_certain=MOST_CERTAIN,
         slots=None if store is None else store.slots,
         homes=0 if store is None else store.header.homes,
     )
@@ -204,7 +222,7 @@ def _keep_latest(texts: deque[list[int]], most: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class LookupGuess:
     """What a source guesses next; its acceptance rate is that of the cell."""
 
     token: int
@@ -242,17 +260,29 @@ class _Text:
         survival: list[float] = []
         text, reached = list(self._tokens), 1.0
         while len(tokens) < depth:
-            guesses = self._guesses(text)
-            if not guesses:
-                break
-            surest = max(guesses, key=lambda guess: self._rates[guess.cell])
-            reached *= self._rates[surest.cell]
+            token, probability = self._likeliest(self._guesses(text))
+            reached *= probability
             if reached < MIN_SURVIVAL:
                 break
-            tokens.append(surest.token)
+            tokens.append(token)
             survival.append(reached)
-            text.append(surest.token)
+            text.append(token)
         return tokens, survival
+
+    def _likeliest(self, guesses: Sequence[LookupGuess]) -> tuple[int, float]:
+        """The likeliest token and its probability. Sources that agree are wrong together as if independently; tokens
+        compete by their odds."""
+        wrong: dict[int, float] = {}
+        for guess in guesses:
+            rate = min(self._rates[guess.cell], MOST_CERTAIN)
+            wrong[guess.token] = wrong.get(guess.token, 1.0) * (1.0 - rate)
+        best, highest, total = -1, 0.0, 1.0
+        for token, chance in wrong.items():
+            odds = 1.0 / chance - 1.0
+            total += odds
+            if odds > highest:
+                best, highest = token, odds
+        return best, highest / total
 
     def generated(self) -> list[int]:
         """The tokens that were generated, with the last ones of the prompt before them; nothing if no draft was ever
@@ -266,7 +296,7 @@ class _Text:
             self._counts.append(self._tokens[-self._sources.longest :], token)
         self._tokens.append(token)
 
-    def _guesses(self, text: Sequence[int]) -> list[Guess]:
+    def _guesses(self, text: Sequence[int]) -> list[LookupGuess]:
         """What each source guesses after `text`, in their order, without those that know nothing."""
         guesses = []
         if self._sources.longest:
@@ -278,14 +308,14 @@ class _Text:
             _, found = self._sources.store.continuations(text[-5:])
             if found:
                 cell = 8 * _MATCHES + found[0].probability * _STORE_CELLS // 256
-                guesses.append(Guess(found[0].token, cell))
+                guesses.append(LookupGuess(found[0].token, cell))
         return guesses
 
 
-def _guess_of_tree(counts: SuffixCounts, text: Sequence[int], longest: int, *, first_cell: int) -> list[Guess]:
+def _guess_of_tree(counts: SuffixCounts, text: Sequence[int], longest: int, *, first_cell: int) -> list[LookupGuess]:
     length, seen, followers = counts.followers(text[-longest:])
     if not length:
         return []
     token, count = followers[0]
     kind = _ONCE if seen == 1 else _ALWAYS if count == seen else _MOSTLY if 2 * count > seen else _LESS
-    return [Guess(token, first_cell + 4 * (min(length, _MATCHES) - 1) + kind)]
+    return [LookupGuess(token, first_cell + 4 * (min(length, _MATCHES) - 1) + kind)]
