@@ -57,7 +57,7 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
         label,
         spec,
         _open_model(config, target, kind, argument) if kind else None,
-        open_head(spec, target) if kind and kind.reads_states else None,
+        open_head(spec, target) if kind and kind.argument == "head" else None,
         _open_store(Path(argument), target) if kind and kind.argument == "store" else None,
         _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
         tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
@@ -97,29 +97,29 @@ def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterByt
 
 def build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
     """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks."""
-    drafter = _build(opened, config, decoder=decoder, num_blocks=num_blocks)
+    drafter = _build(opened, config, decoder, num_blocks=num_blocks)
     drafter.name = opened.label
     return drafter
 
 
-def _build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
+def _build(opened: OpenedDrafter, config: EngineConfig, decoder: Decoder, *, num_blocks: int) -> Drafter:
     def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, config, decoder=decoder, num_blocks=num_blocks)
+        return _build(below, config, decoder, num_blocks=num_blocks)
 
     if opened.parts:
         return merge_drafters([part(each) for each in opened.parts], vocab=decoder.vocab)
-    model, head, kernels = opened.model, opened.head, decoder.kernels
+    model, head = opened.model, opened.head
     parts = DrafterParts(
         decoder.vocab,
         max_context=model.limits.context if model else None,
-        model=model.load(kernels, num_blocks) if model else None,
-        kernels=kernels,
+        model=model.load(decoder.kernels, num_blocks) if model else None,
+        kernels=decoder.kernels,
         prefix_cache=config.capacity.prefix_cache,
+        head=head.load(decoder, num_blocks) if head else None,
+        depth=head.depth if head else None,
         store=opened.store,
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
-        head=head.load(decoder, num_blocks) if head else None,
-        depth=head.depth if head else None,
         vocabularies=(opened.target, model.tokenizer) if model and opened.target else None,
     )
     return build_drafter(opened.spec, parts)

@@ -53,6 +53,8 @@ class OpenedModel:
     limits: PassLimits
     dtype: str = "auto"
     layers: tuple[int, ...] | None = None  # of the model that are run; None: all
+    role = "draft model"
+    """What it is called where it is loaded beside a target."""
 
     @property
     def spec(self) -> ModelSpec:
