@@ -70,7 +70,7 @@ WAGER_INLINE void value_columns(const uint16_t* p, const uint16_t* const* values
     for (int block = 0; block < blocks; ++block) {
         const uint16_t* at = values[block] + 2 * column;
         for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = p + 3 * i * kKeyTile + block * kBlockSize;
-#pragma GCC unroll 8
+#pragma GCC unroll 1
         for (int pair = 0; pair < kBlockSize / 2; ++pair) {
             fetches.step();
             Pair value[N];
@@ -148,6 +148,9 @@ inline uint32_t key_range(int lo, int hi) {
 
 // The keys of a block with a value that is not finite, as bits. An exponent of all ones carries into the sign.
 inline uint32_t nonfinite_keys(const uint16_t* values, int d) {
+    uint16_t some = 0;
+    for (int i = 0; i < kBlockSize * d; ++i) some |= static_cast<uint16_t>((values[i] & 0x7F80u) + 0x0080u);
+    if ((some & 0x8000u) == 0) return 0;  // as good as always
     uint32_t nonfinite = 0;
     for (int pair = 0; pair < kBlockSize / 2; ++pair) {
         uint32_t seen[16] = {}, words[16], all = 0;

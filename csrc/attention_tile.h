@@ -134,7 +134,7 @@ struct AttentionTile {
         if (op.cache.q8) value_copies.widen(values, blocks, first % kTileBlocks, fetches);
         if (whole && !op.cache.q8) {
             for (int i = 0; i < total; ++i) state.look_at_all(i, values_d, s + i * kKeyTile, scale);
-            for (int i = 0; i < total; ++i) state.weigh(i, s + i * kKeyTile, p + i * kKeyTile, {0, kKeyTile, 0, kTileBlocks}, scale);
+            for (int i = 0; i < total; ++i) state.weigh(i, s + i * kKeyTile, p + i * kKeyTile, scale);
         } else {
             weigh(0, total, first, last, state);
         }
@@ -186,7 +186,7 @@ struct AttentionTile {
         for (int i = begin; i < end; ++i) {
             uint16_t* weights = p + i * kKeyTile;
             if (op.cache.q8) state.weigh_scaled(i, s + i * kKeyTile, weights, value_copies.scales, keys(i), scale);
-            else state.weigh(i, s + i * kKeyTile, weights, keys(i), scale);
+            else state.weigh(i, s + i * kKeyTile, weights, scale);
         }
     }
 

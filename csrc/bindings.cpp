@@ -29,10 +29,6 @@ T* at(Address address) {
 
 wager::RowSet row_set(bool logits) { return logits ? wager::RowSet::logits : wager::RowSet::rows; }
 
-struct Isa {
-    const wager::Table* table;
-};
-
 const wager::Table* find_table(const std::string& name) {
     if (name == "avx512") return wager::table_avx512();
     if (name == "avxvnni") return wager::table_avxvnni();
@@ -214,8 +210,13 @@ NB_MODULE(_native, m) {
     bind_cache(m);
     bind_tape(m);
     bind_step(m);
+    bind_match(m);
     bind_commit(m);
     bind_ngrams(m);
+    bind_stages(m);
+    bind_schedule(m);
+    bind_records(m);
+    bind_drafts(m);
     bind_policy(m);
     bind_lookup(m);
 }

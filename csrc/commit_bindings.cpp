@@ -1,33 +1,33 @@
 // Writes what a pass emitted to the sequences that simply go on: engine/scheduler.py has the same in Python, for every
 // sequence, and does itself what is left here.
+#include "block_lists.h"
 #include "step_bindings.h"
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::Items, wager::Name, wager::ValueType;
+using wager::as_int, wager::BlockLists, wager::Items, wager::Name, wager::ValueType;
 
 namespace {
 
-constexpr int64_t kBlockTokens = 16;  // of a block of the cache, as kBlockSize of ops.h
-
 class PlainCommitter {
   public:
-    explicit PlainCommitter(nb::handle delta)
-        : delta_(delta, {"request_id", "index", "token_ids", "text", "drafted_by", "logprobs", "finish_reason", "error", "stats"}) {}
+    PlainCommitter(nb::handle delta, nb::dict sequences, nb::handle lists, int64_t max_context)
+        : delta_(delta, {"request_id", "index", "token_ids", "text", "drafted_by", "logprobs", "finish_reason", "error", "stats"}),
+          sequences_(sequences),
+          blocks_(lists),
+          max_context_(max_context) {}
 
     // Of each span the delta, or None; the indices of the spans that are left, which nothing was written for; the sequences
-    // with blocks to register or to free; and the number of guesses verified in the others. `tables` and `committed` are
-    // the block pool's.
-    nb::tuple commit(nb::list spans, nb::dict outcomes, nb::dict sequences, nb::dict tables, nb::dict committed, nb::object now,
-                     int64_t max_context) const {
+    // with blocks to register or to free that were not; and the number of guesses verified in the others.
+    nb::tuple commit(nb::list spans, nb::dict outcomes, nb::object now) const {
         nb::list deltas, left, unsettled;
         int64_t drafted = 0;
         for (size_t i = 0; i < spans.size(); ++i) {
             Part part;
-            if (read(part, spans[i], outcomes, sequences, tables, committed, max_context)) {
+            if (read(part, spans[i], outcomes)) {
                 deltas.append(write(part, now));
                 drafted += part.drafted;
-                if (!part.settled) unsettled.append(part.sequence);
+                if (!blocks_.settle(part.seq_id.ptr(), part.known.ptr(), part.computed)) unsettled.append(part.sequence);
             } else {
                 PyErr_Clear();
                 deltas.append(nb::none());
@@ -40,17 +40,15 @@ class PlainCommitter {
   private:
     // One sequence's part of the step, checked before anything is written.
     struct Part {
-        nb::object sequence, known, outcome, tokens, text;
+        nb::object seq_id, sequence, known, outcome, tokens, text;
         int64_t computed = 0, drafted = 0, accepted = 0;
-        bool settled = false;
     };
 
-    bool read(Part& part, nb::handle span, const nb::dict& outcomes, const nb::dict& sequences, const nb::dict& tables,
-              const nb::dict& committed, int64_t max_context) const {
-        const nb::object seq_id = seq_id_.of(span.ptr());
-        if (!seq_id.is_valid()) return false;
-        part.outcome = nb::borrow(PyDict_GetItemWithError(outcomes.ptr(), seq_id.ptr()));
-        part.sequence = nb::borrow(PyDict_GetItemWithError(sequences.ptr(), seq_id.ptr()));
+    bool read(Part& part, nb::handle span, const nb::dict& outcomes) const {
+        part.seq_id = seq_id_.of(span.ptr());
+        if (!part.seq_id.is_valid()) return false;
+        part.outcome = nb::borrow(PyDict_GetItemWithError(outcomes.ptr(), part.seq_id.ptr()));
+        part.sequence = nb::borrow(PyDict_GetItemWithError(sequences_.ptr(), part.seq_id.ptr()));
         if (!part.outcome.is_valid() || !part.sequence.is_valid()) return false;
         const nb::object error = error_.of(part.outcome.ptr()), span_tokens = tokens_.of(span.ptr());
         if (!error.is_valid() || !PyUnicode_Check(error.ptr()) || PyUnicode_GET_LENGTH(error.ptr()) != 0) return false;
@@ -58,14 +56,7 @@ class PlainCommitter {
         if (!as_int(drafted_.of(part.outcome.ptr()).ptr(), part.drafted) || !rows.read(span_tokens.ptr())) return false;
         if (!as_int(num_computed_tokens_.of(span.ptr()).ptr(), part.computed) || !read_verdict(part)) return false;
         part.computed += rows.size + part.accepted;
-        if (!goes_on(part, max_context) || !read_text(part)) return false;
-        Items blocks;
-        int64_t full = 0;
-        if (!blocks.read(PyDict_GetItemWithError(tables.ptr(), seq_id.ptr()))) return false;
-        if (!as_int(PyDict_GetItemWithError(committed.ptr(), seq_id.ptr()), full)) return false;
-        part.settled = part.computed / kBlockTokens <= full &&
-                       (part.computed + kBlockTokens - 1) / kBlockTokens == static_cast<int64_t>(blocks.size);
-        return true;
+        return goes_on(part) && read_text(part) && blocks_.knows(part.seq_id.ptr());
     }
 
     // Accepted guesses must be a chain's: then their keys and values lie where they belong.
@@ -85,13 +76,13 @@ class PlainCommitter {
     }
 
     // Neither the length nor a stop token ends it.
-    bool goes_on(Part& part, int64_t max_context) const {
+    bool goes_on(Part& part) const {
         part.known = tokens_.of(part.sequence.ptr());
         int64_t longest = 0;
         if (!part.known.is_valid() || !PyList_Check(part.known.ptr())) return false;
         if (!as_int(max_length_.of(part.sequence.ptr()).ptr(), longest)) return false;
         const int64_t length = PyList_GET_SIZE(part.known.ptr()) + PyTuple_GET_SIZE(part.tokens.ptr());
-        if (length >= longest || length >= max_context) return false;
+        if (length >= longest || length >= max_context_) return false;
         const nb::object stops = stop_ids_.of(part.sequence.ptr());
         if (!stops.is_valid()) return false;
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(part.tokens.ptr()); ++i)
@@ -105,7 +96,9 @@ class PlainCommitter {
         if (!detokenizer.is_valid()) return false;
         part.text = empty_;
         if (detokenizer.is_none()) return true;
-        const nb::object texts = known_texts_.of(detokenizer.ptr());
+        const nb::object decoder = unstopped_.of(detokenizer.ptr());
+        if (!decoder.is_valid() || decoder.is_none()) return false;
+        const nb::object texts = known_texts_.of(decoder.ptr());
         if (!texts.is_valid() || !PyDict_Check(texts.ptr())) return false;
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(part.tokens.ptr()); ++i) {
             PyObject* const text = PyDict_GetItemWithError(texts.ptr(), PyTuple_GET_ITEM(part.tokens.ptr(), i));
@@ -141,16 +134,21 @@ class PlainCommitter {
     }
 
     ValueType delta_;
+    const nb::dict sequences_;
+    const BlockLists blocks_;
+    const int64_t max_context_;
     const nb::object empty_ = nb::str("");
     const Name seq_id_{"seq_id"}, tokens_{"tokens"}, num_computed_tokens_{"num_computed_tokens"};
     const Name error_{"error"}, drafted_{"drafted"}, verdict_{"verdict"}, accepted_{"accepted"}, drafted_by_{"drafted_by"};
     const Name logprobs_{"logprobs"}, max_length_{"max_length"}, stop_ids_{"stop_ids"}, text_{"text"}, choice_{"choice"};
-    const Name known_texts_{"known_texts"}, counters_{"counters"}, request_id_{"request_id"}, rounds_{"rounds"};
+    const Name unstopped_{"unstopped"}, known_texts_{"known_texts"}, counters_{"counters"}, request_id_{"request_id"}, rounds_{"rounds"};
     const Name first_token_at_{"first_token_at"}, last_token_at_{"last_token_at"};
 };
 
 }  // namespace
 
 void bind_commit(nb::module_& m) {
-    nb::class_<PlainCommitter>(m, "PlainCommitter").def(nb::init<nb::handle>()).def("commit", &PlainCommitter::commit);
+    nb::class_<PlainCommitter>(m, "PlainCommitter")
+        .def(nb::init<nb::handle, nb::dict, nb::handle, int64_t>())
+        .def("commit", &PlainCommitter::commit);
 }

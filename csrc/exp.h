@@ -21,18 +21,25 @@ WAGER_INLINE F exp2(F x) {
 }
 
 // 2^x to 3e-6 relative, for x <= 127: a probability is rounded to bf16 (2e-3), and enters a sum of such. Zero below 2^-126;
-// NaN stays NaN. Minimax polynomial of degree 4 on [-1/2, 1/2].
-WAGER_INLINE F exp2_short(F x) {
+// NaN stays NaN. Minimax polynomial of degree 4 on [-1/2, 1/2]. Of several values at once, step by step for all: one after
+// the other, the operations of the first few would wait for each other and fill the processor's window.
+template <int N>
+WAGER_INLINE void exp2_short(F (&x)[N]) {
+    constexpr float kPolynomial[] = {9.5701e-3f, 5.591786e-2f, 2.4024745e-1f, 6.9312181e-1f, 9.9999926e-1f};
     const F bias = splat(12582912.0f);
-    x = max(splat(-127.0f), x);
-    const F biased = add(x, bias);
-    const F f = sub(x, sub(biased, bias));
-    F p = splat(9.5701e-3f);
-    p = fma(p, f, splat(5.591786e-2f));
-    p = fma(p, f, splat(2.4024745e-1f));
-    p = fma(p, f, splat(6.9312181e-1f));
-    p = fma(p, f, splat(9.9999926e-1f));
-    return times_power(p, biased);
+    F biased[N], p[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) x[i] = max(splat(-127.0f), x[i]);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) biased[i] = add(x[i], bias);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) x[i] = sub(x[i], sub(biased[i], bias)), p[i] = splat(kPolynomial[0]);
+#pragma GCC unroll 4
+    for (int term = 1; term < 5; ++term)
+#pragma GCC unroll 4
+        for (int i = 0; i < N; ++i) p[i] = fma(p[i], x[i], splat(kPolynomial[term]));
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) x[i] = times_power(p[i], biased[i]);
 }
 
 constexpr float kLog2e = 1.44269504f;

@@ -163,7 +163,7 @@ inline void experts_in(const ExpertsIn& op, const Step& step, int thread) {
         if (last == panels && h + 1 < hits) after = op.weight.panels + op.groups.hits[h + 1] * bytes;
         const Matrix weight{op.weight.panels + op.groups.hits[h] * bytes, op.weight.format, op.weight.k};
         const int rows = op.groups.starts[h + 1] - start;
-        multiply_panels(Panels{weight, first, last, all.from(start), rows, after},
+        multiply_panels(Panels{weight, first, last, all.from(start), rows, after, {}},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
                      const F value = mul(silu(load(sums + r * kPanel)), load(sums + r * kPanel + 16));
@@ -185,7 +185,7 @@ inline void experts_out(const ExpertsOut& op, const Step& step, int thread) {
         const Matrix weight{op.weight.panels + op.groups.hits[h] * panels * bytes, op.weight.format, op.weight.k};
         const uint8_t* after = nullptr;
         if (h + 1 < hits) after = op.weight.panels + (static_cast<size_t>(op.groups.hits[h + 1]) * panels + first) * bytes;
-        multiply_panels(Panels{weight, first, last, all.from(start), rows, after},
+        multiply_panels(Panels{weight, first, last, all.from(start), rows, after, {}},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
                      const int pair = op.groups.order[start + row + r];

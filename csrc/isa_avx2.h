@@ -19,6 +19,7 @@ constexpr int kBlockRows = 2, kBlockCols = 1;
 #endif
 constexpr int kQkRows = 4, kQkCols = 1;
 constexpr int kPvRows = 4, kPvCols = 1;
+constexpr int kExpBlocks = 2;  // attention: sixteens of scores whose exponentials are taken together
 
 struct F {
     __m256 a, b;
@@ -116,6 +117,10 @@ WAGER_INLINE __m256i round_bf16(__m256 x) {  // to nearest even; NaN stays NaN
 WAGER_INLINE void narrow(uint16_t* p, F x) {
     const __m256i packed = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xD8));
+}
+WAGER_INLINE void narrow_two(uint16_t* p, F first, F second) {
+    narrow(p, first);
+    narrow(p + 16, second);
 }
 WAGER_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 WAGER_INLINE void fetch_once(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA); }
@@ -232,15 +237,15 @@ WAGER_INLINE F magnitude(F x) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
 }
-WAGER_INLINE int32_t store_rounded(int8_t* p, F x) {
+WAGER_INLINE F store_rounded(int8_t* p, F x) {
     const __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
-    const __m256i both = _mm256_add_epi32(a, b);
-    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
+    return {_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)};
+}
+WAGER_INLINE F whole(F x) {  // the bits of an int32
+    return {_mm256_castsi256_ps(_mm256_cvtps_epi32(x.a)), _mm256_castsi256_ps(_mm256_cvtps_epi32(x.b))};
 }
 
 // 32 whole numbers in bf16, which holds them exactly.
@@ -256,3 +261,5 @@ WAGER_INLINE void widen_bytes(uint16_t* p, const int8_t* from) {
 }
 
 }  // namespace wager::WAGER_NS
+
+#include "lanes.h"

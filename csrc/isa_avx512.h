@@ -14,6 +14,7 @@ constexpr int kTileRows = 14, kTileCols = 2;  // linear: rows x 16 outputs held 
 constexpr int kBlockRows = 6, kBlockCols = 2;  // products of quantised weights
 constexpr int kQkRows = 6, kQkCols = 4;      // attention: row-heads x key blocks
 constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
+constexpr int kExpBlocks = 4;  // attention: sixteens of scores whose exponentials are taken together
 
 struct F {
     __m512 v;
@@ -83,6 +84,9 @@ WAGER_INLINE F widen(const uint16_t* p) {
 WAGER_INLINE void narrow(uint16_t* p, F a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
 }
+WAGER_INLINE void narrow_two(uint16_t* p, F first, F second) {
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(second.v, first.v));
+}
 WAGER_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 WAGER_INLINE void fetch_once(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA); }
 
@@ -142,11 +146,53 @@ WAGER_INLINE F load_signed(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 WAGER_INLINE F magnitude(F a) { return {_mm512_abs_ps(a.v)}; }
-// Rounds to the nearest integer, ties to even, and stores the lanes as int8; returns their sum.
-WAGER_INLINE int32_t store_rounded(int8_t* p, F a) {
+// Rounds to the nearest integer, ties to even, and stores the lanes as int8; returns them.
+WAGER_INLINE F store_rounded(int8_t* p, F a) {
     const __m512i whole = _mm512_cvtps_epi32(a.v);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(whole));
-    return _mm512_reduce_add_epi32(whole);
+    return {_mm512_cvtepi32_ps(whole)};
+}
+
+// Lane i of the result combines all lanes of rows[i]: at each of four levels two registers become one with half of each.
+template <class Of>
+WAGER_INLINE F each_row(const F (&rows)[16], Of of) {
+    __m512 a[8], b[4], c[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        const __m512 x = rows[i].v, y = rows[i + 8].v;
+        a[i] = of(F{_mm512_shuffle_f32x4(x, y, 0x44)}, F{_mm512_shuffle_f32x4(x, y, 0xEE)}).v;
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+        b[i] = of(F{_mm512_shuffle_f32x4(a[i], a[i + 4], 0x88)}, F{_mm512_shuffle_f32x4(a[i], a[i + 4], 0xDD)}).v;
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i)
+        c[i] = of(F{_mm512_shuffle_ps(b[i], b[i + 2], 0x44)}, F{_mm512_shuffle_ps(b[i], b[i + 2], 0xEE)}).v;
+    const F mixed = of(F{_mm512_shuffle_ps(c[0], c[1], 0x88)}, F{_mm512_shuffle_ps(c[0], c[1], 0xDD)});
+    const __m512i order = _mm512_set_epi32(15, 13, 14, 12, 7, 5, 6, 4, 11, 9, 10, 8, 3, 1, 2, 0);
+    return {_mm512_permutexvar_ps(order, mixed.v)};
+}
+WAGER_INLINE F lane_maxima(const F (&rows)[16]) {
+    return each_row(rows, [](F a, F b) { return max(a, b); });
+}
+WAGER_INLINE F lane_sums(const F (&rows)[16]) {
+    return each_row(rows, [](F a, F b) { return add(a, b); });
+}
+
+WAGER_INLINE F whole(F a) { return {_mm512_castsi512_ps(_mm512_cvtps_epi32(a.v))}; }  // the bits of an int32
+// Lane i of all four to p[stride * i], one after the other.
+WAGER_INLINE void store_fours(float* p, int stride, F a, F b, F c, F d) {
+    const __m512 ab[] = {_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v)};
+    const __m512 cd[] = {_mm512_unpacklo_ps(c.v, d.v), _mm512_unpackhi_ps(c.v, d.v)};
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const __m512d x = _mm512_castps_pd(ab[i / 2]), y = _mm512_castps_pd(cd[i / 2]);
+        const __m512 four = _mm512_castpd_ps(i % 2 ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
+        _mm_storeu_ps(p + stride * i, _mm512_castps512_ps128(four));
+        _mm_storeu_ps(p + stride * (i + 4), _mm512_extractf32x4_ps(four, 1));
+        _mm_storeu_ps(p + stride * (i + 8), _mm512_extractf32x4_ps(four, 2));
+        _mm_storeu_ps(p + stride * (i + 12), _mm512_extractf32x4_ps(four, 3));
+    }
 }
 
 // 32 whole numbers in bf16, which holds them exactly.

@@ -15,6 +15,7 @@ constexpr int kTileRows = 2, kTileCols = 1;
 constexpr int kBlockRows = 2, kBlockCols = 1;
 constexpr int kQkRows = 2, kQkCols = 1;
 constexpr int kPvRows = 2, kPvCols = 1;
+constexpr int kExpBlocks = 2;  // attention: sixteens of scores whose exponentials are taken together
 
 typedef float F4 __attribute__((vector_size(16)));
 typedef uint32_t U4 __attribute__((vector_size(16)));
@@ -129,6 +130,10 @@ WAGER_INLINE void narrow(uint16_t* p, F a) {  // to nearest even; NaN stays NaN
         const bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
         p[4 * i + j] = static_cast<uint16_t>((nan ? bits | 0x400000u : bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
     }
+}
+WAGER_INLINE void narrow_two(uint16_t* p, F first, F second) {
+    narrow(p, first);
+    narrow(p + 16, second);
 }
 WAGER_INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 WAGER_INLINE void fetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
@@ -257,15 +262,15 @@ WAGER_INLINE F magnitude(F a) {
     WAGER_EACH a.v[i] = (F4)((U4)a.v[i] & 0x7FFFFFFFu);
     return a;
 }
-WAGER_INLINE int32_t store_rounded(int8_t* p, F a) {
+WAGER_INLINE F store_rounded(int8_t* p, F a) {
     const F bias = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
     const F whole = sub(add(a, bias), bias);
-    int32_t total = 0;
-    WAGER_EACH for (int j = 0; j < 4; ++j) {
-        p[4 * i + j] = static_cast<int8_t>(whole.v[i][j]);
-        total += p[4 * i + j];
-    }
-    return total;
+    WAGER_EACH for (int j = 0; j < 4; ++j) p[4 * i + j] = static_cast<int8_t>(whole.v[i][j]);
+    return whole;
+}
+WAGER_INLINE F whole(F a) {  // the bits of an int32
+    WAGER_EACH a.v[i] = (F4)__builtin_convertvector(a.v[i], I4);
+    return a;
 }
 
 // 32 whole numbers in bf16, which holds them exactly.
@@ -281,3 +286,5 @@ WAGER_INLINE void widen_bytes(uint16_t* p, const int8_t* from) {
 #undef WAGER_EACH
 
 }  // namespace wager::WAGER_NS
+
+#include "lanes.h"

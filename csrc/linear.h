@@ -113,6 +113,19 @@ inline void finish_gated(const Linear& op, int panel, int row, int rows, const f
     }
 }
 
+// Where the results of a tile of rows and a panel will be written: prefetched before they are computed, since the outputs of
+// many rows do not stay in the second-level cache from one panel to the next.
+struct Results {
+    const uint8_t* at;  // null: not known
+    size_t row, panel;  // bytes from one to the next
+
+    WAGER_INLINE void fetch_tile(int index, int first_row, int rows) const {
+        const uint8_t* to = at + index * panel + first_row * row;
+        for (int r = 0; r < rows; ++r, to += row)
+            for (size_t byte = 0; byte < panel; byte += 64) fetch(to + byte);
+    }
+};
+
 // Some consecutive panels and the rows they are multiplied with; `after` is what will be read next, prefetched.
 struct Panels {
     Matrix weight;
@@ -120,6 +133,7 @@ struct Panels {
     Activations x;
     int rows;
     const uint8_t* after;
+    Results results;
 };
 
 // Calls finish(panel, row, height, sums) for each tile of rows and each panel.
@@ -140,6 +154,7 @@ WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
                 const int row = block + static_cast<int>(part(size, tile, tiles));
                 const int height = block + static_cast<int>(part(size, tile + 1, tiles)) - row;
                 prefetch.turn = tile;
+                if (tiles > 1 && all.results.at) all.results.fetch_tile(panel, row, height);
                 kernels.of[height](all.x.row(row), all.x.stride, all.weight.k, weight, sums, prefetch);
                 finish(panel, row, height, sums);
             }
@@ -149,7 +164,9 @@ WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
 
 inline void linear(const Linear& op, const Step& step, int thread) {
     const int rows = row_count(step, op.row_set);
-    Panels panels{op.weight, 0, 0, activations(op.x, op.weight.k, op.weight.format, rows, step, thread), rows, nullptr};
+    Panels panels{op.weight, 0, 0, activations(op.x, op.weight.k, op.weight.format, rows, step, thread), rows, nullptr, {}};
+    const size_t element = op.gated ? sizeof(uint16_t) : sizeof(float);
+    panels.results = {static_cast<const uint8_t*>(op.out), op.stride * element, (op.gated ? kPanel / 2 : kPanel) * element};
     panels.first = static_cast<int>(part(op.panels, thread, step.threads));
     panels.last = static_cast<int>(part(op.panels, thread + 1, step.threads));
     if (op.next.panels) panels.after = op.next.panels + part(op.next_panels, thread, step.threads) * panel_bytes(op.next);
@@ -172,7 +189,7 @@ inline void per_head(const PerHead& op, const Step& step, int thread) {
         const uint8_t* weight = op.weight.panels + static_cast<size_t>(head) * panels * bytes;
         const uint8_t* after = head * panels + to < last ? weight + panels * bytes : nullptr;
         const Activations x{all.at + head * input_bytes(op.weight.format, k), all.stride};
-        multiply_panels(Panels{{weight, op.weight.format, k}, from, to, x, step.rows, after},
+        multiply_panels(Panels{{weight, op.weight.format, k}, from, to, x, step.rows, after, {}},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
                      uint16_t* at = op.out + (row + r) * out + static_cast<size_t>(head) * op.step + panel * kPanel;

@@ -3,6 +3,7 @@
 
 #include "judging.h"
 #include "kalman.h"
+#include "planning.h"
 #include "step_bindings.h"
 #include "values.h"
 
@@ -152,9 +153,76 @@ class TokenJudge {
     const Name seq_id_{"seq_id"}, drafter_{"drafter"};
 };
 
+// The numbers of an array [rows, columns] of float64, by Python's buffer protocol: nanobind's own way takes Python calls.
+class Matrix {
+  public:
+    explicit Matrix(nb::handle array) {
+        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE) < 0)
+            throw nb::python_error();
+        if (view_.ndim == 2 && view_.itemsize == sizeof(double) && view_.format != nullptr && view_.format[0] == 'd') return;
+        PyBuffer_Release(&view_);
+        throw std::invalid_argument("not a matrix of float64");
+    }
+    ~Matrix() { PyBuffer_Release(&view_); }
+    Matrix(const Matrix&) = delete;
+    Matrix& operator=(const Matrix&) = delete;
+
+    wager::Table shaped() const { return wager::Table(view_.shape[0], view_.shape[1]); }
+    double* data() const { return static_cast<double*>(view_.buf); }
+
+  private:
+    Py_buffer view_;
+};
+
+// A drafter as plan_choice.py gives it: log-odds by depth, shifts [samples, depth], seconds [sequences, depth], means, variances,
+// seconds of catching up and what is unjudged, by sequence, whether it has scores and stops early, and where the survival goes.
+wager::PlannedDrafter planned_drafter(nb::tuple from) {
+    using Numbers = std::vector<double>;
+    wager::PlannedDrafter drafter;
+    drafter.log_odds = nb::cast<Numbers>(from[0]);
+    const Matrix shifts(from[1]), survival(from[9]);
+    drafter.shifts = shifts.shaped();
+    std::copy_n(shifts.data(), drafter.shifts.values.size(), drafter.shifts.values.begin());
+    const auto seconds = nb::cast<std::vector<Numbers>>(from[2]);
+    drafter.means = nb::cast<Numbers>(from[3]), drafter.deviations = nb::cast<Numbers>(from[4]);
+    for (double& each : drafter.deviations) each = std::sqrt(each);
+    drafter.catch_up = nb::cast<Numbers>(from[5]), drafter.unjudged = nb::cast<std::vector<bool>>(from[6]);
+    drafter.has_scores = nb::cast<bool>(from[7]), drafter.stops_early = nb::cast<bool>(from[8]);
+    drafter.survival = survival.shaped();
+    drafter.seconds = wager::Table(seconds.size(), drafter.survival.columns);
+    for (size_t row = 0; row < seconds.size(); ++row) {
+        if (seconds[row].size() < drafter.seconds.columns) throw std::invalid_argument("seconds must be given for every depth");
+        std::copy_n(seconds[row].begin(), drafter.seconds.columns, &drafter.seconds.at(row, 0));
+    }
+    for (const size_t size : {seconds.size(), drafter.means.size(), drafter.deviations.size(), drafter.catch_up.size(),
+                              drafter.unjudged.size()})
+        if (size != drafter.survival.rows) throw std::invalid_argument("each sequence must have one value");
+    return drafter;
+}
+
+nb::tuple plan_drafts(nb::list drafters, std::vector<long> rooms, std::vector<double> weights, std::vector<double> extra,
+                      double goodput, std::vector<double> row_costs, double several_drafters, double max_min_survival) {
+    std::vector<wager::PlannedDrafter> planned;
+    for (nb::handle each : drafters) {
+        planned.push_back(planned_drafter(nb::cast<nb::tuple>(each)));
+        wager::PlannedDrafter& drafter = planned.back();
+        if (drafter.survival.rows != weights.size() || rooms.size() != weights.size())
+            throw std::invalid_argument("each sequence must have one value");
+        if (extra.size() < drafter.survival.values.size() + 2) throw std::invalid_argument("seconds of too few rows");
+        wager::forecast_survival(drafter, rooms);
+        const Matrix out(nb::cast<nb::tuple>(each)[9]);
+        std::copy(drafter.survival.values.begin(), drafter.survival.values.end(), out.data());
+    }
+    const wager::PlannedSequences batch{std::move(rooms), std::move(weights), std::move(extra), goodput};
+    const wager::PlanRules rules{several_drafters, max_min_survival};
+    const wager::ChosenPlan plan = wager::PlanChooser(rules, batch, planned).choose(row_costs);
+    return nb::make_tuple(plan.drafters, plan.depths, plan.min_survival, plan.profit);
+}
+
 }  // namespace
 
 void bind_policy(nb::module_& m) {
+    m.def("plan_drafts", &plan_drafts);
     nb::class_<Filter>(m, "KalmanFilter")
         .def(nb::init<nb::tuple, std::vector<double>, double, double>())
         .def("update", &Filter::update)

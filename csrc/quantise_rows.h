@@ -16,22 +16,67 @@ inline void quantise_block(const uint16_t* x, int offset, int halves, Activation
     to.scale = !finite ? __builtin_nanf("") : range >= kSmallestRange ? range / 127.0f : 0.0f;
     int32_t first = 0, second = 0;
     if (finite) {
-        first = store_rounded(to.values, mul(low, inverse));
-        second = store_rounded(to.values + 16, mul(high, inverse));
+        first = static_cast<int32_t>(sum(store_rounded(to.values, mul(low, inverse))));
+        second = static_cast<int32_t>(sum(store_rounded(to.values + 16, mul(high, inverse))));
     } else {
         std::memset(to.values, 0, sizeof to.values);
     }
     to.scaled_sum = to.scale * static_cast<float>(first + second);
     to.start[0] = -offset * (halves == 2 ? first : first + second);
-    to.start[1] = -offset * second;
+    to.start[1] = halves == 2 ? -offset * second : 0;
 }
 
-// Rows [first, last) of x [rows, k].
+// Sixteen blocks: the largest magnitude of each. False if the blocks must be taken one by one: some value is not finite, or
+// the values of some block are too small.
+inline bool block_ranges(const uint16_t* x, float* ranges) {
+    F most[16], odd[4] = {zero(), zero(), zero(), zero()};
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; ++i) {
+        const F low = widen(x + kBlockInputs * i), high = widen(x + kBlockInputs * i + 16);
+        most[i] = max(magnitude(low), magnitude(high));
+        odd[i % 2] = fma(low, zero(), odd[i % 2]);  // NaN from the first value on that is not finite
+        odd[2 + i % 2] = fma(high, zero(), odd[2 + i % 2]);
+    }
+    const F range = lane_maxima(most);
+    store(ranges, range);
+    return !not_finite(add(add(odd[0], odd[1]), add(odd[2], odd[3]))) && at_most(splat(kSmallestRange), range) == 0xFFFFu;
+}
+// Those blocks. Their sums are of whole numbers, exact in any order.
+inline void quantise_blocks(const uint16_t* x, const float* ranges, int offset, int halves, ActivationBlock* to) {
+    alignas(64) float inverse[16];
+    F low[16], high[16];
+    store(inverse, div(splat(127.0f), load(ranges)));
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; ++i) {
+        const F factor = splat(inverse[i]);
+        low[i] = store_rounded(to[i].values, mul(widen(x + kBlockInputs * i), factor));
+        high[i] = store_rounded(to[i].values + 16, mul(widen(x + kBlockInputs * i + 16), factor));
+        if (halves == 1) low[i] = add(low[i], high[i]);
+    }
+    const F scale = div(load(ranges), splat(127.0f)), minus = splat(static_cast<float>(-offset)), first = lane_sums(low);
+    const F second = halves == 2 ? lane_sums(high) : zero();
+    store_fours(&to[0].scale, sizeof(ActivationBlock) / sizeof(float), scale, mul(scale, add(first, second)),
+                whole(mul(minus, first)), whole(mul(minus, second)));
+}
+
+// Rows [first, last) of x [rows, k]. Ranges are found for some sixteens of blocks at once: what follows must wait for them.
 inline void quantise(const uint16_t* x, int k, WeightFormat format, int first, int last, ActivationBlock* to) {
+    constexpr int kGroups = 4;
     const BlockLayout layout = layout_of(format);
     const int offset = layout.bits == 8 ? kByteOffset : layout.offset;
     const size_t begin = static_cast<size_t>(first) * (k / kBlockInputs), end = static_cast<size_t>(last) * (k / kBlockInputs);
-    for (size_t block = begin; block < end; ++block) quantise_block(x + block * kBlockInputs, offset, layout.halves, to[block]);
+    size_t block = begin;
+    while (block + 16 <= end) {
+        alignas(64) float ranges[kGroups][16];
+        bool usual[kGroups];
+        const int groups = (end - block) / 16 < kGroups ? static_cast<int>((end - block) / 16) : kGroups;
+        for (int g = 0; g < groups; ++g) usual[g] = block_ranges(x + (block + 16 * g) * kBlockInputs, ranges[g]);
+        for (int g = 0; g < groups; ++g, block += 16) {
+            if (usual[g]) quantise_blocks(x + block * kBlockInputs, ranges[g], offset, layout.halves, to + block);
+            else for (size_t i = block; i < block + 16; ++i) quantise_block(x + i * kBlockInputs, offset, layout.halves, to[i]);
+        }
+    }
+    for (; block < end; ++block) quantise_block(x + block * kBlockInputs, offset, layout.halves, to[block]);
 }
 
 inline void quantise_rows(const QuantiseRows& op, const Step& step, int thread) {

@@ -46,6 +46,8 @@ struct SoftmaxState {
     WAGER_INLINE void look(int i, int d, float* scores, const float* scales, TileKeys keys, float scale) {
         const F hidden = splat(-__builtin_inff());
         F best = hidden;
+        for (int b = 0; b < keys.first; ++b) store(scores + 16 * b, hidden);
+        for (int b = keys.last; b < kTileBlocks; ++b) store(scores + 16 * b, hidden);
         for (int b = keys.first; b < keys.last; ++b) {
             const F raw = load(scores + 16 * b), scaled = scales ? mul(raw, load(scales + 16 * b)) : raw;
             const F score = keep(scaled, hidden, keys.low - 16 * b, keys.high - 16 * b);
@@ -59,27 +61,34 @@ struct SoftmaxState {
         static_assert(kTileBlocks == 4);
         raise(i, d, max(max(load(scores), load(scores + 16)), max(load(scores + 32), load(scores + 48))), scale);
     }
-    // Calls put(block, probabilities) for its scores of a key tile, and adds them to its sum.
-    template <class Put>
-    WAGER_INLINE void each_weight(int i, const float* scores, TileKeys keys, float scale, Put put) {
+    // Adds the probabilities of its scores of a key tile to its sum, and gives each sixteen of them to change(block, them)
+    // before they are stored.
+    template <class Change>
+    WAGER_INLINE void weigh(int i, const float* scores, uint16_t* p, float scale, Change change) {
+        static_assert(kTileBlocks % kExpBlocks == 0);
         const F reference = splat(-top[i]), factor = splat(scale);
         F total = load(sum + 16 * i);
+#pragma GCC unroll 2
+        for (int from = 0; from < kTileBlocks; from += kExpBlocks) {
+            F some[kExpBlocks];
 #pragma GCC unroll 4
-        for (int b = keys.first; b < keys.last; ++b) {
-            const F probability = exp2_short(fma(load(scores + 16 * b), factor, reference));
-            put(b, probability);
-            total = add(total, probability);
+            for (int b = 0; b < kExpBlocks; ++b) some[b] = fma(load(scores + 16 * (from + b)), factor, reference);
+            exp2_short(some);
+#pragma GCC unroll 4
+            for (int b = 0; b < kExpBlocks; ++b) total = add(total, some[b]);
+#pragma GCC unroll 4
+            for (int b = 0; b < kExpBlocks; b += 2)
+                narrow_two(p + 16 * (from + b), change(from + b, some[b]), change(from + b + 1, some[b + 1]));
         }
         store(sum + 16 * i, total);
     }
-    WAGER_INLINE void weigh(int i, const float* scores, uint16_t* p, TileKeys keys, float scale) {
-        each_weight(i, scores, keys, scale, [p](int b, F probability) { narrow(p + 16 * b, probability); });
+    WAGER_INLINE void weigh(int i, const float* scores, uint16_t* p, float scale) {
+        weigh(i, scores, p, scale, [](int, F probability) { return probability; });
     }
     // The same with the values' scales in the probabilities. A key that is not seen keeps 0, whatever its scale.
     WAGER_INLINE void weigh_scaled(int i, const float* scores, uint16_t* p, const float* scales, TileKeys keys, float scale) {
-        each_weight(i, scores, keys, scale, [=](int b, F probability) {
-            const F scaled = mul(probability, load(scales + 16 * b));
-            narrow(p + 16 * b, keep(scaled, zero(), keys.low - 16 * b, keys.high - 16 * b));
+        weigh(i, scores, p, scale, [=](int b, F probability) {
+            return keep(mul(probability, load(scales + 16 * b)), zero(), keys.low - 16 * b, keys.high - 16 * b);
         });
     }
 

@@ -3,8 +3,22 @@
 
 #include <nanobind/nanobind.h>
 
+namespace wager {
+struct Table;
+}
+
+// The instruction set that was chosen, as Python holds it.
+struct Isa {
+    const wager::Table* table;
+};
+
 void bind_step(nanobind::module_& m);
+void bind_match(nanobind::module_& m);
 void bind_commit(nanobind::module_& m);
 void bind_ngrams(nanobind::module_& m);
+void bind_stages(nanobind::module_& m);
+void bind_schedule(nanobind::module_& m);
+void bind_records(nanobind::module_& m);
+void bind_drafts(nanobind::module_& m);
 void bind_policy(nanobind::module_& m);
 void bind_lookup(nanobind::module_& m);

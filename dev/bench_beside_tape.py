@@ -61,18 +61,18 @@ class Measured:
     def __init__(self, engine: LoadedEngine, prompts: Iterator[tuple[int, ...]], params: SamplingParams) -> None:
         self._shared, self._prompts, self._params = SharedEngine(engine), prompts, params
         self._tape, self._trace = engine.target.decoder._tape, engine._trace
-        self._runs: list[TapeRun] = []
+        self._runs: list[tuple[float, float, int, int, int]] = []  # as TapeRun has them, made when the steps are over
         self._seconds: list[Mapping[str, float]] = []  # by stage, of each step
         self.taken: list[dict[str, float]] = []
         self.texts: dict[str, list[int]] = {}
 
     def measure(self, count: int, steps: int) -> None:
-        run, take, running, number = self._tape.run, self._trace.take, deque[str](), 0
+        run, take, clock, running, number = self._tape.run, self._trace.take, time.perf_counter, deque[str](), 0
 
         def timed(*, rows: int, sequences: int, logits_rows: int) -> None:
-            begin = time.perf_counter()
+            begin = clock()
             run(rows=rows, sequences=sequences, logits_rows=logits_rows)
-            self._runs.append(TapeRun(begin, time.perf_counter(), rows, sequences, logits_rows))
+            self._runs.append((begin, clock(), rows, sequences, logits_rows))
 
         def taken() -> Mapping[str, float]:
             self._seconds.append(take())
@@ -98,7 +98,8 @@ class Measured:
             del self._tape.run, self._trace.take
 
     def _count(self, count: int) -> None:
-        for run, later, by_stage in zip(self._runs, self._runs[1:], self._seconds, strict=False):
+        runs = [TapeRun(*run) for run in self._runs]
+        for run, later, by_stage in zip(runs, runs[1:], self._seconds, strict=False):
             # without prompts every row has logits
             if all(each.rows == each.logits_rows and each.sequences == count for each in (run, later)):
                 taken = dict.fromkeys(STAGES, 0.0)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 Clock = Callable[[], float]
@@ -22,17 +21,22 @@ class Trace:
         self.clock = clock
         self._seconds: dict[str, float] = {}
         self._none: dict[str, float] = {}  # 0 for every stage
+        self._native = _native_stages() if clock is time.perf_counter else None
 
-    def timed(self, stage: str, function: Callable[P, R]) -> Callable[P, R]:
-        """`function`, with its wall seconds added to `stage`."""
+    def timed(self, stage: str, function: Callable[..., R], *last: object) -> Callable[..., R]:
+        """`function`, with its wall seconds added to `stage`. It is called with a few arguments, by position, and then
+        with `last`."""
+        if self._native is not None:
+            native: Callable[..., R] = self._native.timed(stage, function, *last)
+            return native
         clock = self.clock
         self._none[stage] = 0.0
         self._seconds.setdefault(stage, 0.0)
 
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        def run(*args: object) -> R:
             begin = clock()
             try:
-                return function(*args, **kwargs)
+                return function(*args, *last)
             finally:
                 self._seconds[stage] += clock() - begin
 
@@ -40,5 +44,17 @@ class Trace:
 
     def take(self) -> Mapping[str, float]:
         """Seconds since the last call, by stage; 0 for one that was not called."""
+        if self._native is not None:
+            taken: Mapping[str, float] = self._native.take()
+            return taken
         seconds, self._seconds = self._seconds, self._none.copy()
         return seconds
+
+
+def _native_stages() -> Any:
+    """The same in C++ (csrc/stage_bindings.cpp), where the native kernels are there: it takes part in every stage."""
+    try:
+        from wager.kernels import _native
+    except ImportError:
+        return None
+    return _native.StageSeconds()

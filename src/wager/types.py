@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-VerifyRule = Literal["match", "rejection", "block"]
+VerifyRule = Literal["match", "rejection", "block", "traversal"]
 
 KVDtype = Literal["bf16", "q8"]
 """Types of cached keys and values: the kernels' activation type, or int8 with a scale per position and kv head."""
@@ -39,6 +39,7 @@ RULES: Mapping[VerifyRule, RuleProperties] = {
     "match": RuleProperties(needs_draft_probs=False, verifies_trees=True),
     "rejection": RuleProperties(needs_draft_probs=True, verifies_trees=True),
     "block": RuleProperties(needs_draft_probs=True, verifies_trees=False),
+    "traversal": RuleProperties(needs_draft_probs=True, verifies_trees=True),
 }
 
 
@@ -84,7 +85,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A request for a draft of one sequence: up to `depth` guesses after position `position - 1`.
+    """A request for a draft of one sequence: up to `depth` guesses after position `position - 1`, a chain's length or
+    the nodes of a tree, however deep it is.
 
     `position` is the absolute position of the first guess, that is, the number of known tokens. Noise for a guess at
     position i is `gumbel(seed, i, ids, choice)`; q is processed by `params` exactly as the target's p is.

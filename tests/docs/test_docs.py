@@ -147,9 +147,11 @@ SHORT = {
     "acceptance": ["--limit", "1", "--max-tokens", "8"],
     "prove": ["--limit", "1", "--max-tokens", "8", "--concurrency", "2"],
     "popularity": ["--model", "random:qwen3-moe:tiny", "--max-tokens", "4"],
+    "train": ["--model", "random:llama:tiny", "--answer-tokens", "8", "--steps", "1", "--batch", "64",
+              "--vocabulary", "64", "--threads", "1"],
     "calibrate": ["--seconds", "1"],
     "replay": ["--concurrency", "4", "--rounds", "300", "--output", "64"],
-}
+}  # fmt: skip
 """Options that make a command of the README short enough for a test."""
 
 README_CALLS = sorted({call for page, call in CALLS if page == "README.md"})
@@ -166,7 +168,7 @@ def test_the_readmes_commands_run(
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"id": 1, "category": "qa", "prompt": "Why is the sky blue?"}), encoding="utf-8")
-    values = {**PLACEHOLDERS, "FILE": str(prompts)}
+    values = {**PLACEHOLDERS, "FILE": str(prompts), "FOLDER": str(tmp_path / "head")}
     _, verb, *words = shlex.split(call)
     arguments = [verb, *(values.get(word, word) for word in words), *SHORT.get(verb, [])]
     if verb == "pull" and hub.find(DEFAULT_MODEL) is None:

@@ -1,4 +1,4 @@
-"""What the policy computes in C++ beside the same in Python: judging drafts, and the filter of prices."""
+"""What the policy computes in C++ beside the same in Python: judging drafts, planning, and the filter of prices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from wager.economics.acceptance import AcceptanceModel
 from wager.economics.latency.kalman import KalmanFilter, covariance, latency_filter
+from wager.economics.latency_cache import LatencyCache
+from wager.economics.latency_model import StaticLatency
 from wager.economics.policy.admission import keep_nodes, select
+from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.judging import native_judge
-from wager.types import Draft
+from wager.economics.policy.objective import THROUGHPUT, ObjectiveWeights
+from wager.economics.policy.own_seconds import OwnSeconds
+from wager.economics.policy.planning import Planner
+from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePlan, SequencePolicyState
+from wager.economics.policy.step_load import StepLoads
+from wager.types import Draft, Span
 
 NATIVE = native_judge()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native kernels are not built")
@@ -119,3 +128,86 @@ def test_prices_are_filtered_as_in_python() -> None:
     assert native.values() == before != copy.values()
     with pytest.raises(ValueError, match="one float for each unknown"):
         native.update([1.0], 0.1)
+
+
+# ---- planning -------------------------------------------------------------------------------------------------------
+
+
+class Steps(StaticLatency):
+    """Rows are cheap up to a count, then dear; drafting shares some of its work."""
+
+    def __init__(self, cheap: int, price: float, drafting: float) -> None:
+        self.cheap, self.price, self.drafting = cheap, price, drafting
+
+    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
+        return 5e-3 * (1 + 0.004 * rows + self.price * max(0, rows - self.cheap)) + 1e-9 * context_sum
+
+    def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
+        return self.drafting * depth * (1 + 0.2 * requests) * (2 if drafter == "b" else 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=16),
+    drafters=st.integers(1, 4),
+    latency=st.builds(Steps, st.integers(2, 40), st.sampled_from([0.001, 0.01, 0.1]), st.sampled_from([1e-7, 2e-4])),
+    scored=st.booleans(),
+    stops=st.booleans(),
+    weighted=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_small_batches_are_planned_as_by_arrays(
+    sizes: list[int], drafters: int, latency: Steps, scored: bool, stops: bool, weighted: bool, seed: int
+) -> None:
+    def planner(*, native: bool) -> tuple[Planner, PolicyStep, ObjectiveWeights]:
+        draw = np.random.default_rng(seed)
+        profiles = []
+        for name in "abcd"[:drafters]:
+            model = AcceptanceModel()
+            model.has_scores = scored
+            for _ in range(40):
+                model.learn_round(model.start_sequence(), accepted=int(draw.integers(0, 4)), tested=4)
+                model.learn_shift([0.6, 0.4, 0.3], np.cumprod(draw.random(3) ** 0.4).tolist())
+            profiles.append(DrafterProfile(name, DrafterCapabilities(7, stops_early=stops, catch_up_s=1e-5), model))
+        cache, weights, goodput = LatencyCache(latency), ObjectiveWeights(THROUGHPUT), GoodputEstimator()
+        made = Planner(profiles, cache, goodput=goodput, own=OwnSeconds())
+        made._native = native
+        states = {}
+        for number in range(len(sizes)):
+            acceptance = [profile.acceptance.start_sequence() for profile in profiles]
+            for each in acceptance:
+                each.set(float(draw.normal(0.3, 0.8)), 0.2)
+            weight = weights.start_sequence(float(draw.choice([0.5, 1.0, 2.0])) if weighted else 1.0)
+            state = SequencePolicyState(
+                f"r{number}", weight, acceptance, SequencePlan(), [0] * drafters, [-1] * drafters
+            )
+            state.unjudged = bool(draw.random() < 0.2)
+            states[state.seq_id] = state
+        spans = [Span(f"r{number}", 100 + number, (0,), True, room) for number, room in enumerate(sizes)]
+        step = PolicyStep(1, spans, states=states)
+        step.spans, step.ids = spans, list(states)
+        goodput.record(len(sizes), expected=1.4, plain=1.0)
+        step.load = StepLoads(cache, weights, goodput=goodput).load(step, new=len(sizes))
+        return made, step, weights
+
+    arrays, step, weights = planner(native=False)
+    native, same_step, same_weights = planner(native=True)
+    costs = arrays._row_costs(step)
+    assert native._row_costs(same_step) == costs
+    one, other = arrays._choose(step, weights), native._choose_natively(same_step, same_weights)
+    assert other.drafters == one.drafters
+    assert other.depths == one.depths
+    assert other.min_survival == pytest.approx(one.min_survival)
+    for survival, same in zip(one.survival, other.survival, strict=True):
+        assert same == pytest.approx(survival)
+    arrays.plan(step, weights)
+    native.plan(same_step, same_weights)
+    assert [each.depth for each in native.standing.values()] == [each.depth for each in arrays.standing.values()]
+    assert (native.deepest, native._uniform) == (arrays.deepest, arrays._uniform)
+
+
+def test_marginal_seconds_of_drafting_are_the_same_in_lists() -> None:
+    cache = LatencyCache(Steps(8, 0.1, 1e-4))
+    for sequences in (1, 2, 3, 7, 16):
+        listed = cache.listed_draft_seconds("a", sequences, 5)
+        assert np.array(listed) == pytest.approx(cache.marginal_draft_seconds("a", sequences, 5))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.economics.acceptance import AcceptanceModel
+from wager.economics.latency.surface import LatencySurface
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import StaticLatency
 from wager.economics.policy import judging
@@ -19,7 +20,7 @@ from wager.economics.policy.admission import select, select_prefixes
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.own_seconds import OwnSeconds
-from wager.economics.policy.planning import shared_seconds
+from wager.economics.policy.plan_choice import shared_seconds
 from wager.economics.simulation.published_latency import PublishedLatency
 from wager.economics.simulation.server import SimulatedServer
 from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
@@ -242,6 +243,19 @@ def calls_per_step(users: int, *, steps: int = 40) -> float:
 def test_the_work_of_a_step_grows_more_slowly_than_the_batch() -> None:
     few, many = calls_per_step(32), calls_per_step(256)
     assert many < 4 * few, "eight times as many users"
+
+
+def test_steps_without_room_for_drafts_are_plain_and_ask_for_nothing() -> None:
+    surface = LatencySurface([1, 2, 4, 8], [5e-3, 5.1e-3, 5.2e-3, 5.4e-3])
+    policy = Adaptive(surface, drafters={"d": DrafterCapabilities(6)})
+    for number in range(300):
+        room = 6 if number < 100 else 0
+        plan = policy.plan([Span("r", 50 + number, (0,), True, room)], BUDGET)
+        assert all(decision.depth <= room for decision in plan.values()) and (room or not plan)
+        drafts = {name: Draft.chain(name, range(each.depth), drafter="d") for name, each in plan.items()}
+        rows = 1 + sum(map(len, policy.admit(drafts, BUDGET).values()))
+        policy.learn([Verdict("r", (0,) * (rows > 1), (0,) * (1 + (rows > 1)))])
+        policy.observe(StepRecord(rows, 1, rows - 1, 0, 1, {"forward": surface.seconds(rows, 1, 50)}, (50 + number,)))
 
 
 def by_hand(seconds: np.ndarray, drafting: Sequence[float]) -> list[float]:

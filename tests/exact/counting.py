@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy import stats
 
+from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
+from wager.draft.ngram import NgramDrafter
 from wager.kernels.base import TargetOutput
 from wager.testing import ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
@@ -127,6 +129,22 @@ class ModelDrafter(DraftModel):
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__(ToyTarget(GUESSER, num_blocks=400, max_rows=400, max_sequences=48))
+        self.widths = widths
+
+
+class TreeModelDrafter(DraftModel):
+    """The same, drafting trees; `widths` give their number of nodes."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__(ToyTarget(GUESSER, num_blocks=600, max_rows=400, max_sequences=48), trees=True)
+        self.widths = widths
+
+
+class MergedModelDrafter(MergedDrafter):
+    """Lookup, a draft model and one of trees, as one tree."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__([ModelDrafter(widths), NgramDrafter(), TreeModelDrafter(widths)], vocab=V)
         self.widths = widths
 
 

@@ -21,8 +21,10 @@ from counting import (
     TOKENS,
     WARM,
     FixedDrafter,
+    MergedModelDrafter,
     ModelDrafter,
     SamplingDrafter,
+    TreeModelDrafter,
     joints,
     outcomes,
     rounds_apart,
@@ -49,6 +51,9 @@ CASES = [
     ("block", SamplingDrafter, (1, 1, 1, 1), CUT),
     ("block", SamplingDrafter, (1,), COOL),
     ("block", FixedDrafter, (1, 1, 1), WARM),
+    ("traversal", ModelDrafter, (1, 1, 1), WARM),
+    ("traversal", SamplingDrafter, (2, 2), CUT),
+    ("traversal", FixedDrafter, (3, 1), COOL),
 ]
 
 
@@ -73,6 +78,26 @@ def test_texts_follow_the_targets_distribution(rule, kind, widths, params):
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_texts_follow_the_targets_distribution_under_preemption(rule):
     assert any(worst(rule, ModelDrafter, (1, 1, 1), WARM, base=base, rooms=TIGHT) > LEVEL for base in (1, 2))
+
+
+@pytest.mark.parametrize("kind", [TreeModelDrafter, MergedModelDrafter])
+@pytest.mark.parametrize(
+    ("rule", "params", "rooms"),
+    [
+        ("rejection", CUT, ROOMY),
+        ("rejection", WARM, TIGHT),
+        ("traversal", WARM, ROOMY),
+    ],
+)
+def test_texts_of_trees_in_production_follow_the_targets_distribution(kind, rule, params, rooms):
+    """Their shape is the drafter's own, so windows of tokens are all that is compared."""
+
+    def p_value(base):
+        got = sample(kind((2, 2)), params, rule=rule, base=base, rooms=rooms)
+        assert got.accepted > 0.2 * TOKENS and (got.preemptions > 10) == (rooms is TIGHT)
+        return windows(got, params)
+
+    assert any(p_value(base) > LEVEL for base in (1, 2))
 
 
 def noticed(rule, kind, widths, params) -> bool:

@@ -15,11 +15,12 @@ from worlds import NOTHING, World, deviation, emitted
 
 from wager.types import Draft, SamplingParams
 from wager.verify import accept
-from wager.verify.accept import NoiseCoins, block, rejection
+from wager.verify.accept import NoiseCoins, block, rejection, traversal
 from wager.verify.distribution import process
 
 NOTICED = 1e-3
-BOTH = pytest.mark.parametrize("rule", [rejection, block])
+BOTH = pytest.mark.parametrize("rule", [rejection, block, traversal])
+ON_TREES = pytest.mark.parametrize("rule", [rejection, traversal])
 SEEDS = range(5)
 
 
@@ -138,20 +139,48 @@ def _first_row_for_all(world, draft):
     return probs
 
 
+@ON_TREES
 @pytest.mark.parametrize("change", [_not_renormalised, _first_row_for_all])
-def test_siblings_whose_q_is_not_that_of_their_draw(change):
-    assert worst(rejection, drafts=_siblings(change)) > NOTICED
-    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.draft_probs)) < 1e-12
+def test_siblings_whose_q_is_not_that_of_their_draw(rule, change):
+    assert worst(rule, drafts=_siblings(change)) > NOTICED
+    assert worst(rule, drafts=_siblings(lambda world, draft: draft.draft_probs)) < 1e-12
 
 
-def test_siblings_judged_by_the_first_residual(monkeypatch):
+@ON_TREES
+def test_siblings_judged_by_the_first_residual(rule, monkeypatch):
     monkeypatch.setattr(accept, "_normalised", lambda weights, *, otherwise: otherwise)
-    assert worst(rejection, drafts=_siblings(lambda world, draft: draft.draft_probs)) > NOTICED
+    assert worst(rule, drafts=_siblings(lambda world, draft: draft.draft_probs)) > NOTICED
 
 
 def test_residual_that_is_not_normalised(monkeypatch):
     monkeypatch.setattr(accept, "_normalised", lambda weights, *, otherwise: weights if weights.any() else otherwise)
     assert worst(rejection, drafts=_siblings(lambda world, draft: draft.draft_probs)) > NOTICED
+
+
+def cousins(world, *, independent: bool):
+    """Two children of the root, drawn without replacement, and one of each, drawn from one q: with noise of its own, or
+    with noise of their depth, so that both get the same token."""
+    q = world.q((0,))
+    for mass, tokens, probs in worlds.distinct(world.q(()), 2):
+        for below in itertools.product(range(world.vocab), repeat=2):
+            weight = float(np.prod(q[list(below)])) if independent else float(q[below[0]]) * (below[0] == below[1])
+            if weight > 0:
+                rows = np.vstack((probs, q, q))
+                yield mass * weight, Draft("s", (*tokens, *below), (-1, -1, 0, 1), draft_probs=rows)
+
+
+def test_nodes_of_one_depth_need_noise_of_their_own_for_traversal():
+    """It decides on a node by what was drawn below its siblings; rejection never reads that."""
+    assert worst(traversal, drafts=lambda world: cousins(world, independent=True)) < 1e-12
+    assert worst(rejection, drafts=lambda world: cousins(world, independent=False)) < 1e-12
+    assert worst(traversal, drafts=lambda world: cousins(world, independent=False)) > NOTICED
+
+
+def test_a_tree_judged_with_the_reach_of_its_first_leaf(monkeypatch):
+    """After a refused child its parent's pi must fall, too."""
+    right = accept._positive_part
+    monkeypatch.setattr(accept, "_positive_part", lambda p, draft, node: 2.0 * right(p, draft, node))
+    assert worst(traversal, drafts=lambda world: worlds.trees(world, (2, 1), worlds.distinct)) > NOTICED
 
 
 def test_siblings_tried_in_another_order_than_drawn():

@@ -1,4 +1,4 @@
-"""Every outcome of a round under rejection and block, by the production rules: emitted tokens follow the target's p.
+"""Every outcome of a round under rejection, block and traversal, by the production rules: texts follow the target's p.
 
 Verification rules, section 5. Coins are enumerated, not drawn: both outcomes, weighted by probability.
 """
@@ -12,7 +12,7 @@ from worlds import KINDS, World, deviation, emitted
 
 from wager.errors import UsageError
 from wager.types import Draft
-from wager.verify.accept import block, match, rejection
+from wager.verify.accept import block, match, rejection, traversal
 from wager.verify.distribution import without_replacement
 
 EXACT = 1e-12
@@ -26,7 +26,7 @@ def distribution_error(world: World, rule, drafts, depth: int) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", [rejection, block])
+@pytest.mark.parametrize("rule", [rejection, block, traversal])
 @pytest.mark.parametrize(("vocab", "depth"), [(3, 0), (3, 1), (3, 3), (4, 2)])
 def test_sampled_chains_keep_the_distribution(rule, kind, vocab, depth):
     for seed in SEEDS:
@@ -35,7 +35,7 @@ def test_sampled_chains_keep_the_distribution(rule, kind, vocab, depth):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", [rejection, block])
+@pytest.mark.parametrize("rule", [rejection, block, traversal])
 def test_deterministic_chains_keep_the_distribution(rule, kind):
     for seed in SEEDS:
         world = World(4, seed, kind)
@@ -45,20 +45,22 @@ def test_deterministic_chains_keep_the_distribution(rule, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("siblings", [worlds.independent, worlds.distinct, worlds.continued, worlds.mixed])
 @pytest.mark.parametrize(("vocab", "widths"), [(3, (2, 2)), (3, (3,)), (3, (3, 1)), (4, (2, 1))])
-def test_trees_keep_the_distribution(siblings, kind, vocab, widths):
+@pytest.mark.parametrize("rule", [rejection, traversal])
+def test_trees_keep_the_distribution(rule, siblings, kind, vocab, widths):
     world = World(vocab, 11, kind)
-    assert distribution_error(world, rejection, worlds.trees(world, widths, siblings), len(widths)) < EXACT
+    assert distribution_error(world, rule, worlds.trees(world, widths, siblings), len(widths)) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("widths", [(2, 2), (3, 2, 1), (4, 3)])
-def test_deterministic_trees_keep_the_distribution(kind, widths):
+@pytest.mark.parametrize("rule", [rejection, traversal])
+def test_deterministic_trees_keep_the_distribution(rule, kind, widths):
     for seed in SEEDS:
         world = World(4, seed, kind)
-        assert distribution_error(world, rejection, worlds.fixed_tree(world, widths), len(widths)) < EXACT
+        assert distribution_error(world, rule, worlds.fixed_tree(world, widths), len(widths)) < EXACT
 
 
-@pytest.mark.parametrize(("rule", "mean"), [(rejection, 10 / 9), (block, 11 / 9)])
+@pytest.mark.parametrize(("rule", "mean"), [(rejection, 10 / 9), (block, 11 / 9), (traversal, 11 / 9)])
 def test_golden_means(rule, mean):
     """The toy of Sun et al.: p = (1/3, 2/3), q = (2/3, 1/3), two guesses."""
     world = World(2, 0)
@@ -78,6 +80,34 @@ def test_block_accepts_at_least_as_much_as_rejection():
     assert max(gains) > 0.05
 
 
+@pytest.mark.parametrize("drafts", [lambda w: worlds.chains(w, 3), lambda w: worlds.fixed_chain(w, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_traversal_of_a_chain_is_block(drafts, kind):
+    for seed in SEEDS:
+        world = World(3, seed, kind)
+        by_block, by_traversal = (emitted(world, rule, drafts(world))[0] for rule in (block, traversal))
+        for key in {*by_block, *by_traversal}:
+            assert by_traversal.get(key, 0.0) == pytest.approx(by_block.get(key, 0.0), abs=EXACT)
+
+
+@pytest.mark.parametrize("siblings", [worlds.independent, worlds.distinct])
+def test_traversal_accepts_more_of_a_tree_than_rejection(siblings):
+    gains = []
+    for seed in range(6):
+        world = World(3, seed)
+        of = [emitted(world, rule, worlds.trees(world, (2, 2), siblings))[1] for rule in (rejection, traversal)]
+        gains.append(of[1] - of[0])
+    assert min(gains) >= -EXACT and max(gains) > 0.01
+
+
+def test_traversal_of_one_level_is_rejection():
+    for seed in SEEDS:
+        world = World(4, seed)
+        drafts = [list(worlds.trees(world, (3,), worlds.distinct)) for _ in range(2)]
+        of = [emitted(world, rule, iter(d))[0] for rule, d in zip((rejection, traversal), drafts, strict=True)]
+        assert all(of[0].get(key, 0.0) == pytest.approx(of[1].get(key, 0.0), abs=EXACT) for key in {*of[0], *of[1]})
+
+
 @pytest.mark.parametrize("drafts", [lambda w: worlds.chains(w, 1), lambda w: worlds.fixed_chain(w, 3)])
 def test_block_is_rejection_for_one_guess_and_for_deterministic_guesses(drafts):
     for seed in SEEDS:
@@ -87,14 +117,14 @@ def test_block_is_rejection_for_one_guess_and_for_deterministic_guesses(drafts):
         assert all(by_rejection[key] == pytest.approx(by_block[key], abs=EXACT) for key in by_rejection)
 
 
-@pytest.mark.parametrize("rule", [rejection, block])
+@pytest.mark.parametrize("rule", [rejection, block, traversal])
 def test_the_acceptance_of_one_guess_is_the_overlap(rule):
     world = World(4, 5)
     _, accepted = emitted(world, rule, worlds.chains(world, 1))
     assert accepted == pytest.approx(np.minimum(world.p(()), world.q(())).sum(), abs=EXACT)
 
 
-@pytest.mark.parametrize("rule", [rejection, block])
+@pytest.mark.parametrize("rule", [rejection, block, traversal])
 def test_a_greedy_target_is_followed_exactly(rule):
     """p a point mass: the rules are `match`, whatever the drafter draws."""
     world = World(3, 2, "point_p")
@@ -108,7 +138,7 @@ def test_a_greedy_target_is_followed_exactly(rule):
 
 def test_identical_distributions_accept_everything():
     world = World(3, 4, "same")
-    for rule in (rejection, block):
+    for rule in (rejection, block, traversal):
         _, accepted = emitted(world, rule, worlds.chains(world, 3))
         assert accepted == pytest.approx(3, abs=EXACT)
 
@@ -119,7 +149,7 @@ def test_block_refuses_a_tree():
         block(tree, np.full((3, 4), 0.25), coins=worlds.Exploring([]))
 
 
-@pytest.mark.parametrize("rule", [rejection, block])
+@pytest.mark.parametrize("rule", [rejection, block, traversal])
 @pytest.mark.parametrize("token", [4, 400, -1])
 @pytest.mark.parametrize("with_draft_probs", [True, False])
 def test_guesses_outside_the_vocabulary_never_change_the_distribution(rule, token, with_draft_probs):
@@ -137,7 +167,7 @@ def test_draft_probs_that_are_not_finite_still_yield_tokens(broken):
     """Invalid draft_probs may bias their own round under `rejection`, but never fail a request or leave p's support."""
     world = World(4, 7, "zeros_p")
     draft = Draft("s", (1, 2), (-1, 0), draft_probs=np.array([[0.5, 0.5, broken, 0.0], [broken, 0.5, 0.5, 0.0]]))
-    for rule in (rejection, block):
+    for rule in (rejection, block, traversal):
         outcomes = list(worlds.explore(lambda coins, rule=rule: rule(draft, world.rows(draft), coins=coins)))
         assert sum(mass for mass, _ in outcomes) == pytest.approx(1)
         assert all(world.truth(len(v.tokens))[v.tokens] > 0 for mass, v in outcomes if mass > 0)

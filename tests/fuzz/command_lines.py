@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +88,8 @@ VALID: dict[str, tuple[str, ...]] = {
     "drafter_link": ("50GB/s", "900MB/s", "0GB/s", "9" * 400 + "GB/s", "1TB/s", "nanGB/s", "５GB/s"),
     "link_latency": _TIMES, "overhead": _TIMES, "policy_time": ("measured", *_TIMES),
     "precision": _FORMATS, "cache": _FORMATS,
+    "output": ("{folder}/trained", "{folder}", "{missing}", "{text}", "."),
+    "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),
 }  # fmt: skip
 """Forms of each text, right and nearly right, by the name of its parameter."""
 
@@ -102,6 +105,8 @@ BASES: dict[str, tuple[str, ...]] = {
     "popularity": ("--model", "random:mixtral:tiny", "--max-tokens", "1", "--memory", "64MiB", "--threads", "1",
                    "--limit", "1"),
     "calibrate": ("--model", MODEL, "--memory", "64MiB", "--threads", "1", "--seconds", "0.2", "--drafter", "none"),
+    "train": ("--model", MODEL, "--memory", "64MiB", "--threads", "1", "--prompts", "{prompts}", "--answer-tokens", "2",
+              "--steps", "1", "--batch", "16", "--vocabulary", "100", "--output", "{folder}/trained"),
     "replay": ("--rounds", "50", "--concurrency", "1", "--output", "16", "--policy-time", "0us"),
     "doctor": (),
 }  # fmt: skip
@@ -148,6 +153,7 @@ def make_files(folder: Path) -> dict[str, str]:
         "options_user": 'model = "~nosuchuser/x"\n',
     }
     found = {}
+    shutil.rmtree(folder / "trained", ignore_errors=True)  # a run that is there would be gone on with
     for name, text in texts.items():
         suffix = {"prompts": ".jsonl", "options": ".toml"}.get(name.partition("_")[0], ".json")
         path = folder / f"{name}{suffix}"

@@ -1,8 +1,8 @@
-"""What a step does natively beside the tape, against plain Python: packing, and following greedy guesses."""
+"""What a step does natively beside the tape, against plain Python: packing, and following guesses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("wager.kernels._native")
 
-from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.base import BLOCK_SIZE, BatchBuffers
+from wager.kernels.cpu import CpuKernels
 from wager.kernels.inputs import Inputs
-from wager.kernels.matcher import GreedyMatcher
-from wager.kernels.packer import InputPacker
+from wager.kernels.matcher import token_matcher
+from wager.kernels.noise import argmax_gumbel
+from wager.kernels.packer import input_packer
 from wager.types import Draft, Outcome, PackedBatch, Span
 from wager.verify import accept
 from wager.verify.pack import pack
 
 MAX_ROWS, MAX_SEQUENCES, MAX_BLOCKS = 96, 5, 7
+NO_LOGITS = np.zeros((0, 40), np.float32)
 
 
 @dataclass
@@ -28,6 +31,10 @@ class Running:
     """What the matcher asks of a sequence."""
 
     greedy: Any = True
+    temperature: float | None = None
+    seed: int = 0
+    choice: int = 0
+    tokens: list[int] = field(default_factory=list)
 
 
 @st.composite
@@ -48,15 +55,15 @@ def steps(draw):
     return spans, drafts, tables
 
 
-def packer() -> InputPacker:
+def packer() -> BatchBuffers:
     inputs = Inputs.allocate(max_rows=MAX_ROWS, max_sequences=MAX_SEQUENCES, max_blocks=MAX_BLOCKS)
-    for field in fields(PackedBatch):
-        getattr(inputs, field.name)[...] = 77  # what an earlier step left
-    return InputPacker(inputs)
+    for each in fields(PackedBatch):
+        getattr(inputs, each.name)[...] = 77  # what an earlier step left
+    return input_packer(inputs)
 
 
 def equal(one: PackedBatch, other: PackedBatch) -> bool:
-    pairs = [(getattr(one, field.name), getattr(other, field.name)) for field in fields(PackedBatch)]
+    pairs = [(getattr(one, each.name), getattr(other, each.name)) for each in fields(PackedBatch)]
     return all(left.dtype == right.dtype and np.array_equal(left, right) for left, right in pairs)
 
 
@@ -125,18 +132,68 @@ def test_greedy_guesses_are_followed_as_by_the_rule(step, data):
                 verdict = accept.match(draft, targets)
                 drafted_by = (draft.drafter,) * len(verdict.accepted) + ("",)
                 expected[span.seq_id] = Outcome(verdict, len(draft), drafted_by)
-    found = GreedyMatcher().match(spans, drafts, greedy, sequences)
+    found, complete = token_matcher(None).match(spans, drafts, greedy, NO_LOGITS, sequences)
     assert found == expected and list(found) == list(expected)
+    assert complete == (None not in expected.values())
 
 
 def test_outcomes_are_values_like_those_made_in_python():
     spans, drafts = [Span("a", 0, (1,), True, 4)], {"a": Draft.chain("a", (5, 6), drafter="d")}
-    found = GreedyMatcher().match(spans, drafts, [5, 9, 1], {"a": Running()})
+    found, _ = token_matcher(None).match(spans, drafts, [5, 9, 1], NO_LOGITS, {"a": Running()})
     outcome = found["a"]
     made = Outcome(accept.match(drafts["a"], [5, 9, 1]), 2, ("d", ""))
     assert (outcome, hash(outcome), repr(outcome)) == (made, hash(made), repr(made))
     with pytest.raises(AttributeError):
         outcome.drafted = 3
+
+
+VOCAB = 40
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps(), st.data())
+def test_sampled_guesses_are_followed_as_by_the_rule(step, data):
+    spans, drafts, _ = step
+    kernels, rng = CpuKernels(threads=1), np.random.default_rng(data.draw(st.integers(0, 99)))
+    spans = [replace(span, needs_logits=True) for span in spans]
+    sequences, logits, expected = {}, [], {}
+    for span in spans:
+        temperature = data.draw(st.sampled_from([0.3, 0.9, None]))
+        known = list(range(span.num_computed_tokens + len(span.tokens)))
+        choice, seed = data.draw(st.integers(0, 2)), data.draw(st.sampled_from([0, 7, 2**64 - 1]))
+        sequence = sequences[span.seq_id] = Running(temperature is None, temperature, seed, choice, known)
+        draft = drafts.get(span.seq_id, Draft(span.seq_id))
+        rows = rng.normal(size=(1 + len(draft), VOCAB)).astype(np.float32)
+        rows[:, 4:] -= 9  # the guesses are among the first four
+        if data.draw(st.integers(0, 5)) == 0:
+            rows[data.draw(st.integers(0, len(draft))), 3] = np.nan
+        depths = [0, *draft.depths]
+        tokens = [_sampled(kernels, row, sequence, depth) for row, depth in zip(rows, depths, strict=True)]
+        verdict = accept.match(draft, tokens)
+        reached = tokens if temperature is None else verdict.tokens  # of greedy ones every row is looked at
+        drafted_by = (draft.drafter,) * len(verdict.accepted) + ("",)
+        expected[span.seq_id] = None if min(reached) < 0 else Outcome(verdict, len(draft), drafted_by)
+        logits.append(rows)
+    joined = np.concatenate(logits)
+    greedy = [-1 if np.isnan(row).any() else int(row.argmax()) for row in joined]
+    found, complete = token_matcher(kernels).match(spans, drafts, greedy, joined, sequences)
+    assert found == expected and list(found) == list(expected)
+    assert complete == (None not in expected.values())
+
+
+def _sampled(kernels: CpuKernels, row: Any, sequence: Running, depth: int) -> int:
+    """The token after a row of logits, -1 where there is none."""
+    if np.isnan(row).any():
+        return -1
+    temperature = sequence.temperature or 0.0
+    return int(argmax_gumbel(row, temperature, sequence.seed, len(sequence.tokens) + depth, sequence.choice))
+
+
+@pytest.mark.parametrize("logits", [np.zeros((2, 8), np.float32), np.zeros((9, 8)), np.zeros(72, np.float32), [0.5]])
+def test_logits_that_are_no_rows_of_floats_are_left_to_python(logits: Any) -> None:
+    spans, drafts = [Span("a", 0, (1,), True, 4)], {"a": Draft.chain("a", (5, 6), drafter="d")}
+    sampled = {"a": Running(False, 0.5, 0, 0, [1])}
+    assert token_matcher(CpuKernels(threads=1)).match(spans, drafts, [5, 6, 7], logits, sampled) is None
 
 
 @pytest.mark.parametrize(
@@ -146,4 +203,4 @@ def test_outcomes_are_values_like_those_made_in_python():
 )
 def test_what_is_not_as_it_should_be_is_left_to_python(greedy: list[Any], sequences: dict[str, Any]) -> None:
     spans, drafts = [Span("a", 0, (1,), True, 4)], {"a": Draft.chain("a", (5, 6), drafter="d")}
-    assert GreedyMatcher().match(spans, drafts, greedy, sequences) is None
+    assert token_matcher(None).match(spans, drafts, greedy, NO_LOGITS, sequences) is None

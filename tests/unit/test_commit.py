@@ -13,10 +13,11 @@ pytest.importorskip("wager.kernels._native")
 from wager.draft.base import Drafter
 from wager.draft.random_tree import RandomTreeDrafter
 from wager.engine.core import Engine
+from wager.engine.records import StepCounter
 from wager.testing import FakeClock, OracleDrafter, ToyDistribution, ToyOracle
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
-from wager.types import OutputDelta, Request, SamplingParams
+from wager.types import OutputDelta, Request, SamplingParams, StepRecord
 
 LAW = ToyDistribution(vocab=40, eos=3)
 
@@ -86,15 +87,20 @@ def engines(drafter: str, num_blocks: int, clock: FakeClock) -> Engine:
 @pytest.mark.parametrize("drafter", ["none", "oracle", "tree"])
 def test_runs_are_equal_with_and_without_the_native_step(drafter: str, num_blocks: int, seed: int) -> None:
     made = requests(random.Random(seed))
-    outputs = []
+    outputs: list[list[OutputDelta]] = []
+    records: dict[bool, list[StepRecord]] = {True: [], False: []}
     for native in (True, False):
         clock = FakeClock()
         engine = engines(drafter, num_blocks, clock)
         assert engine.scheduler._committer is not None and engine.runner._matcher is not None
+        assert engine.scheduler._plain is not None and not isinstance(engine._counter, StepCounter)
         if not native:
-            engine.scheduler._committer = engine.runner._matcher = None
+            engine.scheduler._plain = engine.scheduler._committer = engine.runner._matcher = None
+            engine._counter = StepCounter()
+        engine.on_step = records[native].append
         outputs.append(run(engine, clock, made))
     assert outputs[0] == outputs[1]
+    assert records[True] == records[False]
     assert [delta.stats for delta in outputs[0]] == [delta.stats for delta in outputs[1]]
 
 

@@ -95,7 +95,7 @@ def test_guesses_are_its_own_law_through_any_history(pages: int, max_rows: int, 
     drafter = DraftModel(target, inner=_inner(inner))
     texts: list[_Text] = []
     declined = guessed = 0
-    for step in range(150):
+    for step in range(60 if inner else 150):
         if len(texts) < 5 and rng.random() < 0.4:
             seed = step if rng.random() < 0.5 else 1  # half of them share a prompt
             texts.append(_Text(f"s{step}", rng.choice(PARAMS), length=rng.choice((1, 17, 40)), seed=seed))
@@ -122,7 +122,7 @@ def test_guesses_are_its_own_law_through_any_history(pages: int, max_rows: int, 
         for text in [text for text in texts if len(text.known) > 70 or rng.random() < 0.03]:
             drafter.end(text.name)
             texts.remove(text)
-    assert guessed > 300 and (declined > 10) == (pages == 14)
+    assert guessed > (100 if inner else 300) and (declined > (3 if inner else 10)) == (pages == 14)
     for text in texts:
         drafter.end(text.name)
     drafter.block_pool.check({})

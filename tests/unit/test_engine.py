@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from wager.draft.base import Drafter
 from wager.draft.lookup import LookupDrafter
 from wager.draft.lookup_rates import LookupSources
+from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
+from wager.draft.stages import InnerDrafter
 from wager.economics.policy.fixed import FixedDepth
 from wager.engine.proposer import Proposer
 from wager.errors import RequestError, UsageError
@@ -65,7 +68,25 @@ DRAFTERS = {
     "silent": lambda: DecliningDrafter(),
     "twins": lambda: DuplicateSiblingsDrafter(),
     "dying": lambda: FailingDrafter(calls=20),
+    "model": lambda: _model(),
+    "model-tree": lambda: _model(trees=True),
+    "staged": lambda: _model(inner=InnerDrafter(NgramDrafter(), vocab=LAW.vocab)),
+    "staged-dying": lambda: _model(inner=InnerDrafter(FailingDrafter(calls=20), vocab=LAW.vocab)),
+    "staged-twice": lambda: _model(
+        inner=InnerDrafter(_model(inner=InnerDrafter(NgramDrafter(), vocab=LAW.vocab)), vocab=LAW.vocab)
+    ),
+    "merged": lambda: MergedDrafter([NgramDrafter(), _model()], vocab=LAW.vocab),
+    "merged-odd": lambda: MergedDrafter(
+        [FailingDrafter(calls=20), _model(trees=True), OutsideVocabularyDrafter(LAW.vocab), OverlongDrafter()],
+        vocab=LAW.vocab,
+    ),
 }
+NEAR = replace(LAW, drift=0.3, salt=4)
+
+
+def _model(**options: Any) -> DraftModel:
+    return DraftModel(ToyTarget(NEAR, num_blocks=60, max_rows=40), **options)
+
 
 SETTINGS = {
     "roomy": {"num_blocks": 256, "max_rows": 128},
@@ -261,7 +282,7 @@ class FragileLaw(ToyDistribution):
         return z
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_row_that_fails_beyond_the_end_of_a_text_hurts_nobody(rule: VerifyRule, temperature: float) -> None:
     law = FragileLaw(vocab=48, order=1, sharpness=4.0)
@@ -297,7 +318,7 @@ def test_a_failed_request_leaves_the_pages_of_its_twin_alone() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 def test_every_rule_verifies_what_a_draft_model_guesses(rule: VerifyRule, temperature: float) -> None:
     twin = ToyTarget(LAW, num_blocks=64)
     engine = toy_engine(LAW, drafter=DraftModel(twin), depth=4, rule=rule)
@@ -346,7 +367,7 @@ def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], g
         assert sorted(chunks)[len(chunks) // 2] >= 56
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 def test_a_full_step_cuts_guesses_and_changes_nothing(rule: VerifyRule) -> None:
     """Draws have to fit before they are drawn, or what is kept would tell what was drawn."""
     policy = Watched(6)

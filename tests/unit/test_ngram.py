@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 
 from wager.draft.model import DraftModel
 from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter, PythonNgramTable, ngram_table
-from wager.draft.registry import (
-    AUTO,
-    KINDS,
-    DrafterParts,
-    DrafterSpec,
-    build_drafter,
-    descriptions,
-    parse_drafters,
-)
+from wager.draft.option import parse_drafters
+from wager.draft.registry import AUTO, KINDS, DrafterParts, DrafterSpec, build_drafter, descriptions
 from wager.errors import UsageError
 from wager.types import Draft, DraftRequest, SamplingParams
 
@@ -153,7 +146,7 @@ def test_a_kind_says_of_its_drafter_what_the_drafter_says_of_itself() -> None:
         if kind.argument not in ("path", "store"):
             drafter = build_drafter(DrafterSpec(name), DrafterParts(vocab=50))
             assert (drafter.name, drafter.makes_trees, drafter.samples) == (name, kind.makes_trees, kind.samples)
-    assert KINDS["model"].makes_trees is DraftModel.makes_trees and KINDS["model"].samples is DraftModel.samples
+    assert KINDS["model"].samples is DraftModel.samples
     with pytest.raises(UsageError, match="Unknown drafter 'oracle'"):
         build_drafter(DrafterSpec("oracle"), DrafterParts(vocab=50))
     with pytest.raises(UsageError, match="no loaded model"):

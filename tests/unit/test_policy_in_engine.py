@@ -129,7 +129,7 @@ def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
     assert [each.token_ids for each in again] == plain()
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 def test_a_drafter_that_was_not_asked_for_a_while_is_up_to_date(rule: str) -> None:
     """An identical model is right in every guess it makes (under `match`), however long it was not asked."""
     model = DraftModel(ToyTarget(LAW, num_blocks=200))

@@ -81,7 +81,7 @@ def timed() -> tuple[Engine, SlowPolicy, FakeClock]:
     drafter.clock = clock
     engine = toy_engine(LAW, drafter=drafter, policy=policy, trace=Trace(clock))
     engine.runner.target.forward = slowed(clock, 512.0, engine.runner.target.forward)  # type: ignore[method-assign]
-    engine.scheduler._committer = None  # the way through Python, of which each part can be slowed
+    engine.scheduler._plain = engine.scheduler._committer = None  # so that each part can be slowed
     engine.scheduler.block_pool.commit = slowed(clock, 1024.0, engine.scheduler.block_pool.commit)  # type: ignore[method-assign]
     engine.scheduler.block_pool.reserve = slowed(clock, 2048.0, engine.scheduler.block_pool.reserve)  # type: ignore[method-assign]
     return engine, policy, clock

@@ -16,13 +16,15 @@ from wager.build import memory_plan as memory
 from wager.build import policy as policies
 from wager.build.memory_plan import MemoryPlan
 from wager.build.opened import OpenedModel, open_target
+from wager.build.opened_heads import OpenedHead
 from wager.config import EngineConfig, check_rule_for_trees
 from wager.draft.base import Drafter
 from wager.economics.latency.surface import LatencySurface
 from wager.engine.core import Engine
+from wager.engine.limits import check_length
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
-from wager.engine.scheduler import Scheduler, check_length
+from wager.engine.scheduler import Scheduler
 from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import Kernels
@@ -145,10 +147,10 @@ def load(
         decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
         target = LoadedTarget(config, model, decoder, kernels, plan)
     for item in opened:
-        if item.model is not None:
-            report(f"loading the draft model {item.model.path.name}")
-    blocks, vocab = target.memory_plan.num_blocks, target.decoder.vocab
-    built = [drafting.build(item, config, kernels=kernels, num_blocks=blocks, vocab=vocab) for item in opened]
+        for loaded in item.models:
+            report(f"loading the {'head' if isinstance(loaded, OpenedHead) else 'draft model'} {loaded.path.name}")
+    blocks, decoder = target.memory_plan.num_blocks, target.decoder
+    built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks) for item in opened]
     return _assemble(config, target, [drafter] if drafter else built, plan, report=report)
 
 

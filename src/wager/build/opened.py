@@ -20,6 +20,10 @@ from wager.models.transformer import Decoder, refuse_int8_latents
 from wager.models.weights import Weights
 from wager.types import KVDtype
 
+_DRAFT_LOGITS_ROWS = 16
+"""Rows with logits in a pass of a draft model at least; otherwise as many as sequences, since the next guess of each is
+drawn from one row. Trees and guesses of a drafter of its own take more, in further passes if need be."""
+
 
 @dataclass(frozen=True)
 class PassLimits:
@@ -122,7 +126,8 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedM
     path, weights, tokenizer = open_model(model)
     check_same_vocabulary(target.tokenizer, tokenizer)
     context = min(target.limits.context, weights.spec.context)
-    sequences = target.limits.sequences  # one logits row per sequence: the next guess is drawn from it
+    sequences = target.limits.sequences
+    logits_rows = min(config.capacity.max_rows, max(sequences, _DRAFT_LOGITS_ROWS))
     kv_dtype: KVDtype = "bf16" if isinstance(weights.spec.attention, Mla) else config.model.kv_dtype
-    limits = PassLimits(config.capacity.max_rows, sequences, context, logits_rows=sequences, kv_dtype=kv_dtype)
+    limits = PassLimits(config.capacity.max_rows, sequences, context, logits_rows=logits_rows, kv_dtype=kv_dtype)
     return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)

@@ -29,6 +29,7 @@ VERBS = {
     "plan": "Compute from published figures which draft depth pays, where, and why.",
     "acceptance": "Measure how often a drafter's tokens are accepted on your prompts.",
     "popularity": "Count which experts a model chooses for your prompts, for plan.",
+    "train": "Train a drafter for a model, on answers of the model itself.",
     "calibrate": "Measure what steps take on this machine, and store it.",
     "replay": "Compare policies on a simulated server; no model.",
     "doctor": "Show the machine's kernels, models and calibrations, and what is missing.",

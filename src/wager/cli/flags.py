@@ -17,7 +17,8 @@ from click.core import ParameterSource
 from wager.bench.workload import builtin, read_prompts, spread
 from wager.cli import parameters
 from wager.config import DEFAULT_MODEL, DTYPES, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
-from wager.draft.registry import descriptions, parse_drafters
+from wager.draft.option import parse_drafters
+from wager.draft.registry import descriptions
 from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
 from wager.types import KVDtype, SamplingParams, VerifyRule
@@ -120,8 +121,8 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "objective": click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
                  help="Of the adaptive policy: throughput, latency, or slo:TIME (per token, such as slo:20ms)."),
     "verify": click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
-                 help="Which guesses are accepted. match keeps every byte; rejection and block keep the "
-                 "distribution of sampled text."),
+                 help="Which guesses are accepted. match keeps every byte; rejection, block (of chains) "
+                 "and traversal (of trees too) keep the distribution of sampled text."),
     "dtype": click.option("--dtype", type=click.Choice([*DTYPES, "bfloat16"]), default="auto", show_default=True,
                  help="Of the weights: auto multiplies a GGUF file in its own types and other models in bf16; q8 and "
                  "q4 quantise what has more bits."),

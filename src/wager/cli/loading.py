@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from wager.cli import console
 from wager.config import EngineConfig
-from wager.draft.registry import KINDS
 
 if TYPE_CHECKING:
     from wager.build.load import LoadedEngine
@@ -52,7 +51,7 @@ def open_engine(
 
 
 def _draft_models(config: EngineConfig) -> list[str]:
-    return [spec.argument or "" for spec in config.speculation.drafters if KINDS[spec.name].runs_a_model]
+    return [model for spec in config.speculation.drafters for model in spec.models]
 
 
 def _fetch(models: list[str]) -> None:

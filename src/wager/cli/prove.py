@@ -105,7 +105,7 @@ def _open_plain(configs: Mapping[str, EngineConfig]) -> LoadedEngine:
     [first, *_] = configs.values()
     plain = first.with_options(drafter="none", prefix_cache=False)
     for config in configs.values():
-        if any(KINDS[spec.name].runs_a_model for spec in config.speculation.drafters):
+        if any(spec.models for spec in config.speculation.drafters):
             return open_engine(plain, like=open_engine(config.with_options(prefix_cache=False)))
     return open_engine(plain)
 

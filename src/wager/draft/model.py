@@ -50,6 +50,7 @@ class DraftModel:
     default_depth = 4
     max_depth = 8
     samples = True
+    makes_trees = False
 
     def __init__(
         self,

@@ -6,35 +6,51 @@ It imports no drafter: the configuration parses names with it; factories import 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from wager.errors import UsageError
-from wager.inputs import did_you_mean, shown, whole_number
 
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
+    from wager.draft.heads.autoregressive import StateHead
     from wager.draft.store_file import StoreFile
     from wager.kernels.base import Kernels, Target
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """A parsed drafter option, `NAME[:ARG]`."""
+    """A parsed drafter option: `NAME[:ARG]`, with `+INNER` behind it the drafter of the drafter, or `A//B`: the `parts`
+    of which one tree is made."""
 
     name: str
     argument: str | None = None
+    inner: DrafterSpec | None = None
+    parts: tuple[DrafterSpec, ...] = ()
 
     def __str__(self) -> str:
-        return self.name if self.argument is None else f"{self.name}:{self.argument}"
+        own = self.name if self.argument is None else f"{self.name}:{self.argument}"
+        return own if self.inner is None else f"{own}+{self.inner}"
+
+    @property
+    def all(self) -> tuple[DrafterSpec, ...]:
+        """This drafter, its own drafter or its parts, theirs, and so on."""
+        below = self.parts if self.inner is None else (self.inner, *self.parts)
+        return (self, *(each for spec in below for each in spec.all))
+
+    @property
+    def models(self) -> list[str]:
+        """Paths of all the models that it runs."""
+        return [spec.argument or "" for spec in self.all if not spec.parts and KINDS[spec.name].runs_a_model]
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
     """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
-    `max_context`; for a drafter that runs a model, that model, loaded, and the kernels it samples with; for one that
-    reads a store, the store, open."""
+    `max_context`; for a drafter that runs a model or a head on the target's states, that model or head, loaded, and the
+    kernels it samples with; for one that reads a store, the store, open. `inner` is the drafter's own drafter, `depth`
+    the guesses of a round that the head was made for."""
 
     vocab: int
     max_context: int | None = None
@@ -42,6 +58,10 @@ class DrafterParts:
     kernels: Kernels | None = None
     prefix_cache: bool = True
     store: StoreFile | None = None
+    inner: Drafter | None = None
+    max_logits_rows: int | None = None
+    head: StateHead | None = None
+    depth: int | None = None
 
 
 Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
@@ -51,10 +71,11 @@ Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
 class DrafterKind:
     """A name in the registry.
 
-    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
-    loaded for it) or "store" (required, the file of a store). placeholder: what the argument is called in help. range:
-    least and largest number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not
-    certain. reads_predictions: guesses may come from SamplingParams.prediction.
+    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model or head that
+    is loaded for it) or "store" (required, the file of a store). placeholder: what the argument is called in help.
+    range: least and largest number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not
+    certain. takes_inner: it may have a drafter of its own. reads_states: it runs a head on the target's states.
+    reads_predictions: guesses may come from SamplingParams.prediction.
     """
 
     description: str
@@ -64,11 +85,13 @@ class DrafterKind:
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
     samples: bool = False
+    takes_inner: bool = False
+    reads_states: bool = False
     reads_predictions: bool = False
 
     @property
     def runs_a_model(self) -> bool:
-        return self.argument == "path"
+        return self.argument == "path" and not self.reads_states
 
 
 def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -102,6 +125,7 @@ def _prediction(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
 
 def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.model import DraftModel
+    from wager.draft.stages import InnerDrafter
 
     if parts.model is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no loaded model.", "Load the model and pass it as a part.")
@@ -111,7 +135,19 @@ def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
         max_context=parts.max_context,
         kernels=parts.kernels,
         prefix_cache=parts.prefix_cache,
+        name=spec.name,
+        trees=KINDS[spec.name].makes_trees,
+        inner=InnerDrafter(parts.inner, vocab=parts.vocab) if parts.inner is not None else None,
+        max_logits_rows=parts.max_logits_rows,
     )
+
+
+def _eagle3(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.heads.autoregressive import HeadDrafter
+
+    if parts.head is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no loaded head.", "Load the head and pass it as a part.")
+    return HeadDrafter(parts.head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
 
 
 def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -148,11 +184,32 @@ KINDS: Mapping[str, DrafterKind] = {
     "prediction": DrafterKind(
         "the output that the request predicts (--prediction)", _prediction, reads_predictions=True
     ),
-    "model": DrafterKind("a smaller model of the same vocabulary", _model, "path", "PATH", samples=True),
+    "model": DrafterKind(
+        "a smaller model of the same vocabulary; model:PATH+ngram: another drafter guesses what it will draw",
+        _model,
+        "path",
+        "PATH",
+        samples=True,
+        takes_inner=True,
+    ),
+    "model-tree": DrafterKind(
+        "the same, drafting trees: several candidates where it is in doubt",
+        _model,
+        "path",
+        "PATH",
+        makes_trees=True,
+        samples=True,
+    ),
+    "eagle3": DrafterKind(
+        "an EAGLE-3 head on the target's states", _eagle3, "path", "PATH", samples=True, reads_states=True
+    ),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
 """Drafters by name."""
+
+MERGED = "A//B"
+"""How one tree of the guesses of several drafters is written."""
 
 WORDS = {"none": "no speculation", "auto": "all drafters that need no weights, as it pays"}
 """What may be written instead of drafters, alone."""
@@ -165,50 +222,22 @@ def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
     form = {"none": "", "number": "[:{}]", "path": ":{}", "store": ":{}"}
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
-    return {**WORDS, **kinds}
+    return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
 
-def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:
-    """The drafters of `NAME[:ARG],...`, none for `none`, AUTO for `auto`.
-
-    Raises UsageError for an unknown name, a missing or superfluous argument, a drafter that is named twice, and `none`
-    or `auto` beside others.
-    """
-    parsed = [_parse_one(word.strip()) for word in text.split(",")]
-    for spec in parsed:
-        if len(parsed) > 1 and spec.name in WORDS:
-            raise UsageError(f"Drafter {spec.name!r} stands beside others in {text!r}.", f"Write {spec.name!r} alone.")
-    if len(set(parsed)) < len(parsed):
-        raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
-    if parsed[0].name in WORDS:
-        return AUTO if parsed[0].name == "auto" else ()
-    return tuple(parsed)
-
-
-def _parse_one(text: str) -> DrafterSpec:
-    name, colon, argument = text.partition(":")
-    if name not in KINDS and name not in WORDS:
-        near = did_you_mean(name, [*WORDS, *KINDS], otherwise="")
-        raise UsageError(f"Unknown drafter {shown(name)}.", near or f"Known drafters: {', '.join(descriptions())}.")
-    kind = KINDS.get(name)
-    expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
-    if expected == "none" and colon:
-        raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
-    if expected in ("path", "store") and not argument:
-        raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
-    if argument and kind and expected == "number":
-        number, (least, most) = whole_number(argument), kind.range
-        if number is None:
-            raise UsageError(
-                f"Drafter {name!r} takes a number, not {shown(argument)}.", f"Write {name} or {name}:{placeholder}."
-            )
-        if not least <= number <= most:
-            raise UsageError(f"{text} is out of range.", f"{placeholder} must be from {least} to {most}.")
-    return DrafterSpec(name, argument or None)
+def makes_trees(spec: DrafterSpec) -> bool:
+    return bool(spec.parts) or KINDS[spec.name].makes_trees
 
 
 def build_drafter(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    """Build a drafter by name; UsageError for one that is not registered."""
+    """Build a drafter by name; UsageError for one that is not registered. `merge_drafters` joins several."""
     if spec.name not in KINDS:
         raise UsageError(f"Unknown drafter {spec.name!r}.", f"Known drafters: {', '.join(KINDS)}.")
     return KINDS[spec.name].factory(spec, parts)
+
+
+def merge_drafters(drafters: Sequence[Drafter], *, vocab: int) -> Drafter:
+    """One drafter, of trees of the guesses of several."""
+    from wager.draft.merged import MergedDrafter
+
+    return MergedDrafter(drafters, vocab=vocab)

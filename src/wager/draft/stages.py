@@ -8,15 +8,14 @@ known, and begins again where the text went on differently.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from wager.draft.base import Drafter
+from wager.draft.guarded import GuardedDrafter
 from wager.draft.model_rounds import ChainRound
 from wager.types import Draft, DraftRequest, SamplingParams
-
-log = logging.getLogger("wager")
 
 
 @dataclass(slots=True)
@@ -32,9 +31,13 @@ class InnerDrafter:
     """`drafter` guesses for a draft model of `vocab` logits. One that raises is not asked again."""
 
     def __init__(self, drafter: Drafter, *, vocab: int) -> None:
-        self.drafter: Drafter | None = drafter
-        self._vocab = vocab
+        self._guarded = GuardedDrafter(drafter, vocab=vocab)
         self._told: dict[str, _ToldSequence] = {}
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """None once it has failed."""
+        return self._guarded.drafter
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """A sequence starts; the inner drafter learns of it when it is to guess."""
@@ -42,57 +45,32 @@ class InnerDrafter:
 
     def end(self, seq_id: str) -> None:
         told = self._told.pop(seq_id, None)
-        if told is not None and told.tokens and self.drafter is not None:
-            try:
-                self.drafter.end(seq_id)
-            except Exception as error:
-                self._fail(error)
+        if told is not None and told.tokens:
+            self._guarded.call(lambda drafter: drafter.end(seq_id), otherwise=None)
 
     def guess(self, rounds: Sequence[ChainRound]) -> dict[str, Draft]:
         """Its guesses of what follows each round's tokens, valid trees of known tokens; none where it has none."""
-        if self.drafter is None:
-            return {}
-        requests: dict[str, DraftRequest] = {}
-        try:
-            for r in rounds:
-                tokens, room = r.continuation
-                if room > 0:
-                    self._tell(self.drafter, r.request.seq_id, tokens)
-                    requests[r.request.seq_id] = _inner_request(r.request, len(tokens), room)
-            drafts = self.drafter.propose(list(requests.values())) if requests else []
-            return {
-                draft.seq_id: self._valid_part(draft, requests[draft.seq_id].depth)
-                for draft in drafts
-                if draft.seq_id in requests
-            }
-        except Exception as error:
-            self._fail(error)
-            return {}
+        requests: list[DraftRequest] = []
+        for r in rounds:
+            tokens, room = r.continuation
+            if room > 0:
+                tell = partial(_tell, seq_id=r.request.seq_id, told=self._told[r.request.seq_id], tokens=tokens)
+                self._guarded.call(tell, otherwise=None)
+                requests.append(_inner_request(r.request, len(tokens), room))
+        return self._guarded.propose(requests)
 
-    def _tell(self, drafter: Drafter, seq_id: str, tokens: Sequence[int]) -> None:
-        told = self._told[seq_id]
-        known = len(told.tokens)
-        if not known or told.tokens != tokens[:known]:
-            if known:
-                drafter.end(seq_id)
-            drafter.begin(seq_id, tokens[: told.prompt_tokens], told.params)
-            known = told.prompt_tokens
-        if len(tokens) > known:
-            drafter.accept(seq_id, tokens[known:])
-        told.tokens = list(tokens)
 
-    def _valid_part(self, draft: Draft, limit: int) -> Draft:
-        size = min(limit, len(draft.tokens), len(draft.parents))
-        for node in range(size):
-            if not (0 <= draft.tokens[node] < self._vocab and -1 <= draft.parents[node] < node):
-                size = node
-                break
-        return Draft(draft.seq_id, tuple(draft.tokens[:size]), tuple(draft.parents[:size]))
-
-    def _fail(self, error: Exception) -> None:
-        name = self.drafter.name if self.drafter is not None else ""
-        log.warning("Drafter %r of a draft model failed and is switched off: %s: %s", name, type(error).__name__, error)
-        self.drafter = None
+def _tell(drafter: Drafter, seq_id: str, told: _ToldSequence, tokens: list[int]) -> None:
+    """Bring the drafter's sequence to `tokens`; it begins again where it was told others."""
+    known = len(told.tokens)
+    if not known or told.tokens != tokens[:known]:
+        if known:
+            drafter.end(seq_id)
+        drafter.begin(seq_id, tokens[: told.prompt_tokens], told.params)
+        known = told.prompt_tokens
+    if len(tokens) > known:
+        drafter.accept(seq_id, tokens[known:])
+    told.tokens = tokens
 
 
 def _inner_request(request: DraftRequest, position: int, depth: int) -> DraftRequest:

@@ -29,7 +29,6 @@ AGING_INTERVAL = 32  # steps between calls of `age`
 _AGED = 0.92  # weight an observation keeps then: half of it after some 250 steps
 _MAX_DEPTH = 16  # deeper tokens share the estimate of this depth
 BIN_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # of conditional confidence
-_BORDERS = np.array(BIN_BORDERS)
 HIGHEST_RATE = 0.999  # bound of an acceptance rate, so that its log-odds stay moderate; 1 less it is the lowest
 _MAX_ODDS = HIGHEST_RATE / (1 - HIGHEST_RATE)
 _MAX_LOG_ODDS = math.log(_MAX_ODDS)
@@ -124,7 +123,7 @@ class AcceptanceModel:
         self.bins = LogOddsTable([0.0] * (len(BIN_BORDERS) + 1), chained=False)
         self.has_scores = False  # whether its last draft carried confidence
         self._mean, self._spread = 0.0, _SPREAD  # of the offsets of sequences
-        self._ended = np.zeros(3)  # of sequences that ended: number, sum of offsets, and of their squares
+        self._ended = 0.0, 0.0, 0.0  # of sequences that ended: number, sum of offsets, and of their squares
         self._shifts, self._num_shifts = np.ones((_CONFIDENCE_SHIFTS, _MAX_DEPTH)), 0
 
     def start_sequence(self) -> SequenceAcceptance:
@@ -133,27 +132,27 @@ class AcceptanceModel:
 
     def end_sequence(self, sequence: SequenceAcceptance) -> None:
         """It goes on counting for how much sequences differ."""
-        self._ended = _ENDED * self._ended + [1.0, sequence.mean, sequence.mean**2 + sequence.variance]
+        number, total, squares = (_ENDED * each for each in self._ended)
+        self._ended = number + 1.0, total + sequence.mean, squares + sequence.mean**2 + sequence.variance
 
     def compare_sequences(self, sequences: Sequence[SequenceAcceptance]) -> None:
         """Estimate anew how much sequences differ (a step of expectation-maximisation), and what each of them is
         therefore taken for: what was observed of it counts the less, the less they differ."""
-        mean = np.array([sequence.mean for sequence in sequences])
-        variance = np.array([sequence.variance for sequence in sequences])
-        number, total, squares = self._ended + [len(mean), mean.sum(), (mean**2 + variance).sum()]
-        number += _PRIOR_SEQUENCES
-        centre = total / number
-        # squares around the centre; the prior's are around 0
-        spread = (squares + _PRIOR_SEQUENCES * _SPREAD) / number - centre**2
-        observed = np.maximum(1 / variance - 1 / self._spread, 0.0)
-        evidence = mean / variance - self._mean / self._spread
-        variance = 1 / (1 / spread + observed)
-        mean = variance * (centre / spread + evidence)
-        self._mean, self._spread = float(centre), float(spread)
-        bounded = np.minimum(np.maximum(mean, -_MAX_LOG_ODDS), _MAX_LOG_ODDS).tolist()
-        columns = bounded, variance.tolist(), [math.exp(each) for each in bounded]
-        for sequence, mean_of, variance_of, odds in zip(sequences, *columns, strict=True):
-            sequence.mean, sequence.variance, sequence.odds = mean_of, variance_of, odds
+        number, total, squares = self._ended
+        number += len(sequences) + _PRIOR_SEQUENCES
+        centre = (total + sum([each.mean for each in sequences])) / number
+        squares += sum([each.mean**2 + each.variance for each in sequences]) + _PRIOR_SEQUENCES * _SPREAD
+        spread = squares / number - centre**2  # squares around the centre; the prior's are around 0
+        for each in sequences:
+            variance = 1 / (1 / spread + max(1 / each.variance - 1 / self._spread, 0.0))
+            evidence = each.mean / each.variance - self._mean / self._spread
+            each.set(variance * (centre / spread + evidence), variance)
+        self._mean, self._spread = centre, spread
+
+    @property
+    def confidence_shifts(self) -> Floats:
+        """Samples of how scores moved the odds of survival, [samples, depth]."""
+        return self._shifts[: max(4, self._num_shifts)]
 
     def forecast(self, sequences: Sequence[SequenceAcceptance], depth: int) -> Floats:
         """Survival of depths 1 .. `depth`, [sequences, depth], averaged over what the offset of a sequence may be."""
@@ -197,7 +196,7 @@ class AcceptanceModel:
 
     def _admission(self, survival: Floats, min_admitted: Floats, min_survival: Floats) -> ExpectedAdmission:
         columns = np.minimum(np.arange(survival.shape[1]), _MAX_DEPTH - 1)
-        shifts = self._shifts[: max(4, self._num_shifts), columns]
+        shifts = self.confidence_shifts[:, columns]
         later = (survival / np.maximum(1 - survival, 1e-6))[:, None] * shifts  # odds, [sequences, samples, depth]
         later /= 1 + later
         number = later.shape[1]  # sums over it take half the time that means do
@@ -249,7 +248,7 @@ class AcceptanceModel:
             above = confidence[:, :-1]
             confidence[:, 1:] /= np.where(above > 0, above, np.inf)
             np.minimum(confidence, HIGHEST_RATE, out=confidence)
-            scored = confidence * np.array(self.bins.odds)[np.searchsorted(_BORDERS, confidence, side="right")]
+            scored = confidence * np.array(self.bins.odds)[np.searchsorted(BIN_BORDERS, confidence, side="right")]
             rates = scored / (scored + 1.0 - confidence)
         survival: Floats = np.cumprod(rates, axis=1, dtype=np.float64)
         return survival
@@ -278,9 +277,10 @@ class AcceptanceModel:
     def learn_shift(self, forecast: Sequence[float], survival: Sequence[float]) -> None:
         """How the survival of a draft's tokens (0 for one that was not drafted) differs from its forecast, by depth;
         depths that were not requested repeat the last one."""
-        pairs = zip(survival[:_MAX_DEPTH], forecast, strict=False)
-        odds = [[max(1e-6, rate) / max(1e-6, 1.0 - rate) for rate in pair] for pair in pairs]
-        shifts = [min(_MAX_ODDS, max(1 / _MAX_ODDS, after / before)) for after, before in odds]
+        shifts: list[float] = []
+        for rates in zip(survival[:_MAX_DEPTH], forecast, strict=False):
+            after, before = [max(1e-6, rate) / max(1e-6, 1.0 - rate) for rate in rates]
+            shifts.append(min(_MAX_ODDS, max(1 / _MAX_ODDS, after / before)))
         self._shifts[self._num_shifts % _CONFIDENCE_SHIFTS] = shifts + shifts[-1:] * (_MAX_DEPTH - len(shifts))
         self._num_shifts += 1
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from wager.economics.latency_model import LatencyModel, seconds_by_rows
 
 _REFRESH_INTERVAL = 32  # steps after which the model is queried again: it learns, and contexts grow
+_DEPTHS = 8  # to which seconds of drafting are asked for at least, where all depths are known together
 _CONTEXTS_PER_DOUBLING = 8  # context lengths within 1/8 of a doubling (9 %) share an entry
 
 
@@ -28,7 +29,11 @@ class LatencyCache:
         self._extra_arrays: dict[tuple[int, int, int], NDArray[np.float64]] = {}  # the same
         self._last_shape, self._last_curve = (0, 0, 0), list[float]()  # of the last answer, which most others repeat
         self._draft: dict[tuple[str, int, int], float] = {}
+        # models that have a quicker method for all depths together (LatencySurface)
+        self._by_depth: Callable[[str, int, int], list[float]] | None = getattr(latency, "draft_seconds_by_depth", None)
+        self._draft_curves: dict[tuple[str, int], Sequence[float]] = {}
         self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
+        self._listed: dict[tuple[str, int, int], list[list[float]]] = {}  # the same
 
     def tick(self, steps: int = 1) -> None:
         """So many steps began."""
@@ -40,7 +45,7 @@ class LatencyCache:
     def clear(self) -> None:
         """The model has learned something new."""
         self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
-        self._extra_arrays = {}
+        self._extra_arrays, self._listed, self._draft_curves = {}, {}, {}
         self._last_shape, self._last_curve = (0, 0, 0), []
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
@@ -63,7 +68,7 @@ class LatencyCache:
             none = seconds[0]
             curve = list(accumulate([each - none for each in seconds], max))
             if len(knots) <= knots[-1]:
-                curve = np.interp(np.arange(knots[-1] + 1), knots, curve).tolist()
+                curve = _between(knots, curve)
             self._extra[key] = curve
             self._extra_arrays.pop(key, None)
         self._last_shape, self._last_curve = shape, curve
@@ -81,6 +86,11 @@ class LatencyCache:
         """Drafting for `sequences`, each to `depth`."""
         if sequences == 0 or depth == 0:
             return 0.0
+        if self._by_depth is not None:
+            known = self._draft_curves.get((drafter, sequences), ())
+            if len(known) <= depth:
+                known = self._draft_curves[drafter, sequences] = self._by_depth(drafter, sequences, max(depth, _DEPTHS))
+            return known[depth]
         key = drafter, sequences, depth
         seconds = self._draft.get(key)
         if seconds is None:
@@ -99,12 +109,24 @@ class LatencyCache:
             left -= count
         return total
 
+    def listed_draft_seconds(self, drafter: str, sequences: int, depth: int) -> list[list[float]]:
+        """`marginal_draft_seconds` as lists."""
+        key = drafter, sequences, depth
+        if key not in self._listed:
+            knots = _draft_knots(sequences)
+            totals = [[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots]
+            passes = [[after - before for before, after in pairwise(each)] for each in totals]
+            every = zip(*[_between(knots, column) for column in zip(*passes, strict=True)], strict=True)
+            rows = pairwise(every)
+            self._listed[key] = [[high - low for low, high in zip(*pair, strict=True)] for pair in rows]
+        return self._listed[key]
+
     def marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> NDArray[np.float64]:
         """What the j-th sequence that drafts at depth k adds, [sequences, depth], at j - 1 and k - 1."""
         key = drafter, sequences, depth
         if key in self._marginal:
             return self._marginal[key]
-        knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
+        knots = _draft_knots(sequences)
         totals = np.array([[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots])
         passes = totals[:, 1:] - totals[:, :-1]
         if len(knots) <= sequences:
@@ -112,6 +134,20 @@ class LatencyCache:
         marginal: NDArray[np.float64] = passes[1:] - passes[:-1]
         self._marginal[key] = marginal
         return marginal
+
+
+def _draft_knots(sequences: int) -> list[int]:
+    """Numbers of sequences whose drafting is asked for: 0, powers of two, and `sequences`."""
+    return [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
+
+
+def _between(knots: Sequence[int], values: Sequence[float]) -> list[float]:
+    """`values`, known at `knots`, at every whole number from the first knot to the last."""
+    every: list[float] = []
+    for left, right, low, high in zip(knots, knots[1:], values, values[1:], strict=False):
+        slope = (high - low) / (right - left)
+        every += [slope * at + low for at in range(right - left)]
+    return [*every, values[-1]]
 
 
 def _interpolated(at: NDArray[np.intp], knots: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -45,6 +45,17 @@ def seconds_by_rows(latency: LatencyModel, rows: Sequence[int], requests: int, c
     return [latency.seconds(count, requests, context_sum) for count in rows]
 
 
+def difference_deviations(
+    latency: LatencyModel, rows: int, others: Sequence[int], *, requests: int, context_sum: int
+) -> list[float]:
+    """`difference_deviation` from each of several counts of rows; a model may have a quicker method for it."""
+    method: Callable[..., list[float]] | None = getattr(latency, "difference_deviations", None)
+    if method is not None:
+        return method(rows, others, requests=requests, context_sum=context_sum)
+    one = latency.difference_deviation
+    return [one(rows, other, requests=requests, context_sum=context_sum) for other in others]
+
+
 class StaticLatency:
     """Base of latency models that never change: observed steps are ignored."""
 

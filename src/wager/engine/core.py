@@ -13,8 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from wager.economics.policy.base import Policy
 from wager.engine.calls import CallGuard
 from wager.engine.detokenizer import Detokenizer, TokenDecoder
+from wager.engine.native import step_counter
 from wager.engine.outputs import OutputCollector
 from wager.engine.proposer import Proposer
+from wager.engine.records import StepCounter
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.engine.sequence import Sequence as RunningSequence
@@ -34,7 +36,6 @@ from wager.types import (
     Span,
     StepRecord,
 )
-from wager.verify.pack import pack
 
 
 class Engine:
@@ -58,8 +59,8 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self.policy = policy
-        self.proposer = proposer
+        self._policy = policy
+        self._proposer = proposer
         self._decoder = decoder
         self._eos = frozenset(eos)
         self._open: dict[str, int] = {}  # request id -> its choices that have not ended
@@ -67,38 +68,52 @@ class Engine:
         self._guard = CallGuard()
         self.on_step: Callable[[StepRecord], object] | None = None
         """Called after every step, for measurements; it may add and abort requests."""
+        self._counter: StepCounter = step_counter() or StepCounter()
         self._trace = trace or Trace()
         self._time_stages(self._trace)
 
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
+        self._time_stages(self._trace)
+
+    @property
+    def proposer(self) -> Proposer:
+        return self._proposer
+
+    @proposer.setter
+    def proposer(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+        self._time_stages(self._trace)
+
     def _time_stages(self, trace: Trace) -> None:
-        scheduler, runner = self.scheduler, self.runner
+        scheduler, runner, policy, proposer = self.scheduler, self.runner, self._policy, self._proposer
+        sequences, tables = scheduler.sequences, scheduler.block_pool.block_tables
         self._schedule = trace.timed("schedule", scheduler.next)
-        self._plan = trace.timed(POLICY_STAGE, lambda spans, budget: self.policy.plan(spans, budget))
-        self._propose = trace.timed(
-            DRAFT_STAGE, lambda spans, plan: self.proposer.propose(spans, plan, scheduler.sequences)
-        )
-        self._admit = trace.timed(POLICY_STAGE, lambda drafts, budget: self.policy.admit(drafts, budget))
-        self._forward = trace.timed(
-            FORWARD_STAGE,
-            lambda spans, drafts: runner.forward(
-                pack(spans, drafts, scheduler.block_pool.block_tables, into=runner.buffers)
-            ),
-        )
-        self._accept = trace.timed(
-            "accept", lambda spans, drafts, output: runner.accept(spans, drafts, output, scheduler.sequences)
-        )
+        self._plan = trace.timed(POLICY_STAGE, policy.plan)
+        self._propose = trace.timed(DRAFT_STAGE, proposer.propose, sequences)
+        self._admit = trace.timed(POLICY_STAGE, policy.admit)
+        self._forward = trace.timed(FORWARD_STAGE, runner.pack_and_forward, tables)
+        self._accept = trace.timed("accept", runner.accept, sequences)
         self._commit = trace.timed("commit", scheduler.commit)
-        self._show = trace.timed("observe", lambda *args: self.proposer.show(*args))
-        self._observe_drafters = trace.timed("observe", self._update_drafters)
+        self._show = trace.timed("observe", proposer.show)
+        self._observe_drafters = trace.timed("observe", proposer.observe)
         self._learn = trace.timed(POLICY_STAGE, self._update_policy)
-        self._report = trace.timed(POLICY_STAGE, lambda record: self.policy.observe(record))
+        self._report = trace.timed(POLICY_STAGE, policy.observe)
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
     def step(self) -> list[OutputDelta]:
         """One pass of the target for all sequences that can run; what it added to their outputs."""
-        with self._guard.call("step"):
+        self._guard.begin("step")
+        try:
             return self._step()
+        finally:
+            self._guard.end()
 
     def _step(self) -> list[OutputDelta]:
         finals, self._final_outputs = self._final_outputs, []
@@ -111,7 +126,7 @@ class Engine:
         drafts = self._admit(drafts, budget)
         output = self._forward(spans, drafts)
         outcomes = self._accept(spans, drafts, output)
-        if self.proposer.reads_states:
+        if self._proposer.reads_states:
             self._show(output, spans, outcomes)
         deltas = self._commit(spans, outcomes)
         self._observe(spans, output, outcomes, deltas)
@@ -129,48 +144,29 @@ class Engine:
         The policy observes the step's seconds only after all stages have ended; the seconds of that last call count
         for the next step.
         """
-        ended = [delta for delta in deltas if delta.finish_reason is not None]
-        self._observe_drafters(output, deltas)
+        known, ended = self._counter.outputs(deltas)
+        self._observe_drafters(output, known, ended)
         self._learn(outcomes, ended)
-        self._close_requests(ended)
-        rows = drafted = accepted = emitted = 0
-        for span in spans:
-            rows += len(span.tokens)
-        for outcome in outcomes.values():
-            drafted += outcome.drafted
-        for delta in deltas:
-            emitted += len(delta.token_ids)
-            if drafted:
-                accepted += len(delta.drafted_by) - delta.drafted_by.count("")
-        context_lens = tuple([span.num_computed_tokens for span in spans])
-        record = StepRecord(rows + drafted, len(spans), drafted, accepted, emitted, self._trace.take(), context_lens)
+        if ended:
+            self._close_requests(deltas)
+        record = self._counter.record(spans, outcomes, deltas, self._trace.take())
         self._report(record)
         if self.on_step is not None:
             with self._guard.call("on_step"):
                 self.on_step(record)
 
-    def _update_drafters(self, output: TargetOutput, deltas: Iterable[OutputDelta]) -> None:
-        known: dict[str, Sequence[int]] = {}
-        ended: list[str] = []
-        for delta in deltas:
-            seq_id = sequence_id(delta.request_id, delta.index)
-            if delta.finish_reason is None:
-                known[seq_id] = delta.token_ids
-            else:
-                ended.append(seq_id)
-        self.proposer.observe(output, known, ended)
+    def _update_policy(self, outcomes: Mapping[str, Outcome], ended: Iterable[str]) -> None:
+        self._policy.learn([outcome.verdict for outcome in outcomes.values()])
+        for seq_id in ended:
+            self._policy.end(seq_id)
 
-    def _update_policy(self, outcomes: Mapping[str, Outcome], ended: Iterable[OutputDelta]) -> None:
-        self.policy.learn([outcome.verdict for outcome in outcomes.values()])
-        for delta in ended:
-            self.policy.end(sequence_id(delta.request_id, delta.index))
-
-    def _close_requests(self, ended: Iterable[OutputDelta]) -> None:
+    def _close_requests(self, deltas: Iterable[OutputDelta]) -> None:
         """The id of a request whose last choice has ended may be used again."""
-        for delta in ended:
-            self._open[delta.request_id] -= 1
-            if not self._open[delta.request_id]:
-                del self._open[delta.request_id]
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._open[delta.request_id] -= 1
+                if not self._open[delta.request_id]:
+                    del self._open[delta.request_id]
 
     # ---- around the step ------------------------------------------------------------------------------------------
 

@@ -30,11 +30,8 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False
-
-    @property
-    def known_texts(self) -> Mapping[int, str]:
-        """As TokenDecoder's; none where there are stop strings."""
-        return {} if self._stop else self._decoder.known_texts
+        self.unstopped = None if stop else decoder
+        """The decoder where there are no stop strings: its texts are shown as they are."""
 
     def push(self, token: int) -> str:
         """Text that became certain with this token."""

@@ -15,12 +15,6 @@ class _PartialOutput:
     drafted_by: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
-    def add(self, delta: OutputDelta) -> None:
-        self.token_ids += delta.token_ids
-        self.text.append(delta.text)
-        self.drafted_by += delta.drafted_by
-        self.logprobs += delta.logprobs
-
 
 class OutputCollector:
     """Completions in the order in which their requests were expected; a request's choices follow each other."""
@@ -46,7 +40,11 @@ class OutputCollector:
         partial = self._partial.get((delta.request_id, delta.index))
         if partial is None:
             return
-        partial.add(delta)
+        partial.token_ids += delta.token_ids
+        partial.text.append(delta.text)
+        partial.drafted_by += delta.drafted_by
+        if delta.logprobs:
+            partial.logprobs += delta.logprobs
         if delta.finish_reason and delta.stats:
             self._completed[delta.request_id, delta.index] = Completion(
                 request_id=delta.request_id,

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from wager.draft.base import ComputedRows, Drafter, StateReader
+from wager.engine.native import draft_calls
 from wager.kernels.base import TargetOutput
-from wager.types import RULES, Draft, DraftDecision, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
+from wager.types import RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
 
 log = logging.getLogger("wager")
 
@@ -49,7 +50,9 @@ class Proposer:
         self.drafters = {drafter.name: drafter for drafter in drafters}
         self.vocab = vocab
         self._rule = RULES[rule]
-        self.reads_states = any(isinstance(drafter, StateReader) for drafter in drafters)
+        self._native = draft_calls()
+        self._readers = {drafter.name: drafter for drafter in drafters if isinstance(drafter, StateReader)}
+        self.reads_states = bool(self._readers)
         """Whether some drafter reads the target's states."""
 
     @property
@@ -60,8 +63,9 @@ class Proposer:
     @property
     def taps(self) -> frozenset[int]:
         """The layers that drafters read; see StateReader."""
-        readers = [drafter for drafter in self.drafters.values() if isinstance(drafter, StateReader)]
-        return frozenset(layer for reader in readers for layer in reader.taps)
+        return frozenset(
+            layer for name, reader in self._readers.items() if name in self.drafters for layer in reader.taps
+        )
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         self._call_all(lambda drafter: drafter.begin(seq_id, tokens, params))
@@ -72,14 +76,9 @@ class Proposer:
         """The drafts of a plan by sequence: valid, not empty, none larger than its span has room for."""
         if not plan:
             return {}
-        limits = {span.seq_id: span.max_draft_tokens for span in spans if span.seq_id in plan}
         first = next(iter(self.drafters), "")
-        requests: dict[str, list[DraftRequest]] = {}
-        for seq_id in limits:
-            decision = plan[seq_id]
-            if decision.depth:
-                request = self._request(sequences[seq_id], decision)
-                requests.setdefault(decision.drafter or first, []).append(request)
+        made = self._native and self._native.requests(spans, plan, sequences, first, self._rule.needs_draft_probs)
+        limits, requests = made or self._requests(spans, plan, sequences, first)
         if len(requests) == 1:
             name, drafter_requests = requests.popitem()
             return self.draft(drafter_requests, limits, drafter=name)
@@ -91,17 +90,38 @@ class Proposer:
     def draft(self, requests: Sequence[DraftRequest], limits: Mapping[str, int], *, drafter: str) -> dict[str, Draft]:
         """One drafter's valid, non-empty drafts by sequence, none of more than `limits[seq_id]` tokens; none from a
         drafter that was switched off."""
+        source = self.drafters.get(drafter)
+        if source is None:
+            return {}
+        valid: dict[str, Draft] | None = None
+        try:
+            drafts = source.propose(requests)
+            if self._native is not None and not self._rule.needs_draft_probs:
+                valid = self._native.valid_chains(requests, drafts, limits, drafter, self.vocab)
+            if valid is None:
+                valid = {}
+                self._check(drafts, requests, limits, source, valid)
+        except Exception as error:
+            self._switch_off(drafter, error)
+        return valid or {}
+
+    def _check(
+        self,
+        drafts: Iterable[Draft],
+        requests: Iterable[DraftRequest],
+        limits: Mapping[str, int],
+        source: Drafter,
+        valid: dict[str, Draft],
+    ) -> None:
+        """Add the valid parts of drafts that are not empty, as long as no draft is so wrong that an error is raised."""
         requested = {request.seq_id: request for request in requests}
-        valid: dict[str, Draft] = {}
-
-        def collect(source: Drafter) -> None:
-            for draft in source.propose(requests):
-                if draft.seq_id in requested:
-                    checked = self._valid_part(draft, requested[draft.seq_id], limits[draft.seq_id], source)
+        for draft in drafts:
+            if draft.seq_id in requested:
+                checked = self._valid_part(draft, requested[draft.seq_id], limits[draft.seq_id], source)
+                if len(checked):
                     valid[draft.seq_id] = checked
-
-        self._call(drafter, collect)
-        return {seq_id: draft for seq_id, draft in valid.items() if len(draft)}
+                else:
+                    valid.pop(draft.seq_id, None)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Tokens that became known."""
@@ -110,53 +130,63 @@ class Proposer:
     def show(self, output: TargetOutput, spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> None:
         """A pass's states to the drafters that read them."""
         computed = computed_rows(spans, outcomes)
-
-        def show(drafter: Drafter) -> None:
-            if isinstance(drafter, StateReader):
-                drafter.read(output, computed)
-
-        self._call_all(show)
+        for name in [name for name in self._readers if name in self.drafters]:
+            try:
+                self._readers[name].read(output, computed)
+            except Exception as error:
+                self._switch_off(name, error)
 
     def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Iterable[str]) -> None:
         """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""
 
-        def learn(drafter: Drafter) -> None:
-            drafter.observe(output)
-            for seq_id, tokens in known.items():
-                drafter.accept(seq_id, tokens)
-            for seq_id in ended:
-                drafter.end(seq_id)
-
-        if self.drafters:
-            self._call_all(learn)
+        if not self.drafters:
+            return
+        for name, drafter in list(self.drafters.items()):
+            try:
+                drafter.observe(output)
+                for seq_id, tokens in known.items():
+                    drafter.accept(seq_id, tokens)
+                for seq_id in ended:
+                    drafter.end(seq_id)
+            except Exception as error:
+                self._switch_off(name, error)
 
     def end(self, seq_id: str) -> None:
         self._call_all(lambda drafter: drafter.end(seq_id))
 
-    def _request(self, sequence: DraftableSequence, decision: DraftDecision) -> DraftRequest:
-        return DraftRequest(
-            sequence.id,
-            len(sequence.tokens),
-            decision.depth,
-            sequence.params,
-            sequence.seed,
-            sequence.choice,
-            self._rule.needs_draft_probs,
-            decision.min_survival,
-        )
+    def _requests(
+        self, spans: Iterable[Span], plan: Plan, sequences: Mapping[str, DraftableSequence], first: str
+    ) -> tuple[dict[str, int], dict[str, list[DraftRequest]]]:
+        """The room for guesses of each span in the plan, and the draft requests by drafter; `first` drafts where no
+        drafter is named."""
+        limits = {span.seq_id: span.max_draft_tokens for span in spans if span.seq_id in plan}
+        requests: dict[str, list[DraftRequest]] = {}
+        for seq_id in limits:
+            decision, sequence = plan[seq_id], sequences[seq_id]
+            if decision.depth:
+                request = DraftRequest(
+                    sequence.id,
+                    len(sequence.tokens),
+                    decision.depth,
+                    sequence.params,
+                    sequence.seed,
+                    sequence.choice,
+                    self._rule.needs_draft_probs,
+                    decision.min_survival,
+                )
+                requests.setdefault(decision.drafter or first, []).append(request)
+        return limits, requests
 
     def _call_all(self, call: Callable[[Drafter], None]) -> None:
-        for name in list(self.drafters):
-            self._call(name, call)
+        for name, drafter in list(self.drafters.items()):
+            try:
+                call(drafter)
+            except Exception as error:
+                self._switch_off(name, error)
 
-    def _call(self, name: str, call: Callable[[Drafter], None]) -> None:
-        if name not in self.drafters:
-            return
-        try:
-            call(self.drafters[name])
-        except Exception as error:
-            log.warning("Drafter %r failed and is switched off: %s: %s", name, type(error).__name__, error)
-            del self.drafters[name]
+    def _switch_off(self, name: str, error: Exception) -> None:
+        log.warning("Drafter %r failed and is switched off: %s: %s", name, type(error).__name__, error)
+        del self.drafters[name]
 
     # ---- checks of a draft ----------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Under `match` a row's token is computed only when the accepted path reaches it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +20,10 @@ from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
 from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
+from wager.verify.pack import pack
 
 if TYPE_CHECKING:
-    from wager.kernels.matcher import GreedyMatcher
+    from wager.kernels.matcher import TokenMatcher
 
 NOT_FINITE = "The model produced a logit that is not finite at position {}."
 
@@ -119,11 +120,18 @@ class Runner:
         self.rule = rule
         self.kernels = kernels
         self.buffers = buffers
-        self._matcher = _greedy_matcher() if rule == "match" else None
+        self._matcher = _matcher(kernels) if rule == "match" else None
+
+    def pack_and_forward(
+        self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]
+    ) -> TargetOutput:
+        """One pass over the rows of spans and drafts; see verify.pack.pack."""
+        return self.forward(pack(spans, drafts, block_tables, into=self.buffers))
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over all rows of the step. UsageError if they are more than the target takes."""
-        if batch.rows > self.target.max_rows:
+        in_buffers = self.buffers is not None and self.buffers.packed is batch  # which have room for no more
+        if not in_buffers and batch.rows > self.target.max_rows:
             raise UsageError(
                 f"A step has {batch.rows} rows; the target takes {self.target.max_rows}.",
                 "A policy may admit at most the rows of its budget.",
@@ -141,9 +149,11 @@ class Runner:
         greedy: list[int] = output.greedy_tokens.tolist()  # one conversion for all rows
         found: Mapping[str, Outcome | None] | None = None
         if self._matcher is not None:
-            found = self._matcher.match(spans, drafts, greedy, sequences)
-            if found is not None and None not in found.values():
-                return found  # type: ignore[return-value]
+            matched = self._matcher.match(spans, drafts, greedy, output.logits, sequences)
+            if matched is not None:
+                found, complete = matched
+                if complete:
+                    return found  # type: ignore[return-value]
         outcomes, last = {}, 0
         for span in spans:
             if span.needs_logits:
@@ -167,13 +177,13 @@ class Runner:
         return Outcome(verdict, len(draft), drafted_by, _logprobs(rows, verdict), error)
 
 
-def _greedy_matcher() -> GreedyMatcher | None:
-    """The quick way for greedy sequences, where the native kernels are there."""
+def _matcher(kernels: Kernels | None) -> TokenMatcher | None:
+    """The quick way for greedy and for plainly sampled sequences, where the native kernels are there."""
     try:
-        from wager.kernels.matcher import GreedyMatcher
+        from wager.kernels.matcher import token_matcher
     except ImportError:
         return None
-    return GreedyMatcher()
+    return token_matcher(kernels)
 
 
 def _match(rows: TargetTokens, vocab: int) -> Verdict:
@@ -197,10 +207,38 @@ def _block(rows: TargetTokens, vocab: int) -> Verdict:
     return accept.block(draft, TargetProbs(rows, vocab), coins=_coins(rows))
 
 
+def _traversal(rows: TargetTokens, vocab: int) -> Verdict:
+    """As `_block`: a guess whose row is invalid is left out, with all that follows it."""
+    draft, kept = rows.draft, [-1]
+    for node, parent in enumerate(draft.parents):
+        if parent in kept:
+            try:
+                rows.distribution(1 + node)
+            except InvalidRow:
+                continue
+            kept.append(node)
+    if len(kept) == len(rows):
+        return accept.traversal(draft, TargetProbs(rows, vocab), coins=_coins(rows))
+    probs = TargetProbs(rows, vocab)
+    valid = [1 + node for node in kept]
+    verdict = accept.traversal(_part(draft, kept[1:]), [probs[row] for row in valid], coins=_coins(rows))
+    return replace(verdict, accepted=tuple(kept[1 + node] for node in verdict.accepted))
+
+
+def _part(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """These nodes of a draft, ascending and closed under parents."""
+    place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
+    tokens = tuple(draft.tokens[node] for node in nodes)
+    parents = tuple(place[draft.parents[node]] for node in nodes)
+    probs = None if draft.draft_probs is None else draft.draft_probs[list(nodes)]
+    return replace(draft, tokens=tokens, parents=parents, scores=(), draft_probs=probs)
+
+
 _VERIFIERS: Mapping[VerifyRule, Callable[[TargetTokens, int], Verdict]] = {
     "match": _match,
     "rejection": _rejection,
     "block": _block,
+    "traversal": _traversal,
 }
 
 

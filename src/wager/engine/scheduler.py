@@ -14,44 +14,19 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
+from wager.engine.limits import check_length
+from wager.engine.native import plain_steps
 from wager.engine.sequence import Sequence
-from wager.errors import RequestError
 from wager.kernels.base import BLOCK_SIZE
 from wager.kv.blocks import BlockPool, blocks_for
 from wager.kv.paged_cache import PagedKVCache
-from wager.types import FinishReason, Outcome, OutputDelta, Request, Span
+from wager.types import FinishReason, Outcome, OutputDelta, Span
 
 _LEAST_SHARE = 16
 """While prompts are computed, at least one of this many rows of `max_rows` is left to guesses."""
 
 _DECAY = 0.75
 """Share of the rows that guesses lately took that is still expected a step later."""
-
-
-def check_length(request: Request, *, max_context: int, num_blocks: int) -> None:
-    """RequestError if a request could never fit, even alone."""
-    prompt_tokens = len(request.prompt)
-    need = min(prompt_tokens + request.params.max_tokens, max_context)
-    if prompt_tokens >= max_context:
-        raise RequestError(
-            f"Request {request.id!r} has {prompt_tokens} prompt tokens; the context holds "
-            f"{max_context}, at least one of them for the answer.",
-            "Shorten the prompt, or raise --max-context if the model allows it.",
-        )
-    if blocks_for(need) > num_blocks:
-        raise RequestError(
-            f"Request {request.id!r} may grow to {need} tokens; the cache holds {num_blocks * BLOCK_SIZE}.",
-            "Lower max_tokens, shorten the prompt, or give the cache more memory (--memory).",
-        )
-
-
-def _plain_committer() -> Any:
-    """What commits sequences that simply go on as `Scheduler.commit` does, where the native kernels are there."""
-    try:
-        from wager.kernels import _native
-    except ImportError:
-        return None
-    return _native.PlainCommitter(OutputDelta)
 
 
 class Scheduler:
@@ -80,7 +55,7 @@ class Scheduler:
         self._clock = clock
         self._recent_draft_rows = 0
         self._sequences: dict[str, Sequence] = {}
-        self._committer = _plain_committer()
+        self._plain, self._committer = plain_steps(self._sequences, self.block_pool.lists(), max_context)
 
     @property
     def block_pool(self) -> BlockPool:
@@ -129,9 +104,13 @@ class Scheduler:
     def next(self) -> list[Span]:
         """Spans of the next step, with blocks reserved for their rows and guesses. The spans' `max_draft_tokens`
         together may be more than `draft_budget`."""
+        if self._plain is not None and (not self.waiting or len(self.running) >= self.max_sequences):
+            plain: list[Span] | None = self._plain.next(self.running, self._draft_room(len(self.running)))
+            if plain is not None:
+                return plain
         spans: dict[str, Span] = {}
         decoding = [s for s in self.running if len(s.tokens) == s.num_computed_tokens + 1]
-        drafts = min(self.max_draft_tokens, max(0, self.max_rows // max(1, len(decoding)) - 1))
+        drafts = self._draft_room(len(decoding))
         enough_blocks = True
         for sequence in decoding:
             rows_left = self.max_rows - len(spans)  # so far each span has one row
@@ -140,6 +119,10 @@ class Scheduler:
         if self.waiting or len(decoding) < len(self.running):
             self._schedule_prompts(spans, len(decoding), drafts, enough_blocks=enough_blocks)
         return list(spans.values())
+
+    def _draft_room(self, decoding: int) -> int:
+        """Guesses for which each of so many sequences has rows."""
+        return min(self.max_draft_tokens, max(0, self.max_rows // max(1, decoding) - 1))
 
     def _schedule_prompts(self, spans: dict[str, Span], decoding: int, drafts: int, *, enough_blocks: bool) -> None:
         """Add spans of prompts, first of those that were begun, in the rows that `decoding` sequences leave."""
@@ -216,15 +199,31 @@ class Scheduler:
 
     def commit(self, spans: Seq[Span], outcomes: Mapping[str, Outcome]) -> list[OutputDelta]:
         """Write the step's result: append tokens, move accepted paths, register full blocks, trim, finish."""
-        now, pool, drafted = self._clock(), self.block_pool, 0
-        deltas: list[OutputDelta | None] = [None] * len(spans)
-        left: Seq[int] = range(len(spans))
+        now, drafted = self._clock(), 0
+        deltas: list[Any] = []  # with None for the spans that are left
+        left: Iterable[int] = range(len(spans))
         if self._committer is not None:
-            tables, committed = pool.block_tables, pool.num_committed
-            plain = self._committer.commit(spans, outcomes, self._sequences, tables, committed, now, self.max_context)
-            deltas, left, unsettled, drafted = plain
+            deltas, left, unsettled, drafted = self._committer.commit(spans, outcomes, now)
             for sequence in unsettled:
                 self._update_blocks(sequence)
+        else:
+            deltas = [None] * len(spans)
+        if left:
+            drafted += self._commit_left(spans, outcomes, now, left, deltas)
+            deltas = [delta for delta in deltas if delta is not None]
+        self._recent_draft_rows = max(drafted, int(_DECAY * self._recent_draft_rows))
+        return deltas
+
+    def _commit_left(
+        self,
+        spans: Seq[Span],
+        outcomes: Mapping[str, Outcome],
+        now: float,
+        left: Iterable[int],
+        deltas: list[OutputDelta | None],
+    ) -> int:
+        """Commit the spans with these indices, and set their deltas. How many guesses were verified in them."""
+        drafted = 0
         invalid_blocks: list[int] = []
         for index in left:
             span = spans[index]
@@ -236,12 +235,11 @@ class Scheduler:
                 continue
             drafted += outcome.drafted
             if outcome.error:
-                invalid_blocks += pool.block_table(span.seq_id)
+                invalid_blocks += self.block_pool.block_table(span.seq_id)
             deltas[index] = self._apply(sequence, outcome, now)
-        self._recent_draft_rows = max(drafted, int(_DECAY * self._recent_draft_rows))
         if invalid_blocks:
             self.cache.discard(invalid_blocks)
-        return [delta for delta in deltas if delta is not None]
+        return drafted
 
     def _apply(self, sequence: Sequence, outcome: Outcome, now: float) -> OutputDelta:
         known, verdict = len(sequence.tokens), outcome.verdict

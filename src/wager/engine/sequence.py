@@ -54,8 +54,12 @@ class Sequence:
         self.drafter = drafter
         self.counters = SequenceCounters()
         self.max_length = len(request.prompt) + request.params.max_tokens
-        self.greedy = request.params.plain and request.params.greedy and request.params.logprobs is None
+        params = request.params
+        plain = params.plain and params.logprobs is None
+        self.greedy = plain and params.greedy
         """Whether its tokens are the greedy ones and nothing else is reported of them."""
+        self.temperature = float(params.temperature) if plain and not params.greedy else None
+        """Of tokens that are sampled with nothing else changed, and of which nothing else is reported."""
         self._history: History | None = None
         self._in_history = 0
         self.text = text

@@ -71,12 +71,15 @@ class SharedEngine:
 
     def advance(self, request_ids: Collection[str]) -> bool:
         """One step, unless all of these requests have ended; whether it was taken."""
-        with self.turn():  # another thread's step, or `close`, may have ended them
+        self.begin_turn()  # another thread's step, or `close`, may have ended them
+        try:
             for request_id in request_ids:
                 if request_id in self._sinks:
                     self._step()
                     return True
             return False
+        finally:
+            self.end_turn()
 
     def abort(self, request_id: str) -> None:
         """End a request; its last deltas come with the next step."""
@@ -105,7 +108,8 @@ class SharedEngine:
                 self._sinks.clear()
 
     def _step(self) -> None:
-        for delta in self.engine.step():
+        engine = self._engine or self.engine  # which says that it is closed
+        for delta in engine.step():
             sink = self._sinks.get(delta.request_id)
             if sink:
                 sink(delta)

@@ -1,10 +1,12 @@
 """The C++ extension as Python sees it (csrc/bindings.cpp). Addresses are integers, checked by cpu_tape.py."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from wager.types import Draft, DraftRequest, Outcome, OutputDelta, PackedBatch, Span, StepRecord
 
 class Buffer:
     def __init__(self, bytes: int) -> None: ...
@@ -150,25 +152,68 @@ def sample(
 def sweep(pool: Pool, isa: Isa, buffer: Buffer) -> float: ...
 
 class BatchPacker:
-    def __init__(self, inputs: tuple[int, ...], max_rows: int, max_sequences: int, max_blocks: int) -> None: ...
-    def pack(self, spans: object, drafts: object, block_tables: object) -> tuple[int, int, int, int] | None: ...
+    packed: PackedBatch | None
+    sizes: tuple[int, int, int, int]
+    def __init__(
+        self,
+        inputs: tuple[int, ...],
+        max_rows: int,
+        max_sequences: int,
+        max_blocks: int,
+        view: Callable[[int, int, int, int], PackedBatch],
+    ) -> None: ...
+    def pack(
+        self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]
+    ) -> PackedBatch | None: ...
 
-class GreedyMatcher:
+class TokenMatcher:
     def __init__(self, verdict: type, outcome: type) -> None: ...
-    def match(self, spans: object, drafts: object, greedy: object, sequences: object) -> Any: ...
+    def sample_with(self, pool: Pool, isa: Isa, greedy: float) -> None: ...
+    def match(
+        self,
+        spans: Sequence[Span],
+        drafts: Mapping[str, Draft],
+        greedy: list[int],
+        logits: object,
+        sequences: Mapping[str, Any],
+        /,
+    ) -> tuple[dict[str, Outcome | None], bool] | None: ...
+
+class PlainScheduler:
+    def __init__(self, span: type, lists: object, max_context: int) -> None: ...
+    def next(self, running: list[Any], drafts: int) -> list[Span] | None: ...
 
 class PlainCommitter:
-    def __init__(self, delta: type) -> None: ...
+    def __init__(self, delta: type, sequences: dict[str, Any], lists: object, max_context: int) -> None: ...
     def commit(
+        self, spans: object, outcomes: object, now: float
+    ) -> tuple[list[OutputDelta | None], list[int], list[Any], int]: ...
+
+class StageSeconds:
+    def __init__(self) -> None: ...
+    def timed(self, stage: str, function: Callable[..., Any], *last: object) -> Callable[..., Any]: ...
+    def take(self) -> dict[str, float]: ...
+
+class StepCounter:
+    def __init__(self, record: type) -> None: ...
+    def record(
         self,
-        spans: object,
-        outcomes: object,
-        sequences: object,
-        tables: object,
-        committed: object,
-        now: float,
-        max_context: int,
-    ) -> tuple[list[Any], list[int], list[Any], int]: ...
+        spans: Sequence[Span],
+        outcomes: Mapping[str, Outcome],
+        deltas: Sequence[OutputDelta],
+        seconds: Mapping[str, float],
+        /,
+    ) -> StepRecord: ...
+    def outputs(self, deltas: Sequence[OutputDelta], /) -> tuple[dict[str, Sequence[int]], list[str]]: ...
+
+class DraftCalls:
+    def __init__(self, request: type) -> None: ...
+    def requests(
+        self, spans: object, plan: object, sequences: object, first: str, needs_draft_probs: bool
+    ) -> tuple[dict[str, int], dict[str, list[DraftRequest]]] | None: ...
+    def valid_chains(
+        self, requests: object, drafts: object, limits: object, name: str, vocab: int
+    ) -> dict[str, Draft] | None: ...
 
 class LookupTable:
     def __init__(
@@ -217,3 +262,15 @@ class TokenJudge:
         goodput: float,
         limit: int,
     ) -> tuple[dict[str, Any], int, float, float | None, float] | None: ...
+
+def plan_drafts(
+    drafters: Sequence[tuple[Any, ...]],
+    rooms: Sequence[int],
+    weights: Sequence[float],
+    extra: Sequence[float],
+    goodput: float,
+    row_costs: Sequence[float],
+    several_drafters: float,
+    max_min_survival: float,
+    /,
+) -> tuple[list[int], list[int], list[float], float]: ...

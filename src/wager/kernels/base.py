@@ -84,6 +84,8 @@ class BatchBuffers(Protocol):
 
     packed: PackedBatch | None
     """The batch that they hold, if `pack` wrote it."""
+    sizes: tuple[int, int, int, int]
+    """Its rows, sequences, rows of logits and blocks of the longest span, while there is one."""
 
     def pack(
         self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]

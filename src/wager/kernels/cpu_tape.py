@@ -13,7 +13,7 @@ from wager.kernels.base import Routing, RowSet
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.inputs import Inputs
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
-from wager.kernels.packer import InputPacker
+from wager.kernels.packer import input_packer
 
 MAX_EXPERTS = 1024
 """Most experts of a layer that the native router takes."""
@@ -43,7 +43,7 @@ class CpuTape:
         if heads % kv_heads:
             raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
         self.inputs = inputs
-        self.buffers = InputPacker(inputs)
+        self.buffers = input_packer(inputs)
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._rows = self._logits_rows = len(inputs.tokens)
         self._kept: list[Any] = [inputs]

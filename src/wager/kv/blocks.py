@@ -15,14 +15,25 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from wager.errors import CacheIntegrityError, UsageError
 from wager.kernels.base import BLOCK_SIZE
 
-_ROOT = -1
-"""The block before the first one."""
+_ROOT = -1  # the block before the first one
 
 _Key = tuple[int, tuple[int, ...]]
+
+
+class BlockLists(NamedTuple):
+    """What a pool knows, as it is at any time. `committed`: of each table the first blocks, full and committed."""
+
+    tables: dict[str, list[int]]  # by sequence
+    committed: dict[str, int]
+    free: list[int]
+    ref_counts: list[int]  # of all blocks, as are the keys
+    keys: list[_Key | None]
+    prefix_index: dict[_Key, int] | None  # None without a prefix cache
 
 
 class BlockPool:
@@ -62,10 +73,10 @@ class BlockPool:
         """The block table of every sequence that holds one, as it is at any time."""
         return self._tables
 
-    @property
-    def num_committed(self) -> Mapping[str, int]:
-        """How many blocks of each sequence, from the first, are committed."""
-        return self._committed
+    def lists(self) -> BlockLists:
+        """For native code, which writes them as `reserve`, `commit` and `trim` do."""
+        index = self._prefix_index if self._prefix_cache else None
+        return BlockLists(self._tables, self._committed, self._free, self._ref_counts, self._keys, index)
 
     def block_table(self, seq_id: str) -> Sequence[int]:
         """Blocks of a sequence in the order of its positions, empty if it holds none; valid until its next change."""

@@ -23,6 +23,10 @@ _FLOATS: Mapping[str, DType] = {
     "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": BFLOAT16, "F64": np.dtype("<f8"),
 }  # fmt: skip
 
+_INTEGERS: Mapping[str, DType] = {
+    "BOOL": np.dtype(np.bool_), "U8": np.dtype("u1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8"),
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
@@ -59,6 +63,13 @@ class SafetensorsSource:
             )
         with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
             return stored.view(_FLOATS[stored.kind]).astype(dtype)  # a copy outlives the mapped file
+
+    def read_integers(self, name: str) -> Array:
+        """A tensor of whole numbers or truth values, as int64."""
+        stored = self._tensors[name]
+        if stored.kind not in _INTEGERS:
+            raise ModelError(f"{name} in {self.where} is stored as {stored.kind}, not as whole numbers.")
+        return stored.view(_INTEGERS[stored.kind]).astype(np.int64)
 
     def stored(self, name: str) -> StoredAs:
         return StoredAs(self._tensors[name].kind)

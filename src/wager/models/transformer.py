@@ -45,6 +45,7 @@ class Decoder:
     `weight_form` describes the result. `store` has packed weights, or keeps those that are packed here.
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
+    `embedding` and `head` are the packed matrices, for drafters that share them.
     """
 
     def __init__(
@@ -93,18 +94,15 @@ class Decoder:
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
-        logits_rows, sequences = len(batch.logits_indices), batch.num_sequences
-        for name, size, limit in (
-            ("rows", batch.rows, self.max_rows),
-            ("logits rows", logits_rows, self.max_logits_rows),
-            ("sequences", sequences, self.max_sequences),
-            ("blocks of a sequence", batch.block_tables.shape[1], self.max_blocks),
-        ):
-            if size > limit:
-                raise UsageError(f"A pass of {size} {name} exceeds this decoder's limit of {limit}.")
-        if self.buffers is None or self.buffers.packed is not batch:
+        if self.buffers is not None and self.buffers.packed is batch:
+            rows, sequences, logits_rows, _ = self.buffers.sizes
+            if logits_rows > self.max_logits_rows:
+                self._check(batch)
+        else:
+            self._check(batch)
             self._tape.inputs.fill(batch)
-        self._tape.run(rows=batch.rows, sequences=sequences, logits_rows=logits_rows)
+            rows, sequences, logits_rows = batch.rows, batch.num_sequences, len(batch.logits_indices)
+        self._tape.run(rows=rows, sequences=sequences, logits_rows=logits_rows)
         output = self._outputs.get(logits_rows)
         if output is None:
             views = (self._logits[:logits_rows], self._greedy_tokens[:logits_rows], self._selected[:logits_rows])
@@ -112,6 +110,16 @@ class Decoder:
         if self._tapped:
             return replace(output, taps={layer: rows[: batch.rows] for layer, rows in self._tapped.items()})
         return output
+
+    def _check(self, batch: PackedBatch) -> None:
+        for name, size, limit in (
+            ("rows", batch.rows, self.max_rows),
+            ("logits rows", len(batch.logits_indices), self.max_logits_rows),
+            ("sequences", batch.num_sequences, self.max_sequences),
+            ("blocks of a sequence", batch.block_tables.shape[1], self.max_blocks),
+        ):
+            if size > limit:
+                raise UsageError(f"A pass of {size} {name} exceeds this decoder's limit of {limit}.")
 
     def tap(self, layers: Collection[int]) -> None:
         """From now on passes give the residual stream after so many layers, from 0 (the embeddings) to one less than
@@ -147,6 +155,7 @@ class Decoder:
             self._record_layer(tensors, layer, index, buffers, of=self._rows_of(index))
         selected_normed = empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
         head = embedding if spec.tied else store.get("head", lambda: kernels.pack(matrices.read("head.weight")))
+        self.embedding, self.head = embedding, head
         if self._rows_of(spec.num_layers - 1) == "rows":
             tape.select(x, buffers.selected)
         norm, eps = weights.read("norm.weight"), spec.details.norm_eps

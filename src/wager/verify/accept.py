@@ -1,9 +1,9 @@
 """The acceptance rules: from a draft and the target's rows to the tokens that are emitted. Pure functions.
 
-`match` compares guesses with the target's own tokens; `rejection` and `block` compare the target's distribution p with
-the distribution q a guess was drawn from, using random numbers from a `Coins`. Rows: index 0 belongs to the root (the
-last known token), 1 + i to node i. Only the rows on the accepted path are read, so a sequence that computes its rows on
-demand saves the others.
+`match` compares guesses with the target's own tokens; `rejection`, `block` and `traversal` compare the target's
+distribution p with the distribution q a guess was drawn from, using random numbers from a `Coins`. Rows: index 0
+belongs to the root (the last known token), 1 + i to node i. `match` and `rejection` read only the rows on the accepted
+path, so a sequence that computes its rows on demand saves the others.
 
 What a row of `Draft.draft_probs` means: draft_probs[i] is the distribution node i was drawn from *given that its
 earlier siblings were drawn first*. Independent siblings repeat one row; siblings drawn without replacement hold the row
@@ -166,6 +166,43 @@ def block(draft: Draft, p: Rows, *, coins: Coins) -> Verdict:
         if size == 0 or coins.flip(passes):
             break
     return _verdict(draft, list(range(size)), coins.draw(_normalised(excess, otherwise=p[size])))
+
+
+def traversal(draft: Draft, p: Rows, *, coins: Coins) -> Verdict:
+    """Traversal verification of a tree, from its leaves to its root (Weng et al. 2025, arXiv 2505.12398).
+
+    As in `block`, pi_c = min(1, pi_u p_u(c) / q_u(c)) for child c of u, and pi of the root is 1. Leaves are visited
+    depth-first, and one is accepted, with its path, with its pi. If c is not, R = sum [pi_u p_u - q_u]+, p_u becomes
+    norm([pi_u p_u - q_u]+) and pi_u becomes R / (R + 1 - pi_u); without a child left u is a leaf itself. The next token
+    follows the p of the node that is accepted. On a chain this is `block`, and like it it needs fresh private noise,
+    here for every node. `p` float64 [1 + nodes, V]. A guess of probability 0 under its own q (or outside the
+    vocabulary) counts as not proposed, nor do those after it.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(draft.parents):
+        children.setdefault(parent, []).append(node)
+
+    def visit(node: int, reach: float, path: list[int]) -> Verdict | None:
+        """The verdict if the node, or one below it, is accepted; `reach` is its pi."""
+        residual = p[1 + node]
+        for child in children.get(node, ()):
+            ratio = _ratio(residual, draft, child)
+            if ratio is None:
+                continue
+            verdict = visit(child, min(1.0, reach * ratio), [*path, child])
+            if verdict is not None:
+                return verdict
+            excess = _positive_part(reach * residual, draft, child)
+            weight = float(excess.sum())
+            shortfall = weight + 1.0 - reach
+            reach = weight / shortfall if shortfall > 0 else float(shortfall == 0)  # NaN never passes
+            residual = _normalised(excess, otherwise=residual)
+        if node < 0 or coins.flip(min(1.0, reach)):
+            return _verdict(draft, path, coins.draw(residual))
+        return None
+
+    verdict = visit(-1, 1.0, [])
+    return verdict if verdict is not None else _verdict(draft, [], coins.draw(p[0]))
 
 
 def _verdict(draft: Draft, accepted: list[int], last: int) -> Verdict:

@@ -66,9 +66,18 @@ class DraftCurve:
 
     def seconds(self, requests: float, depth: int) -> float:
         """Seconds of one call for `requests` sequences, each to `depth`."""
+        return self.seconds_by_depth(requests, [depth])[0]
+
+    def seconds_by_depth(self, requests: float, depths: Sequence[int]) -> list[float]:
+        """`seconds` to several depths."""
         right, share = locate(self.requests, requests)
-        at = [(right - 1, 1 - share), (right, share)] if right else [(0, 1.0)]
-        return max(0.0, sum(weight * (self.per_call[knot] + depth * self.per_token[knot]) for knot, weight in at))
+        left = max(0, right - 1)
+        call, token = self.per_call[left], self.per_token[left]
+        call_right, token_right = self.per_call[right], self.per_token[right]
+        return [
+            max(0.0, (1 - share) * (call + depth * token) + share * (call_right + depth * token_right))
+            for depth in depths
+        ]
 
     def observe(self, requests: int, depth: int, *, seconds: float) -> None:
         """Correct from an observed call. The first one ever holds for every batch size; half of it is the call's own

@@ -122,6 +122,13 @@ class LatencySurface:
         curve = self.drafters.get(drafter)
         return curve.seconds(requests, depth) if curve and requests > 0 and depth > 0 else 0.0
 
+    def draft_seconds_by_depth(self, drafter: str, requests: int, depth: int) -> list[float]:
+        """`draft_seconds` to 0, 1, ... `depth`."""
+        curve = self.drafters.get(drafter)
+        if curve is None or requests <= 0:
+            return [0.0] * (depth + 1)
+        return [0.0, *curve.seconds_by_depth(requests, range(1, depth + 1))]
+
     def observe(self, record: StepRecord) -> None:
         """Correct from a step: how fast the machine is now, how this number of rows differs from the rest, and what a
         request adds.
@@ -141,8 +148,17 @@ class LatencySurface:
 
     def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
         """See LatencyModel."""
-        one, other = (self._slopes(count, requests, context_sum) for count in (rows, other_rows))
-        return self._filter.deviation([right - left for left, right in zip(one, other, strict=True)])
+        return self.difference_deviations(rows, [other_rows], requests=requests, context_sum=context_sum)[0]
+
+    def difference_deviations(
+        self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
+    ) -> list[float]:
+        """`difference_deviation` from each of several counts of rows."""
+        deviation, one, deviations = self._filter.deviation, self._slopes(rows, requests, context_sum), []
+        for count in others:
+            other = self._slopes(count, requests, context_sum)
+            deviations.append(deviation([right - left for left, right in zip(one, other, strict=True)]))
+        return deviations
 
     def _slopes(self, rows: int, requests: int, context_sum: int) -> list[float]:
         """Seconds that a unit of each unknown of the filter adds to a step; beyond the last knot they are its own."""

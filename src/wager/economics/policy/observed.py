@@ -55,31 +55,32 @@ class CountedStep:
 
     plan: bool
     counts: dict[str, DraftCounts]
+    record: StepRecord | None
 
 
 class ObservedSteps:
     """Remembers the latest steps."""
 
     def __init__(self) -> None:
-        self._observed: deque[tuple[PolicyStep | CountedStep, StepRecord]] = deque(maxlen=_STEPS)
+        self._observed: deque[PolicyStep | CountedStep] = deque(maxlen=_STEPS)
         self._steps = 0
 
-    def add(self, taken: Sequence[tuple[PolicyStep, StepRecord]]) -> None:
+    def add(self, taken: Sequence[PolicyStep]) -> None:
         """Steps were taken. What became of their drafts is counted when it is asked for; in a large batch, whose steps
         are not kept, in some steps, at once."""
-        if max([len(step.all_spans) for step, _ in taken], default=0) <= LARGE_BATCH:
+        if max([len(step.all_spans) for step in taken], default=0) <= LARGE_BATCH:
             self._observed.extend(taken)
             return
-        for step, record in taken:
+        for step in taken:
             self._steps += 1
             interval = min(_STEPS // 2, max(1, len(step.plan) // LARGE_BATCH))
             counts = {} if not step.plan or self._steps % interval else _count(step)
-            self._observed.append((CountedStep(bool(step.plan), counts), record))
+            self._observed.append(CountedStep(bool(step.plan), counts, step.record))
 
     def drafts(self, drafter: str) -> DraftCounts:
         """Of the latest steps together, as far as they were counted."""
         total = DraftCounts()
-        for step, _ in self._observed:
+        for step in self._observed:
             counts = step.counts if isinstance(step, CountedStep) else _count(step) if step.plan else {}
             if drafter in counts:
                 total.add(counts[drafter])
@@ -89,8 +90,8 @@ class ObservedSteps:
         """Of the latest steps that computed no prompts; None if there was none. `plain_seconds` are those believed of
         a plain step, by sequences and cached positions."""
         decoded = [(record, sum(record.seconds.values()), not step.plan)
-                   for step, record in self._observed
-                   if record.rows == record.sequences + record.drafted]  # fmt: skip
+                   for step in self._observed
+                   if (record := step.record) and record.rows == record.sequences + record.drafted]  # fmt: skip
         records = [record for record, seconds, _ in decoded if seconds > 0]
         if not records:
             return None

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
-
-from wager.economics.acceptance import LARGE_BATCH, Floats
+from wager.economics.acceptance import LARGE_BATCH
 from wager.economics.latency_cache import LatencyCache
-from wager.economics.latency_model import LatencyModel
+from wager.economics.latency_model import LatencyModel, difference_deviations
 from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL
 from wager.economics.policy.exploration import ExplorationBudget
 from wager.economics.policy.own_seconds import OwnSeconds
@@ -39,9 +38,9 @@ class DepthPrices:
     """Drafting to each depth, from 0, for all sequences: its expected gain in weighted tokens, the seconds that its
     rows and drafting add, and how uncertain it is what the rows differ from those of the plan, in seconds."""
 
-    gain: Floats
-    seconds: Floats
-    deviation: Floats
+    gain: Sequence[float]
+    seconds: Sequence[float]
+    deviation: Sequence[float]
 
 
 class RowExploration:
@@ -92,27 +91,27 @@ class RowExploration:
         if not (self._latency.learns and self._is_due(step)):
             return None
         count, load = len(step.candidates), step.load
+        own_seconds = _STEPS_PLANNED * self._own.of_planning
+        least_cost, budget = self._budget.least_cost(load.plain_seconds), self._budget.seconds
+        if not count or load.goodput <= 0 or least_cost + own_seconds > budget:
+            return None
         every = 1 + count // LARGE_BATCH  # some sequences' forecasts are averaged
         plans = [state.plan for state in step.candidates[::every] if state.plan.forecasts]
-        if not plans or load.goodput <= 0:
-            return None
-        best, best_value, cost = None, 0.0, 0.0
-        own_seconds = _STEPS_PLANNED * self._own.of_planning
-        for index in range(len(self._drafters)):
+        best, best_value, cost, planned = None, 0.0, 0.0, planned_rows / count
+        for index in range(len(self._drafters) if plans else 0):
             width = min([plan.forecasts[index].shape[1] for plan in plans])
-            survival = np.mean([plan.forecasts[index][plan.row, :width] for plan in plans], axis=0)
+            forecasts = [plan.forecasts[index][plan.row, :width].tolist() for plan in plans]
+            survival = [sum(column) / len(plans) for column in zip(*forecasts, strict=True)]
             prices = self._prices(step, index, survival, planned_rows)
-            depths = np.arange(len(prices.gain))
-            profit = prices.gain - load.goodput * prices.seconds
-            better = profit - float(np.interp(planned_rows / count, depths, profit))
-            hoped = better + load.goodput * _PLAUSIBLE * prices.deviation
-            loss = np.maximum(-better / load.goodput, self._budget.least_cost(load.plain_seconds)) + own_seconds
-            worth = (hoped > _NEGLIGIBLE * load.weight) & (loss <= self._budget.seconds)
-            worth &= np.abs(depths - planned_rows / count) >= 0.5  # nearer ones are the plan
-            value = np.where(worth, hoped / loss, 0.0)
-            depth = int(value.argmax())
-            if value[depth] > best_value:
-                best, best_value, cost = MeasuringStep(index, depth), float(value[depth]), float(loss[depth])
+            profit = [gain - load.goodput * seconds for gain, seconds in zip(prices.gain, prices.seconds, strict=True)]
+            usual = _between(profit, planned)
+            for depth, (mine, deviation) in enumerate(zip(profit, prices.deviation, strict=True)):
+                better = mine - usual
+                hoped = better + load.goodput * _PLAUSIBLE * deviation
+                loss = max(-better / load.goodput, least_cost) + own_seconds
+                worth = hoped > _NEGLIGIBLE * load.weight and loss <= budget and hoped > best_value * loss
+                if worth and abs(depth - planned) >= 0.5:  # nearer ones are the plan
+                    best, best_value, cost = MeasuringStep(index, depth), hoped / loss, loss
         if best is None or not self._budget.spend(cost, load.plain_seconds):
             return None
         self._intervals[step.decoding.bit_length()] = _FIRST_INTERVAL
@@ -126,20 +125,29 @@ class RowExploration:
         self._asked[size], self._intervals[size] = self._now, min(LONGEST_INTERVAL, 2 * interval)
         return True
 
-    def _prices(self, step: PolicyStep, index: int, survival: Floats, planned_rows: int) -> DepthPrices:
+    def _prices(self, step: PolicyStep, index: int, survival: Sequence[float], planned_rows: int) -> DepthPrices:
         (name, capabilities, _), count, load = self._drafters[index], len(step.candidates), step.load
         depth = len(survival)
         missed = sum([state.catch_up_seconds(index, capabilities) for state in step.candidates
                       if state.seq_id not in step.plan]) if capabilities.catch_up_s else 0.0  # fmt: skip
-        extra = self._cache.extra_seconds(*load.shape, count=count * depth)
-        depths = range(depth + 1)
-        drafting = [0.0, *(missed + self._cache.draft_seconds(name, count, deep) for deep in depths[1:])]
-        (rows, requests, context_sum), deviation = load.shape, self._latency.difference_deviation
-        planned = rows + planned_rows
+        extra, of_drafting = self._cache.extra_seconds(*load.shape, count=count * depth), self._cache.draft_seconds
+        depths, weight = range(1, depth + 1), load.weight / step.decoding * count
+        (rows, requests, context_sum), planned = load.shape, load.rows + planned_rows
         return DepthPrices(
-            gain=np.concatenate([[0.0], np.cumsum(survival)]) * load.weight / step.decoding * count,
-            seconds=np.array([extra[count * deep] for deep in depths]) + drafting,
-            deviation=np.array(
-                [deviation(planned, rows + count * deep, requests=requests, context_sum=context_sum) for deep in depths]
+            gain=[weight * sum_ for sum_ in accumulate(survival, initial=0.0)],
+            seconds=[extra[0], *[extra[count * deep] + missed + of_drafting(name, count, deep) for deep in depths]],
+            deviation=difference_deviations(
+                self._latency,
+                planned,
+                [rows + count * deep for deep in range(depth + 1)],
+                requests=requests,
+                context_sum=context_sum,
             ),
         )
+
+
+def _between(values: Sequence[float], at: float) -> float:
+    """`values` at 0, 1, ..., interpolated; the last one beyond."""
+    below = min(int(at), len(values) - 1)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (values[above] - values[below]) * (at - below)

@@ -52,8 +52,7 @@ class TakenSteps:
 
     def count(self) -> None:
         """Count them for `explain`, which changes nothing that is decided."""
-        new = self.steps[self._counted :] if self._counted else self.steps
-        self._observed.add([(step, step.record) for step in new if step.record is not None])
+        self._observed.add(self.steps[self._counted :] if self._counted else self.steps)
         self._counted = len(self.steps)
 
     def learn_verdicts(self) -> None:

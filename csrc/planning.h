@@ -1,0 +1,275 @@
+// Which drafter each sequence of a small batch uses, and how deep: economics/policy/plan_choice.py has the same with arrays, and
+// says why; AcceptanceModel.forecast and forecast_admission are in economics/acceptance.py. Knows no Python.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+namespace wager {
+
+using Numbers = std::vector<double>;
+
+// [sequences, depth] or [samples, depth], row by row.
+struct Table {
+    size_t rows = 0, columns = 0;
+    Numbers values;
+
+    Table() = default;
+    Table(size_t rows, size_t columns, double value = 0.0) : rows(rows), columns(columns), values(rows * columns, value) {}
+    double& at(size_t row, size_t column) { return values[row * columns + column]; }
+    double at(size_t row, size_t column) const { return values[row * columns + column]; }
+};
+
+struct PlanRules {
+    double several_drafters, max_min_survival;
+};
+
+// A drafter; `seconds` are those that the j-th sequence to draft at a depth adds, `shifts` samples of how scores move survival.
+struct PlannedDrafter {
+    Numbers log_odds, means, deviations, catch_up;
+    Table seconds, shifts, survival;
+    std::vector<bool> unjudged;
+    bool has_scores = false, stops_early = false;
+};
+
+struct PlannedSequences {
+    std::vector<long> rooms;
+    Numbers weights, extra;  // `extra`: seconds that 0, 1, ... more rows add
+    double goodput = 0.0;
+};
+
+struct ChosenPlan {
+    std::vector<long> drafters, depths;
+    Numbers min_survival;
+    double profit = 0.0;
+};
+
+inline void forecast_survival(PlannedDrafter& drafter, const std::vector<long>& rooms) {
+    const double points[] = {-std::sqrt(3.0), 0.0, std::sqrt(3.0)}, weights[] = {1.0 / 6, 2.0 / 3, 1.0 / 6};
+    Table& survival = drafter.survival;
+    for (size_t row = 0; row < survival.rows; ++row)
+        for (int point = 0; point < 3; ++point) {
+            double reached = 1.0;
+            for (size_t depth = 0; depth < survival.columns && static_cast<long>(depth) < rooms[row]; ++depth) {
+                const double known = drafter.log_odds[std::min(depth, drafter.log_odds.size() - 1)];
+                reached /= 1.0 + std::exp(-(known + drafter.means[row] + drafter.deviations[row] * points[point]));
+                survival.at(row, depth) += weights[point] * reached;
+            }
+        }
+}
+
+// What a drafter is worth to every sequence, down to `depth`.
+struct DrafterWorth {
+    Table gain, rows, drafted, net;
+    Numbers profit, min_survival;
+    size_t depth = 0;
+    double shared_cost = 0.0;
+};
+
+class PlanChooser {
+  public:
+    PlanChooser(const PlanRules& rules, const PlannedSequences& batch, const std::vector<PlannedDrafter>& drafters)
+        : rules_(rules), batch_(batch), drafters_(drafters), size_(batch.weights.size()) {}
+
+    ChosenPlan choose(const Numbers& row_costs) const {
+        ChosenPlan best{std::vector<long>(size_, -1), std::vector<long>(size_, 0), Numbers(size_, -1.0), 0.0};
+        for (const double row_cost : row_costs) {
+            std::vector<DrafterWorth> worths;
+            for (const PlannedDrafter& drafter : drafters_) worths.push_back(worth(drafter, row_cost));
+            ChosenPlan plan = depths(worths, assign(worths));
+            if (plan.profit > best.profit) best = std::move(plan);
+            if (std::all_of(best.depths.begin(), best.depths.end(), [](long depth) { return depth > 0; })) break;
+        }
+        return best;
+    }
+
+  private:
+    DrafterWorth worth(const PlannedDrafter& drafter, double row_cost) const {
+        const size_t columns = drafter.survival.columns;
+        DrafterWorth worth;
+        worth.min_survival = min_survival(drafter, row_cost);
+        worth.gain = drafter.survival, worth.net = Table(size_, columns);
+        worth.rows = Table(size_, columns), worth.drafted = Table(size_, columns, 1.0);
+        for (size_t row = 0; row < size_; ++row) admission(drafter, row, row_cost, worth);
+        Table profit(size_, columns);
+        Numbers drafting(columns, 0.0);
+        const size_t last = drafter.seconds.rows - 1;
+        for (size_t row = 0; row < size_; ++row) {
+            double net = 0.0, sum = 0.0;
+            for (size_t k = 0; k < columns; ++k) {
+                worth.gain.at(row, k) *= batch_.weights[row];
+                const double mine = worth.gain.at(row, k) - row_cost * worth.rows.at(row, k);
+                net = k == 0 ? mine : std::min(net, mine);
+                worth.net.at(row, k) = net;
+                sum += net - batch_.goodput * drafter.seconds.at(last, k) * worth.drafted.at(row, k);
+                profit.at(row, k) = sum;
+                if (sum > 0) drafting[k] += worth.drafted.at(row, k);
+            }
+        }
+        settle(drafter, profit, drafting, worth);
+        return worth;
+    }
+
+    Numbers min_survival(const PlannedDrafter& drafter, double row_cost) const {
+        Numbers least(size_, -1.0);
+        if (!drafter.stops_early || !drafter.has_scores) return least;
+        const double next_rate = 1.0 / (1.0 + std::exp(-drafter.log_odds[1]));
+        const double pass = batch_.goodput * drafter.seconds.at(drafter.seconds.rows - 1, 0);
+        const double cost = (row_cost + pass) / next_rate;
+        for (size_t row = 0; row < size_; ++row) least[row] = std::min(cost / batch_.weights[row], rules_.max_min_survival);
+        return least;
+    }
+
+    // The gain (survival so far), the rows and the passes to expect of one sequence.
+    void admission(const PlannedDrafter& drafter, size_t row, double row_cost, DrafterWorth& worth) const {
+        const size_t columns = drafter.survival.columns, samples = drafter.shifts.rows;
+        if (!drafter.has_scores || drafter.unjudged[row]) {
+            for (size_t k = 0; k < columns; ++k) worth.rows.at(row, k) = drafter.survival.at(row, k) > 0;
+            return;
+        }
+        const double least_admitted = row_cost / batch_.weights[row], least = worth.min_survival[row];
+        Numbers later(samples), before(samples);
+        for (size_t k = 0; k < columns; ++k) {
+            const double survival = drafter.survival.at(row, k), odds = survival / std::max(1 - survival, 1e-6);
+            double sum = 0.0, gain = 0.0;
+            size_t verified = 0, drafted = 0;
+            for (size_t i = 0; i < samples; ++i) {
+                const double moved = odds * drafter.shifts.at(i, std::min(k, drafter.shifts.columns - 1));
+                sum += later[i] = moved / (1 + moved);
+            }
+            const double scale = survival / std::max(sum / samples, 1e-9);
+            for (size_t i = 0; i < samples; ++i) {
+                later[i] = std::min(later[i] * scale, 1.0);
+                if (k > 0 && !(before[i] > least)) continue;
+                ++drafted;
+                if (later[i] > least_admitted) ++verified, gain += later[i];
+            }
+            worth.gain.at(row, k) = gain / samples;
+            worth.rows.at(row, k) = static_cast<double>(verified) / samples;
+            worth.drafted.at(row, k) = static_cast<double>(drafted) / samples;
+            std::swap(before, later);
+        }
+    }
+
+    // The depth to which passes pay for all sequences together, and what each gains there.
+    void settle(const PlannedDrafter& drafter, const Table& profit, const Numbers& drafting, DrafterWorth& worth) const {
+        double shared = 0.0, most = 0.0;
+        Table best(size_, profit.columns);
+        for (size_t k = 0; k < profit.columns; ++k) {
+            shared += batch_.goodput * shared_seconds(drafter.seconds, k, drafting[k]);
+            double total = -shared;
+            for (size_t row = 0; row < size_; ++row) {
+                const double above = k ? best.at(row, k - 1) : profit.at(row, 0);
+                best.at(row, k) = std::max(above, profit.at(row, k));
+                total += std::max(0.0, best.at(row, k) - batch_.goodput * drafter.catch_up[row]);
+            }
+            if (k == 0 || total > most) most = total, worth.depth = k + 1, worth.shared_cost = shared;
+        }
+        for (size_t row = 0; row < size_; ++row)
+            worth.profit.push_back(std::max(0.0, best.at(row, worth.depth - 1) - batch_.goodput * drafter.catch_up[row]));
+    }
+
+    static double shared_seconds(const Table& seconds, size_t column, double drafting) {
+        const size_t last = seconds.rows - 1, whole = std::min(static_cast<size_t>(drafting), last);
+        double lower = 0.0;
+        for (size_t row = 0; row < whole; ++row) lower += seconds.at(row, column) - seconds.at(last, column);
+        const double next = seconds.at(whole, column) - seconds.at(last, column);
+        return std::max(lower + next * (drafting - static_cast<double>(whole)), 0.0);
+    }
+
+    // Each sequence's drafter (-1: none), of the set of drafters that is the most profitable together: sets of any number of
+    // up to three drafters, of more one or all.
+    std::vector<long> assign(const std::vector<DrafterWorth>& worths) const {
+        const size_t count = worths.size();
+        std::vector<long> choice(size_, -1);
+        double best = 0.0;
+        for (size_t number = 1; number <= count; ++number) {
+            if (count > 3 && number != 1 && number != count) continue;
+            for (const std::vector<size_t>& set : subsets(count, number)) {
+                std::vector<long> assigned(size_, -1);
+                double total = 0.0;
+                for (size_t row = 0; row < size_; ++row) {
+                    double most = 0.0;
+                    for (const size_t index : set)
+                        if (worths[index].profit[row] > most) most = worths[index].profit[row], assigned[row] = index;
+                    total += most;
+                }
+                int used = 0;
+                for (const size_t index : set)
+                    if (std::count(assigned.begin(), assigned.end(), static_cast<long>(index)))
+                        ++used, total -= worths[index].shared_cost;
+                if (count == 1) return assigned;
+                total *= std::pow(rules_.several_drafters, used - 1);
+                if (total > best) best = total, choice = assigned;
+            }
+        }
+        return choice;
+    }
+
+    static std::vector<std::vector<size_t>> subsets(size_t count, size_t number) {
+        std::vector<std::vector<size_t>> all;
+        for (size_t mask = 0; mask < (size_t{1} << count); ++mask) {
+            std::vector<size_t> set;
+            for (size_t i = 0; i < count; ++i)
+                if (mask >> i & 1) set.push_back(i);
+            if (set.size() == number) all.push_back(set);
+        }
+        std::sort(all.begin(), all.end());
+        return all;
+    }
+
+    struct Cell {
+        size_t row;
+        double net, gain, rows, seconds;
+    };
+
+    ChosenPlan depths(const std::vector<DrafterWorth>& worths, std::vector<long> assigned) const {
+        std::vector<Cell> cells;
+        for (size_t row = 0; row < size_; ++row) {
+            if (assigned[row] < 0) continue;
+            const DrafterWorth& worth = worths[assigned[row]];
+            const Table& seconds = drafters_[assigned[row]].seconds;
+            for (size_t k = 0; k < worth.depth && static_cast<long>(k) < batch_.rooms[row]; ++k) {
+                const double taken = seconds.at(rank(worth.net, assigned, row, k), k) * worth.drafted.at(row, k);
+                cells.push_back({row, worth.net.at(row, k), worth.gain.at(row, k), worth.rows.at(row, k), taken});
+            }
+        }
+        std::stable_sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.net > b.net; });
+        double gain = 0.0, rows = 0.0, seconds = 0.0;
+        ChosenPlan plan{assigned, std::vector<long>(size_, 0), Numbers(size_, -1.0), 0.0};
+        plan.profit = -batch_.goodput * batch_.extra[0];
+        size_t taken = 0;
+        for (size_t number = 1; number <= cells.size(); ++number) {
+            const Cell& cell = cells[number - 1];
+            gain += cell.gain, rows += cell.rows, seconds += cell.seconds;
+            const size_t below = static_cast<size_t>(rows);
+            const double low = batch_.extra[below], of_rows = (batch_.extra[below + 1] - low) * (rows - below) + low;
+            const double profit = gain - batch_.goodput * (of_rows + seconds);
+            if (profit > plan.profit) plan.profit = profit, taken = number;
+        }
+        for (size_t number = 0; number < taken; ++number) ++plan.depths[cells[number].row];
+        for (size_t row = 0; row < size_; ++row)
+            if (assigned[row] >= 0) plan.min_survival[row] = worths[assigned[row]].min_survival[row];
+        return plan;
+    }
+
+    // Of a sequence among those of its drafter, from 0 for the greatest net gain at depth k.
+    size_t rank(const Table& net, const std::vector<long>& assigned, size_t row, size_t k) const {
+        size_t rank = 0;
+        for (size_t other = 0; other < size_; ++other) {
+            if (assigned[other] != assigned[row] || other == row) continue;
+            const double theirs = net.at(other, k), mine = net.at(row, k);
+            rank += theirs > mine || (theirs == mine && other < row);
+        }
+        return rank;
+    }
+
+    const PlanRules& rules_;
+    const PlannedSequences& batch_;
+    const std::vector<PlannedDrafter>& drafters_;
+    size_t size_;
+};
+
+}  // namespace wager

@@ -1,0 +1,224 @@
+"""How much each sequence is to draft: each drafter's worth for every sequence and depth, and the plan of most profit.
+
+`most_profitable` is with arrays; csrc/planning.h has the same for small batches (`choose_natively`), since a hundred
+calls of numpy take 1 ms between two passes of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from wager.economics.acceptance import AcceptanceModel, Bools, Floats, Ints
+from wager.economics.latency_cache import LatencyCache
+from wager.economics.policy.step_load import StepLoad
+
+SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
+MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
+
+
+class PlannedBatch(NamedTuple):
+    """The step without drafts; of each candidate the room for draft tokens and the weight of a token, [sequences]."""
+
+    load: StepLoad
+    rooms: Ints
+    weights: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterForecast:
+    """What one drafter is expected to do: survival, 0 beyond a sequence's room, and the seconds that the j-th sequence
+    to draft at a depth adds, [sequences, depth]; seconds of catching up, [sequences]."""
+
+    model: AcceptanceModel
+    survival: Floats
+    seconds: Floats
+    catch_up: Floats
+    unjudged: Bools  # [sequences]
+    stops_early: bool
+
+    def min_survival(self, batch: PlannedBatch, row_cost: float) -> Floats:
+        """Survival of a token after which the next pass does not pay (-1: none), [sequences]: it takes a pass and then
+        a row, and its token survives less."""
+        if not (self.stops_early and self.model.has_scores):
+            return np.full(len(batch.weights), -1.0)
+        next_rate = float(1.0 / (1.0 + np.exp(-self.model.depths.log_odds[1])))
+        cost = (row_cost + batch.load.goodput * float(self.seconds[-1, 0])) / next_rate
+        return np.minimum(cost / batch.weights, MAX_MIN_SURVIVAL)
+
+
+class DrafterValue(NamedTuple):
+    """What one drafter is worth to every sequence, in weighted tokens, down to the depth to which passes pay for all of
+    them together: [sequences, depth] and, last but one, [sequences]."""
+
+    gain: Floats
+    rows: Floats  # expected
+    drafted: Floats  # probability that the pass is made
+    net: Floats  # gain after rows, never rising with depth
+    seconds: Floats  # as in DrafterForecast
+    profit: Floats  # at the best depth, after the sequence's own share of drafting
+    min_survival: Floats
+    shared_cost: float  # of drafting, beyond those shares
+
+
+class PlanChoice(NamedTuple):
+    """Each sequence's drafter (-1: none), depth and min_survival (-1: none), [sequences], and the total profit."""
+
+    drafters: Ints
+    depths: Ints
+    min_survival: Floats
+    profit: float = 0.0
+
+
+def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float) -> DrafterValue:
+    """What one drafter is worth to each sequence."""
+    seconds, weights, goodput = forecast.seconds, batch.weights, batch.load.goodput
+    min_survival = forecast.min_survival(batch, row_cost)
+    accepted, rows, drafted = forecast.model.forecast_admission(
+        forecast.survival, min_admitted=row_cost / weights, min_survival=min_survival, unjudged=forecast.unjudged
+    )
+    gain = accepted * weights[:, None]
+    net = np.minimum.accumulate(gain - row_cost * rows, axis=1)
+    profit = np.cumsum(net - goodput * seconds[-1] * drafted, axis=1)
+    shared_cost = goodput * np.cumsum(shared_seconds(seconds, (drafted * (profit > 0)).sum(0)))
+    best = np.maximum.accumulate(profit, axis=1) - goodput * forecast.catch_up[:, None]
+    total = best.clip(0.0).sum(0) - shared_cost
+    depth = int(total.argmax()) + 1
+    gain, rows, drafted, net, seconds = (array[:, :depth] for array in (gain, rows, drafted, net, seconds))
+    profit, shared = best[:, depth - 1].clip(0.0), float(shared_cost[depth - 1])
+    return DrafterValue(gain, rows, drafted, net, seconds, profit, min_survival, shared)
+
+
+def shared_seconds(seconds: Floats, drafting: Floats) -> Floats:
+    """By depth, the seconds of a pass for `drafting` sequences beyond what each would add as the last one."""
+    beyond = np.vstack([np.zeros(seconds.shape[1]), np.cumsum(seconds - seconds[-1], axis=0)])
+    rows, columns = np.minimum(drafting.astype(np.intp), len(seconds) - 1), np.arange(len(drafting))
+    lower = beyond[rows, columns]  # interpolated for all depths at once
+    between: Floats = np.maximum(lower + (beyond[rows + 1, columns] - lower) * (drafting - rows), 0.0)
+    return between
+
+
+def choose_drafters(values: Sequence[DrafterValue]) -> Ints:
+    """Each sequence's drafter (-1: none), of the set of drafters that is the most profitable together."""
+    if len(values) == 1:
+        return np.where(values[0].profit > 0, 0, -1)
+    best, choice = 0.0, np.full(len(values[0].profit), -1)
+    numbers = range(1, len(values) + 1) if len(values) <= 3 else (1, len(values))
+    for drafters in (subset for number in numbers for subset in combinations(range(len(values)), number)):
+        profits = np.stack([values[index].profit for index in drafters])
+        assigned = np.where(profits.max(0) > 0, np.array(drafters)[profits.argmax(0)], -1)
+        used = [index for index in drafters if (assigned == index).any()]
+        total = float(profits.max(0).sum()) - sum([values[index].shared_cost for index in used])
+        total *= SEVERAL_DRAFTERS ** (len(used) - 1)
+        if total > best:
+            best, choice = total, assigned
+    return choice
+
+
+def _ranks(values: Floats) -> Ints:
+    """Of each value in its column, from 0 for the least."""
+    order = np.argsort(values, axis=0, kind="stable")
+    ranks = np.empty_like(order)
+    ranks[order, np.arange(values.shape[1])] = np.arange(len(values))[:, None]
+    return ranks
+
+
+def choose_depths(
+    values: Sequence[DrafterValue], drafters: Ints, batch: PlannedBatch, latency: LatencyCache
+) -> PlanChoice:
+    """How deep each sequence drafts: the tokens of greatest net gain, as many as are most profitable."""
+    size, width, load = len(drafters), max([value.net.shape[1] for value in values]), batch.load
+    net, gain, rows, seconds, possible = (np.zeros((size, width)) for _ in range(5))
+    for index, value in enumerate(values):
+        mine, depth = np.flatnonzero(drafters == index), value.net.shape[1]
+        net[mine, :depth], gain[mine, :depth], rows[mine, :depth] = value.net[mine], value.gain[mine], value.rows[mine]
+        rank = _ranks(-value.net[mine])
+        seconds[mine, :depth] = value.seconds[rank, np.arange(depth)] * value.drafted[mine]
+        possible[mine, :depth] = np.arange(depth) < batch.rooms[mine, None]
+    cells = np.flatnonzero(possible)
+    cells = cells[np.argsort(-net.ravel()[cells], kind="stable")]
+    sums = [np.concatenate([[0.0], np.cumsum(amount.ravel()[cells])]) for amount in (gain, rows, seconds)]
+    extra = latency.extra_array(*load.shape, count=int(sums[1][-1]) + 2)
+    below = sums[1].astype(np.intp)  # rows, between which the extra seconds are interpolated
+    of_rows = (extra[below + 1] - extra[below]) * (sums[1] - below) + extra[below]
+    profit = sums[0] - load.goodput * (of_rows + sums[2])
+    taken = cells[: int(profit.argmax())]
+    min_survival = np.choose(drafters + 1, [np.full(size, -1.0), *[value.min_survival for value in values]])
+    return PlanChoice(drafters, np.bincount(taken // width, minlength=size), min_survival, float(profit.max()))
+
+
+def most_profitable(
+    forecasts: Sequence[DrafterForecast], batch: PlannedBatch, latency: LatencyCache, *, row_costs: Sequence[float]
+) -> PlanChoice:
+    """Of the plans for each cost of a row, in turn until one drafts for every sequence."""
+    size = len(batch.weights)
+    best = PlanChoice(np.full(size, -1), np.zeros(size, np.intp), np.full(size, -1.0))
+    for row_cost in row_costs:
+        values = [evaluate(forecast, batch, row_cost=row_cost) for forecast in forecasts]
+        choice = choose_depths(values, choose_drafters(values), batch, latency)
+        best = choice if choice.profit > best.profit else best
+        if best.depths.all():
+            break
+    return best
+
+
+def can_choose_natively() -> bool:
+    """Whether the native kernels are there."""
+    try:
+        from wager.kernels import _native
+    except ImportError:
+        return False
+    return hasattr(_native, "plan_drafts")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedForecast:
+    """A DrafterForecast of few sequences: mean and variance of each one's log-odds in place of survival, the rest as
+    there; the survival is written to `survival`."""
+
+    model: AcceptanceModel
+    means: Sequence[float]
+    variances: Sequence[float]
+    seconds: Sequence[Sequence[float]]
+    catch_up: Sequence[float]
+    unjudged: Sequence[bool]
+    stops_early: bool
+    survival: Floats
+
+
+def choose_natively(
+    forecasts: Sequence[ListedForecast],
+    load: StepLoad,
+    latency: LatencyCache,
+    *,
+    rooms: Sequence[int],
+    weights: Sequence[float],
+    row_costs: Sequence[float],
+) -> tuple[list[int], list[int], list[float], float]:
+    """`most_profitable` in C++: drafters, depths, min_survival and the profit."""
+    from wager.kernels import _native
+
+    drafters = [
+        (
+            each.model.depths.log_odds,
+            each.model.confidence_shifts,
+            each.seconds,
+            each.means,
+            each.variances,
+            each.catch_up,
+            each.unjudged,
+            each.model.has_scores,
+            each.stops_early,
+            each.survival,
+        )
+        for each in forecasts
+    ]
+    rows = max([each.survival.size for each in forecasts])
+    extra = latency.extra_seconds(*load.shape, count=rows + 2)
+    return _native.plan_drafts(
+        drafters, rooms, weights, extra, load.goodput, row_costs, SEVERAL_DRAFTERS, MAX_MIN_SURVIVAL
+    )

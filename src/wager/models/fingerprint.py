@@ -1,0 +1,49 @@
+"""What tells two targets apart, whatever form their matrices are in: what a trained drafter is bound to.
+
+Norm weights are stored as floats in every quantisation of a model, so a drafter trained on one fits the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from wager.models.tensors import tensor_shapes
+from wager.models.weights import Weights
+
+
+class FingerprintedTokenizer(Protocol):
+    """What the fingerprint needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> Sequence[int] | frozenset[int]: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def token(self, token_id: int) -> str: ...
+
+
+def target_fingerprint(weights: Weights) -> str:
+    """SHA-256, in hex, of the shapes of all tensors and of the norm weights as float32."""
+    found = hashlib.sha256()
+    for name, shape in sorted(tensor_shapes(weights.spec).items()):
+        found.update(f"{name} {list(shape)}\n".encode())
+        if name.split(".")[-2].endswith("norm"):
+            found.update(np.ascontiguousarray(weights.read(name), "<f4").tobytes())
+    return found.hexdigest()
+
+
+def tokenizer_fingerprint(tokenizer: FingerprintedTokenizer) -> str:
+    """SHA-256, in hex, of every token, the ids that end a text and the chat template."""
+    found = hashlib.sha256()
+    for token_id in range(tokenizer.vocab_size):
+        found.update(tokenizer.token(token_id).encode("utf-8", "surrogatepass") + b"\0")
+    found.update(repr((sorted(tokenizer.eos_ids), tokenizer.chat_template)).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()

@@ -1,0 +1,83 @@
+"""What every trained drafter shares: sizes, the target's embedding and positions, the output over its vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wager.train.target_states import TargetStates, TorchTarget
+from wager.train.vocabulary import DraftVocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSizes:
+    """Sizes and flags of a draft module.
+
+    `taps` are layer ids of the target (i: after i layers). `depth_share` is the share of rows that each further step of
+    training keeps. `norm_before_residual`, `fc_norm` and `norm_output` are speculators' flags of EAGLE-3 and 3.1.
+    """
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    taps: tuple[int, ...]
+    depth_share: float = 1.0
+    norm_before_residual: bool = True
+    fc_norm: bool = True
+    norm_output: bool = True
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """What a module computed at one depth: `states` [B, n, H] that enter its output matrix, and for each row the
+    position whose law it guesses (`positions` int64 [B, n]), where `valid` bool [B, n]."""
+
+    states: Tensor
+    positions: Tensor
+    valid: Tensor
+
+
+class DraftModule(nn.Module):
+    """Base of the trained modules. `attach` gives it the target's embedding, positions and output matrix."""
+
+    rotation: Tensor
+    embedding: Tensor
+    label_head: Tensor
+
+    def __init__(self, sizes: DraftSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def attach(self, target: TorchTarget, vocabulary: DraftVocabulary) -> None:
+        """Use the target's frozen embedding and rotation, and its output rows of the draft vocabulary: as the matrix of
+        the labels, and as the beginning of the module's own."""
+        ids = torch.from_numpy(vocabulary.ids).to(target.head.device)
+        self.register_buffer("rotation", target.rotation, persistent=False)
+        self.register_buffer("embedding", target.embedding, persistent=False)
+        self.register_buffer("label_head", target.head[ids], persistent=False)
+        self.lm_head = nn.Linear(self.sizes.hidden, len(ids), bias=False, device=target.head.device)
+        self.lm_head.weight.data.copy_(target.head[ids].float())
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """float32 [..., H]."""
+        return functional.embedding(tokens, self.embedding).float()
+
+    def labels(self, final: Tensor) -> Tensor:
+        """The target's logits over the draft vocabulary, of states [..., H] that enter its output matrix."""
+        return functional.linear(final.to(self.label_head.dtype), self.label_head)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The module's own logits over the draft vocabulary."""
+        found: Tensor = self.lm_head(states)
+        return found
+
+    def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
+        """The rows of every depth, the first guess first. With `generator` rows may be left out at random."""
+        raise NotImplementedError

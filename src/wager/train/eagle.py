@@ -1,0 +1,153 @@
+"""EAGLE-3's draft module in torch (arXiv 2503.01840), with the normalisations of 3.1, unrolled as it will be used.
+
+Row t holds the target's states of position t and the embedding of the token after it, and guesses the token after that.
+Step j feeds back the module's own output and the next token's embedding at position t + j; its query sees the keys of
+step 0 up to row t and those of its own row from the steps between ("training-time test").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wager.train.draft_module import DraftModule, DraftSizes, StepRows
+from wager.train.layers import DraftNorm, GatedMlp, Projections, attend, rotate
+from wager.train.target_states import TargetStates, TorchTarget
+from wager.train.vocabulary import DraftVocabulary
+
+_MLP_SCALE = 0.05
+"""The target's residual at its last layer is about this much larger than a normed one."""
+
+
+class EagleAttention(Projections):
+    """Attention over the normed embedding beside the normed state: inputs of twice the hidden size."""
+
+
+class EagleLayer(nn.Module):
+    """The one decoder layer, under the names of published checkpoints."""
+
+    def __init__(self, sizes: DraftSizes) -> None:
+        super().__init__()
+        hidden, eps = sizes.hidden, sizes.norm_eps
+        self.input_layernorm = DraftNorm(hidden, eps)
+        self.hidden_norm = DraftNorm(hidden, eps)
+        self.self_attn = EagleAttention(
+            2 * hidden, hidden, heads=sizes.heads, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim
+        )
+        self.post_attention_layernorm = DraftNorm(hidden, eps)
+        self.mlp = GatedMlp(hidden, sizes.inner)
+
+
+@dataclass(frozen=True)
+class _Unrolled:
+    """A row's outputs and own keys and values so far, all for the rows `rows` int64 [B, n]."""
+
+    rows: Tensor
+    state: Tensor
+    own: tuple[tuple[Tensor, Tensor], ...]
+
+    def take(self, chosen: Tensor) -> _Unrolled:
+        """The rows at places `chosen` int64 [B, m]."""
+
+        def pick(values: Tensor, dim: int) -> Tensor:
+            shape = [1] * values.dim()
+            shape[0], shape[dim] = chosen.shape
+            sizes = list(values.shape)
+            sizes[dim] = chosen.shape[1]
+            return values.gather(dim, chosen.view(shape).expand(sizes))
+
+        own = tuple((pick(k, 2), pick(v, 2)) for k, v in self.own)
+        return _Unrolled(pick(self.rows, 1), pick(self.state, 1), own)
+
+
+class EagleModule(DraftModule):
+    """One EAGLE-3 layer over fused taps. `sizes` are its own; flags are those of speculators' format."""
+
+    def __init__(self, sizes: DraftSizes) -> None:
+        super().__init__(sizes)
+        taps = sizes.taps
+        self.fc = nn.Linear(len(taps) * sizes.hidden, sizes.hidden, bias=False)
+        self.fc_norm = nn.ModuleList(DraftNorm(sizes.hidden, sizes.norm_eps) for _ in taps) if sizes.fc_norm else None
+        self.layers = nn.ModuleList([EagleLayer(sizes)])
+        self.norm = DraftNorm(sizes.hidden, sizes.norm_eps)
+
+    def attach(self, target: TorchTarget, vocabulary: DraftVocabulary) -> None:
+        """As DraftModule's; the state begins as the deepest tap, the feed-forward as that of the target's last layer,
+        scaled to the normed residual, if sizes agree."""
+        super().attach(target, vocabulary)
+        layer, last, sizes = self._only, target.layers[-1], self.sizes
+        self.norm.weight.data.copy_(target.final_norm)
+        self.fc.weight.data.mul_(0.1)
+        self.fc.weight.data[:, -sizes.hidden :] += torch.eye(sizes.hidden)
+        if last["gate"].shape == layer.mlp.gate_proj.weight.shape:
+            layer.post_attention_layernorm.weight.data.copy_(last["mlp_norm"])
+            layer.mlp.gate_proj.weight.data.copy_(last["gate"])
+            layer.mlp.up_proj.weight.data.copy_(last["up"])
+            layer.mlp.down_proj.weight.data.copy_(last["down"]).mul_(_MLP_SCALE)
+
+    def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
+        tokens, positions = states.tokens, states.tokens.shape[1] - 1
+        rows = torch.arange(positions, device=tokens.device).expand(len(tokens), positions)
+        fused = self._fused(states.taps[:, :-1])
+        keys: tuple[Tensor, Tensor] | None = None
+        done = _Unrolled(rows, fused, ())
+        for step in range(depth):
+            if step:
+                done = self._thinned(done, positions - step, generator)
+            ahead = (done.rows + 1 + step).clamp(max=positions)
+            state, new = self._layer(self.embed(tokens.gather(1, ahead)), done, keys, step)
+            if keys is None:
+                keys = new
+                done = _Unrolled(done.rows, state, ())
+            else:
+                done = _Unrolled(done.rows, state, (*done.own, new))
+            normed = self.norm(state)
+            yield StepRows(normed, ahead, done.rows + 1 + step <= positions)
+            if self.sizes.norm_output:
+                done = _Unrolled(done.rows, normed, done.own)
+
+    @property
+    def _only(self) -> EagleLayer:
+        return cast(EagleLayer, self.layers[0])
+
+    def _fused(self, taps: Tensor) -> Tensor:
+        if self.fc_norm is not None:
+            taps = torch.stack([norm(taps[:, :, index]) for index, norm in enumerate(self.fc_norm)], 2)
+        found: Tensor = self.fc(taps.flatten(2))
+        return found.float()
+
+    def _thinned(self, done: _Unrolled, useful: int, generator: torch.Generator | None) -> _Unrolled:
+        """With a generator a random share of the rows, drawn anew for every text; without one all rows."""
+        batch, count = done.rows.shape
+        share = max(1, round(count * self.sizes.depth_share))
+        if generator is None or share >= count:
+            return done
+        chosen = torch.rand(batch, count, generator=generator).topk(share).indices.sort(-1).values
+        return done.take(chosen.to(done.rows.device))
+
+    def _layer(
+        self, embedded: Tensor, done: _Unrolled, keys: tuple[Tensor, Tensor] | None, step: int
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The layer's output for each row, and the row's key and value of this step."""
+        layer, hidden = self._only, done.state
+        normed = layer.hidden_norm(hidden)
+        residual = normed if self.sizes.norm_before_residual else hidden
+        both = torch.cat([layer.input_layernorm(embedded), normed], -1)
+        attention = layer.self_attn
+        rotation = self.rotation[done.rows + step]
+        q = rotate(attention.heads(attention.q_proj(both)), rotation)
+        k = rotate(attention.heads(attention.k_proj(both)), rotation)
+        v = attention.heads(attention.v_proj(both))
+        if keys is None:
+            found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            columns = torch.arange(keys[0].shape[2], device=q.device)
+            found = attend(q, *keys, columns <= done.rows[..., None], (*done.own, (k, v)))
+        x = residual + attention.output(found).float()
+        x = x + layer.mlp(layer.post_attention_layernorm(x)).float()
+        return x, (k, v)

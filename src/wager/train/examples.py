@@ -1,0 +1,151 @@
+"""Training texts as token ids: prompts, answers of the target, their digest, held-out ones, and batches of them.
+
+Batches are a pure function of the texts, the seed and the pass, so that a run can be resumed at any step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.errors import UsageError
+from wager.inputs import shown
+
+_HELD_OUT = 40
+"""One text in so many is held out, by its digest."""
+
+_WINDOW = 32
+"""Batches of texts that are sorted by length together, so that little is padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingText:
+    """Token ids of a text: a prompt of `prompt_length` tokens, and an answer, which may be empty."""
+
+    ids: tuple[int, ...]
+    prompt_length: int
+
+    @property
+    def answered(self) -> bool:
+        return len(self.ids) > self.prompt_length
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the ids, in hex."""
+        return hashlib.sha256(np.asarray([self.prompt_length, *self.ids], "<u4").tobytes()).hexdigest()
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it is kept for evaluation: as its prompt's digest says, whatever the answer."""
+        prompt = np.asarray(self.ids[: self.prompt_length], "<u4").tobytes()
+        return int.from_bytes(hashlib.sha256(prompt).digest()[:4], "little") % _HELD_OUT == 0
+
+
+@dataclass(frozen=True)
+class TextWeights:
+    """What the law after each token counts: 1 in answers, `prompt` in prompts, nothing in the beginning that all texts
+    share and where the next token is not in the draft vocabulary (`known` bool [V])."""
+
+    known: NDArray[np.bool_]
+    prompt: float
+    shared: int
+
+    def of(self, text: TrainingText, length: int) -> NDArray[np.float32]:
+        """float32 [length] of the first `length` tokens."""
+        found = np.zeros(length, np.float32)
+        following = np.asarray(text.ids[1 : length + 1], np.int64)
+        counted = np.where(np.arange(1, len(following) + 1) < text.prompt_length, self.prompt, 1.0)
+        found[: len(following)] = counted * self.known[following]
+        found[: max(self.shared - 1, 0)] = 0
+        return found
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """`tokens` int64 [B, T] and `weights` float32 [B, T], padded on the right with token 0 and weight 0."""
+
+    tokens: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Texts to train on and those held out, in the order they were read, without repetitions. `longest` crops them."""
+
+    texts: tuple[TrainingText, ...]
+    longest: int
+    train: tuple[TrainingText, ...] = field(init=False)
+    held_out: tuple[TrainingText, ...] = field(init=False)
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        unique = list(dict.fromkeys(text for text in self.texts if len(text.ids) > 2))
+        train = tuple(text for text in unique if not text.held_out)
+        if not train:
+            raise UsageError("There are no texts to train on.", "Give more prompts or answers.")
+        object.__setattr__(self, "train", train)
+        object.__setattr__(self, "held_out", tuple(text for text in unique if text.held_out))
+        digests = "".join(text.digest for text in unique)
+        object.__setattr__(self, "digest", hashlib.sha256(digests.encode()).hexdigest())
+
+    @property
+    def shared_beginning(self) -> int:
+        """Tokens with which every text begins: the template's."""
+        first = self.train[0].ids
+        if len(self.train) == 1:
+            return 0
+        length = min(len(text.ids) for text in self.train)
+        return next((at for at in range(length) if any(text.ids[at] != first[at] for text in self.train)), length)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one pass, as cropped."""
+        return sum(min(len(text.ids), self.longest) for text in self.train)
+
+    def batches(self, *, tokens: int, seed: int, number: int) -> list[list[TrainingText]]:
+        """The batches of pass `number`: at most `tokens` each with padding, texts of like length, in random order."""
+        generator = np.random.default_rng([seed, number])
+        order = [self.train[place] for place in generator.permutation(len(self.train))]
+        average = max(1, self.tokens // len(order))
+        window = max(1, _WINDOW * tokens // average)
+        found: list[list[TrainingText]] = []
+        for first in range(0, len(order), window):
+            part = sorted(order[first : first + window], key=lambda text: len(text.ids))
+            found.extend(_grouped(part, tokens, self.longest))
+        return [found[place] for place in generator.permutation(len(found))]
+
+    def padded(self, texts: Sequence[TrainingText], weights: TextWeights) -> TextBatch:
+        longest = min(self.longest, max(len(text.ids) for text in texts))
+        tokens = np.zeros((len(texts), longest), np.int64)
+        counted = np.zeros((len(texts), longest), np.float32)
+        for row, text in enumerate(texts):
+            length = min(len(text.ids), longest)
+            tokens[row, :length] = text.ids[:length]
+            counted[row, :length] = weights.of(text, length)
+        return TextBatch(tokens, counted)
+
+
+def _grouped(texts: Iterable[TrainingText], tokens: int, longest: int) -> Iterator[list[TrainingText]]:
+    """Consecutive texts whose padded size stays within `tokens`; a longer one alone. Lengths ascend."""
+    group: list[TrainingText] = []
+    for text in texts:
+        if group and (len(group) + 1) * min(len(text.ids), longest) > tokens:
+            yield group
+            group = []
+        group.append(text)
+    if group:
+        yield group
+
+
+def check_disjoint(texts: Iterable[str], measured: Iterable[str], *, where: str) -> None:
+    """UsageError if a prompt to train on is one of the prompts that are measured, letter case and blanks aside."""
+    known = {" ".join(text.lower().split()) for text in measured}
+    for text in texts:
+        if " ".join(text.lower().split()) in known:
+            raise UsageError(
+                f"The prompt {shown(text)} is in {where} too.", "Train on other prompts than those that are measured."
+            )

@@ -1,0 +1,163 @@
+"""Writes a trained EAGLE-3 head in speculators' format, and reads it back.
+
+config.json with every flag, because readers differ in what a missing one means; model.safetensors with bfloat16 tensors
+under the format's names, d2t as offsets. The embedding is the target's and is not written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from wager.arch.spec import ModelSpec
+from wager.errors import ModelError, UsageError
+from wager.models.json_files import read_json
+from wager.train.checkpoint import Provenance
+from wager.train.draft_module import DraftModule, DraftSizes
+from wager.train.vocabulary import DraftVocabulary
+
+_USUAL_TAPS = 3
+"""Taps that readers assume where nothing else is written."""
+
+
+def rope_scaling(spec: ModelSpec, model: Path) -> dict[str, Any] | None:
+    """The target's RoPE scaling as its config.json has it; None if there is none. UsageError if it is in another form,
+    of which the format has no name."""
+    rope = spec.details.rope
+    if not rope.factors and rope.magnitude == 1:
+        return None
+    found = read_json(model / "config.json").get("rope_scaling") if model.is_dir() else None
+    if not isinstance(found, dict):
+        raise UsageError(
+            f"The RoPE scaling of {spec.name} cannot be written to an export.", "Train on its Hugging Face directory."
+        )
+    return found
+
+
+def decoder_config(
+    sizes: DraftSizes, spec: ModelSpec, layers: int, scaling: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """transformer_layer_config: a Llama configuration of the draft layers."""
+    found: dict[str, Any] = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": sizes.norm_eps,
+        "rope_theta": spec.details.rope.theta,
+        "rope_scaling": dict(scaling) if scaling else None,
+        "max_position_embeddings": spec.context,
+        "vocab_size": spec.vocab,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    return found if len(sizes.taps) == _USUAL_TAPS else {**found, "num_aux_hidden_states": len(sizes.taps)}
+
+
+def envelope(kind: str, architecture: str, *, tokens: int, provenance: Provenance, spec: ModelSpec) -> dict[str, Any]:
+    """What every export of speculators' format has, and our provenance under "wager"."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    verifier = {"name_or_path": provenance.target, "architectures": [spec.details.architecture]}
+    return {
+        "architectures": [architecture],
+        "speculators_model_type": kind,
+        "speculators_version": "0.3.0",
+        "speculators_config": {
+            "algorithm": kind,
+            "proposal_methods": [proposal],
+            "default_proposal_method": "greedy",
+            "verifier": verifier,
+        },
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+        "wager": asdict(provenance),
+    }
+
+
+def eagle_config(
+    sizes: DraftSizes, vocabulary: DraftVocabulary, spec: ModelSpec, provenance: Provenance, *, depth: int,
+    scaling: Mapping[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        **envelope("eagle3", "Eagle3Speculator", tokens=depth, provenance=provenance, spec=spec),
+        "transformer_layer_config": decoder_config(sizes, spec, 1, scaling),
+        "draft_vocab_size": len(vocabulary.ids),
+        "norm_before_residual": sizes.norm_before_residual,
+        "norm_before_fc": False,
+        "fc_norm": sizes.fc_norm,
+        "norm_output": sizes.norm_output,
+        "target_hidden_size": spec.hidden,
+        "eagle_aux_hidden_state_layer_ids": list(sizes.taps),
+        "embed_requires_grad": False,
+    }
+
+
+def write_export(folder: Path, config: Mapping[str, Any], module: DraftModule, vocabulary: DraftVocabulary) -> None:
+    """Write both files, each under another name first. ModelError for weights that are no numbers."""
+    tensors = {name: value.detach().to("cpu", torch.bfloat16) for name, value in module.state_dict().items()}
+    bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
+    if bad:
+        raise ModelError(f"{bad[0]} has weights that are no finite numbers.", "Train again with a smaller --rate.")
+    if not vocabulary.whole:
+        tensors["d2t"] = torch.from_numpy(vocabulary.offsets())
+        tensors["t2d"] = torch.from_numpy(vocabulary.known())
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / "model.safetensors", lambda part: part.write_bytes(save(tensors)))
+    text = json.dumps(dict(config), indent=2) + "\n"
+    _replace(folder / "config.json", lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def _replace(path: Path, write: Any) -> None:
+    part = path.with_name(f"{path.name}.part")
+    write(part)
+    with part.open("rb+") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def read_export(folder: Path, size: int) -> tuple[DraftSizes, DraftVocabulary, dict[str, Tensor]]:
+    """Sizes, vocabulary and weights of an EAGLE-3 export for a target of `size` token ids. ModelError names what is
+    absent or does not agree."""
+    config = read_json(folder / "config.json")
+    try:
+        tensors = load_file(folder / "model.safetensors")
+    except Exception as error:  # of several kinds, for files that are absent, cut off or damaged
+        raise ModelError(f"{folder / 'model.safetensors'} cannot be read: {error}.", "Export it again.") from error
+    try:
+        layer = config["transformer_layer_config"]
+        sizes = DraftSizes(
+            layer["hidden_size"], layer["intermediate_size"], layer["num_attention_heads"],
+            layer["num_key_value_heads"], layer["head_dim"], layer["rms_norm_eps"],
+            tuple(config["eagle_aux_hidden_state_layer_ids"]), norm_before_residual=config["norm_before_residual"],
+            fc_norm=config["fc_norm"], norm_output=config["norm_output"],
+        )  # fmt: skip
+        known = tensors.pop("t2d", torch.ones(size, dtype=torch.bool)).numpy()
+        offsets = tensors.pop("d2t", torch.zeros(size, dtype=torch.int64)).numpy()
+    except (KeyError, TypeError) as error:
+        raise ModelError(f"{folder / 'config.json'} lacks {error}.", "Export it again.") from error
+    ids = np.arange(len(offsets)) + offsets
+    if len(known) != size or not np.array_equal(np.flatnonzero(known), ids):
+        raise ModelError(f"d2t and t2d in {folder} do not agree with each other and {size} token ids.", "Export again.")
+    return sizes, DraftVocabulary(ids, size), tensors

@@ -1,0 +1,200 @@
+"""A whole run: the target in torch, the vocabulary, the module, the loop with checkpoints, the export.
+
+What is written to the output folder: checkpoint.pt while it runs, config.json and model.safetensors at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wager.arch.attention import Gqa
+from wager.errors import UsageError
+from wager.models.weights import Weights
+from wager.train import export
+from wager.train.checkpoint import NAME, Provenance, TrainingCheckpoint
+from wager.train.draft_module import DraftModule, DraftSizes
+from wager.train.eagle import EagleModule
+from wager.train.evaluate import HeldOutAcceptance, held_out_acceptance
+from wager.train.examples import TextWeights, TrainingData, TrainingText
+from wager.train.stored_states import StateSource
+from wager.train.target_states import TorchTarget, check_trainable, default_taps
+from wager.train.trainer import StepReport, Trainer, TrainSettings
+from wager.train.vocabulary import DraftVocabulary
+
+_EVALUATED = 64
+"""Held-out texts of the last estimate."""
+
+
+@dataclass(frozen=True)
+class TrainingTarget:
+    """The model that is trained for: where it is, its weights, fingerprints and the ids that end its texts."""
+
+    name: str
+    path: Path
+    weights: Weights
+    fingerprint: str
+    tokenizer_fingerprint: str
+    eos_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run that are not of its numbers, or decide them through sizes and data.
+
+    `passes` over the data (None: `settings.steps` counts), `taps` of the target (None: the usual), `longest` text,
+    `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `save_every` steps, `keep` the
+    states on disk.
+    """
+
+    passes: float | None = None
+    taps: tuple[int, ...] | None = None
+    longest: int = 512
+    vocabulary: int | None = 8192
+    prompt_weight: float = 0.3
+    save_every: int = 50
+    keep: bool = False
+    device: str = "cpu"
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to."""
+
+    acceptance: HeldOutAcceptance
+    figures: dict[str, Any]
+    history: tuple[dict[str, Any], ...]
+
+
+def head_sizes(weights: Weights, options: RunOptions) -> DraftSizes:
+    """Sizes of a head for this target: its own widths, with keys and values for every query head, since the residual
+    has no other path for the embedding."""
+    spec = weights.spec
+    check_trainable(spec)
+    attention, dense = spec.attention, spec.dense
+    if not isinstance(attention, Gqa) or dense is None:
+        raise UsageError(f"{spec.name} cannot be trained for.", "Give a dense model with grouped-query attention.")
+    taps = options.taps or default_taps(spec.num_layers)
+    return DraftSizes(
+        spec.hidden, dense.width, attention.heads, attention.heads, attention.head_dim, spec.details.norm_eps, taps,
+        depth_share=0.6,
+    )  # fmt: skip
+
+
+class TrainingSession:
+    """A run that is set up: `run` takes its steps, from its checkpoint if there is one, and exports the result.
+
+    UsageError where the folder has a checkpoint of other options, data or target.
+    """
+
+    def __init__(
+        self, target: TrainingTarget, texts: Sequence[TrainingText], settings: TrainSettings, options: RunOptions,
+        folder: Path,
+    ) -> None:  # fmt: skip
+        self.target, self.options, self.folder = target, options, folder
+        spec = target.weights.spec
+        self.scaling = export.rope_scaling(spec, target.path)
+        self.data = TrainingData(tuple(texts), min(options.longest, spec.context))
+        self.vocabulary = DraftVocabulary.of(
+            (text.ids for text in self.data.train), size=spec.vocab, most=options.vocabulary, always=target.eos_ids
+        )
+        sizes = head_sizes(target.weights, options)
+        self.torch_target = TorchTarget(
+            target.weights, sizes.taps, dtype=getattr(torch, settings.precision), device=options.device,
+            positions=self.data.longest + settings.depth,
+        )  # fmt: skip
+        self.module = _module(sizes, settings.seed, self.torch_target, self.vocabulary)
+        self.settings = replace(settings, steps=self._steps(settings))
+        identity = f"{target.fingerprint} {settings.precision}"
+        states = StateSource(
+            self.torch_target, self.data, identity=identity, folder=folder / "states" if options.keep else None
+        )
+        weights = TextWeights(self.vocabulary.known(), options.prompt_weight, self.data.shared_beginning)
+        self.trainer = Trainer(self.module, states, self.data, weights, self.settings)
+        self.provenance = Provenance(
+            target.name, target.fingerprint, target.tokenizer_fingerprint, self.data.digest, len(self.data.texts),
+            options.command,
+        )  # fmt: skip
+        self.history: list[dict[str, Any]] = []
+        self._resume()
+
+    def _steps(self, settings: TrainSettings) -> int:
+        """`settings.steps`, or as many as `passes` over the data take."""
+        if self.options.passes is None:
+            return settings.steps
+        whole = int(self.options.passes)
+        counts = [
+            len(self.data.batches(tokens=settings.batch, seed=settings.seed, number=number))
+            for number in range(whole + 1)
+        ]
+        return max(1, round(sum(counts[:whole]) + counts[whole] * (self.options.passes - whole)))
+
+    def _resume(self) -> None:
+        if not (self.folder / NAME).exists():
+            return
+        found = TrainingCheckpoint.load(self.folder)
+        found.check_same(self.settings, self.module.sizes, self.provenance)
+        found.restore(self.trainer)
+        self.history = list(found.history)
+
+    def run(self, report: Callable[[StepReport], None]) -> TrainResult:
+        started, first = time.monotonic(), self.trainer.step
+        tokens = 0
+
+        def after(step: StepReport) -> None:
+            nonlocal tokens
+            tokens += step.tokens
+            self.history.append(step.as_dict())
+            report(step)
+            if self.trainer.step % self.options.save_every == 0:
+                self.save()
+
+        self.trainer.run(after)
+        seconds = time.monotonic() - started
+        acceptance = self.evaluate(_EVALUATED)
+        figures = {
+            "steps": self.settings.steps,
+            "steps_of_this_process": self.trainer.step - first,
+            "tokens_of_this_process": tokens,
+            "seconds_of_this_process": seconds,
+            "loss": self.history[-1]["loss"] if self.history else None,
+            "held_out": acceptance.as_dict(),
+        }
+        self.provenance = replace(self.provenance, figures=figures)
+        self.save()
+        self.export(self.folder)
+        return TrainResult(acceptance, figures, tuple(self.history))
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        TrainingCheckpoint.of(self.trainer, self.vocabulary.ids, self.provenance, self.history).save(self.folder)
+
+    def evaluate(self, most: int) -> HeldOutAcceptance:
+        """The held-out acceptance of the module as it is."""
+        texts = [text for text in self.data.held_out if text.answered] or list(self.data.held_out)
+        return held_out_acceptance(
+            self.module, self.torch_target, texts, self.data, self.vocabulary.ids, depth=self.settings.depth,
+            precision=self.settings.precision, most=most,
+        )  # fmt: skip
+
+    def export(self, folder: Path) -> None:
+        config = export.eagle_config(
+            self.module.sizes, self.vocabulary, self.target.weights.spec, self.provenance, depth=self.settings.depth,
+            scaling=self.scaling,
+        )  # fmt: skip
+        export.write_export(folder, config, self.module, self.vocabulary)
+
+
+def _module(sizes: DraftSizes, seed: int, target: TorchTarget, vocabulary: DraftVocabulary) -> DraftModule:
+    """A fresh module on the target's device, drawn from the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = EagleModule(sizes).to(target.device)
+        module.attach(target, vocabulary)
+    return module

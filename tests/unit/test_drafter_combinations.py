@@ -1,0 +1,217 @@
+"""Drafters of drafters and merged ones: how they are written, what they make, and that no text changes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_models import oracle, save
+from tokenizer_models import train
+
+import wager
+from wager.build.load import load
+from wager.draft.history import HistoryDrafter
+from wager.draft.merged import MergedDrafter
+from wager.draft.model import DraftModel
+from wager.draft.option import parse_drafters
+from wager.draft.registry import DrafterSpec, makes_trees
+from wager.errors import UsageError
+from wager.testing import FailingDrafter, ToyDistribution, ToyTarget
+from wager.types import Draft, DraftRequest, Request, SamplingParams
+
+# --- how they are written -----------------------------------------------------------------------------------
+
+
+def test_staged_and_merged_drafters_are_parsed() -> None:
+    ngram, model = DrafterSpec("ngram", "2"), DrafterSpec("model", "/a")
+    (staged,) = parse_drafters("model:/a+ngram:2")
+    assert staged == replace(model, inner=ngram) and str(staged) == "model:/a+ngram:2"
+    (twice,) = parse_drafters("model:/b+model:/a+ngram:2")
+    assert twice == DrafterSpec("model", "/b", inner=staged) and twice.models == ["/b", "/a"]
+    (merged,) = parse_drafters("ngram:2//model:/a+ngram:2")
+    assert merged.parts == (ngram, staged) and str(merged) == "ngram:2//model:/a+ngram:2"
+    assert makes_trees(merged) and not makes_trees(staged) and merged.models == ["/a"]
+    assert parse_drafters("ngram, ngram//model:/a") == (DrafterSpec("ngram"), *parse_drafters("ngram//model:/a"))
+
+
+def test_paths_may_hold_the_signs() -> None:
+    for path in ("a+b/c++", "org//name", "x+ngramlike", "/m//models+"):
+        assert parse_drafters(f"model:{path}") == (DrafterSpec("model", path),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ngram+ngram", "'ngram' takes no drafter of its own"),
+        ("none+ngram", "'none' takes no drafter of its own"),
+        ("model-tree:x+ngram", "takes no drafter of its own"),
+        ("ngram//ngram", "named twice"),
+        ("auto//ngram", "'auto' stands beside others"),
+        ("ngram:99//model:x", "ngram:99 is out of range"),
+        ("model:x+ngram:99", "ngram:99 is out of range"),
+        ("ngram//nonsense", "Unknown drafter"),
+        ("model+ngram", "'model' needs an argument"),
+        ("ngram//eagle3:/h", "reads the target's states"),
+        ("model:/m+eagle3:/h", "reads the target's states"),
+    ],
+)
+def test_combinations_that_make_no_sense_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_drafters(text)
+
+
+def test_merged_drafters_make_trees_which_block_does_not_verify() -> None:
+    with pytest.raises(UsageError, match="makes trees"):
+        wager.EngineConfig.from_options(drafter="ngram//model:x", verify="block")
+
+
+# --- what a merged drafter makes ----------------------------------------------------------------------------
+
+
+class Says(HistoryDrafter):
+    """Always the same draft."""
+
+    def __init__(self, name: str, draft: Draft, *, samples: bool = False) -> None:
+        super().__init__()
+        self.name, self.samples, self._said = name, samples, draft
+        self.depths: list[int] = []
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        self.depths.append(request.depth)
+        return replace(self._said, seq_id=request.seq_id)
+
+
+VOCAB = 6
+CHAIN = Draft.chain("", [1, 2, 3], drafter="chain", scores=[0.8, 0.6, 0.1])
+TREE = Draft("", (1, 4, 5), (-1, -1, 0), (0.6, 0.3, 0.5), "tree")
+Q = np.tile([0.1, 0.2, 0.3, 0.2, 0.1, 0.1], (2, 1))
+
+
+def ask(depth: int = 5, *, law: bool = False) -> DraftRequest:
+    return DraftRequest("s", 3, depth, SamplingParams(temperature=1.0), 0, needs_draft_probs=law)
+
+
+def begun(*drafters: HistoryDrafter) -> MergedDrafter:
+    merged = MergedDrafter(drafters, vocab=VOCAB)
+    merged.begin("s", [1, 2, 3], SamplingParams())
+    return merged
+
+
+def test_one_tree_of_the_likeliest_guesses_of_all() -> None:
+    merged = begun(Says("a", CHAIN), Says("b", TREE))
+    (draft,) = merged.propose([ask()])
+    assert merged.name == draft.drafter == "a//b" and merged.makes_trees and not merged.samples
+    assert (draft.tokens, draft.parents) == ((1, 2, 5, 4, 3), (-1, 0, 0, -1, 1))
+    assert draft.scores == pytest.approx((0.8, 0.6, 0.5, 0.3, 0.1))
+    assert merged.propose([ask(2)])[0].tokens == (1, 2)
+
+
+def test_a_drafter_that_is_less_often_right_than_it_thinks_gives_way() -> None:
+    bold, modest = Draft.chain("", [1], drafter="", scores=[0.9]), Draft.chain("", [2], drafter="", scores=[0.4])
+    merged = begun(Says("bold", bold), Says("modest", modest))
+    assert merged.propose([ask(1)])[0].tokens == (1,)
+    for _ in range(60):
+        merged.propose([ask(2)])
+        merged.accept("s", [2])
+    (draft,) = merged.propose([ask(2)])
+    assert draft.tokens == (2, 1) and draft.scores[1] < 0.2
+
+
+def test_under_a_law_every_drafter_has_a_fixed_share_and_its_own_q() -> None:
+    sampled = Says("q", Draft("", (1, 1), (-1, 0), (), "q", Q), samples=True)
+    merged = begun(sampled, Says("chain", CHAIN))
+    (draft,) = merged.propose([ask(4, law=True)])
+    assert sampled.depths == [2]
+    assert (draft.tokens, draft.parents) == ((1, 1, 1, 2), (-1, 0, -1, 2))  # the same guess twice: it was drawn twice
+    assert draft.draft_probs is not None and np.array_equal(draft.draft_probs[:2], Q)
+    assert np.array_equal(draft.draft_probs[2:], np.eye(VOCAB)[[1, 2]])
+    (odd,) = merged.propose([ask(1, law=True)])
+    assert odd.tokens == (1,)
+    assert begun(Says("a", CHAIN), Says("b", TREE)).propose([ask(5, law=True)])[0].draft_probs is None
+
+
+@pytest.mark.parametrize("probs", [None, Q[:, :3]])
+def test_sampled_guesses_without_their_q_are_dropped(probs: np.ndarray | None) -> None:
+    merged = begun(Says("q", Draft("", (1, 1), (-1, 0), (), "q", probs), samples=True), Says("chain", CHAIN))
+    (draft,) = merged.propose([ask(4, law=True)])
+    assert draft.tokens == (1, 2) and draft.draft_probs is not None and draft.draft_probs.shape == (2, VOCAB)
+
+
+def test_a_drafter_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    failing = FailingDrafter(calls=0)
+    merged = begun(failing, Says("chain", CHAIN))
+    assert merged.propose([ask()])[0].tokens == (1, 2, 3)
+    assert [r.message.partition(",")[0] for r in caplog.records] == ["Drafter 'failing'"]
+    merged.accept("s", [1])
+    assert merged.propose([ask()])[0].tokens == (1, 2, 3)
+    merged.end("s")
+
+
+# --- through the production path ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A target and a draft model with random weights and one tokenizer."""
+    tokenizer = train("gpt-2")
+    paths = []
+    for layers in (2, 1):
+        path = tmp_path_factory.mktemp("model")
+        size = tokenizer.get_vocab_size()
+        save(oracle("LlamaForCausalLM", vocab_size=size, head_dim=16, num_hidden_layers=layers), path)
+        tokenizer.save(str(path / "tokenizer.json"))
+        paths.append(str(path))
+    return paths[0], paths[1]
+
+
+def requests(engine: wager.Engine, texts: Sequence[str]) -> list[Request]:
+    params = [
+        SamplingParams(max_tokens=20, ignore_eos=True),
+        SamplingParams(max_tokens=20, temperature=0.8, seed=3, ignore_eos=True),
+        SamplingParams(max_tokens=20, temperature=0.7, top_p=0.9, frequency_penalty=0.5, seed=4, ignore_eos=True),
+    ]
+    encode = engine.tokenizer.encode  # type: ignore[attr-defined]
+    return [Request(f"r{i}", tuple(encode(text)), params[i % 3]) for i, text in enumerate(texts)]
+
+
+TEXTS = ["one two three one two", "the quick brown fox", "the quick brown fox jumps"] * 2
+WRITTEN = [
+    "model:{0}+ngram",
+    "model:{1}+model:{0}+ngram",
+    "model-tree:{0}",
+    "ngram//model:{0}",
+    "ngram//model-tree:{1}",
+]
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_loaded_combinations_change_no_text(models: tuple[str, str], written: str) -> None:
+    options = {"model": models[0], "max_rows": 32, "max_sequences": 4, "cache_tokens": 96}
+    plain = load(wager.EngineConfig.from_options(**options, drafter="none"))
+    engine = load(wager.EngineConfig.from_options(**options, drafter=written.format(*models), depth=4))
+    assert engine.drafter_name == (written.format(*models) if "//" in written else written.partition(":")[0])
+    wanted = plain.generate(requests(plain, TEXTS), concurrency=3)
+    got = engine.generate(requests(engine, TEXTS), concurrency=3)
+    assert [each.token_ids for each in got] == [each.token_ids for each in wanted]
+    assert sum(each.stats.accepted for each in got) > 0
+    assert engine.memory_plan.drafter > 0 and engine.drafter_name != "none"
+    warm = engine.generate(requests(engine, TEXTS), concurrency=6)
+    assert [each.token_ids for each in warm] == [each.token_ids for each in wanted]
+    engine.generate([replace(each, id=f"{each.id}-again") for each in requests(engine, TEXTS)][:1])
+
+
+def test_a_model_that_guesses_for_itself_is_always_right(models: tuple[str, str]) -> None:
+    """A chain is; a tree spends guesses on what else a model might say that is only like the target."""
+    options = {"model": models[0], "max_rows": 32, "max_sequences": 4}
+    for written in ("model:{0}+ngram", "model-tree:{0}", "model:{0}+model:{1}"):
+        engine = load(wager.EngineConfig.from_options(**options, drafter=written.format(*models), depth=4))
+        (answer, *_) = engine.generate(requests(engine, TEXTS)[1:2])
+        chain = written.startswith("model:")
+        assert answer.stats.accepted == answer.stats.drafted if chain else answer.stats.accepted > 5
+
+
+def test_a_draft_model_says_what_it_makes() -> None:
+    target = ToyTarget(ToyDistribution(vocab=VOCAB))
+    assert not DraftModel(target).makes_trees and DraftModel(target, trees=True).makes_trees

@@ -1,0 +1,249 @@
+"""EAGLE-3 heads: their guesses are those of a reference without cache or batch, whatever the engine does around them,
+and the text is that of plain decoding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from decoder_engines import answers, decoder_on, engine_on, requests
+from eagle_heads import VARIANTS, VOCAB, Flags, ReferenceHead
+from packing import batch, chain
+from tiny_models import TOKENS, spec
+
+from closeness import assert_close
+from wager.arch import Dense, Gqa
+from wager.draft.heads.autoregressive import HeadDrafter
+from wager.kernels.arrays import Array
+from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.reference import ReferenceKernels
+from wager.models.head_eagle import EagleHead, open_eagle
+from wager.models.head_files import HeadFiles
+from wager.models.random_weights import random_weights
+from wager.models.transformer import Decoder
+from wager.models.weights import Weights
+from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams, VerifyRule
+
+TARGET = spec((Gqa(6, 2, 16),) * 5, (Dense(64),) * 5)
+PARAMS = [
+    SamplingParams(max_tokens=24),
+    SamplingParams(max_tokens=24, temperature=1.0, seed=7),
+    SamplingParams(max_tokens=24, temperature=0.8, top_k=12, top_p=0.9, repetition_penalty=1.2, seed=3),
+]
+
+
+def native() -> Kernels:
+    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+    from wager.kernels.cpu import CpuKernels
+
+    return CpuKernels(threads=2)
+
+
+def randn(*shape: int) -> Array:
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+def target_weights() -> Weights:
+    return random_weights(TARGET, 1)
+
+
+def reference_of(flags: Flags, weights: Weights) -> ReferenceHead:
+    embedding = weights.read("embed.weight")
+    return ReferenceHead(flags, target_embedding=embedding, target_output=embedding)
+
+
+def head_of(
+    reference: ReferenceHead, decoder: Decoder, weights: Weights, folder: Path, *, quantised: bool = False
+) -> EagleHead:
+    opened = open_eagle(HeadFiles(reference.save(folder)), TARGET, quantised=quantised)
+    return opened.load(decoder, weights, num_blocks=48)
+
+
+def tapped(weights: Weights, taps: Sequence[int], tokens: Sequence[int], kernels: Kernels) -> Array:
+    """The taps of a text side by side, f32 [tokens, taps * hidden], by a decoder of their own."""
+    decoder = decoder_on(weights, kernels, max_rows=96)
+    decoder.tap(taps)
+    blocks = list(range(6))
+    found = decoder.forward(batch([chain(0, tokens, blocks)], [0])).taps
+    return np.concatenate([found[tap] for tap in taps], axis=1)
+
+
+class _Recorded(HeadDrafter):
+    """Keeps what was drafted, and hands on something else: the right tokens of `texts`, now and then a wrong one, so
+    that drafts are accepted in part."""
+
+    texts: dict[str, list[int]]
+
+    def __init__(self, head: EagleHead, *, prefix_cache: bool = True) -> None:
+        super().__init__(head, prefix_cache=prefix_cache)
+        self.made: dict[tuple[str, int], Draft] = {}
+        self.texts, self._rng = {}, random.Random(4)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        drafts = super().propose(requests)
+        handed = []
+        for request, draft in zip(requests, drafts, strict=True):
+            assert draft.seq_id == request.seq_id
+            self.made[request.seq_id, request.position] = draft
+            right = self.texts[request.seq_id][request.position : request.position + len(draft)]
+            tokens = [token if self._rng.random() < 0.7 else (token + 1) % VOCAB for token in right]
+            handed.append(Draft.chain(request.seq_id, tokens, drafter=self.name))
+        return handed
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, tmp_path: Path) -> None:
+    weights, kernels = target_weights(), ReferenceKernels("float32")
+    reference = reference_of(VARIANTS[name], weights)
+    decoder = decoder_on(weights, kernels)
+    prompts, params = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]], SamplingParams(max_tokens=14)
+    plain = answers(engine_on(decoder), requests(prompts, params))
+    drafter = _Recorded(head_of(reference, decoder, weights, tmp_path))
+    drafter.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
+    engine = engine_on(decoder, drafter, depth=3, max_rows=11)
+    assert answers(engine, requests(prompts, params), preempt_every=6) == plain
+    assert len(drafter.made) > 12
+    assert drafter.block_pool.num_free_blocks == 48
+    drafter.block_pool.check({})
+    made = {key: draft for key, draft in drafter.made.items() if len(draft)}
+    assert len(made) > 0.7 * len(drafter.made)  # the others were asked for before their states were there
+    for (seq_id, position), draft in made.items():
+        text = drafter.texts[seq_id]
+        taps = tapped(weights, reference.flags.taps, text, kernels)
+        guesses, rows = reference.guesses(taps, text[:position], len(draft))
+        assert list(draft.tokens) == guesses, (seq_id, position)
+        probabilities = [np.exp(row.max() - np.logaddexp.reduce(row)) for row in rows]
+        assert_close(np.array(draft.scores), np.cumprod(probabilities), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
+    weights, kernels = target_weights(), native()
+    reference = reference_of(VARIANTS["eagle3.1"], weights)
+    decoder = decoder_on(weights, kernels)
+    prompts = [TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9], [5]]
+    asked = requests(prompts, params)
+    plain = answers(engine_on(decoder), asked)
+    for preempt_every, max_rows, blocks in ((0, 48, 48), (4, 13, 48), (0, 48, 9)):
+        head = head_of(reference, decoder, weights, tmp_path, quantised=quantised)
+        drafter = HeadDrafter(head, kernels=kernels)
+        engine = engine_on(decoder, drafter, max_rows=max_rows, num_blocks=blocks)
+        for _ in range(2):  # the second time with prefixes in the cache
+            assert answers(engine, asked, preempt_every=preempt_every) == plain
+        assert "head" in engine.proposer.drafters
+        drafter.block_pool.check({})
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_rules_that_need_q_get_it(rule: VerifyRule, tmp_path: Path) -> None:
+    """The texts of a rule with q depend on the guesses; what it needs is checked: q is a distribution over the target's
+    ids that is 0 where the head guesses nothing, and every guess is likely under its own."""
+    weights, kernels = target_weights(), native()
+    reference = reference_of(VARIANTS["speculators"], weights)
+    decoder = decoder_on(weights, kernels)
+    drafter = HeadDrafter(head_of(reference, decoder, weights, tmp_path), kernels=kernels)
+    made: list[Draft] = []
+    propose = drafter.propose
+
+    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
+        made.extend(propose(asked))
+        return made[-len(asked) :]
+
+    drafter.propose = kept  # type: ignore[method-assign]
+    engine = engine_on(decoder, drafter, rule=rule)
+    assert answers(engine, requests([TOKENS[:20]], PARAMS[1])) == answers(engine, requests([TOKENS[:20]], PARAMS[1]))
+    drafts = [draft for draft in made if len(draft)]
+    assert len(drafts) > 20 and drafter.name in engine.proposer.drafters
+    never = np.setdiff1d(np.arange(VOCAB), reference.ids)
+    for draft in drafts:
+        assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB)
+        assert_close(draft.draft_probs.sum(axis=1), np.ones(len(draft)), rtol=1e-9, atol=0)
+        assert not draft.draft_probs[:, never].any()
+        assert all(q[token] > 0 for q, token in zip(draft.draft_probs, draft.tokens, strict=True))
+
+
+def test_entries_of_a_cached_prefix_are_found_or_left_out(tmp_path: Path) -> None:
+    """A second request with the same prompt: its states never come. The guesses are those of the whole text if the
+    head's own cache has the prefix, else those of a head that sees only what came."""
+    weights, kernels = target_weights(), ReferenceKernels("float32")
+    reference = reference_of(VARIANTS["eagle3.1"], weights)
+    decoder = decoder_on(weights, kernels)
+    asked = requests([TOKENS[:40]], SamplingParams(max_tokens=6))
+    plain = answers(engine_on(decoder), asked)["r0#0"]
+    text = [*TOKENS[:40], *plain]
+    taps = tapped(weights, reference.flags.taps, text, kernels)
+    for prefix_cache, seen in ((True, 0), (False, 32)):
+        drafter = _Recorded(head_of(reference, decoder, weights, tmp_path), prefix_cache=prefix_cache)
+        drafter.texts = {"r0": text}
+        engine = engine_on(decoder, drafter, depth=3)
+        for first in (0, seen):
+            drafter.made.clear()
+            assert answers(engine, asked)["r0#0"] == plain
+            made = {position: draft for (_, position), draft in drafter.made.items() if len(draft)}
+            assert made
+            for position, draft in made.items():
+                guesses, _ = reference.guesses(taps[first:], text[first:position], len(draft))
+                assert list(draft.tokens) == guesses
+
+
+def test_choices_of_one_request_share_the_entries_of_its_prompt(tmp_path: Path) -> None:
+    weights, kernels = target_weights(), native()
+    reference = reference_of(VARIANTS["eagle3"], weights)
+    decoder = decoder_on(weights, kernels)
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=5, n=3)
+    plain = answers(engine_on(decoder), requests([TOKENS[:40]], params))
+    drafter = HeadDrafter(head_of(reference, decoder, weights, tmp_path), kernels=kernels)
+    engine = engine_on(decoder, drafter)
+    assert answers(engine, requests([TOKENS[:40]], params)) == plain and len(set(map(tuple, plain.values()))) == 3
+    drafter.block_pool.check({})
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_native_kernels_guess_as_the_reference(quantised: bool, tmp_path: Path) -> None:
+    weights = target_weights()
+    for name in ("eagle3.1", "qwen3", "one-norm"):
+        reference = reference_of(VARIANTS[name], weights)
+        logits = []
+        for kernels in (native(), ReferenceKernels()):
+            decoder = decoder_on(weights, kernels)
+            head = head_of(reference, decoder, weights, tmp_path / name, quantised=quantised)
+            states = randn(10, head.state_width).astype(head.state_dtype)
+            packed = batch([chain(0, TOKENS[:10], [3]), chain(0, TOKENS[3:4], [5])], [9, 10])
+            output = head.forward(packed, states, randn(1, head.hidden))
+            assert output.last_hidden is not None
+            logits.append(output.logits.copy())
+            assert np.array_equal(output.greedy_tokens, output.logits.argmax(axis=1))
+        assert_close(*logits, rtol=0.05, atol=0.35 if quantised else 0.15)
+
+
+def test_rows_of_the_head_do_not_depend_on_chunks_or_neighbours(tmp_path: Path) -> None:
+    weights, kernels = target_weights(), native()
+    decoder = decoder_on(weights, kernels)
+    head = head_of(reference_of(VARIANTS["eagle3.1"], weights), decoder, weights, tmp_path, quantised=True)
+    states, none = randn(20, head.state_width), np.zeros((0, head.hidden), np.float32)
+    whole = head.forward(batch([chain(0, TOKENS[:20], [3, 1])], [19]), states, none).logits.copy()
+    head.forward(batch([chain(0, TOKENS[:7], [4, 2]), chain(0, TOKENS[8:9], [7])], []), states[[*range(7), 3]], none)
+    parts = [chain(7, TOKENS[7:20], [4, 2]), chain(1, TOKENS[9:12], [7])]
+    cut = head.forward(batch(parts, [12]), states[[*range(7, 20), 0, 1, 2]], none).logits
+    assert np.array_equal(cut, whole)
+
+
+def test_a_head_whose_logits_are_no_numbers_ends_its_chains(tmp_path: Path) -> None:
+    weights, kernels = target_weights(), native()
+    decoder = decoder_on(weights, kernels)
+    head = head_of(reference_of(VARIANTS["eagle3.1"], weights), decoder, weights, tmp_path)
+    forward = head.forward
+
+    def broken(packed: PackedBatch, states: Array, fed: Array) -> TargetOutput:
+        return forward(packed, states * np.float32("nan"), fed)
+
+    head.forward = broken  # type: ignore[method-assign]
+    drafter = HeadDrafter(head, kernels=kernels)
+    asked = requests([TOKENS[:20], TOKENS[4:30]], PARAMS[0])
+    engine = engine_on(decoder, drafter)
+    assert answers(engine, asked) == answers(engine_on(decoder), asked)
+    assert drafter.name in engine.proposer.drafters

@@ -1,0 +1,133 @@
+"""Texts to train on: weights, batches, held-out ones, answers by an engine and files of them, the draft vocabulary."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trained import texts
+
+from wager.errors import UsageError
+from wager.models.opening import open_model
+from wager.sampling import SamplingParams
+from wager.testing import ToyDistribution
+from wager.testing.engines import toy_engine
+from wager.train import answers
+from wager.train.examples import TextWeights, TrainingData, TrainingText, check_disjoint
+from wager.train.vocabulary import DraftVocabulary
+
+KNOWN = np.ones(512, bool)
+
+
+def test_every_text_is_in_one_batch_of_a_pass_and_batches_keep_their_size() -> None:
+    data = TrainingData(tuple(texts(300)), 32)
+    for number in range(2):
+        batches = data.batches(tokens=256, seed=4, number=number)
+        assert Counter(text for batch in batches for text in batch) == Counter(data.train)
+        assert all(len(batch) * min(32, max(len(text.ids) for text in batch)) <= 256 for batch in batches)
+        padding = sum(data.padded(batch, TextWeights(KNOWN, 1, 0)).tokens.size for batch in batches) / data.tokens
+        assert padding < 1.15
+
+
+def test_batches_are_a_function_of_seed_and_pass() -> None:
+    data = TrainingData(tuple(texts(300)), 32)
+    first = data.batches(tokens=256, seed=4, number=0)
+    assert first == data.batches(tokens=256, seed=4, number=0)
+    assert first != data.batches(tokens=256, seed=4, number=1)
+    assert first != data.batches(tokens=256, seed=5, number=0)
+
+
+def test_held_out_texts_are_chosen_by_their_prompt_and_never_trained_on() -> None:
+    data = TrainingData(tuple(texts(2000)), 32)
+    assert 0.01 < len(data.held_out) / len(data.texts) < 0.05
+    assert not set(data.held_out) & set(data.train)
+    text = data.held_out[0]
+    assert TrainingText((*text.ids, 5, 6), text.prompt_length).held_out
+
+
+def test_weights_leave_out_what_all_texts_share_unknown_tokens_and_the_end() -> None:
+    known = KNOWN.copy()
+    known[41] = False
+    found = TextWeights(known, 0.25, shared=3).of(TrainingText((1, 2, 3, 40, 41, 42, 43), 5), 7)
+    # laws after tokens 0 and 1 guess shared tokens; after 2 and 3 prompt tokens, of which 41 is not known
+    assert found.tolist() == [0, 0, 0.25, 0, 1, 1, 0]
+
+
+def test_the_shared_beginning_is_found() -> None:
+    assert TrainingData(tuple(texts(50)), 32).shared_beginning == 3
+
+
+def test_repeated_texts_count_once_and_none_is_refused() -> None:
+    found = texts(20)
+    assert len(TrainingData((*found, *found), 32).texts) == 40
+    assert len(TrainingData((*found, *found), 32).train) <= 20
+    with pytest.raises(UsageError, match="no texts"):
+        TrainingData((), 32)
+
+
+def test_prompts_that_are_measured_are_refused() -> None:
+    check_disjoint(["a b", "c"], ["d"], where="dev.jsonl")
+    with pytest.raises(UsageError, match=r"'A  B' is in dev.jsonl too"):
+        check_disjoint(["x", "A  B"], ["c", "a b\n"], where="dev.jsonl")
+
+
+def test_the_vocabulary_is_the_most_frequent_ids_in_order() -> None:
+    found = DraftVocabulary.of([[5, 5, 9, 9, 2], [2, 9]], size=12, most=3, always=[11])
+    assert found.ids.tolist() == [5, 9, 11] or found.ids.tolist() == [2, 9, 11]
+    assert found.ids.tolist() == [2, 9, 11], "of equals the smaller id"
+    assert found.offsets().tolist() == [2, 8, 9]
+    assert np.flatnonzero(found.known()).tolist() == [2, 9, 11]
+    assert DraftVocabulary.of([[1]], size=12, most=None).whole
+    with pytest.raises(UsageError, match="too small"):
+        DraftVocabulary.of([[1]], size=12, most=1, always=[1, 2])
+
+
+def answered(path: Path, prompts: list[tuple[int, ...]], **options: object) -> list[TrainingText]:
+    engine = toy_engine(ToyDistribution(vocab=64))
+    params = SamplingParams(max_tokens=5, seed=1)
+    answers.answer(engine, prompts, path, target="me", params=params, concurrency=3, **options)  # type: ignore[arg-type]
+    return list(answers.read_answers(path, target="me", vocab=64))
+
+
+PROMPTS = [(number, number + 1, 3) for number in range(40)]
+
+
+def test_answers_go_on_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    whole = answered(tmp_path / "whole.jsonl", PROMPTS)
+    assert [text.ids[:3] for text in whole] == PROMPTS
+    assert all(len(text.ids) == 8 and text.prompt_length == 3 for text in whole)
+    path = tmp_path / "cut.jsonl"
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:11]) + lines[11][:9])
+    assert answers.unanswered(PROMPTS, path, target="me") == 30
+    assert answered(path, PROMPTS) == whole
+
+
+def test_answers_of_another_model_and_broken_ones_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    answered(path, PROMPTS[:2])
+    with pytest.raises(UsageError, match="line 1: these are answers of another model"):
+        list(answers.read_answers(path, target="you"))
+    with pytest.raises(UsageError, match="line 2: a token id is not of this model"):
+        list(answers.read_answers(path, target="me", vocab=1))
+    path.write_text('{"prompt_ids": [1], "token_ids": [2]}\n{"prompt": 3}\n')
+    with pytest.raises(UsageError, match=r"line 2: .* is no answer"):
+        list(answers.read_answers(path, target="me"))
+
+
+def test_prompt_files_of_both_forms_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "a"}) + "\n\n" + json.dumps({"question_id": 1, "turns": ["b", "c"]}) + "\n")
+    assert answers.read_prompt_texts(path) == ["a", "b"]
+    for bad in ('{"x": 1}', "[1]", '{"prompt": 3}', '{"turns": []}', '{"prompt": " "}', "x"):
+        path.write_text('{"prompt": "a"}\n' + bad + "\n")
+        with pytest.raises(UsageError, match="line 2"):
+            answers.read_prompt_texts(path)
+
+
+def test_the_bare_header_is_what_the_template_writes_before_a_message() -> None:
+    tokenizer = open_model("random:llama:tiny")[2]
+    assert tokenizer.decode(answers.bare_header(tokenizer), special=True) == "user: "

@@ -1,0 +1,44 @@
+"""The losses against their plain reference, and what gradients they give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from wager.train import reference_losses
+from wager.train.losses import LOSSES, divergence
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_a_loss_is_its_reference(loss: str) -> None:
+    noise = np.random.default_rng(1)
+    draft, target = noise.normal(size=(40, 9)) * 3, noise.normal(size=(40, 9)) * 3
+    draft[0] = target[0]
+    found = divergence(loss, torch.from_numpy(draft), torch.from_numpy(target)).numpy()
+    plain = getattr(reference_losses, loss)
+    expected = [plain(reference_losses.law(q), reference_losses.law(p)) for q, p in zip(draft, target, strict=True)]
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("loss", ["kl", "tv", "lk"])
+def test_equal_laws_cost_nothing_and_others_do(loss: str) -> None:
+    logits = torch.tensor([[1.0, -2.0, 0.5]])
+    assert divergence(loss, logits, logits).item() == pytest.approx(0, abs=1e-6)
+    assert divergence(loss, logits.flip(-1), logits).item() > 0.1
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_a_step_against_the_gradient_lowers_the_loss(loss: str) -> None:
+    target = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+    draft = torch.tensor([[0.5, 0.4, 0.3, 0.2]], requires_grad=True)
+    before = divergence(loss, draft, target).sum()
+    before.backward()
+    after = divergence(loss, draft.detach() - 0.1 * draft.grad, target).sum()
+    assert after < before
+
+
+def test_the_targets_logits_get_no_gradient() -> None:
+    target = torch.randn(2, 5, requires_grad=True)
+    divergence("kl", torch.randn(2, 5, requires_grad=True), target).sum().backward()
+    assert target.grad is None
