@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wager.draft.base import Drafter
+from wager.draft.base import ComputedRows, Drafter, RowReader, StateReader
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.trees import TokenTree, merge
 from wager.kernels.base import TargetOutput
@@ -52,6 +52,28 @@ class MergedDrafter:
         self._members = [GuardedDrafter(drafter, vocab=vocab) for drafter in drafters]
         self._reliability = [_Reliability() for _ in drafters]
         self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
+
+    @property
+    def taps(self) -> Sequence[int] | None:
+        """Those of all its drafters; see StateReader."""
+        found = [reader.taps for reader in self._readers() if reader.taps is not None]
+        return sorted({tap for taps in found for tap in taps}) if found else None
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        self._each(lambda drafter: drafter.read(output, computed) if isinstance(drafter, StateReader) else None)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether one of its drafters does; see RowReader."""
+        drafters: list[object] = [member.drafter for member in self._members]
+        return any(isinstance(drafter, RowReader) and drafter.reads_rows for drafter in drafters)
+
+    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+        self._each(lambda drafter: drafter.read_rows(output, tokens) if isinstance(drafter, RowReader) else None)
+
+    def _readers(self) -> list[StateReader]:
+        drafters: list[object] = [member.drafter for member in self._members]
+        return [drafter for drafter in drafters if isinstance(drafter, StateReader)]
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         self._each(lambda drafter: drafter.begin(seq_id, tokens, params))
