@@ -121,6 +121,12 @@ def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
 
 
+def _recycle(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.recycling import RecyclingDrafter
+
+    return RecyclingDrafter(parts.vocab)
+
+
 def _prediction(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.prediction import PredictionDrafter
 
@@ -204,6 +210,9 @@ KINDS: Mapping[str, DrafterKind] = {
         "store",
         "PATH",
         reads_predictions=True,
+    ),
+    "recycle": DrafterKind(
+        "trees of what the target last found likeliest after each token", _recycle, makes_trees=True
     ),
     "prediction": DrafterKind(
         "the output that the request predicts (--prediction)", _prediction, reads_predictions=True
