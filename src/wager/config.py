@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from wager.draft.registry import DrafterSpec, makes_trees, parse_drafters
+from wager.draft.option import parse_drafters
+from wager.draft.registry import DrafterSpec, makes_trees
 from wager.economics.policy.objective import Objective, parse_objective
 from wager.economics.policy_spec import DEEPEST, PolicySpec, parse_policy
 from wager.errors import UsageError

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "wager"
 _VALUES = {"types", "sampling", "prompts", "token_ids", "errors", "inputs", "arch"}
 _ECONOMICS = {"economics", "economics.costmodel", "economics.latency", "economics.policy", "economics.simulation"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
-_BELOW_ENGINE = _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "draft", "draft.registry"}
+_BELOW_ENGINE = _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "draft", "draft.registry", "draft.option"}
 _BELOW_BUILD = _BELOW_ENGINE | {"engine", "profiling"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "arch": {"errors", "inputs"},
     # floor 1
     "config": _VALUES
-    | {"draft.registry", "economics", "economics.policy"},  # to parse drafters, policies and objectives
+    | {"draft.option", "draft.registry", "economics", "economics.policy"},  # to parse drafters, policies and objectives
     "trace": _VALUES | {"kernels"},  # whose clock is native where they are
     "kernels": _VALUES,
     "economics": _VALUES,
@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # floor 3
     "draft": {"models", "kv", "kernels", "verify"} | _VALUES,
     "draft.registry": {"draft", "kernels"} | _VALUES,
+    "draft.option": {"draft.registry"} | _VALUES,
     # floor 4: profiling and testing run an engine
     "engine": _BELOW_ENGINE,
     "profiling": _BELOW_ENGINE | {"engine"},

@@ -15,7 +15,8 @@ from wager.build.load import load
 from wager.draft.history import HistoryDrafter
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
-from wager.draft.registry import DrafterSpec, makes_trees, parse_drafters
+from wager.draft.option import parse_drafters
+from wager.draft.registry import DrafterSpec, makes_trees
 from wager.errors import UsageError
 from wager.testing import FailingDrafter, ToyDistribution, ToyTarget
 from wager.types import Draft, DraftRequest, Request, SamplingParams
@@ -52,6 +53,7 @@ def test_paths_may_hold_the_signs() -> None:
         ("model:x+ngram:99", "ngram:99 is out of range"),
         ("ngram//nonsense", "Unknown drafter"),
         ("model+ngram", "'model' needs an argument"),
+        ("model:/m+eagle3:/h", "reads the target's states"),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused(text: str, message: str) -> None:

@@ -21,8 +21,8 @@ from wager.models.transformer import Decoder
 @dataclass(frozen=True, slots=True)
 class OpenedDrafter:
     """A configured drafter that was checked but not built. `label` is its name in results; `model` is its model, opened
-    but not loaded, if it runs one; `head` its head on the target's states, likewise; `store` the store that it reads,
-    open; `inner` is its own drafter, `parts` are those it joins."""
+    but not loaded, if it runs one, and `head` its head on the target's states; `store` the store that it reads, open;
+    `inner` is its own drafter, `parts` are those it joins."""
 
     label: str
     spec: DrafterSpec
@@ -55,7 +55,7 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
         label,
         spec,
         open_draft(config, target, spec.argument or "") if kind and kind.runs_a_model else None,
-        open_head(spec, target) if kind and kind.argument == "head" else None,
+        open_head(spec, target) if kind and kind.reads_states else None,
         _open_store(Path(spec.argument or ""), target) if kind and kind.argument == "store" else None,
         _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
         tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
@@ -86,28 +86,28 @@ def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterByt
 
 def build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
     """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks."""
-    drafter = _build(opened, config, decoder, num_blocks=num_blocks)
+    drafter = _build(opened, config, decoder=decoder, num_blocks=num_blocks)
     drafter.name = opened.label
     return drafter
 
 
-def _build(opened: OpenedDrafter, config: EngineConfig, decoder: Decoder, *, num_blocks: int) -> Drafter:
+def _build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
     def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, config, decoder, num_blocks=num_blocks)
+        return _build(below, config, decoder=decoder, num_blocks=num_blocks)
 
     if opened.parts:
         return merge_drafters([part(each) for each in opened.parts], vocab=decoder.vocab)
-    model, head = opened.model, opened.head
+    model, head, kernels = opened.model, opened.head, decoder.kernels
     parts = DrafterParts(
         decoder.vocab,
         max_context=model.limits.context if model else None,
-        model=model.load(decoder.kernels, num_blocks) if model else None,
-        kernels=decoder.kernels,
+        model=model.load(kernels, num_blocks) if model else None,
+        kernels=kernels,
         prefix_cache=config.capacity.prefix_cache,
-        head=head.load(decoder, num_blocks) if head else None,
-        depth=head.depth if head else None,
         store=opened.store,
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
+        head=head.load(decoder, num_blocks) if head else None,
+        depth=head.depth if head else None,
     )
     return build_drafter(opened.spec, parts)

@@ -16,6 +16,7 @@ from wager.build import memory_plan as memory
 from wager.build import policy as policies
 from wager.build.memory_plan import MemoryPlan
 from wager.build.opened import OpenedModel, open_target
+from wager.build.opened_heads import OpenedHead
 from wager.config import EngineConfig, check_rule_for_trees
 from wager.draft.base import Drafter
 from wager.economics.latency.surface import LatencySurface
@@ -142,7 +143,7 @@ def load(
         target = LoadedTarget(config, model, decoder, kernels, plan)
     for item in opened:
         for loaded in item.models:
-            report(f"loading the {loaded.role} {loaded.path.name}")
+            report(f"loading the {'head' if isinstance(loaded, OpenedHead) else 'draft model'} {loaded.path.name}")
     blocks, decoder = target.memory_plan.num_blocks, target.decoder
     built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks) for item in opened]
     return _assemble(config, target, [drafter] if drafter else built, plan, report=report)

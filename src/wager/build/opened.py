@@ -51,8 +51,6 @@ class OpenedModel:
     tokenizer: Tokenizer
     limits: PassLimits
     dtype: str = "auto"
-    role = "draft model"
-    """What it is called where it is loaded beside a target."""
 
     @property
     def spec(self) -> ModelSpec:

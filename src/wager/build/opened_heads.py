@@ -27,7 +27,6 @@ class OpenedHead:
     path: Path
     target: OpenedModel
     head: OpenedEagle
-    role = "head"
 
     @property
     def depth(self) -> int | None:

@@ -12,7 +12,7 @@ from wager.bench.workload import Prompt
 from wager.cli import console, flags, parameters
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
-from wager.draft.registry import parse_drafters
+from wager.draft.option import parse_drafters
 from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
 from wager.types import OutputDelta, Request, SamplingParams

@@ -269,7 +269,7 @@ class _Text:
             text.append(token)
         return tokens, survival
 
-    def _likeliest(self, guesses: Sequence[Guess]) -> tuple[int, float]:
+    def _likeliest(self, guesses: Sequence[LookupGuess]) -> tuple[int, float]:
         """The likeliest token and its probability. Sources that agree are wrong together as if independently; tokens
         compete by their odds."""
         wrong: dict[int, float] = {}

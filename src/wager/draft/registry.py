@@ -6,13 +6,11 @@ It imports no drafter: the configuration parses names with it; factories import 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from wager.errors import UsageError
-from wager.inputs import did_you_mean, shown, whole_number
 
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
@@ -50,20 +48,20 @@ class DrafterSpec:
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
     """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
-    `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
-    that reads a store, the store, open; `inner` is the drafter's own drafter. `depth`: guesses of a round that the head
-    was made for."""
+    `max_context`; for a drafter that runs a model or a head on the target's states, that model or head, loaded, and the
+    kernels it samples with; for one that reads a store, the store, open. `inner` is the drafter's own drafter, `depth`
+    the guesses of a round that the head was made for."""
 
     vocab: int
     max_context: int | None = None
     model: Target | None = None
     kernels: Kernels | None = None
     prefix_cache: bool = True
-    head: StateHead | None = None
-    depth: int | None = None
     store: StoreFile | None = None
     inner: Drafter | None = None
     max_logits_rows: int | None = None
+    head: StateHead | None = None
+    depth: int | None = None
 
 
 Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
@@ -73,24 +71,25 @@ Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
 class DrafterKind:
     """A name in the registry.
 
-    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
-    loaded for it), "head" (required, of a head on the target's states) or "store" (required, the file of a store).
-    placeholder: what the argument is called in help. range: least and largest number. makes_trees: drafts may branch.
-    samples: guesses are draws from a distribution, not certain. takes_inner: it may have a drafter of its own.
+    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model or head that
+    is loaded for it) or "store" (required, the file of a store). placeholder: what the argument is called in help.
+    range: least and largest number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not
+    certain. takes_inner: it may have a drafter of its own. reads_states: it runs a head on the target's states.
     """
 
     description: str
     factory: Factory
-    argument: Literal["none", "number", "path", "head", "store"] = "none"
+    argument: Literal["none", "number", "path", "store"] = "none"
     placeholder: str = ""
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
     samples: bool = False
     takes_inner: bool = False
+    reads_states: bool = False
 
     @property
     def runs_a_model(self) -> bool:
-        return self.argument == "path"
+        return self.argument == "path" and not self.reads_states
 
 
 def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -183,7 +182,9 @@ KINDS: Mapping[str, DrafterKind] = {
         makes_trees=True,
         samples=True,
     ),
-    "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _eagle3, "head", "PATH", samples=True),
+    "eagle3": DrafterKind(
+        "an EAGLE-3 head on the target's states", _eagle3, "path", "PATH", samples=True, reads_states=True
+    ),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
@@ -201,83 +202,13 @@ AUTO = (DrafterSpec("ngram"),)
 
 def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]", "path": ":{}", "head": ":{}", "store": ":{}"}
+    form = {"none": "", "number": "[:{}]", "path": ":{}", "store": ":{}"}
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
     return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
 
-def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:
-    """The drafters of `NAME[:ARG],...`, none for `none`, AUTO for `auto`; A//B and A+B as in DrafterSpec.
-
-    Raises UsageError for an unknown name, a missing or superfluous argument, a drafter that is named twice, and `none`
-    or `auto` beside others.
-    """
-    parsed = [_parse_merged(word.strip()) for word in text.split(",")]
-    for spec in parsed:
-        if len(parsed) > 1 and spec.name in WORDS:
-            raise UsageError(f"Drafter {spec.name!r} stands beside others in {text!r}.", f"Write {spec.name!r} alone.")
-    if len(set(parsed)) < len(parsed):
-        raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
-    if parsed[0].name in WORDS:
-        return AUTO if parsed[0].name == "auto" else ()
-    return tuple(parsed)
-
-
 def makes_trees(spec: DrafterSpec) -> bool:
     return bool(spec.parts) or KINDS[spec.name].makes_trees
-
-
-def _split(text: str, sign: str) -> list[str]:
-    """The drafters that `sign` joins: paths may hold it where no drafter's name follows."""
-    names = "|".join(sorted(KINDS, key=len, reverse=True))
-    return re.split(rf"{re.escape(sign)}(?=(?:{names})(?:[:+,]|//|$))", text)
-
-
-def _parse_merged(text: str) -> DrafterSpec:
-    parts = tuple(_parse_staged(part) for part in _split(text, "//"))
-    if len(parts) == 1:
-        return parts[0]
-    for part in parts:
-        if part.name in WORDS:
-            raise UsageError(f"Drafter {part.name!r} stands beside others in {text!r}.", f"Write {part.name!r} alone.")
-    if len(set(parts)) < len(parts):
-        raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
-    return DrafterSpec("//".join(map(str, parts)), parts=parts)
-
-
-def _parse_staged(text: str) -> DrafterSpec:
-    spec: DrafterSpec | None = None
-    for word in reversed(_split(text, "+")):
-        outer = _parse_one(word)
-        if spec is not None and not (outer.name in KINDS and KINDS[outer.name].takes_inner):
-            takers = ", ".join(name for name, kind in KINDS.items() if kind.takes_inner)
-            raise UsageError(
-                f"Drafter {outer.name!r} takes no drafter of its own, as {text!r} gives it.", f"Such as: {takers}."
-            )
-        spec = replace(outer, inner=spec)
-    return spec or _parse_one(text)
-
-
-def _parse_one(text: str) -> DrafterSpec:
-    name, colon, argument = text.partition(":")
-    if name not in KINDS and name not in WORDS:
-        near = did_you_mean(name, [*WORDS, *KINDS], otherwise="")
-        raise UsageError(f"Unknown drafter {shown(name)}.", near or f"Known drafters: {', '.join(descriptions())}.")
-    kind = KINDS.get(name)
-    expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
-    if expected == "none" and colon:
-        raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
-    if expected in ("path", "head", "store") and not argument:
-        raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
-    if argument and kind and expected == "number":
-        number, (least, most) = whole_number(argument), kind.range
-        if number is None:
-            raise UsageError(
-                f"Drafter {name!r} takes a number, not {shown(argument)}.", f"Write {name} or {name}:{placeholder}."
-            )
-        if not least <= number <= most:
-            raise UsageError(f"{text} is out of range.", f"{placeholder} must be from {least} to {most}.")
-    return DrafterSpec(name, argument or None)
 
 
 def build_drafter(spec: DrafterSpec, parts: DrafterParts) -> Drafter:

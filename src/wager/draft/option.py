@@ -1,0 +1,94 @@
+"""The drafter option: NAME[:ARG], drafters of drafters (A+B), one tree of several (A//B), and lists of them.
+
+It imports no drafter: the configuration parses names with it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from wager.draft.registry import AUTO, KINDS, WORDS, DrafterSpec, descriptions
+from wager.errors import UsageError
+from wager.inputs import did_you_mean, shown, whole_number
+
+
+def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:
+    """The drafters of `NAME[:ARG],...`, none for `none`, AUTO for `auto`; A//B and A+B as in DrafterSpec.
+
+    Raises UsageError for an unknown name, a missing or superfluous argument, a drafter that is named twice, and `none`
+    or `auto` beside others.
+    """
+    parsed = [_parse_merged(word.strip()) for word in text.split(",")]
+    for spec in parsed:
+        if len(parsed) > 1 and spec.name in WORDS:
+            raise UsageError(f"Drafter {spec.name!r} stands beside others in {text!r}.", f"Write {spec.name!r} alone.")
+    if len(set(parsed)) < len(parsed):
+        raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
+    if parsed[0].name in WORDS:
+        return AUTO if parsed[0].name == "auto" else ()
+    return tuple(parsed)
+
+
+def _split(text: str, sign: str) -> list[str]:
+    """The drafters that `sign` joins: paths may hold it where no drafter's name follows."""
+    names = "|".join(sorted(KINDS, key=len, reverse=True))
+    return re.split(rf"{re.escape(sign)}(?=(?:{names})(?:[:+,]|//|$))", text)
+
+
+def _parse_merged(text: str) -> DrafterSpec:
+    parts = tuple(_parse_staged(part) for part in _split(text, "//"))
+    if len(parts) == 1:
+        return parts[0]
+    for part in parts:
+        if part.name in WORDS:
+            raise UsageError(f"Drafter {part.name!r} stands beside others in {text!r}.", f"Write {part.name!r} alone.")
+    if len(set(parts)) < len(parts):
+        raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
+    return DrafterSpec("//".join(map(str, parts)), parts=parts)
+
+
+def _refuse_reader(spec: DrafterSpec, text: str) -> None:
+    """The target has no states of what a draft model will draw."""
+    if spec.name in KINDS and KINDS[spec.name].reads_states:
+        raise UsageError(
+            f"Drafter {spec.name!r} reads the target's states and cannot work for another drafter in {text!r}.",
+            f"Write {spec} beside it, with a comma or //.",
+        )
+
+
+def _parse_staged(text: str) -> DrafterSpec:
+    spec: DrafterSpec | None = None
+    for word in reversed(_split(text, "+")):
+        outer = _parse_one(word)
+        if spec is not None and not (outer.name in KINDS and KINDS[outer.name].takes_inner):
+            takers = ", ".join(name for name, kind in KINDS.items() if kind.takes_inner)
+            raise UsageError(
+                f"Drafter {outer.name!r} takes no drafter of its own, as {text!r} gives it.", f"Such as: {takers}."
+            )
+        if spec is not None:
+            _refuse_reader(spec, text)
+        spec = replace(outer, inner=spec)
+    return spec or _parse_one(text)
+
+
+def _parse_one(text: str) -> DrafterSpec:
+    name, colon, argument = text.partition(":")
+    if name not in KINDS and name not in WORDS:
+        near = did_you_mean(name, [*WORDS, *KINDS], otherwise="")
+        raise UsageError(f"Unknown drafter {shown(name)}.", near or f"Known drafters: {', '.join(descriptions())}.")
+    kind = KINDS.get(name)
+    expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
+    if expected == "none" and colon:
+        raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
+    if expected in ("path", "store") and not argument:
+        raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
+    if argument and kind and expected == "number":
+        number, (least, most) = whole_number(argument), kind.range
+        if number is None:
+            raise UsageError(
+                f"Drafter {name!r} takes a number, not {shown(argument)}.", f"Write {name} or {name}:{placeholder}."
+            )
+        if not least <= number <= most:
+            raise UsageError(f"{text} is out of range.", f"{placeholder} must be from {least} to {most}.")
+    return DrafterSpec(name, argument or None)
