@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from wager.errors import UsageError
 
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
     from wager.draft.heads.autoregressive import StateHead
+    from wager.draft.heads.parallel import ParallelHead
     from wager.draft.store_file import StoreFile
     from wager.kernels.base import Kernels, Target
 
@@ -60,7 +61,7 @@ class DrafterParts:
     store: StoreFile | None = None
     inner: Drafter | None = None
     max_logits_rows: int | None = None
-    head: StateHead | None = None
+    head: StateHead | ParallelHead | None = None
     depth: int | None = None
 
 
@@ -135,9 +136,21 @@ def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
 def _eagle3(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.heads.autoregressive import HeadDrafter
 
+    head: Any = _loaded_head(spec, parts)
+    return HeadDrafter(head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
+
+
+def _medusa(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.heads.parallel import ParallelDrafter
+
+    head: Any = _loaded_head(spec, parts)
+    return ParallelDrafter(head, kernels=parts.kernels)
+
+
+def _loaded_head(spec: DrafterSpec, parts: DrafterParts) -> object:
     if parts.head is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no loaded head.", "Load the head and pass it as a part.")
-    return HeadDrafter(parts.head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
+    return parts.head
 
 
 def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -184,6 +197,9 @@ KINDS: Mapping[str, DrafterKind] = {
     ),
     "eagle3": DrafterKind(
         "an EAGLE-3 head on the target's states", _eagle3, "path", "PATH", samples=True, reads_states=True
+    ),
+    "medusa": DrafterKind(
+        "Medusa heads on the target's states", _medusa, "path", "PATH", samples=True, reads_states=True
     ),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
