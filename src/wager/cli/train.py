@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wager.train.trainer import StepReport
     from wager.train.training_target import TrainingTarget
 
-KINDS = ("eagle3", "dspark", "store")
+KINDS = ("eagle3", "dspark", "medusa", "store")
 _REPORTS = 10
 """Steps between two lines of progress."""
 

@@ -24,14 +24,17 @@ from wager.train.draft_module import DraftModule, DraftSizes
 from wager.train.eagle import EagleModule
 from wager.train.evaluate import HeldOutAcceptance, held_out_acceptance
 from wager.train.examples import TextWeights, TrainingData, TrainingText
+from wager.train.medusa import MedusaModule
 from wager.train.stored_states import StateSource
 from wager.train.target_states import TorchTarget, check_trainable, default_taps
 from wager.train.trainer import StepReport, Trainer, TrainSettings
 from wager.train.training_target import TrainingTarget
 from wager.train.vocabulary import DraftVocabulary
 
-MODULES: Mapping[str, type[DraftModule]] = {"eagle3": EagleModule, "dspark": BlockModule}
+MODULES: Mapping[str, type[DraftModule]] = {"eagle3": EagleModule, "dspark": BlockModule, "medusa": MedusaModule}
 """What is trained, by its kind."""
+
+_CONFIGS = {"eagle3": export.eagle_config, "dspark": export.block_config, "medusa": export.medusa_config}
 
 _EVALUATED = 64
 """Held-out texts of the last estimate."""
@@ -68,7 +71,7 @@ class TrainResult:
     history: tuple[dict[str, Any], ...]
 
 
-def head_sizes(weights: Weights, options: RunOptions, kind: str, mask_token: int) -> DraftSizes:
+def head_sizes(weights: Weights, options: RunOptions, settings: TrainSettings, mask_token: int) -> DraftSizes:
     """Sizes of a drafter for this target: its own widths. An EAGLE-3 head has keys and values for every query head,
     since its residual has no other path for the embedding."""
     spec = weights.spec
@@ -85,7 +88,9 @@ def head_sizes(weights: Weights, options: RunOptions, kind: str, mask_token: int
         )
     shared = spec.hidden, dense.width, attention.heads
     eps = spec.details.norm_eps
-    if kind == "dspark":
+    if settings.kind == "medusa":  # reads no taps; one is computed in any case
+        return DraftSizes(*shared, attention.heads, attention.head_dim, eps, (0,), layers=settings.depth)
+    if settings.kind == "dspark":
         return DraftSizes(
             *shared, attention.kv_heads, attention.head_dim, eps, taps, layers=options.layers, mask_token=mask_token,
             markov_rank=_MARKOV_RANK,
@@ -110,7 +115,7 @@ class TrainingSession:
         self.vocabulary = DraftVocabulary.of(
             (text.ids for text in self.data.train), size=spec.vocab, most=options.vocabulary, always=target.eos_ids
         )
-        sizes = head_sizes(target.weights, options, settings.kind, self._mask_token())
+        sizes = head_sizes(target.weights, options, settings, self._mask_token())
         self.torch_target = TorchTarget(
             target.weights, sizes.taps, dtype=getattr(torch, settings.precision), device=options.device,
             positions=self.data.longest + settings.depth,
@@ -198,8 +203,7 @@ class TrainingSession:
 
     def export(self, folder: Path) -> None:
         """Write config.json and model.safetensors."""
-        configure = export.block_config if self.settings.kind == "dspark" else export.eagle_config
-        config = configure(
+        config = _CONFIGS[self.settings.kind](
             self.module.sizes, self.vocabulary, self.target.weights.spec, self.provenance, depth=self.settings.depth,
             scaling=self.scaling,
         )  # fmt: skip
