@@ -47,7 +47,7 @@ class RunOptions:
 
     `passes` over the data (None: `settings.steps` counts), `taps` of the target (None: the usual), `longest` text,
     `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter,
-    `save_every` steps, `keep` the states on disk.
+    `save_every` steps, `keep` the states on disk, `begin_with` the weights and vocabulary of an earlier run's folder.
     """
 
     passes: float | None = None
@@ -58,6 +58,7 @@ class RunOptions:
     layers: int = 2
     save_every: int = 50
     keep: bool = False
+    begin_with: Path | None = None
     device: str = "cpu"
     command: str = ""
 
@@ -112,9 +113,8 @@ class TrainingSession:
         spec = target.weights.spec
         self.scaling = export.rope_scaling(spec, target.path)
         self.data = TrainingData(tuple(texts), min(options.longest, spec.context))
-        self.vocabulary = DraftVocabulary.of(
-            (text.ids for text in self.data.train), size=spec.vocab, most=options.vocabulary, always=target.eos_ids
-        )
+        earlier = None if options.begin_with is None else TrainingCheckpoint.load(options.begin_with)
+        self.vocabulary = self._vocabulary(earlier)
         sizes = head_sizes(target.weights, options, settings, self._mask_token())
         self.torch_target = TorchTarget(
             target.weights, sizes.taps, dtype=getattr(torch, settings.precision), device=options.device,
@@ -122,6 +122,10 @@ class TrainingSession:
         )  # fmt: skip
         self.module = _module(settings.kind, sizes, settings.seed, self.torch_target, self.vocabulary)
         self.settings = replace(settings, steps=self._steps(settings))
+        if earlier is not None and options.begin_with is not None:
+            earlier.check_can_begin(settings.kind, self.module.sizes, target.fingerprint, options.begin_with)
+            earlier.restore_module(self.module)
+            self.settings = replace(self.settings, begun_with=earlier.digest)
         identity = f"{target.fingerprint} {settings.precision}"
         states = StateSource(
             self.torch_target, self.data, identity=identity, folder=folder / "states" if options.keep else None
@@ -134,6 +138,14 @@ class TrainingSession:
         )  # fmt: skip
         self.history: list[dict[str, Any]] = []
         self._resume()
+
+    def _vocabulary(self, earlier: TrainingCheckpoint | None) -> DraftVocabulary:
+        """That of the run it begins with, or the most frequent tokens of the texts."""
+        size, most = self.target.weights.spec.vocab, self.options.vocabulary
+        if earlier is not None:
+            return DraftVocabulary(earlier.vocabulary, size)
+        ids = (text.ids for text in self.data.train)
+        return DraftVocabulary.of(ids, size=size, most=most, always=self.target.eos_ids)
 
     def _mask_token(self) -> int:
         """The id that the texts have least often, the first of equals: it stands in the empty slots of a block."""
