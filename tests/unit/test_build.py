@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from eagle_heads import blank_head
 from tiny_models import oracle, save
 from tokenizer_models import train
 
@@ -15,8 +16,9 @@ from wager.build.latency import setup
 from wager.build.load import load
 from wager.economics.latency.calibration import FOLDER, Calibration
 from wager.economics.latency.surface import StepPoint
-from wager.errors import MemoryPlanError, TokenizerError, UsageError
+from wager.errors import MemoryPlanError, ModelError, TokenizerError, UsageError
 from wager.models import hub
+from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
 from wager.types import Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
@@ -184,3 +186,48 @@ def test_engines_on_one_target_correct_their_latency_separately(config: wager.En
     assert a.token_ids == b.token_ids
     assert one.policy.explain() != ""
     assert one.target.latency is two.target.latency
+
+
+def test_a_head_shares_the_plan_and_gives_the_same_text(config: wager.EngineConfig, tmp_path: Path) -> None:
+    plain = load(config)
+    weights = plain.target.opened.weights
+    path = blank_head(tmp_path, weights.spec)
+    for dtype in ("auto", "q8"):
+        plain = load(config.with_options(dtype=dtype))
+        drafted = load(config.with_options(dtype=dtype, drafter=f"eagle3:{path}", depth=2))
+        assert drafted.memory_plan.drafter > 0 == plain.memory_plan.drafter
+        assert drafted.target.decoder.buffers is not plain.target.decoder.buffers
+        request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
+        (one,), (two,) = plain.generate([request]), drafted.generate([request])
+        assert one.token_ids == two.token_ids and two.stats.drafted > 0 and drafted.drafter_name == "eagle3"
+
+
+def test_engines_on_one_target_tap_what_they_read(config: wager.EngineConfig, tmp_path: Path) -> None:
+    plain = load(config)
+    path = blank_head(tmp_path, plain.spec)
+    drafted = load(config.with_options(drafter=f"eagle3:{path}", depth=2), target=plain.target)
+    request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
+    texts = [engine.generate([request])[0] for engine in (plain, drafted, plain, drafted)]
+    assert len({text.token_ids for text in texts}) == 1
+    assert [text.stats.drafted > 0 for text in texts] == [False, True, False, True]
+
+
+def test_heads_of_another_target_or_tokenizer_are_refused(config: wager.EngineConfig, tmp_path: Path) -> None:
+    model = load(config).target.opened
+    own = {
+        "target": "other",
+        "target_fingerprint": target_fingerprint(model.weights),
+        "tokenizer_fingerprint": tokenizer_fingerprint(model.tokenizer),
+    }
+    load(config.with_options(drafter=f"eagle3:{blank_head(tmp_path, model.spec, wager=own)}"))
+    for name, complaint in (
+        ("target_fingerprint", "was trained for other, whose weights are not those of"),
+        ("tokenizer_fingerprint", "was trained with another tokenizer or chat template"),
+    ):
+        path = blank_head(tmp_path, model.spec, wager={**own, name: "0"})
+        with pytest.raises(ModelError, match=complaint):
+            load(config.with_options(drafter=f"eagle3:{path}"))
+    with pytest.raises(ModelError, match="There is no head at nowhere"):
+        load(config.with_options(drafter="eagle3:nowhere"))
+    with pytest.raises(UsageError, match="'eagle3' needs an argument"):
+        config.with_options(drafter="eagle3")

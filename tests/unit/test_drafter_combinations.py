@@ -53,7 +53,6 @@ def test_paths_may_hold_the_signs() -> None:
         ("model:x+ngram:99", "ngram:99 is out of range"),
         ("ngram//nonsense", "Unknown drafter"),
         ("model+ngram", "'model' needs an argument"),
-        ("ngram//eagle3:/h", "reads the target's states"),
         ("model:/m+eagle3:/h", "reads the target's states"),
     ],
 )

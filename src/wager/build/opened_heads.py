@@ -27,6 +27,7 @@ class OpenedHead:
     path: Path
     target: OpenedModel
     head: OpenedEagle
+    role = "head"
 
     @property
     def depth(self) -> int | None:

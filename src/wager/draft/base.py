@@ -62,10 +62,11 @@ class ComputedRows:
 
 @runtime_checkable
 class StateReader(Protocol):
-    """A drafter that reads the target's states. `taps` are the layers whose residual stream every pass must give it;
-    see TargetOutput."""
+    """A drafter that reads the target's states. `taps` are the layers whose residual stream every pass must give it,
+    see TargetOutput; None: it reads nothing after all."""
 
-    taps: Sequence[int]
+    @property
+    def taps(self) -> Sequence[int] | None: ...
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """The states of a pass (views of the target's buffers: copy what is kept), before `observe` and `accept`. Rows

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wager.draft.base import Drafter
+from wager.draft.base import ComputedRows, Drafter, StateReader
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.trees import TokenTree, merge
 from wager.kernels.base import TargetOutput
@@ -52,6 +52,19 @@ class MergedDrafter:
         self._members = [GuardedDrafter(drafter, vocab=vocab) for drafter in drafters]
         self._reliability = [_Reliability() for _ in drafters]
         self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
+
+    @property
+    def taps(self) -> Sequence[int] | None:
+        """Those of all its drafters; see StateReader."""
+        found = [reader.taps for reader in self._readers() if reader.taps is not None]
+        return sorted({tap for taps in found for tap in taps}) if found else None
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        self._each(lambda drafter: drafter.read(output, computed) if isinstance(drafter, StateReader) else None)
+
+    def _readers(self) -> list[StateReader]:
+        drafters: list[object] = [member.drafter for member in self._members]
+        return [drafter for drafter in drafters if isinstance(drafter, StateReader)]
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         self._each(lambda drafter: drafter.begin(seq_id, tokens, params))

@@ -45,17 +45,14 @@ def _parse_merged(text: str) -> DrafterSpec:
             raise UsageError(f"Drafter {part.name!r} stands beside others in {text!r}.", f"Write {part.name!r} alone.")
     if len(set(parts)) < len(parts):
         raise UsageError(f"A drafter is named twice in {text!r}.", "Name each once.")
-    for part in parts:
-        _refuse_reader(part, text)
     return DrafterSpec("//".join(map(str, parts)), parts=parts)
 
 
-def _refuse_reader(spec: DrafterSpec, text: str) -> None:
-    """Drafters within others are not shown the target's states."""
-    if spec.name in KINDS and KINDS[spec.name].reads_states:
+def _refuse_head(spec: DrafterSpec, text: str) -> None:
+    if spec.name in KINDS and KINDS[spec.name].argument == "head":
         raise UsageError(
-            f"Drafter {spec.name!r} reads the target's states and cannot be a part of another drafter in {text!r}.",
-            f"Write {spec} beside it, with a comma.",
+            f"Drafter {spec.name!r} reads the target's states, which a draft model in {text!r} does not have.",
+            f"Write {spec} beside it, with a comma or //.",
         )
 
 
@@ -69,7 +66,7 @@ def _parse_staged(text: str) -> DrafterSpec:
                 f"Drafter {outer.name!r} takes no drafter of its own, as {text!r} gives it.", f"Such as: {takers}."
             )
         if spec is not None:
-            _refuse_reader(spec, text)
+            _refuse_head(spec, text)
         spec = replace(outer, inner=spec)
     return spec or _parse_one(text)
 
@@ -83,7 +80,7 @@ def _parse_one(text: str) -> DrafterSpec:
     expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
     if expected == "none" and colon:
         raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
-    if expected in ("path", "store") and not argument:
+    if expected in ("path", "head", "store", "layers") and not argument:
         raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
     if argument and kind and expected == "number":
         number, (least, most) = whole_number(argument), kind.range

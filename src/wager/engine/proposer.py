@@ -51,7 +51,11 @@ class Proposer:
         self.vocab = vocab
         self._rule = RULES[rule]
         self._native = draft_calls()
-        self._readers = {drafter.name: drafter for drafter in drafters if isinstance(drafter, StateReader)}
+        self._readers = {
+            drafter.name: drafter
+            for drafter in drafters
+            if isinstance(drafter, StateReader) and drafter.taps is not None
+        }
         self.reads_states = bool(self._readers)
         """Whether some drafter reads the target's states."""
 
@@ -64,7 +68,7 @@ class Proposer:
     def taps(self) -> frozenset[int]:
         """The layers that drafters read; see StateReader."""
         return frozenset(
-            layer for name, reader in self._readers.items() if name in self.drafters for layer in reader.taps
+            layer for name, reader in self._readers.items() if name in self.drafters for layer in reader.taps or ()
         )
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
@@ -96,7 +100,7 @@ class Proposer:
         valid: dict[str, Draft] | None = None
         try:
             drafts = source.propose(requests)
-            if self._native is not None and not self._rule.needs_draft_probs:
+            if self._native is not None:
                 valid = self._native.valid_chains(requests, drafts, limits, drafter, self.vocab)
             if valid is None:
                 valid = {}
@@ -130,11 +134,12 @@ class Proposer:
     def show(self, output: TargetOutput, spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> None:
         """A pass's states to the drafters that read them."""
         computed = computed_rows(spans, outcomes)
-        for name in [name for name in self._readers if name in self.drafters]:
-            try:
-                self._readers[name].read(output, computed)
-            except Exception as error:
-                self._switch_off(name, error)
+        for name, reader in self._readers.items():
+            if name in self.drafters:
+                try:
+                    reader.read(output, computed)
+                except Exception as error:
+                    self._switch_off(name, error)
 
     def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Iterable[str]) -> None:
         """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""
