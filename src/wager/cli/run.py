@@ -96,7 +96,8 @@ def _reading_predictions(config: EngineConfig) -> EngineConfig:
     speculation = config.speculation
     if speculation.drafter == "auto" and speculation.parsed_policy.kind == "adaptive":
         return config.with_options(drafter=",".join(["prediction", *map(str, speculation.drafters)]))
-    if not any(KINDS[spec.name].reads_predictions for spec in speculation.drafters):
+    named = [part for spec in speculation.drafters for part in (spec.parts or (spec,))]
+    if not any(KINDS[spec.name].reads_predictions for spec in named):
         raise UsageError(
             f"--prediction has no effect with --drafter {speculation.drafter}.",
             "Use --drafter prediction, or another that looks up.",

@@ -121,6 +121,12 @@ def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
 
 
+def _recycle(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.recycling import RecyclingDrafter
+
+    return RecyclingDrafter(parts.vocab)
+
+
 def _prediction(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.prediction import PredictionDrafter
 
@@ -205,6 +211,9 @@ KINDS: Mapping[str, DrafterKind] = {
         "PATH",
         reads_predictions=True,
     ),
+    "recycle": DrafterKind(
+        "trees of what the target last found likeliest after each token", _recycle, makes_trees=True
+    ),
     "prediction": DrafterKind(
         "the output that the request predicts (--prediction)", _prediction, reads_predictions=True
     ),
@@ -233,6 +242,7 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
         takes_inner=True,
     ),
+    "layers-tree": DrafterKind("the same, drafting trees", _model, "layers", "FROM-TO", makes_trees=True, samples=True),
     "slem": DrafterKind(
         "a model of another vocabulary, by way of text", _text_route, "path", "PATH", other_vocabulary=True
     ),
