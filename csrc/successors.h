@@ -74,13 +74,14 @@ class Successors {
     int top(const float* logits, int32_t* ids) const {
         float values[kRanks];
         int count = 0;
-        constexpr int kBlock = 32;
+        constexpr int kBlock = 256;
         for (int from = 0; from < vocab_; from += kBlock) {
             const int to = std::min(from + kBlock, vocab_);
             if (count == kRanks) {
-                bool any = false;
-                for (int i = from; i < to; ++i) any |= logits[i] > values[kRanks - 1];
-                if (!any) continue;
+                const float least = values[kRanks - 1];
+                int greater = 0;  // counted, since that is done for several at once
+                for (int i = from; i < to; ++i) greater += logits[i] > least;
+                if (greater == 0) continue;
             }
             for (int i = from; i < to; ++i) {
                 if (!(count < kRanks ? logits[i] == logits[i] : logits[i] > values[kRanks - 1])) continue;

@@ -18,8 +18,8 @@ MERGED = "A//B"
 WORDS = {"none": "no speculation", "auto": "all drafters that need no weights, as it pays"}
 """What may be written instead of drafters, alone."""
 
-AUTO = (DrafterSpec("ngram"),)
-"""What `auto` stands for."""
+AUTO = (DrafterSpec("suffix"),)
+"""What `auto` stands for, unless a store comes with wager that fits the model: see build/shipped_store.py."""
 
 
 def descriptions() -> dict[str, str]:
