@@ -101,12 +101,19 @@ class PlainCommitter {
         const nb::object texts = known_texts_.of(decoder.ptr());
         if (!texts.is_valid() || !PyDict_Check(texts.ptr())) return false;
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(part.tokens.ptr()); ++i) {
-            PyObject* const text = PyDict_GetItemWithError(texts.ptr(), PyTuple_GET_ITEM(part.tokens.ptr(), i));
-            if (text == nullptr) return false;
-            part.text = i == 0 ? nb::borrow(text) : nb::steal(PyUnicode_Concat(part.text.ptr(), text));
+            const nb::object text = text_of(texts.ptr(), PyTuple_GET_ITEM(part.tokens.ptr(), i));
+            if (!text.is_valid()) return false;
+            part.text = i == 0 ? text : nb::steal(PyUnicode_Concat(part.text.ptr(), text.ptr()));
             if (!part.text.is_valid()) return false;
         }
         return true;
+    }
+
+    // A dict of a class of its own may find the text of a token that it does not have yet.
+    static nb::object text_of(PyObject* texts, PyObject* token) {
+        PyObject* const known = PyDict_GetItemWithError(texts, token);
+        if (known != nullptr || PyDict_CheckExact(texts)) return nb::borrow(known);
+        return nb::steal(PyObject_GetItem(texts, token));
     }
 
     nb::object write(const Part& part, nb::handle now) const {

@@ -42,7 +42,8 @@ class DraftCalls {
         return nb::make_tuple(limits, requests);
     }
 
-    // The drafts that are not empty, by sequence, if each is a chain as it should be, in the order of the requests; else None.
+    // The drafts that are not empty, by sequence, if each is a chain as it should be, in the order of the requests, none of
+    // which needs draft_probs; else None.
     nb::object valid_chains(nb::handle requests, nb::handle drafts, nb::handle limits, nb::str name, int64_t vocab) const {
         Items all, expected;
         if (!all.read(drafts.ptr()) || !expected.read(requests.ptr()) || all.size != expected.size) return nb::none();
@@ -52,7 +53,8 @@ class DraftCalls {
             Py_ssize_t size = 0;
             const nb::object seq_id = seq_id_.of(all.items[i]);
             const nb::object requested = seq_id_.of(expected.items[i]);
-            if (!seq_id.is_valid() || !requested.is_valid() || !seq_id.equal(requested) ||
+            const nb::object needs_draft_probs = needs_draft_probs_.of(expected.items[i]);
+            if (!seq_id.is_valid() || !requested.is_valid() || needs_draft_probs.ptr() != Py_False || !seq_id.equal(requested) ||
                 !is_valid_chain(all.items[i], PyDict_GetItemWithError(limits.ptr(), seq_id.ptr()), name, vocab, size)) {
                 PyErr_Clear();
                 return nb::none();
@@ -105,7 +107,7 @@ class DraftCalls {
     ValueType request_;
     const Name seq_id_{"seq_id"}, tokens_{"tokens"}, max_draft_tokens_{"max_draft_tokens"}, depth_{"depth"}, drafter_{"drafter"};
     const Name min_survival_{"min_survival"}, params_{"params"}, seed_{"seed"}, choice_{"choice"}, parents_{"parents"};
-    const Name scores_{"scores"}, draft_probs_{"draft_probs"};
+    const Name scores_{"scores"}, draft_probs_{"draft_probs"}, needs_draft_probs_{"needs_draft_probs"};
 };
 
 }  // namespace

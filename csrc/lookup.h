@@ -87,15 +87,20 @@ class SharedTexts {
 // One sequence.
 class LookupText {
   public:
-    LookupText(const LookupRules& rules, SharedTexts& shared, const StoreTable* store, std::vector<int32_t> prompt)
+    LookupText(const LookupRules& rules, SharedTexts& shared, const StoreTable* store, std::vector<int32_t> prompt,
+               std::vector<int32_t> prediction)
         : rules_(&rules), shared_(&shared), store_(store), own_(rules.longest), prompt_(std::move(prompt)),
-          rates_(rules.prior), tried_(rules.prior.size(), rules.prior_weight) {}
+          prediction_(std::move(prediction)), rates_(rules.prior), tried_(rules.prior.size(), rules.prior_weight) {}
 
     void know(int32_t token) { unindexed_.push_back(token); }
 
-    // Indexes what became known, and learns from each token which sources predicted it.
+    // Indexes what became known, and learns from each token which sources predicted it. The predicted output comes before
+    // the prompt, as a text of its own.
     void catch_up() {
         if (!prompt_.empty()) {
+            for (const int32_t token : rules_->longest != 0 ? prediction_ : std::vector<int32_t>()) own_.append(endings_, token);
+            endings_.assign(1, SuffixTree::kRoot);
+            prediction_ = {};
             for (const int32_t token : prompt_) append(token);
             generated_ = tokens_.size();
             prompt_ = {};
@@ -220,7 +225,7 @@ class LookupText {
     const StoreTable* store_;
     SuffixTree own_;
     std::vector<uint32_t> endings_{SuffixTree::kRoot};
-    std::vector<int32_t> prompt_, tokens_, unindexed_;
+    std::vector<int32_t> prompt_, prediction_, tokens_, unindexed_;
     size_t generated_ = 0;  // where the answer begins
     LookupPlace place_;
     uint64_t shared_version_ = 0;

@@ -44,8 +44,9 @@ class LookupTable {
 
     LookupTable(const LookupTable&) = delete;  // texts refer to it
 
-    void begin(const std::string& seq_id, nb::handle tokens) {
-        texts_.insert_or_assign(seq_id, std::make_unique<LookupText>(rules_, shared_, store_ ? &*store_ : nullptr, read(tokens)));
+    void begin(const std::string& seq_id, nb::handle tokens, nb::handle prediction) {
+        const wager::StoreTable* const store = store_ ? &*store_ : nullptr;
+        texts_.insert_or_assign(seq_id, std::make_unique<LookupText>(rules_, shared_, store, read(tokens), read(prediction)));
     }
 
     void accept(const std::string& seq_id, nb::handle tokens) {

@@ -46,7 +46,8 @@ class SamplingParams:
     `top_k` 0 and `top_p` 1.0 are off. `stop` is one string or several. `logit_bias` maps a token id to a value in
     [-100, 100] added to its logit. `logprobs` is the number of most likely alternatives reported per token (None:
     none), `n` the number of choices; `repetition_penalty` counts tokens of prompt and output, `presence_penalty` and
-    `frequency_penalty` of the output.
+    `frequency_penalty` of the output. `prediction` is what the output is expected to be like, a text or token ids:
+    drafters guess from it, and it changes no token.
     """
 
     max_tokens: int = 256
@@ -64,6 +65,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
+    prediction: str | Sequence[int] = ()
 
     def __post_init__(self) -> None:
         for name, limits in _RANGES.items():
@@ -74,6 +76,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "prediction", _prediction(self.prediction))
 
     @property
     def greedy(self) -> bool:
@@ -105,6 +108,17 @@ def _stop_token_ids(value: object) -> tuple[int, ...]:
     except TypeError as error:
         raise UsageError(
             f"stop_token_ids is not possible: {error}.", "stop_token_ids must be a tuple of integers."
+        ) from None
+
+
+def _prediction(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return value
+    try:
+        return as_token_ids(value)
+    except TypeError as error:
+        raise UsageError(
+            f"prediction is not possible: {error}.", "prediction must be a text or a sequence of token ids."
         ) from None
 
 

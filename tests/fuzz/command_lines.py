@@ -89,7 +89,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "link_latency": _TIMES, "overhead": _TIMES, "policy_time": ("measured", *_TIMES),
     "precision": _FORMATS, "cache": _FORMATS,
     "output": ("{folder}/trained", "{folder}", "{missing}", "{text}", "."),
-    "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),
+    "size": ("1MiB", "1k", "1", "0", "nan", "4GiB", "x"), "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),
 }  # fmt: skip
 """Forms of each text, right and nearly right, by the name of its parameter."""
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from wager.draft.base import Drafter
-from wager.draft.lookup import LookupDrafter, LookupSources
+from wager.draft.lookup import LookupDrafter
+from wager.draft.lookup_rates import LookupSources
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter

@@ -9,17 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.draft.lookup import (
-    MIN_SURVIVAL,
-    MOST_LONGEST,
-    OWN_PRIOR,
-    STORE_PRIOR,
-    LookupDrafter,
-    LookupSources,
-    LookupTexts,
-    PythonLookupTable,
-    lookup_table,
-)
+from wager.draft.lookup import LookupDrafter, LookupTexts, lookup_table
+from wager.draft.lookup_rates import MIN_SURVIVAL, MOST_LONGEST, OWN_PRIOR, STORE_PRIOR, LookupSources
+from wager.draft.lookup_reference import PythonLookupTable
 from wager.draft.store_file import StoreFile, build_store
 from wager.draft.suffix_tree import SuffixCounts
 from wager.errors import UsageError
@@ -161,7 +153,7 @@ def test_prompts_of_ended_requests_are_not_shared() -> None:
 
 def _finish(table: LookupTexts, name: str, text: list[int]) -> None:
     """A request without context that generates `text`."""
-    table.begin(name, [0])
+    table.begin(name, [0], [])
     table.propose([_ask(name, 0)])
     table.accept(name, text)
     table.end(name)
@@ -181,7 +173,7 @@ def test_an_evicted_text_leaves_nothing_behind(
             table = make("suffix", LookupSources(longest, room))
             for number, text in enumerate(taken):
                 _finish(table, f"r{number}", text)
-            table.begin("s", [0, *probe])
+            table.begin("s", [0, *probe], [])
             for _ in range(len(texts) + 1):  # each draft takes in one text that ended
                 draft = _drafted(table, depth=15)
             drafts.append(draft)
@@ -230,8 +222,9 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
         if len(known) < 3 or rng.random() < 0.05:
             name, prompt = f"s{step}", [rng.randrange(vocab) for _ in range(rng.randint(1, 60))]
             known[name] = list(prompt)
+            prediction = [rng.randrange(vocab) for _ in range(rng.choice((0, 20)))]
             for table in (native, plain):
-                table.begin(name, prompt)
+                table.begin(name, prompt, prediction)
         for name in list(known):
             tokens = [rng.randrange(vocab) for _ in range(rng.randint(1, 3))]
             if rng.random() < 0.5:  # a repetition, of this text or another
@@ -259,7 +252,7 @@ def test_what_cannot_be_is_refused_natively(table: type[PythonLookupTable]) -> N
     with pytest.raises(KeyError):
         made.propose([_ask("unknown")])
     made.end("unknown")
-    made.begin("s", [1, 2, 1])
+    made.begin("s", [1, 2, 1], [])
     made.end("s")
     made.end("s")
     with pytest.raises(KeyError):

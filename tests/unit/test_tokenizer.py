@@ -120,6 +120,18 @@ def test_streamed_text_is_the_decoded_text(from_gguf: Tokenizer, backend: Any, i
     assert text == backend.decode([i for i in ids if i < 700], skip_special_tokens=not special)
 
 
+def test_the_text_of_a_token_is_found_when_it_is_asked_for(from_gguf: Tokenizer) -> None:
+    token = from_gguf.encode("a")[-1]
+    from_gguf.whole_texts.pop(token, None)
+    from_gguf._bytes.pop(token, None)
+    assert from_gguf.whole_texts.get(token) is None
+    assert from_gguf.whole_texts[token] == "a" == from_gguf.whole_texts.get(token)
+    assert from_gguf.eos_ids
+    for special in from_gguf.eos_ids:
+        with pytest.raises(KeyError):
+            from_gguf.whole_texts[special]
+
+
 def test_an_incomplete_character_is_held_back(from_gguf: Tokenizer) -> None:
     stream = IncrementalDecoder(from_gguf)
     shown = [stream.push(i) for i in from_gguf.encode("\U0001f9ff")]

@@ -11,6 +11,10 @@ import torch
 from trained import MODEL
 
 from in_process import Call
+from wager.draft.store_file import StoreFile
+from wager.draft.vocabulary import vocabulary_digest
+from wager.models.opening import open_model
+from wager.train.training_target import TrainingTarget
 
 torch.set_num_threads(1)
 SHORT = (
@@ -45,6 +49,32 @@ def test_a_head_is_trained_and_described(wager: Call, tmp_path: Path, prompts: P
     assert json.loads(again.out)["held_out"] == result["held_out"]
 
 
+def test_a_store_is_built_of_the_answers_and_drafts(wager: Call, tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "store"
+    found = wager("train", "--kind", "store", *SHORT, "--prompts", str(prompts), "-o", str(out), "--json", "-")
+    assert found.code == 0, found.err
+    result = json.loads(found.out)
+    assert result["entries"] > 0
+    assert len(result["held_out"]["survival"]) == 3
+    store = StoreFile(out / "answers.store", vocab=512, tokenizer=vocabulary_digest(open_model(MODEL)[2]))
+    provenance = store.header.provenance
+    assert provenance["target_fingerprint"] == TrainingTarget.of(MODEL, *open_model(MODEL)).fingerprint
+    assert provenance["texts"] < 60, "held-out texts are not in it"
+    row = json.loads((out / "answers.jsonl").read_text().splitlines()[1])
+    assert store.continuations(row["token_ids"][:3])[0] == 3
+    drafter = f"store:{out / 'answers.store'}"
+    ran = wager("run", "Say 3", "--model", MODEL, "--memory", "64MiB", "--drafter", drafter, "--max-tokens", "4")
+    assert ran.code == 0, ran.err
+    none = wager("train", "--kind", "store", *SHORT, "--prompts", str(prompts), "--answer-tokens", "0", "-o", str(out))
+    assert "no text has one" in none.err
+
+
+def test_a_store_needs_no_torch(wager: Call, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = wager("train", "--kind", "store", *SHORT, "--prompts", str(prompts), "-o", str(tmp_path / "store"))
+    assert found.code == 0, found.err
+
+
 def test_prompts_alone_are_texts_too(wager: Call, tmp_path: Path, prompts: Path) -> None:
     out = tmp_path / "head"
     found = wager("train", *SHORT, "--prompts", str(prompts), "--answer-tokens", "0", "-o", str(out))
@@ -69,7 +99,7 @@ def test_without_torch_it_says_what_to_install(
         (("--prompts", "{prompts}", "--apart-from", "{prompts}"), "'Say 0 and stop.' is in"),
         (("--prompts", "{prompts}", "--taps", "1,x"), "'1,x' is no list of layers"),
         (("--prompts", "{prompts}", "--taps", "1,1"), "'1,1' is no list of layers"),
-        (("--prompts", "{prompts}", "--taps", "1,3"), "Layer [3] cannot be tapped"),
+        (("--prompts", "{prompts}", "--taps", "1,3"), "Layer 3 cannot be tapped"),
         (("--prompts", "{missing}"), "missing.jsonl"),
         (("--answers", "{prompts}"), "line 1"),
         (("--prompts", "{prompts}", "--model", "random:mixtral:tiny"), "latent attention or experts"),

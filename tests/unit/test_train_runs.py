@@ -17,7 +17,7 @@ from trained import contents, eagle, states_of, target_of, texts, torch_target
 from wager.errors import ModelError, UsageError
 from wager.train import export
 from wager.train.checkpoint import NAME, TrainingCheckpoint
-from wager.train.draft_module import DraftModule, StepRows
+from wager.train.draft_module import DraftModule, OutputRows, StepRows
 from wager.train.evaluate import held_out_acceptance
 from wager.train.examples import TrainingData, TrainingText
 from wager.train.session import RunOptions, TrainingSession
@@ -86,7 +86,7 @@ def test_other_seeds_end_in_other_weights(tmp_path: Path) -> None:
             lambda folder: session(folder, settings=replace(SETTINGS, rate=1e-4)),
             "rate = 0.003, and this run has 0.0001",
         ),
-        (lambda folder: session(folder, options=replace(OPTIONS, taps=(0, 1))), r"taps = \(1, 2\)"),
+        (lambda folder: session(folder, options=replace(OPTIONS, taps=(1,))), r"taps = \(0, 1\)"),
         (lambda folder: TrainingSession(target_of(), texts(140), SETTINGS, OPTIONS, folder), "data = "),
         (lambda folder: TrainingSession(target_of("random:qwen3:tiny"), texts(150), SETTINGS, OPTIONS, folder), "="),
     ],
@@ -176,7 +176,7 @@ def test_an_export_is_read_back_and_drafts_the_same(tmp_path: Path) -> None:
     with torch.no_grad():
         pairs = zip(run.module.steps(states, 3, None), fresh.module.steps(states, 3, None), strict=True)
         for found, expected in pairs:
-            torch.testing.assert_close(run.module.logits(found.states), fresh.module.logits(expected.states))
+            torch.testing.assert_close(run.module.logits(found.take(0)), fresh.module.logits(expected.take(0)))
     assert before.rounds
 
 
@@ -187,7 +187,7 @@ def test_the_export_has_every_flag_and_the_formats_names(tmp_path: Path) -> None
     assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "eagle3"
     for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad"):
         assert isinstance(config[flag], bool)
-    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1]
     layer = config["transformer_layer_config"]
     assert layer["num_aux_hidden_states"] == 2, "readers assume three"
     assert layer["head_dim"] == 16
@@ -240,8 +240,8 @@ class Scripted(DraftModule):
         super().__init__(eagle()[0].sizes)
         self.target = target
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        return states
+    def logits(self, rows: OutputRows) -> torch.Tensor:
+        return rows.states
 
     def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
         best = self.target.logits(states.final).argmax(-1)
@@ -249,7 +249,7 @@ class Scripted(DraftModule):
         for step, right in enumerate((rows % 4 != 0, rows % 2 == 1)):
             ahead = (rows + 1 + step).clamp(max=states.tokens.shape[1] - 1)
             guessed = torch.where(right, best.gather(1, ahead), (best.gather(1, ahead) + 1) % 512)
-            yield StepRows(torch.nn.functional.one_hot(guessed, 512).float(), ahead, rows + 1 + step == ahead)
+            yield StepRows(torch.nn.functional.one_hot(guessed, 512).float(), ahead, rows + 1 + step == ahead, ahead)
 
 
 def test_the_estimate_walks_rounds_as_they_are_taken() -> None:

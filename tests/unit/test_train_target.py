@@ -62,4 +62,5 @@ def test_targets_and_taps_that_cannot_be_used_are_named() -> None:
 
 def test_the_usual_taps() -> None:
     assert default_taps(30) == (2, 15, 27)
-    assert default_taps(2) == (1, 2)
+    assert default_taps(2) == (0, 1)
+    assert default_taps(1) == (0,)

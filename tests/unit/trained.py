@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
 from wager.models.opening import open_model
 from wager.train.draft_module import DraftSizes
 from wager.train.eagle import EagleModule
 from wager.train.examples import TrainingText
-from wager.train.session import TrainingTarget
 from wager.train.target_states import TargetStates, TorchTarget
+from wager.train.training_target import TrainingTarget
 from wager.train.vocabulary import DraftVocabulary
 
 torch.set_num_threads(1)
@@ -22,9 +21,7 @@ MODEL = "random:llama:tiny"
 
 
 def target_of(model: str = MODEL) -> TrainingTarget:
-    path, weights, tokenizer = open_model(model)
-    prints = target_fingerprint(weights), tokenizer_fingerprint(tokenizer)
-    return TrainingTarget(model, path, weights, *prints, tuple(tokenizer.eos_ids))
+    return TrainingTarget.of(model, *open_model(model))
 
 
 def texts(count: int, *, seed: int = 0, vocab: int = 512, longest: int = 40) -> list[TrainingText]:

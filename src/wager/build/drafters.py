@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wager.build.opened import OpenedModel, open_draft
+from wager.build.opened import OpenedModel, open_draft, open_layers
 from wager.build.opened_heads import OpenedHead, open_head
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
-from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter, merge_drafters
+from wager.draft.registry import KINDS, DrafterKind, DrafterParts, DrafterSpec, build_drafter, merge_drafters
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest
 from wager.kernels.base import Kernels
+from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
 
 
@@ -22,7 +23,7 @@ from wager.models.transformer import Decoder
 class OpenedDrafter:
     """A configured drafter that was checked but not built. `label` is its name in results; `model` is its model, opened
     but not loaded, if it runs one, and `head` its head on the target's states; `store` the store that it reads, open;
-    `inner` is its own drafter, `parts` are those it joins."""
+    `inner` is its own drafter, `parts` are those it joins; `target` is the tokenizer of the verified model."""
 
     label: str
     spec: DrafterSpec
@@ -31,6 +32,7 @@ class OpenedDrafter:
     store: StoreFile | None = None
     inner: OpenedDrafter | None = None
     parts: tuple[OpenedDrafter, ...] = ()
+    target: Tokenizer | None = None
 
     @property
     def models(self) -> list[OpenedModel | OpenedHead]:
@@ -50,16 +52,25 @@ def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDraft
 
 
 def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label: str) -> OpenedDrafter:
-    kind = None if spec.parts else KINDS[spec.name]
+    kind, argument = None if spec.parts else KINDS[spec.name], spec.argument or ""
     return OpenedDrafter(
         label,
         spec,
-        open_draft(config, target, spec.argument or "") if kind and kind.runs_a_model else None,
-        open_head(spec, target) if kind and kind.reads_states else None,
-        _open_store(Path(spec.argument or ""), target) if kind and kind.argument == "store" else None,
+        _open_model(config, target, kind, argument) if kind else None,
+        open_head(spec, target) if kind and kind.argument == "head" else None,
+        _open_store(Path(argument), target) if kind and kind.argument == "store" else None,
         _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
         tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
+        target.tokenizer,
     )
+
+
+def _open_model(config: EngineConfig, target: OpenedModel, kind: DrafterKind, argument: str) -> OpenedModel | None:
+    if kind.argument == "layers":
+        return open_layers(config, target, argument)
+    if not kind.runs_a_model:
+        return None
+    return open_draft(config, target, argument, other_vocabulary=kind.other_vocabulary)
 
 
 def _open_store(path: Path, target: OpenedModel) -> StoreFile:
@@ -86,28 +97,29 @@ def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterByt
 
 def build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
     """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks."""
-    drafter = _build(opened, config, decoder=decoder, num_blocks=num_blocks)
+    drafter = _build(opened, config, decoder, num_blocks=num_blocks)
     drafter.name = opened.label
     return drafter
 
 
-def _build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
+def _build(opened: OpenedDrafter, config: EngineConfig, decoder: Decoder, *, num_blocks: int) -> Drafter:
     def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, config, decoder=decoder, num_blocks=num_blocks)
+        return _build(below, config, decoder, num_blocks=num_blocks)
 
     if opened.parts:
         return merge_drafters([part(each) for each in opened.parts], vocab=decoder.vocab)
-    model, head, kernels = opened.model, opened.head, decoder.kernels
+    model, head = opened.model, opened.head
     parts = DrafterParts(
         decoder.vocab,
         max_context=model.limits.context if model else None,
-        model=model.load(kernels, num_blocks) if model else None,
-        kernels=kernels,
+        model=model.load(decoder.kernels, num_blocks) if model else None,
+        kernels=decoder.kernels,
         prefix_cache=config.capacity.prefix_cache,
+        head=head.load(decoder, num_blocks) if head else None,
+        depth=head.depth if head else None,
         store=opened.store,
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
-        head=head.load(decoder, num_blocks) if head else None,
-        depth=head.depth if head else None,
+        vocabularies=(opened.target, model.tokenizer) if model and opened.target else None,
     )
     return build_drafter(opened.spec, parts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wager.arch import Mla, ModelSpec
 from wager.build import drafters as drafting
@@ -16,7 +16,6 @@ from wager.build import memory_plan as memory
 from wager.build import policy as policies
 from wager.build.memory_plan import MemoryPlan
 from wager.build.opened import OpenedModel, open_target
-from wager.build.opened_heads import OpenedHead
 from wager.config import EngineConfig, check_rule_for_trees
 from wager.draft.base import Drafter
 from wager.economics.latency.surface import LatencySurface
@@ -96,10 +95,15 @@ class LoadedEngine(Engine):
         return self.proposer.name
 
     def _add(self, request: Request) -> None:
-        """As Engine's. Resets the prefix cache if another engine has used the target's cache since."""
+        """As Engine's. A prediction may be a text. Resets the prefix cache if another engine has used the target's
+        cache since."""
         if self.target.cache_user is not self:
             self.target.claim_cache(self)
             self.scheduler.block_pool.reset_prefix_cache()
+        prediction = request.params.prediction
+        if isinstance(prediction, str):
+            tokens = tuple(self.tokenizer.encode(prediction, special=False))
+            request = replace(request, params=replace(request.params, prediction=tokens))
         super()._add(request)
 
 
@@ -143,7 +147,7 @@ def load(
         target = LoadedTarget(config, model, decoder, kernels, plan)
     for item in opened:
         for loaded in item.models:
-            report(f"loading the {'head' if isinstance(loaded, OpenedHead) else 'draft model'} {loaded.path.name}")
+            report(f"loading the {loaded.role} {loaded.path.name}")
     blocks, decoder = target.memory_plan.num_blocks, target.decoder
     built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks) for item in opened]
     return _assemble(config, target, [drafter] if drafter else built, plan, report=report)

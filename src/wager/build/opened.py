@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wager.arch.attention import Mla
 from wager.arch.spec import ModelSpec
 from wager.config import EngineConfig
+from wager.draft.own_layers import parse_layers
 from wager.draft.vocabulary import check_same_vocabulary
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels
@@ -51,6 +52,9 @@ class OpenedModel:
     tokenizer: Tokenizer
     limits: PassLimits
     dtype: str = "auto"
+    layers: tuple[int, ...] | None = None  # of the model that are run; None: all
+    role = "draft model"
+    """What it is called where it is loaded beside a target."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -81,7 +85,8 @@ class OpenedModel:
 
     def token_bytes(self, kernels: Kernels) -> int:
         """Bytes of keys and values per position."""
-        return footprint.block_bytes(self.spec, kernels, self.limits.kv_dtype) // BLOCK_SIZE
+        every = footprint.block_bytes(self.spec, kernels, self.limits.kv_dtype) // BLOCK_SIZE
+        return every if self.layers is None else -(-every * len(self.layers) // self.spec.num_layers)
 
     def load(self, kernels: Kernels, num_blocks: int, *, keep_expert_choices: bool = False) -> Decoder:
         limits, store = self.limits, open_store(self.path, kernels, dtype=self.dtype)
@@ -97,8 +102,10 @@ class OpenedModel:
             keep_expert_choices=keep_expert_choices,
             store=store,
             kv_dtype=limits.kv_dtype,
+            layers=self.layers,
         )
-        store.save()
+        if self.layers is None:  # a file holds all of a model's weights
+            store.save()
         return decoder
 
 
@@ -120,14 +127,27 @@ def open_target(config: EngineConfig) -> OpenedModel:
     return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)
 
 
-def open_draft(config: EngineConfig, target: OpenedModel, model: str) -> OpenedModel:
-    """A smaller model that drafts for `target`; refused if its vocabulary differs. Its cache has the same type, unless
-    it holds latents."""
+def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_vocabulary: bool = False) -> OpenedModel:
+    """A smaller model that drafts for `target`; refused if its vocabulary differs, unless it may. Its cache has the
+    target's type, unless it holds latents."""
     path, weights, tokenizer = open_model(model)
-    check_same_vocabulary(target.tokenizer, tokenizer)
-    context = min(target.limits.context, weights.spec.context)
-    sequences = target.limits.sequences
-    logits_rows = min(config.capacity.max_rows, max(sequences, _DRAFT_LOGITS_ROWS))
-    kv_dtype: KVDtype = "bf16" if isinstance(weights.spec.attention, Mla) else config.model.kv_dtype
-    limits = PassLimits(config.capacity.max_rows, sequences, context, logits_rows=logits_rows, kv_dtype=kv_dtype)
+    if not other_vocabulary:
+        check_same_vocabulary(target.tokenizer, tokenizer)
+    context = weights.spec.context if other_vocabulary else min(target.limits.context, weights.spec.context)
+    limits = _draft_limits(config, target, context)
+    if isinstance(weights.spec.attention, Mla):
+        limits = replace(limits, kv_dtype="bf16")
     return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)
+
+
+def _draft_limits(config: EngineConfig, target: OpenedModel, context: int) -> PassLimits:
+    rows, sequences = config.capacity.max_rows, target.limits.sequences
+    logits_rows = min(rows, max(sequences, _DRAFT_LOGITS_ROWS))
+    return PassLimits(rows, sequences, context, logits_rows=logits_rows, kv_dtype=config.model.kv_dtype)
+
+
+def open_layers(config: EngineConfig, target: OpenedModel, text: str) -> OpenedModel:
+    """Some layers of the target as a draft model, with a cache of their own. Their packed weights are those of the
+    target's file, mapped once more, where there is one."""
+    layers = parse_layers(text, target.spec.num_layers)
+    return replace(target, layers=layers, limits=_draft_limits(config, target, target.limits.context))

@@ -32,6 +32,8 @@ class OpenedHead:
     target: OpenedModel
     head: Opened
 
+    role = "head"
+
     @property
     def depth(self) -> int | None:
         """Guesses of a round that it was made for, if its configuration says."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ import click
 
 from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
+from wager.draft.registry import KINDS
+from wager.errors import UsageError
+from wager.inputs import read_text
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 @click.option("--rounds", is_flag=True, help="Instead of the text, print every round: the tokens that were guessed, "
               "accepted, corrected and discarded, and its time.")  # fmt: skip
 @click.option("--explain", is_flag=True, help="Print the draft decision of the last step, and its reason.")
+@click.option("--prediction", "prediction_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="A text that the answer is expected to be like, such as a file that it edits: guesses come from it "
+              "too. It changes no token.")  # fmt: skip
 @flags.framing_flags
 @flags.engine_flags()
 @flags.sampling_flags()
@@ -37,6 +44,7 @@ def command(
     show: bool,
     rounds: bool,
     explain: bool,
+    prediction_path: Path | None,
     framing: flags.Framing,
     config: EngineConfig,
     params: SamplingParams,
@@ -51,6 +59,9 @@ def command(
     text = _prompt(prompt)
     if show and rounds:
         raise click.UsageError("--show colours the text; --rounds prints rounds in its place. Give one of the two.")
+    if prediction_path is not None:
+        params = replace(params, prediction=read_text(prediction_path, "predicted answer", "Give a text file."))
+        config = _reading_predictions(config)
     requests: list[Request] = []
 
     def expected(tokenizer: Tokenizer) -> list[Request]:
@@ -77,6 +88,20 @@ def command(
     console.say(footer(answer.stats))
     if answer.finish_reason == "error":
         raise click.ClickException(answer.error)
+
+
+def _reading_predictions(config: EngineConfig) -> EngineConfig:
+    """The configuration with the drafter `prediction` if it chooses its drafters itself. UsageError if none of them
+    reads predictions."""
+    speculation = config.speculation
+    if speculation.drafter == "auto" and speculation.parsed_policy.kind == "adaptive":
+        return config.with_options(drafter=",".join(["prediction", *map(str, speculation.drafters)]))
+    if not any(KINDS[spec.name].reads_predictions for spec in speculation.drafters):
+        raise UsageError(
+            f"--prediction has no effect with --drafter {speculation.drafter}.",
+            "Use --drafter prediction, or another that looks up.",
+        )
+    return config
 
 
 def _print_rounds(deltas: Iterable[OutputDelta], llm: LLM, *, to_stdout: bool) -> RoundReport:

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wager.cli import console, flags, parameters
-from wager.config import EngineConfig
+from wager.config import EngineConfig, parse_size
 from wager.errors import UsageError
 from wager.inputs import expand_path, shown, whole_number
 
 if TYPE_CHECKING:
+    from wager.arch.spec import ModelSpec
     from wager.build.load import LoadedEngine
     from wager.models.tokenizer import Tokenizer
-    from wager.train.collection import TextSources
     from wager.train.examples import TrainingText
-    from wager.train.session import TrainingSession, TrainingTarget, TrainResult
+    from wager.train.session import TrainingSession
     from wager.train.trainer import StepReport
+    from wager.train.training_target import TrainingTarget
 
-KINDS = ("eagle3",)
+KINDS = ("eagle3", "dspark", "store")
 _REPORTS = 10
 """Steps between two lines of progress."""
 
@@ -46,6 +47,10 @@ def _layers(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
     if any(number is None for number in numbers) or len(set(numbers)) < len(numbers):
         raise click.BadParameter(f"{value!r} is no list of layers, such as 2,15,27.")
     return tuple(sorted(number for number in numbers if number is not None))
+
+
+def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else parameters.as_bad_parameter(lambda: parse_size(value))
 
 
 _INPUT = click.Path(dir_okay=False, path_type=Path)
@@ -74,6 +79,8 @@ _NUMBERS = [
                  help="Tokens after which a text is cut off."),
     click.option("--depth", type=click.IntRange(1, 16), default=3, show_default=True, metavar="N",
                  help="Guesses that are trained for."),
+    click.option("--layers", type=click.IntRange(1, 64), default=2, show_default=True, metavar="N",
+                 help="Layers of a block drafter (dspark)."),
     click.option("--loss", type=click.Choice(["kl", "tv", "ce", "lk"]), default="kl", show_default=True,
                  help="KL divergence from the model's whole distribution, total variation, cross-entropy on its first "
                  "choice, or KL that turns into total variation as they come to overlap."),
@@ -86,6 +93,8 @@ _NUMBERS = [
     click.option("--seed", type=click.IntRange(0, 1 << 31), default=0, show_default=True, metavar="N"),
 ]  # fmt: skip
 _RUN = [
+    click.option("--size", callback=_size, metavar="SIZE",
+                 help="Largest store, such as 8MiB: the most useful continuations are kept. Without it all are."),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True),
     click.option("--precision", type=click.Choice(["auto", "bfloat16", "float32"]), default="auto", show_default=True,
                  help="Of products; auto is bfloat16 where the device multiplies it."),
@@ -97,7 +106,13 @@ _RUN = [
 
 
 @click.command("train", cls=parameters.Verb)
-@click.option("--kind", type=click.Choice(KINDS), default="eagle3", show_default=True, help="What is trained.")
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="eagle3",
+    show_default=True,
+    help="A head on the model's states, or a store of its answers, which needs no training.",
+)
 @click.option("-o", "--output", required=True, metavar="FOLDER",
               help="Folder of answers, checkpoint and the trained drafter.")  # fmt: skip
 @flags.add(_SOURCES)
@@ -115,69 +130,90 @@ def command(*, kind: str, output: str, config: EngineConfig, json_path: Path | N
     A command that was stopped, even killed, goes on where it was if it is given again: answers are kept in FOLDER, and
     so is a checkpoint every --save-every steps. The result is that of an uninterrupted run.
     """
-    from wager.train.torch_extra import require_torch
-
-    require_torch()
     if not (options["prompts"] or options["made_up"] or options["answers"]):
         raise UsageError("There is nothing to train on.", "Give --prompts FILE, --made-up N or --answers FILE.")
     folder = _folder(output)
+    if kind == "store":
+        _store(folder, config, options, json_path)
+        return
     session = _session(kind, folder, config, options)
     if session.trainer.step:
         console.say(f"going on after step {session.trainer.step}")
     result = session.run(_progress(session.settings.steps))
     if json_path:
         console.write_json({**result.figures, "history": list(result.history)}, json_path)
-    _show(result, folder, to_stdout=str(json_path) != "-")
+    _show_survival(result.figures["held_out"], to_stdout=str(json_path) != "-")
+    console.say(f"written to {folder}")
 
 
 def _session(kind: str, folder: Path, config: EngineConfig, options: Mapping[str, Any]) -> TrainingSession:
+    from wager.train.torch_extra import require_torch
+
+    require_torch()
     from wager.train import devices
-    from wager.train.collection import TextSources
     from wager.train.session import RunOptions, TrainingSession
+    from wager.train.target_states import check_trainable
     from wager.train.trainer import TrainSettings
 
     devices.use_threads(config.model.threads)
     device = devices.choose_device(options["device"])
     precision = devices.choose_precision(options["precision"], device)
-    target, tokenizer = _target(config)
-    sources = TextSources(**{name: options[name] for name in TextSources.__slots__})
-    texts = _texts(target, tokenizer, sources, config, folder)
+    target, _, texts = _collected(config, folder, options, check=check_trainable)
     settings = TrainSettings(
         kind=kind, steps=options["steps"] or 1, batch=options["batch"], depth=options["depth"], loss=options["loss"],
         rate=options["rate"], seed=options["seed"], precision=precision,
     )  # fmt: skip
     run_options = RunOptions(
-        passes=None if options["steps"] else options["passes"], taps=options["taps"], longest=options["longest"],
-        vocabulary=options["vocabulary"], save_every=options["save_every"], keep=options["keep_states"],
-        prompt_weight=0.3 if sources.answer_tokens or sources.answers else 1.0, device=device,
-        command=shlex.join(["wager", *sys.argv[1:]]),
-    )  # fmt: skip
+        passes=None if options["steps"] else options["passes"],
+        prompt_weight=0.3 if any(text.answered for text in texts) else 1.0,
+        keep=options["keep_states"],
+        device=device,
+        command=_command(),
+        **{name: options[name] for name in ("taps", "layers", "longest", "vocabulary", "save_every")},
+    )
     session = TrainingSession(target, texts, settings, run_options, folder)
     data = session.data
     console.say(f"{len(data.train)} texts of {data.tokens} tokens, {len(data.held_out)} texts held out")
     return session
 
 
-def _target(config: EngineConfig) -> tuple[TrainingTarget, Any]:
-    from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
-    from wager.models.opening import open_model
-    from wager.train.session import TrainingTarget
-    from wager.train.target_states import check_trainable
-
-    path, weights, tokenizer = open_model(config.model.model)
-    check_trainable(weights.spec)
-    prints = target_fingerprint(weights), tokenizer_fingerprint(tokenizer)
-    return TrainingTarget(config.model.model, path, weights, *prints, tuple(tokenizer.eos_ids)), tokenizer
+def _command() -> str:
+    return shlex.join(["wager", *sys.argv[1:]])
 
 
-def _texts(
-    target: TrainingTarget, tokenizer: Tokenizer, sources: TextSources, config: EngineConfig, folder: Path
-) -> list[TrainingText]:
-    """Everything to train on; the engine is loaded if something has to be written, once, and freed."""
+def _store(folder: Path, config: EngineConfig, options: Mapping[str, Any], json_path: Path | None) -> None:
+    """`--kind store`."""
+    from wager.train.store_run import STORE, run_store
+
+    target, tokenizer, texts = _collected(config, folder, options)
+    found = run_store(
+        target, tokenizer, texts, folder, depth=options["depth"], max_bytes=options["size"], command=_command()
+    )
+    if json_path:
+        console.write_json(found.figures, json_path)
+    held_out = found.figures["held_out"]
+    _show_survival(held_out, to_stdout=str(json_path) != "-")
+    console.say(
+        f"{found.header.entries} continuations of {found.header.tokens} tokens: --drafter store:{folder / STORE}"
+    )
+
+
+def _collected(
+    config: EngineConfig, folder: Path, options: Mapping[str, Any], *, check: Callable[[ModelSpec], None] | None = None
+) -> tuple[TrainingTarget, Tokenizer, list[TrainingText]]:
+    """The target, which is checked first, and everything to train on; the engine is loaded if something has to be
+    written, once, and freed."""
     from wager.cli.bench import count_answers
     from wager.cli.loading import open_engine
-    from wager.train.collection import collect_texts
+    from wager.models.opening import open_model
+    from wager.train.collection import TextSources, collect_texts
+    from wager.train.training_target import TrainingTarget
 
+    path, weights, tokenizer = open_model(config.model.model)
+    if check is not None:
+        check(weights.spec)
+    target = TrainingTarget.of(config.model.model, path, weights, tokenizer)
+    sources = TextSources(**{name: options[name] for name in TextSources.__slots__})
     loaded: list[LoadedEngine] = []
 
     def engine() -> LoadedEngine:
@@ -186,10 +222,11 @@ def _texts(
         return loaded[0]
 
     with console.meter("answers") as update:
-        return collect_texts(
+        texts = collect_texts(
             target, tokenizer, sources, folder, engine=engine,
             on_output=lambda total: count_answers(update, "Answering", total),
         )  # fmt: skip
+    return target, tokenizer, texts
 
 
 def _progress(steps: int) -> Callable[[StepReport], None]:
@@ -209,10 +246,8 @@ def _progress(steps: int) -> Callable[[StepReport], None]:
     return report
 
 
-def _show(result: TrainResult, folder: Path, *, to_stdout: bool) -> None:
+def _show_survival(held_out: Mapping[str, Any], *, to_stdout: bool) -> None:
     """The held-out estimate as a table."""
-    found = result.acceptance
-    rows = [[str(depth), f"{share:.3f}"] for depth, share in enumerate(found.survival, 1)]
-    caption = f"τ {found.tau:.2f} over {found.rounds} rounds of {found.texts} held-out texts"
+    rows = [[str(depth), f"{share:.3f}"] for depth, share in enumerate(held_out["survival"], 1)]
+    caption = f"τ {held_out['tau']:.2f} over {held_out['rounds']} rounds of {held_out['texts']} held-out texts"
     console.table("survival by depth", ["depth", "survival"], rows, to_stdout=to_stdout, caption=caption)
-    console.say(f"written to {folder}")

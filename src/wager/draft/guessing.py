@@ -75,6 +75,14 @@ class GuessSampler:
         logits: NDArray[np.float32] = output.logits[index][: self.vocab]
         return logits
 
+    def verified_ids(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The verified model's ids of the draft model's; the others below return the draft model's."""
+        return tokens
+
+    def own_id(self, token: int) -> int:
+        """The draft model's id of one of the verified model's that it guesses; -1 if it has none."""
+        return token
+
     def guesses(self, output: TargetOutput, rows: Sequence[GuessedRow]) -> list[Guess]:
         """One token for each row."""
         native = [] if self._kernels is None else [each for each in rows if _sampled_natively(each.request)]
@@ -106,7 +114,8 @@ class GuessSampler:
         total = float(np.exp(everything - top).sum())
         shares = np.exp(values[order] - top) / total
         ids = best[order] if distribution.ids is None else distribution.ids[best[order]]
-        return [Candidate(int(token), float(share)) for token, share in zip(ids, shares, strict=True)]
+        owned = [(self.own_id(int(token)), float(share)) for token, share in zip(ids, shares, strict=True)]
+        return [Candidate(token, share) for token, share in owned if token >= 0]
 
     def siblings(
         self, output: TargetOutput, row: GuessedRow, count: int
@@ -120,10 +129,10 @@ class GuessSampler:
         q, request = distribution.probabilities(self.vocab), row.request
         ranked = distribution.top(count, request.seed, row.position, request.choice, private=row.private)
         tokens = [token for token, _ in ranked if q[token] > 0][: int((q > 0).sum())]
-        return [Candidate(token, float(q[token])) for token in tokens], without_replacement(q, tokens)
+        return [Candidate(self.own_id(token), float(q[token])) for token in tokens], without_replacement(q, tokens)
 
     def _processed(self, output: TargetOutput, row: GuessedRow) -> ProcessedDistribution:
-        history = None if row.history is None else row.history.extended(row.path)
+        history = None if row.history is None else row.history.extended(self.verified_ids(row.path))
         return process(self.row(output, row.row), row.request.params, history)
 
     def _guess(self, output: TargetOutput, row: GuessedRow, drawn: int | None) -> Guess:
@@ -132,9 +141,9 @@ class GuessSampler:
             token, probs = (drawn, None) if drawn is not None else self._drawn(output, row, logits)
         except NumericsError:
             return Guess(-1)
-        if token < 0:
+        if token < 0 or self.own_id(token) < 0:
             return Guess(-1)
-        return Guess(token, math.exp(min(0.0, float(logits[token]) - _log_sum_exp(logits))), probs)
+        return Guess(self.own_id(token), math.exp(min(0.0, float(logits[token]) - _log_sum_exp(logits))), probs)
 
     def _drawn(
         self, output: TargetOutput, row: GuessedRow, logits: NDArray[np.float32]

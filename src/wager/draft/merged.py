@@ -56,15 +56,15 @@ class MergedDrafter:
     @property
     def taps(self) -> Sequence[int] | None:
         """Those of all its drafters; see StateReader."""
-        found: list[Sequence[int]] = []
-        for member in self._members:
-            reader: object = member.drafter
-            if isinstance(reader, StateReader) and reader.taps is not None:
-                found.append(reader.taps)
+        found = [reader.taps for reader in self._readers() if reader.taps is not None]
         return sorted({tap for taps in found for tap in taps}) if found else None
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         self._each(lambda drafter: drafter.read(output, computed) if isinstance(drafter, StateReader) else None)
+
+    def _readers(self) -> list[StateReader]:
+        drafters: list[object] = [member.drafter for member in self._members]
+        return [drafter for drafter in drafters if isinstance(drafter, StateReader)]
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         self._each(lambda drafter: drafter.begin(seq_id, tokens, params))

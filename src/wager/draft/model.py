@@ -20,11 +20,12 @@ from dataclasses import replace
 import numpy as np
 
 from wager.draft.guessing import GuessedRow, GuessSampler
+from wager.draft.intersection import IntersectionSampler, SharedIds
 from wager.draft.model_rounds import WIDTH, ChainRound, DraftedSequence, DraftRound, TreeRound
 from wager.draft.stages import InnerDrafter
 from wager.draft.tree_templates import RankRates, sequoia
 from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
-from wager.kernels.base import Kernels, Target, TargetOutput
+from wager.kernels.base import BLOCK_SIZE, Kernels, Target, TargetOutput
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
 from wager.types import Draft, DraftRequest, SamplingParams, Span
@@ -44,7 +45,8 @@ class DraftModel:
     width (None: the draft model's own). `max_context` bounds positions (None: the cache alone does). `kernels` sample
     natively where given. `trees`: it drafts trees of as many nodes as guesses are requested. `inner` guesses what it
     will draw, so that one pass gives several guesses of a chain. `max_logits_rows` bounds the rows with logits of one
-    pass (None: its rows). A sequence is declined when the cache has no blocks for it or the context is too long.
+    pass (None: its rows). `shared` are the ids of a model with another vocabulary, which guesses those it has in common
+    with the verified one. A sequence is declined when the cache has no blocks for it or the context is too long.
     """
 
     default_depth = 4
@@ -64,6 +66,7 @@ class DraftModel:
         trees: bool = False,
         inner: InnerDrafter | None = None,
         max_logits_rows: int | None = None,
+        shared: SharedIds | None = None,
     ) -> None:
         self.name = name
         self.makes_trees = trees
@@ -74,7 +77,13 @@ class DraftModel:
         self._max_context = max_context
         self._max_logits_rows = target.max_rows if max_logits_rows is None else max_logits_rows
         self._inner = inner
-        self._sampler = GuessSampler(target.vocab, vocab=target.vocab if vocab is None else vocab, kernels=kernels)
+        self._shared = shared
+        width, verified = target.vocab, target.vocab if vocab is None else vocab
+        self._sampler = (
+            GuessSampler(width, vocab=verified, kernels=kernels)
+            if shared is None
+            else IntersectionSampler(width, vocab=verified, shared=shared)
+        )
         self._states: dict[str, DraftedSequence] = {}
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
@@ -83,16 +92,16 @@ class DraftModel:
         """Remember the prompt; it is computed when the first draft is requested."""
         self.end(seq_id)
         history = None if params.plain else History(tokens)
-        self._states[seq_id] = DraftedSequence(list(tokens), history, len(tokens))
+        self._states[seq_id] = DraftedSequence(self._own(tokens), history, len(tokens))
         if self._inner is not None:
             self._inner.begin(seq_id, tokens, params)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Compare the tokens that became known with the guesses: right guesses keep their keys and values."""
-        state = self._states[seq_id]
-        for position, token in enumerate(tokens, len(state.tokens)):
+        state, own = self._states[seq_id], self._own(tokens)
+        for position, token in enumerate(own, len(state.tokens)):
             self._compare(seq_id, state, token, position)
-        state.tokens += tokens
+        state.tokens += own
         if state.history is not None:
             state.history.append(tokens)
         # the last token's logits are still needed
@@ -101,6 +110,20 @@ class DraftModel:
             self.block_pool.commit(seq_id, state.tokens, length=state.num_computed_tokens)
         if state.reached is None or state.reached not in state.fed.parents:
             self.block_pool.trim(seq_id, state.num_computed_tokens)
+
+    def _own(self, tokens: Sequence[int]) -> list[int]:
+        """Known tokens in the model's own ids."""
+        return list(tokens) if self._shared is None else [own for token in tokens for own in self._shared.own(token)]
+
+    def rewind(self, seq_id: str, length: int) -> None:
+        """Only the first `length` known tokens, of the model's own, remain. For a request without penalties."""
+        state = self._states[seq_id]
+        del state.tokens[length:]
+        state.reached = None
+        kept = min(state.num_computed_tokens, length)
+        kept -= kept % BLOCK_SIZE  # the block may be shared by now
+        state.num_computed_tokens = max(0, min(kept, length - 1))
+        self.block_pool.trim(seq_id, kept)
 
     def observe(self, output: TargetOutput) -> None:
         """Ignored: the target's output is not used."""
@@ -119,8 +142,12 @@ class DraftModel:
             waiting.sort(key=DraftRound.num_pending)  # a prompt that takes several passes does not delay the others
             self._pass(waiting)
             waiting = [r for r in waiting if not r.done]
-        drafts = {r.request.seq_id: r.draft(self.name) for r in rounds}
+        drafts = {r.request.seq_id: self._finish(r) for r in rounds}
         return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
+
+    def _finish(self, r: DraftRound) -> Draft:
+        draft = r.draft(self.name)
+        return draft if self._shared is None else replace(draft, tokens=tuple(self._sampler.verified_ids(draft.tokens)))
 
     # ---- one round --------------------------------------------------------------------------------------------------
 

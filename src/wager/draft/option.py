@@ -48,11 +48,10 @@ def _parse_merged(text: str) -> DrafterSpec:
     return DrafterSpec("//".join(map(str, parts)), parts=parts)
 
 
-def _refuse_reader(spec: DrafterSpec, text: str) -> None:
-    """The target has no states of what a draft model will draw."""
-    if spec.name in KINDS and KINDS[spec.name].reads_states:
+def _refuse_head(spec: DrafterSpec, text: str) -> None:
+    if spec.name in KINDS and KINDS[spec.name].argument == "head":
         raise UsageError(
-            f"Drafter {spec.name!r} reads the target's states and cannot work for another drafter in {text!r}.",
+            f"Drafter {spec.name!r} reads the target's states, which a draft model in {text!r} does not have.",
             f"Write {spec} beside it, with a comma or //.",
         )
 
@@ -67,7 +66,7 @@ def _parse_staged(text: str) -> DrafterSpec:
                 f"Drafter {outer.name!r} takes no drafter of its own, as {text!r} gives it.", f"Such as: {takers}."
             )
         if spec is not None:
-            _refuse_reader(spec, text)
+            _refuse_head(spec, text)
         spec = replace(outer, inner=spec)
     return spec or _parse_one(text)
 
@@ -81,7 +80,7 @@ def _parse_one(text: str) -> DrafterSpec:
     expected, placeholder = (kind.argument, kind.placeholder) if kind else ("none", "")
     if expected == "none" and colon:
         raise UsageError(f"Drafter {name!r} takes no argument, but {argument!r} was given.", f"Write {name!r} alone.")
-    if expected in ("path", "store") and not argument:
+    if expected in ("path", "head", "store", "layers") and not argument:
         raise UsageError(f"Drafter {name!r} needs an argument.", f"Write {name}:{placeholder}.")
     if argument and kind and expected == "number":
         number, (least, most) = whole_number(argument), kind.range

@@ -7,7 +7,7 @@ It imports no drafter: the configuration parses names with it; factories import 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from wager.errors import UsageError
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from wager.draft.base import Drafter
     from wager.draft.heads.autoregressive import StateHead
     from wager.draft.heads.parallel import ParallelHead
+    from wager.draft.model import DraftModel
     from wager.draft.store_file import StoreFile
+    from wager.draft.vocabulary import TextVocabulary
     from wager.kernels.base import Kernels, Target
 
 
@@ -49,20 +51,21 @@ class DrafterSpec:
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
     """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
-    `max_context`; for a drafter that runs a model or a head on the target's states, that model or head, loaded, and the
-    kernels it samples with; for one that reads a store, the store, open. `inner` is the drafter's own drafter, `depth`
-    the guesses of a round that the head was made for."""
+    `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
+    that reads a store, the store, open; `inner` is the drafter's own drafter. `depth`: guesses of a round that the head
+    was made for; `vocabularies`: the verified model's and the draft model's."""
 
     vocab: int
     max_context: int | None = None
     model: Target | None = None
     kernels: Kernels | None = None
     prefix_cache: bool = True
+    head: StateHead | ParallelHead | None = None
+    depth: int | None = None
     store: StoreFile | None = None
     inner: Drafter | None = None
     max_logits_rows: int | None = None
-    head: StateHead | ParallelHead | None = None
-    depth: int | None = None
+    vocabularies: tuple[TextVocabulary, TextVocabulary] | None = None
 
 
 Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
@@ -72,25 +75,28 @@ Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
 class DrafterKind:
     """A name in the registry.
 
-    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model or head that
-    is loaded for it) or "store" (required, the file of a store). placeholder: what the argument is called in help.
-    range: least and largest number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not
-    certain. takes_inner: it may have a drafter of its own. reads_states: it runs a head on the target's states.
+    argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
+    loaded for it), "head" (required, of a head on the target's states), "store" (required, the file of a store) or
+    "layers" (required, of the target). placeholder: what the argument is called in help. range: least and largest
+    number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not certain. takes_inner: it
+    may have a drafter of its own. reads_predictions: guesses may come from SamplingParams.prediction. other_vocabulary:
+    its model's tokenizer may be another one.
     """
 
     description: str
     factory: Factory
-    argument: Literal["none", "number", "path", "store"] = "none"
+    argument: Literal["none", "number", "path", "head", "store", "layers"] = "none"
     placeholder: str = ""
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
     samples: bool = False
     takes_inner: bool = False
-    reads_states: bool = False
+    reads_predictions: bool = False
+    other_vocabulary: bool = False
 
     @property
     def runs_a_model(self) -> bool:
-        return self.argument == "path" and not self.reads_states
+        return self.argument == "path"
 
 
 def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -100,23 +106,52 @@ def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
 
 
 def _suffix(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
+    from wager.draft.lookup import LookupDrafter
+    from wager.draft.lookup_rates import DEFAULT_LONGEST, SHARED_TOKENS, LookupSources
 
     longest = int(spec.argument) if spec.argument else DEFAULT_LONGEST
     return LookupDrafter(spec.name, LookupSources(longest, SHARED_TOKENS))
 
 
 def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
+    from wager.draft.lookup import LookupDrafter
+    from wager.draft.lookup_rates import DEFAULT_LONGEST, SHARED_TOKENS, LookupSources
 
     if parts.store is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
     return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
 
 
+def _prediction(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.prediction import PredictionDrafter
+
+    return PredictionDrafter()
+
+
 def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.model import DraftModel
     from wager.draft.stages import InnerDrafter
+
+    inner = InnerDrafter(parts.inner, vocab=parts.vocab) if parts.inner is not None else None
+    return _draft_model(spec, parts, trees=KINDS[spec.name].makes_trees, inner=inner)
+
+
+def _intersection(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.intersection import SharedIds
+
+    return _draft_model(spec, parts, shared=SharedIds(*parts.vocabularies) if parts.vocabularies else None)
+
+
+def _text_route(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.text_route import TextRouteDrafter
+
+    drafter = _draft_model(spec, replace(parts, vocab=parts.model.vocab if parts.model else 0))
+    if parts.vocabularies is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no tokenizers.", "Pass both as parts.")
+    return TextRouteDrafter(drafter, *parts.vocabularies)
+
+
+def _draft_model(spec: DrafterSpec, parts: DrafterParts, **options: Any) -> DraftModel:
+    from wager.draft.model import DraftModel
 
     if parts.model is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no loaded model.", "Load the model and pass it as a part.")
@@ -127,9 +162,8 @@ def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
         kernels=parts.kernels,
         prefix_cache=parts.prefix_cache,
         name=spec.name,
-        trees=KINDS[spec.name].makes_trees,
-        inner=InnerDrafter(parts.inner, vocab=parts.vocab) if parts.inner is not None else None,
         max_logits_rows=parts.max_logits_rows,
+        **options,
     )
 
 
@@ -175,9 +209,17 @@ KINDS: Mapping[str, DrafterKind] = {
         "number",
         "N",
         (1, 24),
+        reads_predictions=True,
     ),
     "store": DrafterKind(
-        "as suffix, and what followed most often in texts of the target, from a file", _store, "store", "PATH"
+        "as suffix, and what followed most often in texts of the target, from a file",
+        _store,
+        "store",
+        "PATH",
+        reads_predictions=True,
+    ),
+    "prediction": DrafterKind(
+        "the output that the request predicts (--prediction)", _prediction, reads_predictions=True
     ),
     "model": DrafterKind(
         "a smaller model of the same vocabulary; model:PATH+ngram: another drafter guesses what it will draw",
@@ -195,12 +237,27 @@ KINDS: Mapping[str, DrafterKind] = {
         makes_trees=True,
         samples=True,
     ),
-    "eagle3": DrafterKind(
-        "an EAGLE-3 head on the target's states", _eagle3, "path", "PATH", samples=True, reads_states=True
+    "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _eagle3, "head", "PATH", samples=True),
+    "layers": DrafterKind(
+        "some layers of the model itself, such as 0-9 or 0-9.20-29",
+        _model,
+        "layers",
+        "FROM-TO",
+        samples=True,
+        takes_inner=True,
     ),
-    "medusa": DrafterKind(
-        "Medusa heads on the target's states", _medusa, "path", "PATH", samples=True, reads_states=True
+    "slem": DrafterKind(
+        "a model of another vocabulary, by way of text", _text_route, "path", "PATH", other_vocabulary=True
     ),
+    "tli": DrafterKind(
+        "a model of another vocabulary, by the tokens that both have",
+        _intersection,
+        "path",
+        "PATH",
+        samples=True,
+        other_vocabulary=True,
+    ),
+    "medusa": DrafterKind("Medusa heads on the target's states", _medusa, "head", "PATH", samples=True),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
@@ -218,7 +275,7 @@ AUTO = (DrafterSpec("ngram"),)
 
 def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]", "path": ":{}", "store": ":{}"}
+    form = {"none": "", "number": "[:{}]"} | dict.fromkeys(("path", "head", "store", "layers"), ":{}")
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
     return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 

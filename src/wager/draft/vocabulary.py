@@ -4,6 +4,7 @@ target's."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from typing import Protocol
 
 from wager.errors import TokenizerError
@@ -16,6 +17,20 @@ class Vocabulary(Protocol):
 
     def token(self, token_id: int) -> str:
         """The token as the vocabulary spells it."""
+
+
+class TextVocabulary(Vocabulary, Protocol):
+    """What drafting in another vocabulary needs of a tokenizer; see models.tokenizer.Tokenizer."""
+
+    @property
+    def eos_ids(self) -> Collection[int]:
+        """The ids that end a text."""
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def is_special(self, token_id: int) -> bool: ...
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]: ...
 
 
 _DIGESTED = 4096

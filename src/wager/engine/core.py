@@ -201,10 +201,14 @@ class Engine:
             raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
         if "#" in request.id:
             raise RequestError(f"Request id {request.id!r} contains '#', which numbers choices.", "Leave it out.")
+        prediction = request.params.prediction
+        if isinstance(prediction, str):
+            raise RequestError("A predicted text needs a tokenizer; this engine has none.", "Give its token ids.")
         for name, tokens, hint in (
             ("", request.prompt, "Encode the prompt with the target's own tokenizer."),
             (" under logit_bias", request.params.logit_bias, "Leave it out of logit_bias."),
             (" under stop_token_ids", request.params.stop_token_ids, "Leave it out of stop_token_ids."),
+            (" under prediction", prediction, "Encode it with the target's own tokenizer."),
         ):
             for token in tokens:
                 if not 0 <= token < vocab:

@@ -15,7 +15,8 @@ class TokenDecoder(Protocol):
 
     @property
     def known_texts(self) -> Mapping[int, str]:
-        """Texts of some tokens: those that `push` would give after what came so far, without a change of its state."""
+        """Texts of some tokens: those that `push` would give after what came so far, without a change of its state. A
+        dict's subclass may find more of them when they are asked for with `[]`."""
 
     def push(self, token: int, /) -> str: ...
 

@@ -100,7 +100,7 @@ class Proposer:
         valid: dict[str, Draft] | None = None
         try:
             drafts = source.propose(requests)
-            if self._native is not None and not self._rule.needs_draft_probs:
+            if self._native is not None:
                 valid = self._native.valid_chains(requests, drafts, limits, drafter, self.vocab)
             if valid is None:
                 valid = {}
@@ -134,11 +134,12 @@ class Proposer:
     def show(self, output: TargetOutput, spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> None:
         """A pass's states to the drafters that read them."""
         computed = computed_rows(spans, outcomes)
-        for name in [name for name in self._readers if name in self.drafters]:
-            try:
-                self._readers[name].read(output, computed)
-            except Exception as error:
-                self._switch_off(name, error)
+        for name, reader in self._readers.items():
+            if name in self.drafters:
+                try:
+                    reader.read(output, computed)
+                except Exception as error:
+                    self._switch_off(name, error)
 
     def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Iterable[str]) -> None:
         """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""

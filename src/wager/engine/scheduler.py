@@ -55,6 +55,7 @@ class Scheduler:
         self._clock = clock
         self._recent_draft_rows = 0
         self._sequences: dict[str, Sequence] = {}
+        self._plain_spans: list[Span] = []  # the last ones, where each has one row
         self._plain, self._committer = plain_steps(self._sequences, self.block_pool.lists(), max_context)
 
     @property
@@ -107,6 +108,7 @@ class Scheduler:
         if self._plain is not None and (not self.waiting or len(self.running) >= self.max_sequences):
             plain: list[Span] | None = self._plain.next(self.running, self._draft_room(len(self.running)))
             if plain is not None:
+                self._plain_spans = plain
                 return plain
         spans: dict[str, Span] = {}
         decoding = [s for s in self.running if len(s.tokens) == s.num_computed_tokens + 1]
@@ -139,7 +141,8 @@ class Scheduler:
 
     def draft_budget(self, spans: Iterable[Span]) -> int:
         """Rows of the step that these spans' known tokens leave to guesses."""
-        return self.max_rows - sum([len(span.tokens) for span in spans])
+        known = len(self._plain_spans) if spans is self._plain_spans else sum([len(span.tokens) for span in spans])
+        return self.max_rows - known
 
     def _rows_reserved_for_drafts(self, decoding: int, drafts: int) -> int:
         """Rows that prompt chunks leave to guesses: twice what guesses lately took, so that they can grow, and half

@@ -41,7 +41,7 @@ class Tokenizer:
         self._parts = parts
         self._fenced = FencedEncoder(parts)
         self._bytes: dict[int, bytes] = {}
-        self.whole_texts: dict[int, str] = {}
+        self.whole_texts = WholeTexts(self)
         """The text of tokens met so far, if it is whole characters, without those that are special or end a fragment:
         after whole characters it is what such a token adds."""
         self.vocab_size = parts.vocab_size
@@ -160,6 +160,20 @@ class Tokenizer:
         return bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode()
 
 
+class WholeTexts(dict[int, str]):
+    """Texts of the tokens that are whole characters, spelt when they are first met: `[]` spells a token, and raises
+    KeyError for one of which the text depends on others; `get` and `in` tell what is known so far."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> str:
+        self._tokenizer.token_bytes(token_id)
+        if (text := self.get(token_id)) is None:
+            raise KeyError(token_id)
+        return text
+
+
 class IncrementalDecoder:
     """Text of a stream of tokens: what `push` and then `flush` return, joined, is `Tokenizer.decode` of the ids.
 
@@ -171,7 +185,7 @@ class IncrementalDecoder:
         self._tokenizer, self._special = tokenizer, special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._drop_space = tokenizer.begins_fragment(after)
-        self.known_texts = {} if self._drop_space else tokenizer.whole_texts
+        self.known_texts: dict[int, str] = {} if self._drop_space else tokenizer.whole_texts
         """The texts of tokens that can be added as they are: nothing is kept, and no space is to be dropped."""
         for token in set(after):  # answers repeat them: spelt now, they need not be looked up between two steps
             tokenizer.token_bytes(token)

@@ -45,7 +45,8 @@ class Decoder:
     `weight_form` describes the result. `store` has packed weights, or keeps those that are packed here.
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
-    `embedding` and `head` are the packed matrices, for drafters that share them.
+    `embedding` and `head` are the packed matrices, for drafters that share them. `layers` are those of the model that
+    are run, ascending (None: all); the norm and the head follow the last of them.
     """
 
     def __init__(
@@ -62,20 +63,22 @@ class Decoder:
         keep_expert_choices: bool = False,
         store: PackedStore | None = None,
         kv_dtype: KVDtype = "bf16",
+        layers: Sequence[int] | None = None,
     ) -> None:
         spec = self.spec = weights.spec
         attention = spec.attention
+        self.layers = tuple(range(spec.num_layers)) if layers is None else tuple(layers)
         self.kernels = kernels
         self.vocab, self.max_rows, self.max_sequences = spec.vocab, max_rows, max_sequences
         self.max_logits_rows = max_rows if max_logits_rows is None else min(max_logits_rows, max_rows)
         self.max_blocks = max_blocks
-        layers, kv_heads, head_dim = spec.num_layers, attention.kv_heads, attention.head_dim
+        num_layers, kv_heads, head_dim = len(self.layers), attention.kv_heads, attention.head_dim
         if isinstance(attention, Mla):
             refuse_int8_latents(kv_dtype)
             rank, rope = attention.kv_rank, attention.rope
-            self.cache = kernels.latent_cache(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
+            self.cache = kernels.latent_cache(layers=num_layers, num_blocks=num_blocks, rank=rank, rope=rope)
         else:
-            shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
+            shape = {"layers": num_layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
             self.cache = kernels.cache(**shape, kv_dtype=kv_dtype)
         limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         matrices = Matrices(weights, dtype, kernels.act)
@@ -149,26 +152,26 @@ class Decoder:
         embedding = store.get("embed", lambda: kernels.pack(matrices.read("embed.weight")))
         tape.embed(embedding, x)
         known = tensor_shapes(spec)
-        for index, layer in enumerate(spec.ordered_layers):
+        for place, index in enumerate(self.layers):
             self._places.append(tape.tap(x))
             tensors = LayerWeights(weights, matrices, store, known, index=index)
-            self._record_layer(tensors, layer, index, buffers, of=self._rows_of(index))
+            self._record_layer(tensors, spec.ordered_layers[index], place, buffers, of=self._rows_of(place))
         selected_normed = empty(self.max_logits_rows, spec.hidden, dtype=kernels.act)
         head = embedding if spec.tied else store.get("head", lambda: kernels.pack(matrices.read("head.weight")))
         self.embedding, self.head = embedding, head
-        if self._rows_of(spec.num_layers - 1) == "rows":
+        if self._rows_of(len(self.layers) - 1) == "rows":
             tape.select(x, buffers.selected)
         norm, eps = weights.read("norm.weight"), spec.details.norm_eps
         tape.rms_norm(buffers.selected, norm, eps, selected_normed, of="logits")
         tape.linear(selected_normed, head, self._logits, of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
 
-    def _rows_of(self, index: int) -> RowSet:
+    def _rows_of(self, place: int) -> RowSet:
         """The rows that a layer computes past its keys and values. Of the last layer those with logits are enough, for
         nothing reads the others. (Latent attention has products of all rows, and the choice of experts is recorded.)"""
-        layer = self.spec.ordered_layers[index]
+        layer = self.spec.ordered_layers[self.layers[place]]
         plain = isinstance(layer.attention, Gqa) and not isinstance(layer.ffn, Experts)
-        return "logits" if plain and index == self.spec.num_layers - 1 else "rows"
+        return "logits" if plain and place == len(self.layers) - 1 else "rows"
 
     def _record_layer(self, tensors: LayerWeights, layer: Layer, index: int, to: _Buffers, *, of: RowSet) -> None:
         tape, kernels, eps = self._tape, self.kernels, self.spec.details.norm_eps

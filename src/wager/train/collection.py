@@ -15,7 +15,7 @@ from wager.models.tokenizer import Tokenizer
 from wager.prompts import encode_chat
 from wager.train import answers
 from wager.train.examples import TrainingText, check_disjoint
-from wager.train.session import TrainingTarget
+from wager.train.training_target import TrainingTarget
 from wager.types import OutputDelta, SamplingParams
 
 ANSWERS, MADE_UP = "answers.jsonl", "made_up.json"

@@ -17,8 +17,9 @@ from wager.train.vocabulary import DraftVocabulary
 class DraftSizes:
     """Sizes and flags of a draft module.
 
-    `taps` are layer ids of the target (i: after i layers). `depth_share` is the share of rows that each further step of
-    training keeps. `norm_before_residual`, `fc_norm` and `norm_output` are speculators' flags of EAGLE-3 and 3.1.
+    `taps` are layer ids of the target (i: after i layers). Of EAGLE-3: `depth_share` is the share of rows that each
+    further step of training keeps, `norm_before_residual`, `fc_norm` and `norm_output` are speculators' flags. Of a
+    block drafter: `layers`, the id of empty slots, the rank of the Markov head, the share of rows that are anchors.
     """
 
     hidden: int
@@ -32,16 +33,34 @@ class DraftSizes:
     norm_before_residual: bool = True
     fc_norm: bool = True
     norm_output: bool = True
+    layers: int = 1
+    mask_token: int = 0
+    markov_rank: int = 0
+    anchor_share: float = 0.25
 
 
 @dataclass(frozen=True)
 class StepRows:
     """What a module computed at one depth: `states` [B, n, H] that enter its output matrix, and for each row the
-    position whose law it guesses (`positions` int64 [B, n]), where `valid` bool [B, n]."""
+    position whose law it guesses (`positions` int64 [B, n]), where `valid` bool [B, n], and the token there (`previous`
+    int64 [B, n])."""
 
     states: Tensor
     positions: Tensor
     valid: Tensor
+    previous: Tensor
+
+    def take(self, chosen: Tensor | slice | int) -> OutputRows:
+        """Those rows of all texts."""
+        return OutputRows(self.states[chosen], self.previous[chosen])
+
+
+@dataclass(frozen=True)
+class OutputRows:
+    """Rows that enter the output: `states` [..., H] and the token before the one that each guesses, int64 [...]."""
+
+    states: Tensor
+    previous: Tensor
 
 
 class DraftModule(nn.Module):
@@ -73,10 +92,18 @@ class DraftModule(nn.Module):
         """The target's logits over the draft vocabulary, of states [..., H] that enter its output matrix."""
         return functional.linear(final.to(self.label_head.dtype), self.label_head)
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, rows: OutputRows) -> Tensor:
         """The module's own logits over the draft vocabulary."""
-        found: Tensor = self.lm_head(states)
+        found: Tensor = self.lm_head(rows.states)
         return found
+
+    def output_parameters(self) -> list[nn.Parameter]:
+        """The parameters that `logits` and `further_loss` use."""
+        return list(self.lm_head.parameters())
+
+    def further_loss(self, rows: OutputRows, logits: Tensor, labels: Tensor) -> Tensor | None:
+        """What is added to each row's loss, [...]."""
+        return None
 
     def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
         """The rows of every depth, the first guess first. With `generator` rows may be left out at random."""

@@ -100,14 +100,15 @@ class EagleModule(DraftModule):
             if step:
                 done = self._thinned(done, positions - step, generator)
             ahead = (done.rows + 1 + step).clamp(max=positions)
-            state, new = self._layer(self.embed(tokens.gather(1, ahead)), done, keys, step)
+            known = tokens.gather(1, ahead)
+            state, new = self._layer(self.embed(known), done, keys, step)
             if keys is None:
                 keys = new
                 done = _Unrolled(done.rows, state, ())
             else:
                 done = _Unrolled(done.rows, state, (*done.own, new))
             normed = self.norm(state)
-            yield StepRows(normed, ahead, done.rows + 1 + step <= positions)
+            yield StepRows(normed, ahead, done.rows + 1 + step <= positions, known)
             if self.sizes.norm_output:
                 done = _Unrolled(done.rows, normed, done.own)
 

@@ -54,7 +54,7 @@ def held_out_acceptance(
         right = np.zeros((depth, batch.tokens.shape[1]), bool)
         with autocast(precision, target.device):
             for step, rows in enumerate(module.steps(states, depth, None)):
-                guesses = ids[module.logits(rows.states)[0].argmax(-1)]
+                guesses = ids[module.logits(rows.take(0)).argmax(-1)]
                 found = (guesses == best[rows.positions[0]]) & rows.valid[0]
                 right[step, : len(found)] = found.cpu().numpy()
         first = text.prompt_length if text.answered else 1

@@ -1,4 +1,4 @@
-"""Writes a trained EAGLE-3 head in speculators' format, and reads it back.
+"""Writes a trained head in speculators' format, EAGLE-3's and DSpark's, and reads the former back.
 
 config.json with every flag, because readers differ in what a missing one means; model.safetensors with bfloat16 tensors
 under the format's names, d2t as offsets. The embedding is the target's and is not written.
@@ -111,6 +111,38 @@ def eagle_config(
         "target_hidden_size": spec.hidden,
         "eagle_aux_hidden_state_layer_ids": list(sizes.taps),
         "embed_requires_grad": False,
+    }
+
+
+def block_config(
+    sizes: DraftSizes, vocabulary: DraftVocabulary, spec: ModelSpec, provenance: Provenance, *, depth: int,
+    scaling: Mapping[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Of a DSpark drafter, whose anchor slot guesses too: as many guesses as slots. Its layers are Qwen3's, with norms
+    of queries and keys, and attend within a block in both directions."""
+    layer = decoder_config(sizes, spec, sizes.layers, scaling)
+    layer |= {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "layer_types": ["full_attention"] * sizes.layers,
+        "use_sliding_window": False,
+        "sliding_window": None,
+    }
+    del layer["mlp_bias"]
+    return {
+        **envelope("dspark", "DSparkDraftModel", tokens=depth, provenance=provenance, spec=spec),
+        "transformer_layer_config": layer,
+        "draft_vocab_size": len(vocabulary.ids),
+        "block_size": depth,
+        "aux_hidden_state_layer_ids": list(sizes.taps),
+        "mask_token_id": sizes.mask_token,
+        "sample_from_anchor": True,
+        "sliding_window_non_causal": True,
+        "markov_rank": sizes.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+        "target_hidden_size": spec.hidden,
     }
 
 

@@ -6,17 +6,19 @@ What is written to the output folder: checkpoint.pt while it runs, config.json a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from wager.arch.attention import Gqa
 from wager.errors import UsageError
 from wager.models.weights import Weights
 from wager.train import export
+from wager.train.block import BlockModule
 from wager.train.checkpoint import NAME, Provenance, TrainingCheckpoint
 from wager.train.draft_module import DraftModule, DraftSizes
 from wager.train.eagle import EagleModule
@@ -25,22 +27,15 @@ from wager.train.examples import TextWeights, TrainingData, TrainingText
 from wager.train.stored_states import StateSource
 from wager.train.target_states import TorchTarget, check_trainable, default_taps
 from wager.train.trainer import StepReport, Trainer, TrainSettings
+from wager.train.training_target import TrainingTarget
 from wager.train.vocabulary import DraftVocabulary
+
+MODULES: Mapping[str, type[DraftModule]] = {"eagle3": EagleModule, "dspark": BlockModule}
+"""What is trained, by its kind."""
 
 _EVALUATED = 64
 """Held-out texts of the last estimate."""
-
-
-@dataclass(frozen=True)
-class TrainingTarget:
-    """The model that is trained for: where it is, its weights, fingerprints and the ids that end its texts."""
-
-    name: str
-    path: Path
-    weights: Weights
-    fingerprint: str
-    tokenizer_fingerprint: str
-    eos_ids: tuple[int, ...] = ()
+_MARKOV_RANK = 64
 
 
 @dataclass(frozen=True)
@@ -48,8 +43,8 @@ class RunOptions:
     """Options of a run that are not of its numbers, or decide them through sizes and data.
 
     `passes` over the data (None: `settings.steps` counts), `taps` of the target (None: the usual), `longest` text,
-    `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `save_every` steps, `keep` the
-    states on disk.
+    `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter,
+    `save_every` steps, `keep` the states on disk.
     """
 
     passes: float | None = None
@@ -57,6 +52,7 @@ class RunOptions:
     longest: int = 512
     vocabulary: int | None = 8192
     prompt_weight: float = 0.3
+    layers: int = 2
     save_every: int = 50
     keep: bool = False
     device: str = "cpu"
@@ -72,19 +68,29 @@ class TrainResult:
     history: tuple[dict[str, Any], ...]
 
 
-def head_sizes(weights: Weights, options: RunOptions) -> DraftSizes:
-    """Sizes of a head for this target: its own widths, with keys and values for every query head, since the residual
-    has no other path for the embedding."""
+def head_sizes(weights: Weights, options: RunOptions, kind: str, mask_token: int) -> DraftSizes:
+    """Sizes of a drafter for this target: its own widths. An EAGLE-3 head has keys and values for every query head,
+    since its residual has no other path for the embedding."""
     spec = weights.spec
     check_trainable(spec)
     attention, dense = spec.attention, spec.dense
     if not isinstance(attention, Gqa) or dense is None:
         raise UsageError(f"{spec.name} cannot be trained for.", "Give a dense model with grouped-query attention.")
     taps = options.taps or default_taps(spec.num_layers)
-    return DraftSizes(
-        spec.hidden, dense.width, attention.heads, attention.heads, attention.head_dim, spec.details.norm_eps, taps,
-        depth_share=0.6,
-    )  # fmt: skip
+    bad = [tap for tap in taps if not 0 <= tap < spec.num_layers]
+    if bad:
+        raise UsageError(
+            f"Layer {bad[0]} cannot be tapped: {spec.name} has layers 0 to {spec.num_layers - 1}.",
+            "0 taps the embeddings, N what comes after N layers.",
+        )
+    shared = spec.hidden, dense.width, attention.heads
+    eps = spec.details.norm_eps
+    if kind == "dspark":
+        return DraftSizes(
+            *shared, attention.kv_heads, attention.head_dim, eps, taps, layers=options.layers, mask_token=mask_token,
+            markov_rank=_MARKOV_RANK,
+        )  # fmt: skip
+    return DraftSizes(*shared, attention.heads, attention.head_dim, eps, taps, depth_share=0.6)
 
 
 class TrainingSession:
@@ -104,12 +110,12 @@ class TrainingSession:
         self.vocabulary = DraftVocabulary.of(
             (text.ids for text in self.data.train), size=spec.vocab, most=options.vocabulary, always=target.eos_ids
         )
-        sizes = head_sizes(target.weights, options)
+        sizes = head_sizes(target.weights, options, settings.kind, self._mask_token())
         self.torch_target = TorchTarget(
             target.weights, sizes.taps, dtype=getattr(torch, settings.precision), device=options.device,
             positions=self.data.longest + settings.depth,
         )  # fmt: skip
-        self.module = _module(sizes, settings.seed, self.torch_target, self.vocabulary)
+        self.module = _module(settings.kind, sizes, settings.seed, self.torch_target, self.vocabulary)
         self.settings = replace(settings, steps=self._steps(settings))
         identity = f"{target.fingerprint} {settings.precision}"
         states = StateSource(
@@ -123,6 +129,13 @@ class TrainingSession:
         )  # fmt: skip
         self.history: list[dict[str, Any]] = []
         self._resume()
+
+    def _mask_token(self) -> int:
+        """The id that the texts have least often, the first of equals: it stands in the empty slots of a block."""
+        counts = np.zeros(self.target.weights.spec.vocab, np.int64)
+        for text in self.data.train:
+            np.add.at(counts, np.asarray(text.ids), 1)
+        return int(counts.argmin())
 
     def _steps(self, settings: TrainSettings) -> int:
         """`settings.steps`, or as many as `passes` over the data take."""
@@ -184,17 +197,19 @@ class TrainingSession:
         )  # fmt: skip
 
     def export(self, folder: Path) -> None:
-        config = export.eagle_config(
+        """Write config.json and model.safetensors."""
+        configure = export.block_config if self.settings.kind == "dspark" else export.eagle_config
+        config = configure(
             self.module.sizes, self.vocabulary, self.target.weights.spec, self.provenance, depth=self.settings.depth,
             scaling=self.scaling,
         )  # fmt: skip
         export.write_export(folder, config, self.module, self.vocabulary)
 
 
-def _module(sizes: DraftSizes, seed: int, target: TorchTarget, vocabulary: DraftVocabulary) -> DraftModule:
+def _module(kind: str, sizes: DraftSizes, seed: int, target: TorchTarget, vocabulary: DraftVocabulary) -> DraftModule:
     """A fresh module on the target's device, drawn from the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = EagleModule(sizes).to(target.device)
+        module = MODULES[kind](sizes).to(target.device)
         module.attach(target, vocabulary)
     return module

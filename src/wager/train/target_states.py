@@ -35,8 +35,8 @@ class TargetStates:
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """The layers that EAGLE-3 taps: id i is the residual stream after i layers."""
-    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 1)}))
+    """The layers that EAGLE-3 taps, as far as there are so many: id i is the residual stream after i layers."""
+    return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
 
 
 def check_trainable(spec: ModelSpec) -> None:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from wager.errors import UsageError
-from wager.train.draft_module import DraftModule
+from wager.train.chunked_loss import RowsLoss, rows_loss
+from wager.train.draft_module import DraftModule, OutputRows
 from wager.train.examples import TextWeights, TrainingData, TrainingText
 from wager.train.losses import divergence
 from wager.train.stored_states import StateSource
@@ -134,12 +135,24 @@ def unrolled_loss(
         places = rows.positions
         counted = states.weights.gather(1, places) * rows.valid
         chosen = counted > 0
-        wide = places[..., None].expand(*places.shape, states.final.shape[-1])
-        labels = module.labels(states.final.gather(1, wide)[chosen])
-        logits, counted = module.logits(rows.states[chosen]), counted[chosen]
-        part = (divergence(settings.loss, logits, labels) * counted).sum() / counted.sum().clamp(min=1e-6)
-        total = total + scale * part
-        right = (logits.detach().argmax(-1) == labels.argmax(-1)).float()
-        agreement.append((right * counted).sum().item() / max(counted.sum().item(), 1e-6))
+        final = states.final.gather(1, places[..., None].expand(*places.shape, states.final.shape[-1]))[chosen]
+        found = _step_loss(module, rows.take(chosen), final, counted[chosen], settings.loss)
+        whole = counted.sum().clamp(min=1e-6)
+        total = total + scale * found.total / whole
+        agreement.append(found.right / whole.item())
         scales, scale = scales + scale, scale * settings.decay
     return total / scales, agreement
+
+
+def _step_loss(module: DraftModule, taken: OutputRows, final: Tensor, counted: Tensor, loss: str) -> RowsLoss:
+    """The loss of one depth's rows, whose labels are the laws of the target's states `final` [n, H]."""
+
+    def compute(part: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        entering = OutputRows(part, taken.previous[rows])
+        labels, logits = module.labels(final[rows]), module.logits(entering)
+        losses = divergence(loss, logits, labels)
+        further = module.further_loss(entering, logits, labels)
+        right = logits.detach().argmax(-1) == labels.argmax(-1)
+        return losses if further is None else losses + further, right
+
+    return rows_loss(taken.states, counted, module.output_parameters(), compute)

@@ -1,0 +1,190 @@
+"""The texts of the lookup drafters in Python: the reference of csrc/lookup.h, and what runs without native kernels.
+
+draft/lookup.py says what they do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wager.draft.lookup_rates import (
+    ALWAYS,
+    LESS,
+    MATCHES,
+    MIN_SURVIVAL,
+    MOST_CERTAIN,
+    MOSTLY,
+    ONCE,
+    PRIOR_WEIGHT,
+    STORE_CELLS,
+    LookupSources,
+    prior_rates,
+)
+from wager.draft.suffix_tree import SuffixCounts
+from wager.types import Draft, DraftRequest
+
+
+class PythonLookupTable:
+    """The same in Python."""
+
+    def __init__(self, name: str, sources: LookupSources) -> None:
+        self._name = name
+        self._sources = sources if sources.longest else sources._replace(shared_tokens=0)
+        self._texts: dict[str, _Text] = {}
+        self._shared = SharedTexts(self._sources)
+
+    def begin(self, seq_id: str, tokens: Sequence[int], prediction: Sequence[int], /) -> None:
+        self._texts[seq_id] = _Text(self._sources, self._shared, list(tokens), list(prediction))
+
+    def accept(self, seq_id: str, tokens: Sequence[int], /) -> None:
+        self._texts[seq_id].unindexed += tokens
+
+    def end(self, seq_id: str, /) -> None:
+        text = self._texts.pop(seq_id, None)
+        if text is not None and self._sources.shared_tokens:
+            self._shared.end(text.generated())
+
+    def propose(self, requests: Sequence[DraftRequest], /) -> list[Draft]:
+        return [self._draft(request) for request in requests]
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        text = self._texts[request.seq_id]
+        self._shared.absorb()
+        text.catch_up()
+        tokens, scores = text.draft(request.depth)
+        return Draft.chain(request.seq_id, tokens, drafter=self._name, scores=scores)
+
+
+class SharedTexts:
+    """What ended requests generated: the latest texts, of at most `shared_tokens` tokens together."""
+
+    def __init__(self, sources: LookupSources) -> None:
+        self.counts = SuffixCounts(sources.longest)
+        self._most = sources.shared_tokens
+        self._texts: deque[list[int]] = deque()
+        self._waiting: deque[list[int]] = deque()
+
+    def end(self, text: list[int]) -> None:
+        """A text ended; it waits until a draft is requested."""
+        if text:
+            self._waiting.append(text[-self._most :])
+        _keep_latest(self._waiting, self._most)
+
+    def absorb(self) -> None:
+        """Add one of the texts that wait, and take out the oldest ones where there are too many tokens."""
+        if self._waiting:
+            self._texts.append(self._waiting.popleft())
+            for text in _keep_latest(self._texts, self._most):
+                self.counts.remove(text)
+            self.counts.add(self._texts[-1])
+
+
+def _keep_latest(texts: deque[list[int]], most: int) -> list[list[int]]:
+    """Remove the oldest texts until there are at most `most` tokens; those that were removed."""
+    removed = []
+    while sum(map(len, texts)) > most:
+        removed.append(texts.popleft())
+    return removed
+
+
+@dataclass(frozen=True, slots=True)
+class SourceGuess:
+    """What a source guesses next; its acceptance rate is that of the cell."""
+
+    token: int
+    cell: int
+
+
+class _Text:
+    """One sequence: its tokens, its tree, and how often each source predicts them."""
+
+    def __init__(self, sources: LookupSources, shared: SharedTexts, prompt: list[int], prediction: list[int]) -> None:
+        self.unindexed: list[int] = []  # known tokens that are not in the tree yet
+        self._sources, self._shared, self._prompt, self._prediction = sources, shared, prompt, prediction
+        self._counts = SuffixCounts(sources.longest)
+        self._tokens: list[int] = []
+        self._rates = prior_rates()
+        self._tried = [PRIOR_WEIGHT] * len(self._rates)
+        self._generated = 0
+
+    def catch_up(self) -> None:
+        """Index the prompt if that was not done; then learn from each new token, and index it."""
+        if self._prompt:
+            self._counts.add(self._prediction)  # a text of its own
+            for token in self._prompt:
+                self._append(token)
+            self._generated, self._prompt = len(self._tokens), []
+        for token in self.unindexed:
+            for guess in self._guesses(self._tokens):
+                self._tried[guess.cell] += 1
+                self._rates[guess.cell] += ((guess.token == token) - self._rates[guess.cell]) / self._tried[guess.cell]
+            self._append(token)
+        self.unindexed.clear()
+
+    def draft(self, depth: int) -> tuple[list[int], list[float]]:
+        """At most `depth` guesses and their survival."""
+        tokens: list[int] = []
+        survival: list[float] = []
+        text, reached = list(self._tokens), 1.0
+        while len(tokens) < depth:
+            token, probability = self._likeliest(self._guesses(text))
+            reached *= probability
+            if reached < MIN_SURVIVAL:
+                break
+            tokens.append(token)
+            survival.append(reached)
+            text.append(token)
+        return tokens, survival
+
+    def _likeliest(self, guesses: Sequence[SourceGuess]) -> tuple[int, float]:
+        """The likeliest token and its probability. Sources that agree are wrong together as if independently; tokens
+        compete by their odds."""
+        wrong: dict[int, float] = {}
+        for guess in guesses:
+            rate = min(self._rates[guess.cell], MOST_CERTAIN)
+            wrong[guess.token] = wrong.get(guess.token, 1.0) * (1.0 - rate)
+        best, highest, total = -1, 0.0, 1.0
+        for token, chance in wrong.items():
+            odds = 1.0 / chance - 1.0
+            total += odds
+            if odds > highest:
+                best, highest = token, odds
+        return best, highest / total
+
+    def generated(self) -> list[int]:
+        """The tokens that were generated, with the last ones of the prompt before them; nothing if no draft was ever
+        requested."""
+        before = min(self._generated, self._sources.longest)
+        text = [*self._tokens[self._generated - before :], *self.unindexed]
+        return text if not self._prompt and len(text) > before else []
+
+    def _append(self, token: int) -> None:
+        if self._sources.longest:
+            self._counts.append(self._tokens[-self._sources.longest :], token)
+        self._tokens.append(token)
+
+    def _guesses(self, text: Sequence[int]) -> list[SourceGuess]:
+        """What each source guesses after `text`, in their order, without those that know nothing."""
+        guesses = []
+        if self._sources.longest:
+            guesses += _guess_of_tree(self._counts, text, self._sources.longest, first_cell=0)
+        if self._sources.shared_tokens:
+            cells = 4 * MATCHES
+            guesses += _guess_of_tree(self._shared.counts, text, self._sources.longest, first_cell=cells)
+        if self._sources.store is not None:
+            _, found = self._sources.store.continuations(text[-5:])
+            if found:
+                cell = 8 * MATCHES + found[0].probability * STORE_CELLS // 256
+                guesses.append(SourceGuess(found[0].token, cell))
+        return guesses
+
+
+def _guess_of_tree(counts: SuffixCounts, text: Sequence[int], longest: int, *, first_cell: int) -> list[SourceGuess]:
+    length, seen, followers = counts.followers(text[-longest:])
+    if not length:
+        return []
+    token, count = followers[0]
+    kind = ONCE if seen == 1 else ALWAYS if count == seen else MOSTLY if 2 * count > seen else LESS
+    return [SourceGuess(token, first_cell + 4 * (min(length, MATCHES) - 1) + kind)]

@@ -1,0 +1,179 @@
+"""Guesses of a model with another vocabulary, by way of text: what it writes is encoded by the target's tokenizer.
+
+String-level exact match (Timor et al. 2025, arXiv 2502.05202). The guesses are deterministic: the model drafts
+greedily, since noise of the target's ids means nothing to its own. Both ways the last tokens before the boundary are
+encoded again, as what follows may merge with them. The draft model keeps what its own tokens still begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from wager.draft.intersection import spell
+from wager.draft.model import DraftModel
+from wager.draft.vocabulary import TextVocabulary
+from wager.kernels.base import TargetOutput
+from wager.types import Draft, DraftRequest, SamplingParams
+
+_LOOKBACK = 10
+"""Known tokens before the boundary that are encoded again."""
+
+_GREEDY = SamplingParams(ignore_eos=True)
+
+
+@dataclass(slots=True)
+class _RoutedSequence:
+    """A sequence in the target's ids, and in the draft model's as far as it was `told`. `seams` are places, as (tokens
+    of the target, tokens of the draft model), up to which both have the same text."""
+
+    known: list[int]
+    told: list[int] = field(default_factory=list)
+    seams: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+
+
+class TextRouteDrafter:
+    """Drafts with `model`, which has the vocabulary `other`, for a target with the vocabulary `target`."""
+
+    default_depth = 4
+    max_depth = 8
+    samples = False
+    makes_trees = False
+
+    def __init__(self, model: DraftModel, target: TextVocabulary, other: TextVocabulary, *, name: str = "slem") -> None:
+        self.name = name
+        self._model, self._target, self._other = model, target, other
+        self._sequences: dict[str, _RoutedSequence] = {}
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        self.end(seq_id)
+        self._sequences[seq_id] = _RoutedSequence(list(tokens))
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        self._sequences[seq_id].known += tokens
+
+    def observe(self, output: TargetOutput) -> None:
+        """Ignored: the target's output is not used."""
+
+    def end(self, seq_id: str) -> None:
+        sequence = self._sequences.pop(seq_id, None)
+        if sequence is not None and sequence.told:
+            self._model.end(seq_id)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One chain per request."""
+        asked = []
+        for request in requests:
+            told = self._tell(request.seq_id)
+            if told and request.depth > 0:  # one more than is wanted: the last one may not be whole
+                depth = request.depth + 1
+                ask = DraftRequest(request.seq_id, told, depth, _GREEDY, 0, min_survival=request.min_survival)
+                asked.append(ask)
+        drafts = {draft.seq_id: draft for draft in self._model.propose(asked)}
+        return [self._translate(request, drafts.get(request.seq_id)) for request in requests]
+
+    # ---- known text, into the draft model's ids ---------------------------------------------------------------------
+
+    def _tell(self, seq_id: str) -> int:
+        """Bring the draft model to the known text; its number of tokens."""
+        sequence = self._sequences[seq_id]
+        known, told = sequence.known, sequence.told
+        while len(sequence.seams) > 1 and not self._is_seam(known, sequence.seams[-1][0]):
+            sequence.seams.pop()
+        first, kept = sequence.seams[-1]
+        now = told[:kept] + self._encode(known[first:])
+        sequence.seams.append((len(known), len(now)))
+        same = next(
+            (i for i, (old, new) in enumerate(zip(told, now, strict=False)) if old != new), min(len(told), len(now))
+        )
+        if not told or not same:
+            if told:
+                self._model.end(seq_id)
+            if now:
+                self._model.begin(seq_id, now, _GREEDY)
+        else:
+            if same < len(told):
+                self._model.rewind(seq_id, same)
+            if same < len(now):
+                self._model.accept(seq_id, now[same:])
+        sequence.told = now
+        return len(now)
+
+    def _is_seam(self, known: Sequence[int], place: int) -> bool:
+        """Whether the text up to there is encoded as it would be in the whole: a word begins, far enough back."""
+        if place > len(known) - _LOOKBACK:
+            return False
+        return self._target.is_special(known[place]) or self._target.token_bytes(known[place])[:1].isspace()
+
+    def _encode(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens of the target in the draft model's ids: text between special tokens is encoded, and those are taken by
+        what they are, an end by an end, others by their spelling if it has such."""
+        ids: list[int] = []
+        text = b""
+        for token in tokens:
+            if not self._target.is_special(token):
+                text += self._target.token_bytes(token)
+                continue
+            ids, text = ids + (spell(self._other, text) if text else []), b""
+            ids += self._special(token)
+        return ids + (spell(self._other, text) if text else [])
+
+    def _special(self, token: int) -> list[int]:
+        spelling = self._target.token(token)
+        found = self._other.encode(spelling, special=False)
+        if len(found) == 1 and self._other.is_special(found[0]):
+            return found
+        return [min(self._other.eos_ids)] if token in self._target.eos_ids and self._other.eos_ids else []
+
+    # ---- guesses, into the target's ids -----------------------------------------------------------------------------
+
+    def _translate(self, request: DraftRequest, draft: Draft | None) -> Draft:
+        """The target's tokens of the text that was drafted, each with the score of the token in which it ends."""
+        own: list[int] = list(draft.tokens) if draft is not None else []
+        ends = next((i for i, token in enumerate(own) if token in self._other.eos_ids), None)
+        own = own[:ends] if ends is not None else own
+        pieces = [b"" if self._other.is_special(token) else self._other.token_bytes(token) for token in own]
+        text = b"".join(pieces)
+        guesses = self._guesses(self._sequences[request.seq_id].known, text) if text else []
+        scores = draft.scores if draft is not None else ()
+        reached = list(accumulate(map(len, pieces)))
+        survival: list[float] = []
+        done = 0
+        for token in guesses:
+            done += len(self._target.token_bytes(token))
+            survival.append(next((s for s, end in zip(scores, reached, strict=False) if end >= done), 0.0))
+        if ends is None:
+            guesses = guesses[:-1] if len(guesses) > 1 else guesses  # the text may go on within the last one
+        elif self._target.eos_ids:
+            guesses, survival = [*guesses, min(self._target.eos_ids)], [*survival[: len(guesses)], scores[ends]]
+        size = min(request.depth, len(guesses))
+        return Draft.chain(request.seq_id, guesses[:size], drafter=self.name, scores=survival[:size])
+
+    def _guesses(self, known: Sequence[int], text: bytes) -> list[int]:
+        """The text as tokens that follow the known ones: those of both together, where a token begins between them."""
+        first = max(0, len(known) - _LOOKBACK)
+        special = [place for place in range(first, len(known)) if self._target.is_special(known[place])]
+        first = special[-1] + 1 if special else first
+        pieces = [self._target.token_bytes(token) for token in known[first:]]
+        while pieces and b"\x80" <= pieces[0][:1] < b"\xc0":  # within a character
+            pieces.pop(0)
+        before = b"".join(pieces)
+        both = _whole_characters(before + text)
+        size = len(both) - len(before)
+        if size <= 0:
+            return []
+        whole = self._target.encode(both.decode(), special=False)
+        behind = list(accumulate(len(self._target.token_bytes(token)) for token in reversed(whole)))
+        if size in behind:
+            return whole[len(whole) - behind.index(size) - 1 :]
+        return spell(self._target, _whole_characters(text))
+
+
+def _whole_characters(text: bytes) -> bytes:
+    """Without an incomplete last character, or anything from the first byte on that is not UTF-8."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return text[: error.start]
+    return text

@@ -1,0 +1,75 @@
+"""A draft model of the target's own layers: the same logits as a model that has only these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packing import batch, chain
+from test_drafter_combinations import TEXTS, requests
+from tiny_models import TOKENS, oracle, oracle_logits, save
+from tokenizer_models import train
+
+import wager
+from wager.build.load import load
+from wager.draft.own_layers import parse_layers
+from wager.errors import UsageError
+from wager.kernels.reference import ReferenceKernels
+from wager.models.transformer import Decoder
+from wager.models.weights import open_weights
+
+
+def test_layers_as_they_are_written() -> None:
+    assert parse_layers("0-2", 5) == (0, 1, 2)
+    assert parse_layers("0-1.3.4", 9) == (0, 1, 3, 4)
+    for text, message in (
+        ("x", "cannot be read"),
+        ("1-", "cannot be read"),
+        ("3-1", "ascending"),
+        ("0-3.3", "ascending"),
+        ("0-5", "Layer 5 of '0-5' does not exist"),
+        ("0-4", "all that the model has"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            parse_layers(text, 5)
+
+
+@pytest.mark.parametrize("layers", [(0,), (0, 2), (1, 2, 3)])
+def test_its_logits_are_those_of_a_model_that_has_no_other_layers(layers: tuple[int, ...], tmp_path: Path) -> None:
+    whole = oracle("LlamaForCausalLM", num_hidden_layers=4)
+    weights = open_weights(save(whole, tmp_path))
+    decoder = Decoder(
+        weights,
+        ReferenceKernels("float32"),
+        num_blocks=8,
+        max_rows=len(TOKENS),
+        max_sequences=1,
+        max_blocks=8,
+        layers=layers,
+    )
+    packed = batch([chain(0, TOKENS, list(range(8))[::-1])], range(len(TOKENS)))
+    kept = oracle("LlamaForCausalLM", num_hidden_layers=len(layers))
+    states = whole.state_dict()
+    for name in kept.state_dict():
+        number = name.split(".")[2] if name.startswith("model.layers.") else ""
+        source = name.replace(f".{number}.", f".{layers[int(number)]}.", 1) if number else name
+        kept.state_dict()[name].copy_(states[source])
+    assert np.allclose(decoder.forward(packed).logits, oracle_logits(kept, TOKENS), atol=2e-3)
+
+
+@pytest.mark.parametrize("written", ["layers:0-1", "layers:0.2+ngram", "ngram//layers:1-2"])
+def test_the_text_is_the_targets(written: str, tmp_path: Path) -> None:
+    tokenizer = train("gpt-2")
+    path = str(save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=16), tmp_path))
+    tokenizer.save(f"{path}/tokenizer.json")
+    options = {"model": path, "max_rows": 32, "max_sequences": 4, "cache_tokens": 96}
+    plain = load(wager.EngineConfig.from_options(**options, drafter="none"))
+    engine = load(wager.EngineConfig.from_options(**options, drafter=written, depth=3))
+    wanted = plain.generate(requests(plain, TEXTS), concurrency=3)
+    for _ in range(2):  # the second time with a warm prefix cache
+        got = engine.generate(requests(engine, TEXTS), concurrency=3)
+        assert [each.token_ids for each in got] == [each.token_ids for each in wanted]
+    assert sum(each.stats.drafted for each in got) > 50
+    with pytest.raises(UsageError, match="does not exist"):
+        load(wager.EngineConfig.from_options(**options, drafter="layers:0-7"))

@@ -1,0 +1,184 @@
+"""Predicted outputs: the pointer follows edits, drafts shrink and grow, and the text stays that of plain decoding."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wager.cli import main
+from wager.draft.base import Drafter
+from wager.draft.lookup import LookupDrafter
+from wager.draft.lookup_rates import LookupSources
+from wager.draft.prediction import LONGEST, MIN_SURVIVAL, PredictionDrafter
+from wager.errors import RequestError, UsageError
+from wager.testing import ToyDistribution
+from wager.testing.engines import toy_engine
+from wager.types import Draft, DraftRequest, Request, SamplingParams
+
+TEXT = list(range(100, 300))
+LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
+
+
+def _begun(prediction: list[int], *, drafter: Drafter | None = None) -> Drafter:
+    drafter = drafter or PredictionDrafter()
+    drafter.begin("s", [1, 2], SamplingParams(prediction=prediction))
+    return drafter
+
+
+def _drafted(drafter: Drafter, depth: int = LONGEST) -> Draft:
+    [draft] = drafter.propose([DraftRequest("s", 0, depth, SamplingParams(), 0)])
+    return draft
+
+
+def _passes(drafter: Drafter, output: list[int], depth: int = LONGEST) -> int:
+    """Passes of the target until `output` is written."""
+    at, passes = 0, 0
+    while at < len(output):
+        right = 0
+        for guess, token in zip(_drafted(drafter, depth).tokens, output[at:], strict=False):
+            if guess != token:
+                break
+            right += 1
+        new = output[at : at + right + 1]
+        drafter.accept("s", new)
+        at, passes = at + len(new), passes + 1
+    return passes
+
+
+def test_it_guesses_from_the_beginning_and_goes_on_where_it_was_right() -> None:
+    drafter = _begun(TEXT)
+    assert _drafted(drafter).tokens[:3] == (100, 101, 102)
+    drafter.accept("s", TEXT[:10])
+    draft = _drafted(drafter)
+    assert draft.tokens[:3] == (110, 111, 112) and draft.is_chain and draft.drafter == "prediction"
+    assert all(MIN_SURVIVAL <= b <= a <= 1 for a, b in zip(draft.scores, draft.scores[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("edited", "most"),
+    [
+        (TEXT, 10),
+        ([*TEXT[:60], 7, *TEXT[61:]], 18),  # a token replaced
+        ([*TEXT[:60], *range(900, 910), *TEXT[60:]], 28),  # ten inserted
+        ([*TEXT[:60], *TEXT[80:]], 18),  # twenty left out
+        ([*TEXT[100:], *TEXT[:100]], 26),  # two halves exchanged
+        (list(range(500, 560)), 60),  # nothing of it
+    ],
+)
+def test_edits_cost_a_few_passes_each(edited: list[int], most: int) -> None:
+    assert _passes(_begun(TEXT), edited) <= most
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_is_edited_anywhere_is_found_again(data: st.DataObject) -> None:
+    """A text with one edit, in whatever place, takes far fewer passes than it has tokens."""
+    at, gone = data.draw(st.integers(0, 180)), data.draw(st.integers(0, 15))
+    new = data.draw(st.lists(st.integers(500, 900), max_size=8))
+    assert _passes(_begun(TEXT), [*TEXT[:at], *new, *TEXT[at + gone :]]) <= 24 + len(new)
+
+
+def test_a_place_ahead_is_preferred_to_one_behind() -> None:
+    drafter = _begun([5, 50, 9, 9, 9, 9, 5, 60, 9])
+    drafter.accept("s", [5, 50, 9, 9, 5])  # two were left out
+    assert _drafted(drafter, 1).tokens == (60,)
+
+
+def test_drafts_shrink_by_half_where_they_were_wrong_and_grow_again() -> None:
+    drafter = _begun(TEXT)
+    first = len(_drafted(drafter))
+    drafter.accept("s", [*TEXT[:40]])
+    longer = len(_drafted(drafter))
+    drafter.accept("s", [7])
+    drafter.accept("s", TEXT[41:44])
+    assert len(_drafted(drafter)) <= longer // 2 + 4
+    assert first <= longer == LONGEST
+
+
+def test_without_a_prediction_or_a_place_it_declines() -> None:
+    drafter = PredictionDrafter()
+    drafter.begin("s", [1, 2, 1], SamplingParams())
+    drafter.accept("s", [2])
+    assert len(_drafted(drafter)) == 0
+    drafter.end("s")
+    drafter = _begun([1, 2, 3])
+    drafter.accept("s", [9, 9])
+    assert len(_drafted(drafter)) == 0
+    drafter.accept("s", [1, 2])
+    assert _drafted(drafter).tokens == (3,)
+    drafter.accept("s", [3])
+    assert len(_drafted(drafter)) == 0
+
+
+def test_lookup_drafters_read_it_too() -> None:
+    drafter = _begun(TEXT, drafter=LookupDrafter("suffix", LookupSources(5, 100)))
+    drafter.accept("s", [7, 8, 140, 141])
+    assert _drafted(drafter, 4).tokens == (142, 143, 144, 145)
+    assert _passes(_begun(TEXT, drafter=LookupDrafter("suffix", LookupSources(5, 100))), TEXT[:40], 7) <= 10
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_text_is_that_of_plain_decoding_and_the_prediction_saves_passes(rule: str, temperature: float) -> None:
+    rng = random.Random(3)
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True)
+    prompts = [[rng.randrange(48) for _ in range(size)] for size in (3, 20, 33, 20)]
+    requests = [Request(f"r{at}", tuple(prompt), params) for at, prompt in enumerate(prompts)]
+    plain = [answer.token_ids for answer in toy_engine(LAW).generate(requests)]
+    predicted = []
+    for request, tokens in zip(requests, plain, strict=True):
+        edited = [*tokens[:15], 1, 2, *tokens[18:]]
+        predicted.append(
+            Request(
+                request.id, request.prompt,
+                SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True, prediction=edited),
+            )
+        )  # fmt: skip
+    engine = toy_engine(LAW, drafter=PredictionDrafter(), depth=8, rule=rule, num_blocks=24, max_rows=40)  # type: ignore[arg-type]
+    for answer, tokens in zip(engine.generate(predicted), plain, strict=True):
+        if rule == "match" or temperature == 0:
+            assert answer.token_ids == tokens
+            assert answer.stats.rounds < 25
+    engine.check()
+
+
+@pytest.mark.parametrize("bad", [3, [1.5], ["a"], None])
+def test_what_is_no_prediction_is_refused(bad: object) -> None:
+    with pytest.raises(UsageError, match="prediction is not possible"):
+        SamplingParams(prediction=bad)  # type: ignore[arg-type]
+
+
+def test_an_engine_refuses_unknown_ids_and_text_that_it_cannot_encode() -> None:
+    engine = toy_engine(LAW)
+    with pytest.raises(RequestError, match="token 48 under prediction"):
+        engine.add(Request("r", (1,), SamplingParams(prediction=[48])))
+    with pytest.raises(RequestError, match="needs a tokenizer"):
+        engine.add(Request("r", (1,), SamplingParams(prediction="text")))
+
+
+# ---- on the command line ---------------------------------------------------------------------------------------------
+
+
+def _run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    base = ("run", "hello", "--model", "random:llama:tiny", "--max-tokens", "12", "--threads", "1")
+    code = main([*base, *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_run_reads_a_file_of_the_predicted_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = _run("--drafter", "none", capsys=capsys)
+    assert code == 0
+    text = printed.rpartition("12 tokens")[0].strip("\n")
+    (tmp_path / "answer.txt").write_text(text, encoding="utf-8")
+    for drafter in ("prediction", "suffix", "auto"):
+        code, printed = _run("--drafter", drafter, "--prediction", str(tmp_path / "answer.txt"), capsys=capsys)
+        assert code == 0 and text in printed
+    code, printed = _run("--drafter", "ngram", "--prediction", str(tmp_path / "answer.txt"), capsys=capsys)
+    assert code == 2 and "no effect with --drafter ngram" in printed
+    code, printed = _run("--prediction", str(tmp_path / "absent.txt"), capsys=capsys)
+    assert code == 2 and "absent.txt" in printed
