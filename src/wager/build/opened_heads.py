@@ -34,8 +34,6 @@ class OpenedHead:
     role = "head"
     """What it is called where it is loaded beside a target."""
 
-    role = "head"
-
     @property
     def depth(self) -> int | None:
         """Guesses of a round that it was made for, if its configuration says."""

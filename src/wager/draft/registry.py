@@ -268,7 +268,6 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
         other_vocabulary=True,
     ),
-    "medusa": DrafterKind("Medusa heads on the target's states", _medusa, "head", "PATH", samples=True),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
