@@ -15,6 +15,7 @@ from wager.errors import UsageError
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
     from wager.draft.heads.autoregressive import StateHead
+    from wager.draft.heads.parallel import ParallelHead
     from wager.draft.model import DraftModel
     from wager.draft.store_file import StoreFile
     from wager.draft.vocabulary import TextVocabulary
@@ -59,7 +60,7 @@ class DrafterParts:
     model: Target | None = None
     kernels: Kernels | None = None
     prefix_cache: bool = True
-    head: StateHead | None = None
+    head: StateHead | ParallelHead | None = None
     depth: int | None = None
     store: StoreFile | None = None
     inner: Drafter | None = None
@@ -121,6 +122,12 @@ def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
 
 
+def _recycle(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.recycling import RecyclingDrafter
+
+    return RecyclingDrafter(parts.vocab)
+
+
 def _prediction(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.prediction import PredictionDrafter
 
@@ -169,9 +176,21 @@ def _draft_model(spec: DrafterSpec, parts: DrafterParts, **options: Any) -> Draf
 def _eagle3(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.heads.autoregressive import HeadDrafter
 
+    head: Any = _loaded_head(spec, parts)
+    return HeadDrafter(head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
+
+
+def _medusa(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.heads.parallel import ParallelDrafter
+
+    head: Any = _loaded_head(spec, parts)
+    return ParallelDrafter(head, kernels=parts.kernels)
+
+
+def _loaded_head(spec: DrafterSpec, parts: DrafterParts) -> object:
     if parts.head is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no loaded head.", "Load the head and pass it as a part.")
-    return HeadDrafter(parts.head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
+    return parts.head
 
 
 def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -205,6 +224,9 @@ KINDS: Mapping[str, DrafterKind] = {
         "PATH",
         reads_predictions=True,
     ),
+    "recycle": DrafterKind(
+        "trees of what the target last found likeliest after each token", _recycle, makes_trees=True
+    ),
     "prediction": DrafterKind(
         "the output that the request predicts (--prediction)", _prediction, reads_predictions=True
     ),
@@ -225,6 +247,7 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
     ),
     "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _eagle3, "head", "PATH", samples=True),
+    "medusa": DrafterKind("Medusa heads on the target's states", _medusa, "head", "PATH", samples=True),
     "layers": DrafterKind(
         "some layers of the model itself, such as 0-9 or 0-9.20-29",
         _model,
@@ -245,26 +268,11 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
         other_vocabulary=True,
     ),
+    "medusa": DrafterKind("Medusa heads on the target's states", _medusa, "head", "PATH", samples=True),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
 """Drafters by name."""
-
-MERGED = "A//B"
-"""How one tree of the guesses of several drafters is written."""
-
-WORDS = {"none": "no speculation", "auto": "all drafters that need no weights, as it pays"}
-"""What may be written instead of drafters, alone."""
-
-AUTO = (DrafterSpec("ngram"),)
-"""What `auto` stands for."""
-
-
-def descriptions() -> dict[str, str]:
-    """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]"} | dict.fromkeys(("path", "head", "store", "layers"), ":{}")
-    kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
-    return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
 
 def makes_trees(spec: DrafterSpec) -> bool:
