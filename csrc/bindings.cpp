@@ -219,4 +219,5 @@ NB_MODULE(_native, m) {
     bind_drafts(m);
     bind_policy(m);
     bind_lookup(m);
+    bind_recycling(m);
 }

@@ -22,3 +22,4 @@ void bind_records(nanobind::module_& m);
 void bind_drafts(nanobind::module_& m);
 void bind_policy(nanobind::module_& m);
 void bind_lookup(nanobind::module_& m);
+void bind_recycling(nanobind::module_& m);

@@ -14,6 +14,7 @@ from wager.draft.lookup_rates import LookupSources
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
+from wager.draft.recycling import RecyclingDrafter
 from wager.draft.stages import InnerDrafter
 from wager.economics.policy.fixed import FixedDepth
 from wager.engine.proposer import Proposer
@@ -57,6 +58,7 @@ PARAMS = {
 
 DRAFTERS = {
     "ngram": lambda: NgramDrafter(),
+    "recycle": lambda: RecyclingDrafter(LAW.vocab),
     "suffix": lambda: LookupDrafter("suffix", LookupSources(4, shared_tokens=200)),
     "oracle": lambda: OracleDrafter(ToyOracle(LAW)),
     "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),

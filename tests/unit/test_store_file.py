@@ -15,6 +15,7 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
+from wager.build import shipped_store
 from wager.build.load import load
 from wager.draft.lookup import LookupDrafter
 from wager.draft.lookup_rates import LookupSources
@@ -231,3 +232,21 @@ def test_an_engine_drafts_from_a_store_of_its_own_answers_and_refuses_another_to
     build_store(pairs, path, vocab=plain.tokenizer.vocab_size, tokenizer="another")
     with pytest.raises(WagerError, match="another tokenizer"):
         load(config.with_options(drafter=f"store:{path}"))
+
+
+def test_auto_looks_in_the_store_that_comes_with_wager_for_the_tokenizer(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = wager.EngineConfig.from_options(model=str(directory), max_rows=32, max_sequences=4, drafter="auto")
+    monkeypatch.setattr(shipped_store, "FOLDER", tmp_path)
+    assert load(config).drafter_name == "suffix"
+    tokenizer = load(config.with_options(drafter="none")).tokenizer
+    pairs = [((5, 6), (7, 8, 9))]
+    build_store(pairs, tmp_path / "a.store", vocab=tokenizer.vocab_size, tokenizer="another")
+    assert load(config).drafter_name == "suffix"
+    build_store(pairs, tmp_path / "b.store", vocab=tokenizer.vocab_size, tokenizer=vocabulary_digest(tokenizer))
+    assert load(config).drafter_name == "store"
+    assert load(config.with_options(drafter="suffix")).drafter_name == "suffix"
+    (tmp_path / "b.store").write_bytes((tmp_path / "b.store").read_bytes()[:-8])
+    with pytest.raises(WagerError, match=r"b\.store is damaged"):
+        load(config)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from wager.build.opened import OpenedModel, open_draft, open_layers
 from wager.build.opened_heads import OpenedHead, open_head
+from wager.build.shipped_store import shipped_store
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.registry import KINDS, DrafterKind, DrafterParts, DrafterSpec, build_drafter, merge_drafters
@@ -43,8 +44,12 @@ class OpenedDrafter:
 
 
 def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
-    """The drafters of a configuration. The label is the name, with the argument if a name occurs twice."""
+    """The drafters of a configuration. The label is the name, with the argument if a name occurs twice. `auto` looks in
+    the store that comes with wager for this tokenizer, if there is one."""
     specs = config.speculation.drafters
+    store = shipped_store(target.tokenizer) if config.speculation.drafter == "auto" else None
+    if store is not None:
+        return [OpenedDrafter("store", DrafterSpec("store", str(store.path)), store=store, target=target.tokenizer)]
     counts = Counter(spec.name for spec in specs)
     return [
         _open(config, target, spec, label=spec.name if counts[spec.name] == 1 else str(spec)) for spec in specs

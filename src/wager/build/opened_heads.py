@@ -33,8 +33,8 @@ class OpenedHead:
     path: Path
     target: OpenedModel
     head: Opened
-
     role = "head"
+    """What it is called where it is loaded beside a target."""
 
     @property
     def depth(self) -> int | None:

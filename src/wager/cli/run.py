@@ -13,7 +13,7 @@ import click
 
 from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
-from wager.draft.registry import KINDS
+from wager.draft.registry import KINDS, DrafterSpec
 from wager.errors import UsageError
 from wager.inputs import read_text
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
@@ -61,7 +61,7 @@ def command(
         raise click.UsageError("--show colours the text; --rounds prints rounds in its place. Give one of the two.")
     if prediction_path is not None:
         params = replace(params, prediction=read_text(prediction_path, "predicted answer", "Give a text file."))
-        config = _reading_predictions(config)
+        _check_predictions(config.speculation.drafters)
     requests: list[Request] = []
 
     def expected(tokenizer: Tokenizer) -> list[Request]:
@@ -90,18 +90,14 @@ def command(
         raise click.ClickException(answer.error)
 
 
-def _reading_predictions(config: EngineConfig) -> EngineConfig:
-    """The configuration with the drafter `prediction` if it chooses its drafters itself. UsageError if none of them
-    reads predictions."""
-    speculation = config.speculation
-    if speculation.drafter == "auto" and speculation.parsed_policy.kind == "adaptive":
-        return config.with_options(drafter=",".join(["prediction", *map(str, speculation.drafters)]))
-    if not any(KINDS[spec.name].reads_predictions for spec in speculation.drafters):
+def _check_predictions(drafters: Sequence[DrafterSpec]) -> None:
+    """UsageError if none of the drafters reads predictions."""
+    named = [part for spec in drafters for part in (spec.parts or (spec,))]
+    if not any(KINDS[spec.name].reads_predictions for spec in named):
         raise UsageError(
-            f"--prediction has no effect with --drafter {speculation.drafter}.",
+            f"--prediction has no effect with --drafter {','.join(map(str, drafters)) or 'none'}.",
             "Use --drafter prediction, or another that looks up.",
         )
-    return config
 
 
 def _print_rounds(deltas: Iterable[OutputDelta], llm: LLM, *, to_stdout: bool) -> RoundReport:

@@ -71,3 +71,15 @@ class StateReader(Protocol):
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """The states of a pass (views of the target's buffers: copy what is kept), before `observe` and `accept`. Rows
         may repeat positions that were seen before, and begin behind some that never come (a cached prefix)."""
+
+
+@runtime_checkable
+class RowReader(Protocol):
+    """A drafter that reads every row of logits, those of rejected guesses included, unless `reads_rows` is False."""
+
+    @property
+    def reads_rows(self) -> bool: ...
+
+    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+        """The rows of a pass (views of the target's buffers) and the token that each follows, before `observe` and
+        `accept`."""

@@ -90,7 +90,7 @@ def _keep_latest(texts: deque[list[int]], most: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceGuess:
+class LookupGuess:
     """What a source guesses next; its acceptance rate is that of the cell."""
 
     token: int
@@ -138,7 +138,7 @@ class _Text:
             text.append(token)
         return tokens, survival
 
-    def _likeliest(self, guesses: Sequence[SourceGuess]) -> tuple[int, float]:
+    def _likeliest(self, guesses: Sequence[LookupGuess]) -> tuple[int, float]:
         """The likeliest token and its probability. Sources that agree are wrong together as if independently; tokens
         compete by their odds."""
         wrong: dict[int, float] = {}
@@ -165,7 +165,7 @@ class _Text:
             self._counts.append(self._tokens[-self._sources.longest :], token)
         self._tokens.append(token)
 
-    def _guesses(self, text: Sequence[int]) -> list[SourceGuess]:
+    def _guesses(self, text: Sequence[int]) -> list[LookupGuess]:
         """What each source guesses after `text`, in their order, without those that know nothing."""
         guesses = []
         if self._sources.longest:
@@ -177,14 +177,14 @@ class _Text:
             _, found = self._sources.store.continuations(text[-5:])
             if found:
                 cell = 8 * MATCHES + found[0].probability * STORE_CELLS // 256
-                guesses.append(SourceGuess(found[0].token, cell))
+                guesses.append(LookupGuess(found[0].token, cell))
         return guesses
 
 
-def _guess_of_tree(counts: SuffixCounts, text: Sequence[int], longest: int, *, first_cell: int) -> list[SourceGuess]:
+def _guess_of_tree(counts: SuffixCounts, text: Sequence[int], longest: int, *, first_cell: int) -> list[LookupGuess]:
     length, seen, followers = counts.followers(text[-longest:])
     if not length:
         return []
     token, count = followers[0]
     kind = ONCE if seen == 1 else ALWAYS if count == seen else MOSTLY if 2 * count > seen else LESS
-    return [SourceGuess(token, first_cell + 4 * (min(length, MATCHES) - 1) + kind)]
+    return [LookupGuess(token, first_cell + 4 * (min(length, MATCHES) - 1) + kind)]

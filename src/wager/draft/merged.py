@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wager.draft.base import ComputedRows, Drafter, StateReader
+from wager.draft.base import ComputedRows, Drafter, RowReader, StateReader
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.trees import TokenTree, merge
 from wager.kernels.base import TargetOutput
@@ -61,6 +61,15 @@ class MergedDrafter:
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         self._each(lambda drafter: drafter.read(output, computed) if isinstance(drafter, StateReader) else None)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether one of its drafters does; see RowReader."""
+        drafters: list[object] = [member.drafter for member in self._members]
+        return any(isinstance(drafter, RowReader) and drafter.reads_rows for drafter in drafters)
+
+    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+        self._each(lambda drafter: drafter.read_rows(output, tokens) if isinstance(drafter, RowReader) else None)
 
     def _readers(self) -> list[StateReader]:
         drafters: list[object] = [member.drafter for member in self._members]

@@ -123,6 +123,12 @@ def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
 
 
+def _recycle(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.recycling import RecyclingDrafter
+
+    return RecyclingDrafter(parts.vocab)
+
+
 def _prediction(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.prediction import PredictionDrafter
 
@@ -205,6 +211,9 @@ KINDS: Mapping[str, DrafterKind] = {
         "PATH",
         reads_predictions=True,
     ),
+    "recycle": DrafterKind(
+        "trees of what the target last found likeliest after each token", _recycle, makes_trees=True
+    ),
     "prediction": DrafterKind(
         "the output that the request predicts (--prediction)", _prediction, reads_predictions=True
     ),
@@ -233,6 +242,7 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
         takes_inner=True,
     ),
+    "layers-tree": DrafterKind("the same, drafting trees", _model, "layers", "FROM-TO", makes_trees=True, samples=True),
     "slem": DrafterKind(
         "a model of another vocabulary, by way of text", _text_route, "path", "PATH", other_vocabulary=True
     ),
@@ -252,22 +262,6 @@ KINDS: Mapping[str, DrafterKind] = {
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
 """Drafters by name."""
-
-MERGED = "A//B"
-"""How one tree of the guesses of several drafters is written."""
-
-WORDS = {"none": "no speculation", "auto": "all drafters that need no weights, as it pays"}
-"""What may be written instead of drafters, alone."""
-
-AUTO = (DrafterSpec("ngram"),)
-"""What `auto` stands for."""
-
-
-def descriptions() -> dict[str, str]:
-    """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]"} | dict.fromkeys(("path", "head", "store", "layers"), ":{}")
-    kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
-    return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
 
 def makes_trees(spec: DrafterSpec) -> bool:

@@ -162,19 +162,20 @@ def _write(path: Path, header: StoreHeader, data: bytes) -> None:
             temporary.unlink()
 
 
+def read_store_header(path: Path) -> StoreHeader:
+    """What a store says of itself, unchecked beyond its header. UsageError as for StoreFile."""
+    data, size = _mapped(path)
+    return _header(path, data, size)[0]
+
+
 class StoreFile:
     """An open store, memory-mapped read-only and checked against its SHA-256. UsageError, which names the file, if it
     is none, is damaged, or was built for other token ids than those of `tokenizer` (a vocabulary_digest)."""
 
     def __init__(self, path: Path, *, vocab: int, tokenizer: str) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        except OSError as error:
-            raise UsageError(f"The store {path} cannot be read: {error.strerror}.", _HINT) from error
-        offset = self._read_header(data, size)
+        data, size = _mapped(path)
+        self.header, offset = _header(path, data, size)
         header = self.header
         if header.tokenizer != tokenizer:
             raise UsageError(
@@ -184,7 +185,7 @@ class StoreFile:
             )
         self.slots: Slots = np.frombuffer(data, "<u8", header.slots, offset)
         if hashlib.sha256(self.slots.data).hexdigest() != header.sha256 or self.slots[-1] != 0:
-            raise self._damaged("its data do not have the digest that its header states")
+            raise _damaged(path, "its data do not have the digest that its header states")
 
     def continuations(self, text: Sequence[int]) -> tuple[int, list[Continuation]]:
         """The number of tokens of the longest known context that `text` ends with, and its continuations, the likeliest
@@ -200,32 +201,44 @@ class StoreFile:
                 return size, found
         return 0, []
 
-    def _read_header(self, data: mmap.mmap | bytes, size: int) -> int:
-        """Read and check the header; the offset of the data."""
-        length = int.from_bytes(data[8:16], "little")
-        if data[:8] != MAGIC or length > _LONGEST_HEADER:
-            raise UsageError(f"{self.path} is no store of wager: it does not begin as one.", _HINT)
-        text = bytes(data[_PREFIX : _PREFIX + length])
-        if hashlib.sha256(text).digest() != bytes(data[16:_PREFIX]):
-            raise self._damaged("its header does not have the digest stated before it")
-        try:
-            values = json.loads(text)
-            if values.get("format") != FORMAT or values.get("longest") != LONGEST:
-                raise UsageError(
-                    f"The store {self.path} has format {values.get('format')!r} with contexts of "
-                    f"{values.get('longest')!r} tokens; this wager reads format {FORMAT} with {LONGEST}.",
-                    "Build it again: wager train --kind store.",
-                )
-            self.header = StoreHeader(**values)
-            offset, end = _PREFIX + length, _PREFIX + length + 8 * self.header.slots
-        except (ValueError, TypeError, AttributeError) as error:
-            raise self._damaged("its header is not as this wager writes it") from error
-        if size != end or not 0 < self.header.homes < self.header.slots:
-            raise self._damaged(f"it has {size} bytes instead of {end}")
-        return offset
 
-    def _damaged(self, cause: str) -> UsageError:
-        return UsageError(f"The store {self.path} is damaged: {cause}.", "Build it again: wager train --kind store.")
+def _mapped(path: Path) -> tuple[mmap.mmap | bytes, int]:
+    """A file and its size. UsageError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return (mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""), size
+    except OSError as error:
+        raise UsageError(f"The store {path} cannot be read: {error.strerror}.", _HINT) from error
+
+
+def _header(path: Path, data: mmap.mmap | bytes, size: int) -> tuple[StoreHeader, int]:
+    """The header, checked, and where the data begin."""
+    length = int.from_bytes(data[8:16], "little")
+    if data[:8] != MAGIC or length > _LONGEST_HEADER:
+        raise UsageError(f"{path} is no store of wager: it does not begin as one.", _HINT)
+    text = bytes(data[_PREFIX : _PREFIX + length])
+    if hashlib.sha256(text).digest() != bytes(data[16:_PREFIX]):
+        raise _damaged(path, "its header does not have the digest stated before it")
+    try:
+        values = json.loads(text)
+        if values.get("format") != FORMAT or values.get("longest") != LONGEST:
+            raise UsageError(
+                f"The store {path} has format {values.get('format')!r} with contexts of "
+                f"{values.get('longest')!r} tokens; this wager reads format {FORMAT} with {LONGEST}.",
+                "Build it again: wager train --kind store.",
+            )
+        header = StoreHeader(**values)
+        end = _PREFIX + length + 8 * header.slots
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _damaged(path, "its header is not as this wager writes it") from error
+    if size != end or not 0 < header.homes < header.slots:
+        raise _damaged(path, f"it has {size} bytes instead of {end}")
+    return header, _PREFIX + length
+
+
+def _damaged(path: Path, cause: str) -> UsageError:
+    return UsageError(f"The store {path} is damaged: {cause}.", "Build it again: wager train --kind store.")
 
 
 _HINT = "Give a file that wager train --kind store wrote."

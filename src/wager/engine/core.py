@@ -126,8 +126,8 @@ class Engine:
         drafts = self._admit(drafts, budget)
         output = self._forward(spans, drafts)
         outcomes = self._accept(spans, drafts, output)
-        if self._proposer.reads_states:
-            self._show(output, spans, outcomes)
+        if self._proposer.reads_passes:
+            self._show(output, spans, drafts, outcomes)
         deltas = self._commit(spans, outcomes)
         self._observe(spans, output, outcomes, deltas)
         return finals + deltas

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from wager.draft.base import ComputedRows, Drafter, StateReader
+from wager.draft.base import ComputedRows, Drafter, RowReader, StateReader
 from wager.engine.native import draft_calls
 from wager.kernels.base import TargetOutput
 from wager.types import RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
@@ -56,8 +56,11 @@ class Proposer:
             for drafter in drafters
             if isinstance(drafter, StateReader) and drafter.taps is not None
         }
-        self.reads_states = bool(self._readers)
-        """Whether some drafter reads the target's states."""
+        self._row_readers = {
+            drafter.name: drafter for drafter in drafters if isinstance(drafter, RowReader) and drafter.reads_rows
+        }
+        self.reads_passes = bool(self._readers or self._row_readers)
+        """Whether some drafter reads the target's states, or its rows."""
 
     @property
     def name(self) -> str:
@@ -131,15 +134,24 @@ class Proposer:
         """Tokens that became known."""
         self._call_all(lambda drafter: drafter.accept(seq_id, tokens))
 
-    def show(self, output: TargetOutput, spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> None:
-        """A pass's states to the drafters that read them."""
-        computed = computed_rows(spans, outcomes)
-        for name, reader in self._readers.items():
-            if name in self.drafters:
-                try:
-                    reader.read(output, computed)
-                except Exception as error:
-                    self._switch_off(name, error)
+    def show(
+        self,
+        output: TargetOutput,
+        spans: Sequence[Span],
+        drafts: Mapping[str, Draft],
+        outcomes: Mapping[str, Outcome],
+    ) -> None:
+        """A pass's states and rows to the drafters that read them."""
+        computed = computed_rows(spans, outcomes) if self._readers else []
+        tokens = row_tokens(spans, drafts) if self._row_readers else []
+        for name in list(self.drafters):
+            try:
+                if name in self._readers:
+                    self._readers[name].read(output, computed)
+                if name in self._row_readers:
+                    self._row_readers[name].read_rows(output, tokens)
+            except Exception as error:
+                self._switch_off(name, error)
 
     def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Iterable[str]) -> None:
         """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""
@@ -250,6 +262,16 @@ def computed_rows(spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> lis
         first += count + drafted
         logits_row += 0 if outcome is None else 1 + drafted
     return computed
+
+
+def row_tokens(spans: Sequence[Span], drafts: Mapping[str, Draft]) -> list[int]:
+    """The token that each row of logits follows: the last known one of a span, and its guesses."""
+    tokens: list[int] = []
+    for span in spans:
+        if span.needs_logits:
+            draft = drafts.get(span.seq_id)
+            tokens += (span.tokens[-1], *(draft.tokens if draft else ()))
+    return tokens
 
 
 def _has_valid_scores(draft: Draft) -> bool:

@@ -1,0 +1,102 @@
+// Token recycling: the likeliest tokens that the target last gave after each token. draft/recycling.py has the same in
+// Python, and says what it does. Knows no Python.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <queue>
+#include <vector>
+
+namespace wager {
+
+class Successors {
+  public:
+    static constexpr int kRanks = 8;
+
+    Successors(int vocab, std::vector<double> rates, double prior_weight, double min_survival)
+        : vocab_(vocab), ids_(static_cast<size_t>(vocab) * kRanks, -1), rates_(std::move(rates)), tried_(prior_weight),
+          min_survival_(min_survival) {}
+
+    int vocab() const { return vocab_; }
+
+    // The row of logits that the target gave after `token`.
+    void update(int32_t token, const float* logits) {
+        if (token < 0 || token >= vocab_) return;
+        int32_t found[kRanks];
+        const int count = top(logits, found);
+        int32_t* const row = ids_.data() + static_cast<size_t>(token) * kRanks;
+        if (row[0] >= 0 && count > 0) learn(row, found[0]);
+        std::fill(row, row + kRanks, -1);
+        std::copy(found, found + count, row);
+    }
+
+    // The likeliest nodes of a tree, at most `most`, each after its parent.
+    void draft(int32_t last, int most, std::vector<int32_t>& tokens, std::vector<int32_t>& parents, std::vector<double>& survival) const {
+        tokens.clear(), parents.clear(), survival.clear();
+        std::priority_queue<Candidate> open;
+        push(open, last, -1, 0, 1.0);
+        while (static_cast<int>(tokens.size()) < most && !open.empty()) {
+            const Candidate next = open.top();
+            open.pop();
+            if (next.survival < min_survival_) return;
+            const int32_t node = static_cast<int32_t>(tokens.size());
+            const int32_t token = ids_[static_cast<size_t>(next.context) * kRanks + next.rank];
+            tokens.push_back(token), parents.push_back(next.parent), survival.push_back(next.survival);
+            push(open, next.context, next.parent, next.rank + 1, next.reached);
+            push(open, token, node, 0, next.survival);
+        }
+    }
+
+  private:
+    struct Candidate {
+        double survival, reached;  // of the node, and of its parent
+        int32_t parent, context;   // context: the parent's token
+        int rank;
+        // Of equals the one whose parent came first, then of lower rank.
+        bool operator<(const Candidate& other) const {
+            if (survival != other.survival) return survival < other.survival;
+            return parent != other.parent ? parent > other.parent : rank > other.rank;
+        }
+    };
+
+    void push(std::priority_queue<Candidate>& open, int32_t context, int32_t parent, int rank, double reached) const {
+        if (rank >= kRanks || context < 0 || context >= vocab_ || ids_[static_cast<size_t>(context) * kRanks + rank] < 0) return;
+        open.push({reached * rates_[rank], reached, parent, context, rank});
+    }
+
+    // Which rank of what was known the target's first choice now has.
+    void learn(const int32_t* known, int32_t first) {
+        tried_ = std::min(tried_ + 1, 10000.0);
+        for (int rank = 0; rank < kRanks; ++rank) rates_[rank] += ((known[rank] == first ? 1.0 : 0.0) - rates_[rank]) / tried_;
+    }
+
+    // The ids of the greatest logits, the greatest first, of equals the lowest id; NaN is left out.
+    int top(const float* logits, int32_t* ids) const {
+        float values[kRanks];
+        int count = 0;
+        constexpr int kBlock = 256;
+        for (int from = 0; from < vocab_; from += kBlock) {
+            const int to = std::min(from + kBlock, vocab_);
+            if (count == kRanks) {
+                const float least = values[kRanks - 1];
+                int greater = 0;  // counted, since that is done for several at once
+                for (int i = from; i < to; ++i) greater += logits[i] > least;
+                if (greater == 0) continue;
+            }
+            for (int i = from; i < to; ++i) {
+                if (!(count < kRanks ? logits[i] == logits[i] : logits[i] > values[kRanks - 1])) continue;
+                int at = count < kRanks ? count++ : kRanks - 1;
+                for (; at > 0 && logits[i] > values[at - 1]; --at) values[at] = values[at - 1], ids[at] = ids[at - 1];
+                values[at] = logits[i], ids[at] = i;
+            }
+        }
+        return count;
+    }
+
+    int vocab_;
+    std::vector<int32_t> ids_;
+    std::vector<double> rates_;  // acceptance by rank
+    double tried_, min_survival_;
+};
+
+}  // namespace wager

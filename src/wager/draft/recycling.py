@@ -1,0 +1,140 @@
+"""Token recycling (arXiv 2408.08696): the guesses are the tokens that the target last found likeliest after each token.
+
+A table holds, for every token, the ids of the 8 greatest logits that the target last gave after it: of every row that
+was verified, rejected guesses included. From the last known token on it is a tree, of which the likeliest nodes are
+drafted: the probability of a node is that of its rank, multiplied along the path. The probabilities of ranks are
+learned from every row: at which rank the table had what the target now finds likeliest. The table is shared by all
+requests, and small: 32 bytes for each token id.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.kernels.base import TargetOutput
+from wager.types import Draft, DraftRequest, SamplingParams
+
+RANKS = 8
+
+PRIOR = (0.37, 0.09, 0.045, 0.03, 0.02, 0.016, 0.015, 0.013)
+"""Probability that what follows a token is what had each rank the last time (SmolLM2-135M, greedy)."""
+
+PRIOR_WEIGHT = 50.0
+"""How many rows the prior counts for."""
+
+MIN_SURVIVAL = 0.02
+"""Guesses of lower survival are not made."""
+
+_MOST_TRIED = 10_000.0  # rows that the learned probabilities remember
+
+
+class SuccessorTable(Protocol):
+    """The table, and the trees in it."""
+
+    def update(self, tokens: Sequence[int], logits: NDArray[np.float32], /) -> None:
+        """Rows of logits and the tokens that they follow."""
+
+    def draft(self, last: int, most: int, /) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
+        """Tokens, parents and survival of the likeliest nodes after `last`, at most `most`."""
+
+
+class RecyclingDrafter:
+    """Trees of recycled tokens. Reads the rows of every pass (draft.base.RowReader)."""
+
+    name = "recycle"
+    default_depth = 7
+    max_depth = 15
+    samples = False
+    makes_trees = True
+    reads_rows = True
+
+    def __init__(self, vocab: int) -> None:
+        self._table = successor_table(vocab)
+        self._last: dict[str, int] = {}
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        self._last[seq_id] = tokens[-1]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One tree per request; empty where the target has not been seen after the last token."""
+        return [self._draft(request) for request in requests]
+
+    def observe(self, output: TargetOutput) -> None:
+        """Ignored: rows come with their tokens, see `read_rows`."""
+
+    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+        """Keep what the target found likeliest after each row."""
+        self._table.update(tokens, output.logits)
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        if tokens:
+            self._last[seq_id] = tokens[-1]
+
+    def end(self, seq_id: str) -> None:
+        self._last.pop(seq_id, None)
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        tokens, parents, scores = self._table.draft(self._last[request.seq_id], request.depth)
+        return Draft(request.seq_id, tuple(tokens), tuple(parents), tuple(scores), self.name)
+
+
+def successor_table(vocab: int) -> SuccessorTable:
+    """In C++ (csrc/successors.h) where the native kernels are there."""
+    try:
+        from wager.kernels import _native
+    except ImportError:
+        return PythonSuccessors(vocab)
+    return _native.Successors(vocab, rates=PRIOR, prior_weight=PRIOR_WEIGHT, min_survival=MIN_SURVIVAL)
+
+
+class PythonSuccessors:
+    """The same in Python."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._ids: dict[int, list[int]] = {}
+        self._rates, self._tried = list(PRIOR), PRIOR_WEIGHT
+
+    def update(self, tokens: Sequence[int], logits: NDArray[np.float32], /) -> None:
+        if logits.shape != (len(tokens), self._vocab):
+            raise ValueError("one row of logits of the vocabulary for each token")
+        for token, row in zip(tokens, logits, strict=True):
+            order = [int(index) for index in np.argsort(-row, kind="stable") if not np.isnan(row[index])]
+            known = self._ids.get(token, [])
+            if known and order:
+                self._learn(known, order[0])
+            if 0 <= token < self._vocab:
+                self._ids[token] = order[:RANKS]
+
+    def draft(self, last: int, most: int, /) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
+        tokens: list[int] = []
+        parents: list[int] = []
+        survival: list[float] = []
+        candidates: list[tuple[float, int, int, float, int]] = []  # -survival, parent, rank, the parent's, its token
+
+        def push(context: int, parent: int, rank: int, reached: float) -> None:
+            if rank < len(self._ids.get(context, ())):
+                heapq.heappush(candidates, (-reached * self._rates[rank], parent, rank, reached, context))
+
+        push(last, -1, 0, 1.0)
+        while candidates and len(tokens) < most:
+            negative, parent, rank, reached, context = heapq.heappop(candidates)
+            if -negative < MIN_SURVIVAL:
+                break
+            tokens.append(self._ids[context][rank])
+            parents.append(parent)
+            survival.append(-negative)
+            push(context, parent, rank + 1, reached)
+            push(tokens[-1], len(tokens) - 1, 0, -negative)
+        return tokens, parents, survival
+
+    def _learn(self, known: Sequence[int], first: int) -> None:
+        self._tried = min(self._tried + 1, _MOST_TRIED)
+        for rank in range(RANKS):
+            hit = rank < len(known) and known[rank] == first
+            self._rates[rank] += (hit - self._rates[rank]) / self._tried

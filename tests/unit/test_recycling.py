@@ -1,0 +1,107 @@
+"""Token recycling: what the table holds, the trees that it makes, and that native and Python tables agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wager.draft.merged import MergedDrafter
+from wager.draft.ngram import NgramDrafter
+from wager.draft.recycling import MIN_SURVIVAL, PRIOR, RANKS, PythonSuccessors, RecyclingDrafter, successor_table
+from wager.testing import ToyDistribution
+from wager.testing.engines import toy_engine
+from wager.types import DraftRequest, Request, SamplingParams
+
+VOCAB = 100
+LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
+
+
+@pytest.fixture(params=["native", "python"])
+def table(request: pytest.FixtureRequest) -> PythonSuccessors:
+    made = successor_table(VOCAB) if request.param == "native" else PythonSuccessors(VOCAB)
+    if request.param == "native" and isinstance(made, PythonSuccessors):
+        pytest.skip("the native kernels are not built")
+    return made  # type: ignore[return-value]
+
+
+def _row(*likeliest: int) -> np.ndarray:
+    row = np.linspace(0, -1, VOCAB, dtype=np.float32)
+    for rank, token in enumerate(likeliest):
+        row[token] = 50 - rank
+    return row
+
+
+def test_the_tree_grows_where_it_is_likeliest(table: PythonSuccessors) -> None:
+    table.update([1, 2], np.stack([_row(2, 5, 6), _row(7, 8)]))
+    tokens, parents, survival = table.draft(1, 4)
+    assert list(zip(tokens, parents, strict=True)) == [(2, -1), (7, 0), (5, -1), (6, -1)]
+    assert survival == pytest.approx([PRIOR[0], PRIOR[0] ** 2, PRIOR[1], PRIOR[2]])
+    assert [len(part) for part in table.draft(9, 4)] == [0, 0, 0]
+    assert len(table.draft(1, 0)[0]) == 0 and len(table.draft(-1, 4)[0]) == 0
+    assert min(table.draft(1, 1000)[2]) >= MIN_SURVIVAL
+
+
+def test_the_latest_row_counts_and_ranks_are_learned(table: PythonSuccessors) -> None:
+    table.update([1], _row(2, 3)[None])
+    table.update([1], _row(4, 5)[None])
+    assert table.draft(1, 1)[0][0] == 4
+    first = table.draft(1, 1)[2][0]
+    for _ in range(200):
+        table.update([1], _row(4, 5)[None])
+    assert first < PRIOR[0] < 0.8 < table.draft(1, 1)[2][0]
+
+
+def test_of_equal_logits_the_lower_id_comes_first_and_nan_is_left_out(table: PythonSuccessors) -> None:
+    row = np.zeros(VOCAB, np.float32)
+    row[:3] = np.nan
+    table.update([1], row[None])
+    assert table.draft(1, 2)[0][0] == 3
+    table.update([1], np.full((1, VOCAB), np.nan, np.float32))
+    assert len(table.draft(1, 2)[0]) == 0
+
+
+def test_rows_of_another_shape_are_refused(table: PythonSuccessors) -> None:
+    for shape in ((1, VOCAB), (2, VOCAB + 1)):
+        with pytest.raises(ValueError, match="one row of logits"):
+            table.update([1, 2], np.zeros(shape, np.float32))
+
+
+def test_both_tables_make_the_same_trees() -> None:
+    native, plain, rng = successor_table(VOCAB), PythonSuccessors(VOCAB), np.random.default_rng(0)
+    if isinstance(native, PythonSuccessors):
+        pytest.skip("the native kernels are not built")
+    for _ in range(150):
+        tokens = rng.integers(0, 20, size=rng.integers(1, 5)).tolist()
+        logits = rng.integers(0, 40, size=(len(tokens), VOCAB)).astype(np.float32)  # with many equal ones
+        logits[rng.random(logits.shape) < 0.01] = np.nan
+        for table in (native, plain):
+            table.update(tokens, logits)
+        for last, most in ((int(rng.integers(0, 20)), 15), (int(rng.integers(0, VOCAB)), 40)):
+            found, expected = native.draft(last, most), plain.draft(last, most)
+            assert [list(part) for part in found] == [list(part) for part in expected]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_an_engine_shows_it_every_row_and_writes_the_same_text(temperature: float) -> None:
+    """Rejected guesses are rows too, so it comes to know tokens that no text has; also when it drafts with others."""
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=5, ignore_eos=True)
+    requests = [Request(f"r{at}", (1 + at, 2, 5), params) for at in range(6)]
+    plain = [answer.token_ids for answer in toy_engine(LAW).generate(requests)]
+    alone, other = RecyclingDrafter(LAW.vocab), RecyclingDrafter(LAW.vocab)
+    for drafter in (alone, MergedDrafter([NgramDrafter(), other], vocab=LAW.vocab)):
+        engine = toy_engine(LAW, drafter=drafter, depth=8, num_blocks=24, max_rows=40)
+        answers = engine.generate(requests)
+        assert [answer.token_ids for answer in answers] == plain
+        assert sum(answer.stats.accepted for answer in answers) > 20
+        engine.check()
+    for drafter in (alone, other):
+        drafter.begin("s", [2], SamplingParams())
+        [draft] = drafter.propose([DraftRequest("s", 1, RANKS, SamplingParams(), 0)])
+        assert len(draft) >= 4 and not draft.is_chain
+
+
+def test_without_rows_it_declines() -> None:
+    drafter = RecyclingDrafter(VOCAB)
+    drafter.begin("s", [1, 2], SamplingParams())
+    [draft] = drafter.propose([DraftRequest("s", 2, 8, SamplingParams(), 0)])
+    assert len(draft) == 0 and draft.drafter == "recycle"
