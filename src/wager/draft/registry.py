@@ -177,7 +177,11 @@ def _draft_model(spec: DrafterSpec, parts: DrafterParts, **options: Any) -> Draf
 def _head(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.heads.kinds import head_drafter
 
-    return head_drafter(spec, parts)
+    if parts.head is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no loaded head.", "Load the head and pass it as a part.")
+    return head_drafter(
+        spec.name, parts.head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth
+    )
 
 
 def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:

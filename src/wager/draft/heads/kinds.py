@@ -8,17 +8,16 @@ from wager.draft.base import Drafter
 from wager.draft.heads.autoregressive import HeadDrafter
 from wager.draft.heads.block import BlockDrafter
 from wager.draft.heads.parallel import ParallelDrafter
-from wager.draft.registry import DrafterParts, DrafterSpec
-from wager.errors import UsageError
+from wager.kernels.base import Kernels
 
 
-def head_drafter(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    """UsageError if no head was loaded."""
-    if parts.head is None:
-        raise UsageError(f"Drafter {str(spec)!r} was given no loaded head.", "Load the head and pass it as a part.")
-    head: Any = parts.head
-    if spec.name == "medusa":
-        return ParallelDrafter(head, kernels=parts.kernels)
-    if spec.name == "dflash":
-        return BlockDrafter(head, kernels=parts.kernels)
-    return HeadDrafter(head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
+def head_drafter(
+    kind: str, head: Any, *, kernels: Kernels | None, prefix_cache: bool = True, depth: int | None = None
+) -> Drafter:
+    """The drafter that runs a head of that kind, `eagle3`, `medusa` or `dflash`. `depth`: guesses of a round that it was
+    made for."""
+    if kind == "medusa":
+        return ParallelDrafter(head, kernels=kernels)
+    if kind == "dflash":
+        return BlockDrafter(head, kernels=kernels)
+    return HeadDrafter(head, kernels=kernels, prefix_cache=prefix_cache, depth=depth)
