@@ -14,8 +14,8 @@ from wager.kernels.base import Kernels
 def head_drafter(
     kind: str, head: Any, *, kernels: Kernels | None, prefix_cache: bool = True, depth: int | None = None
 ) -> Drafter:
-    """The drafter that runs a head of that kind, `eagle3`, `medusa` or `dflash`. `depth`: guesses of a round that it was
-    made for."""
+    """The drafter that runs a head of that kind, `eagle3`, `medusa` or `dflash`. `depth`: guesses of a round that the
+    head was made for."""
     if kind == "medusa":
         return ParallelDrafter(head, kernels=kernels)
     if kind == "dflash":
