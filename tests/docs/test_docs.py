@@ -17,7 +17,7 @@ import wager
 from wager.bench.machine import Machine
 from wager.cli import VERBS, cli, main, reference
 from wager.config import DEFAULT_MODEL
-from wager.draft.registry import descriptions
+from wager.draft.option import descriptions
 from wager.models import hub
 
 ROOT = Path(__file__).parents[2]

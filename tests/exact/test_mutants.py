@@ -176,6 +176,37 @@ def test_nodes_of_one_depth_need_noise_of_their_own_for_traversal():
     assert worst(traversal, drafts=lambda world: cousins(world, independent=False)) > NOTICED
 
 
+def stopping(world):
+    """Two children of the root, and two of each that is likely enough: of the others there are none."""
+    first = world.q(())
+    for mass, tokens, probs in worlds.distinct(first, 2):
+        outcomes = [(mass, tokens, (-1, -1), tuple(probs))]
+        for node in range(2):
+            if first[tokens[node]] >= 0.35:
+                outcomes = [
+                    (m * dm, t + x, ps + (node,) * len(x), ls + tuple(rows))
+                    for m, t, ps, ls in outcomes
+                    for dm, x, rows in worlds.distinct(world.q((tokens[node],)), 2)
+                ]
+        yield from ((m, Draft("s", t, ps, draft_probs=np.array(ls))) for m, t, ps, ls in outcomes)
+
+
+@ON_TREES
+def test_a_tree_that_ends_below_unlikely_nodes_is_safe(rule):
+    """As trees do below `min_survival`: the unlikely node itself is verified."""
+    assert worst(rule, drafts=stopping) < 1e-12
+
+
+@ON_TREES
+def test_a_tree_without_its_unlikely_nodes_is_noticed(rule):
+    def pruned(world):
+        for mass, tokens, probs in worlds.distinct(world.q(()), 2):
+            kept = [i for i in range(2) if world.q(())[tokens[i]] >= 0.35]
+            yield mass, Draft("s", tuple(tokens[i] for i in kept), (-1,) * len(kept), draft_probs=probs[kept])
+
+    assert worst(rule, drafts=pruned, depth=1) > NOTICED
+
+
 def test_a_tree_judged_with_the_reach_of_its_first_leaf(monkeypatch):
     """After a refused child its parent's pi must fall, too."""
     right = accept._positive_part

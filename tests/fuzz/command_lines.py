@@ -88,7 +88,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "drafter_link": ("50GB/s", "900MB/s", "0GB/s", "9" * 400 + "GB/s", "1TB/s", "nanGB/s", "５GB/s"),
     "link_latency": _TIMES, "overhead": _TIMES, "policy_time": ("measured", *_TIMES),
     "precision": _FORMATS, "cache": _FORMATS,
-    "output": ("{folder}/trained", "{folder}", "{missing}", "{text}", "."),
+    "output": ("{folder}/trained", "{folder}", "{missing}", "{text}"),
     "size": ("1MiB", "1k", "1", "0", "nan", "4GiB", "x"), "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),
 }  # fmt: skip
 """Forms of each text, right and nearly right, by the name of its parameter."""

@@ -17,6 +17,9 @@ from tiny_models import TOKENS, spec
 from closeness import assert_close
 from wager.arch import Dense, Gqa
 from wager.draft.heads.autoregressive import HeadDrafter
+from wager.draft.merged import MergedDrafter
+from wager.draft.ngram import NgramDrafter
+from wager.draft.random_tree import RandomTreeDrafter
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels, TargetOutput
 from wager.kernels.reference import ReferenceKernels
@@ -247,3 +250,26 @@ def test_a_head_whose_logits_are_no_numbers_ends_its_chains(tmp_path: Path) -> N
     engine = engine_on(decoder, drafter)
     assert answers(engine, asked) == answers(engine_on(decoder), asked)
     assert drafter.name in engine.proposer.drafters
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_merged_with_another_drafter_it_still_sees_the_states(params: SamplingParams, tmp_path: Path) -> None:
+    weights, kernels = target_weights(), native()
+    decoder = decoder_on(weights, kernels)
+    prompts = [TOKENS[:20] * 2, TOKENS[3:30]]
+    asked = requests(prompts, params)
+    plain = answers(engine_on(decoder), asked)
+    head = HeadDrafter(head_of(reference_of(VARIANTS["speculators"], weights), decoder, weights, tmp_path), name="head")
+    drafts: list[Draft] = []
+    propose = head.propose
+
+    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
+        drafts.extend(propose(asked))
+        return drafts[-len(asked) :]
+
+    head.propose = kept  # type: ignore[method-assign]
+    engine = engine_on(decoder, MergedDrafter([NgramDrafter(), head], vocab=VOCAB), depth=5)
+    assert answers(engine, asked, preempt_every=7) == plain
+    assert sum(len(draft) > 0 for draft in drafts) > 20 and engine.proposer.taps == {0, 2, 3}
+    alone = engine_on(decoder, MergedDrafter([NgramDrafter(), RandomTreeDrafter(VOCAB)], vocab=VOCAB))
+    assert not alone.proposer.reads_states and answers(alone, asked) == plain

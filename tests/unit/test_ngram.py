@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from wager.draft.model import DraftModel
 from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter, PythonNgramTable, ngram_table
-from wager.draft.option import parse_drafters
-from wager.draft.registry import AUTO, KINDS, DrafterParts, DrafterSpec, build_drafter, descriptions
+from wager.draft.option import AUTO, descriptions, parse_drafters
+from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter
 from wager.errors import UsageError
 from wager.types import Draft, DraftRequest, SamplingParams
 

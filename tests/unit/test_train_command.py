@@ -49,6 +49,22 @@ def test_a_head_is_trained_and_described(wager: Call, tmp_path: Path, prompts: P
     assert json.loads(again.out)["held_out"] == result["held_out"]
 
 
+def test_the_engine_drafts_with_a_trained_head_and_refuses_it_for_another_target(
+    wager: Call, tmp_path: Path, prompts: Path
+) -> None:
+    out = tmp_path / "head"
+    assert wager("train", *SHORT, "--prompts", str(prompts), "-o", str(out)).code == 0
+    engine = ("--threads", "1", "--drafter", f"eagle3:{out}")
+    short = ("--limit", "2", "--max-tokens", "8", "--concurrency", "2")
+    proved = wager("prove", "--model", MODEL, *engine, *short)
+    assert proved.code == 0, proved.err
+    measured = wager("acceptance", "--model", MODEL, *engine, *short[:4], "--depth", "3", "--json", "-")
+    assert json.loads(measured.out)["drafters"]["eagle3"]["coverage"] > 0.5, measured.err
+    other = wager("run", "hello", "--model", "random:qwen3:tiny", *engine)
+    assert other.code == 1
+    assert "trained for" in other.err
+
+
 def test_a_store_is_built_of_the_answers_and_drafts(wager: Call, tmp_path: Path, prompts: Path) -> None:
     out = tmp_path / "store"
     found = wager("train", "--kind", "store", *SHORT, "--prompts", str(prompts), "-o", str(out), "--json", "-")

@@ -122,7 +122,7 @@ def test_prompt_files_of_both_forms_are_read(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": "a"}) + "\n\n" + json.dumps({"question_id": 1, "turns": ["b", "c"]}) + "\n")
     assert answers.read_prompt_texts(path) == ["a", "b"]
-    for bad in ('{"x": 1}', "[1]", '{"prompt": 3}', '{"turns": []}', '{"prompt": " "}', "x"):
+    for bad in ('{"x": 1}', "[1]", '{"prompt": 3}', '{"turns": []}', '{"prompt": " "}', "x", '{"prompt": "\\ud800"}'):
         path.write_text('{"prompt": "a"}\n' + bad + "\n")
         with pytest.raises(UsageError, match="line 2"):
             answers.read_prompt_texts(path)

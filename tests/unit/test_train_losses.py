@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from wager.train import reference_losses
+from wager.train.chunked_loss import rows_loss
 from wager.train.losses import LOSSES, divergence
 
 
@@ -42,3 +43,27 @@ def test_the_targets_logits_get_no_gradient() -> None:
     target = torch.randn(2, 5, requires_grad=True)
     divergence("kl", torch.randn(2, 5, requires_grad=True), target).sum().backward()
     assert target.grad is None
+
+
+@pytest.mark.parametrize("count", [1, 512, 1300])
+def test_losses_of_some_rows_at_a_time_have_the_gradients_of_all_at_once(count: int) -> None:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(6, 11)
+    states = torch.randn(count, 6, requires_grad=True)
+    weights, labels = torch.rand(count), torch.randn(count, 11)
+
+    def compute(part: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = head(part)
+        return divergence("kl", logits, labels[rows]), logits.argmax(-1) == labels[rows].argmax(-1)
+
+    found = rows_loss(states, weights, list(head.parameters()), compute)
+    (3 * found.total).backward()
+    chunked = [states.grad, head.weight.grad, head.bias.grad]
+    states.grad = None
+    head.zero_grad()
+    losses, right = compute(states, slice(None))
+    (3 * (losses * weights).sum()).backward()
+    torch.testing.assert_close(found.total, (losses * weights).sum())
+    assert found.right == pytest.approx(float((right * weights).sum()), rel=1e-5)
+    for one, other in zip(chunked, [states.grad, head.weight.grad, head.bias.grad], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

@@ -73,6 +73,25 @@ def _saved(folder: Path) -> int:
     return TrainingCheckpoint.load(folder).step if (folder / NAME).exists() else 0
 
 
+def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
+    session(tmp_path / "first").run(lambda _: None)
+    options = replace(OPTIONS, begin_with=tmp_path / "first", vocabulary=200)
+    (tmp_path / "second").mkdir()
+    second = TrainingSession(target_of(), texts(80, seed=3), SETTINGS, options, tmp_path / "second")
+    for name, value in weights(tmp_path / "first").items():
+        assert torch.equal(value, second.module.state_dict()[name]), name
+    assert len(second.vocabulary.ids) == 300, "that of the first run"
+    second.run(lambda _: None)
+    with pytest.raises(UsageError, match="begun_with = "):
+        session(tmp_path / "second", options=replace(OPTIONS, vocabulary=200))
+    for change, named in (
+        ({"settings": replace(SETTINGS, kind="dspark")}, "kind = 'eagle3'|layers|kv_heads"),
+        ({"options": replace(options, taps=(1,))}, "taps = "),
+    ):
+        with pytest.raises(UsageError, match=f"The weights in .*({named})"):
+            session(tmp_path / "third", **{"options": options, **change})
+
+
 def test_other_seeds_end_in_other_weights(tmp_path: Path) -> None:
     session(tmp_path / "a").run(lambda _: None)
     session(tmp_path / "b", settings=replace(SETTINGS, seed=6)).run(lambda _: None)

@@ -8,16 +8,20 @@ from pathlib import Path
 
 from wager.build.opened import OpenedModel
 from wager.draft.heads.autoregressive import StateHead
+from wager.draft.heads.parallel import ParallelHead
 from wager.draft.registry import DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.base import Kernels
 from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
 from wager.models.head_eagle import OpenedEagle, open_eagle
 from wager.models.head_files import HeadFiles
+from wager.models.head_medusa import OpenedMedusa, open_medusa
 from wager.models.matrices import Matrices
 from wager.models.transformer import Decoder
 
-_OPEN: Mapping[str, Callable[..., OpenedEagle]] = {"eagle3": open_eagle}
+Opened = OpenedEagle | OpenedMedusa
+
+_OPEN: Mapping[str, Callable[..., Opened]] = {"eagle3": open_eagle, "medusa": open_medusa}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,9 @@ class OpenedHead:
 
     path: Path
     target: OpenedModel
-    head: OpenedEagle
+    head: Opened
     role = "head"
+    """What it is called where it is loaded beside a target."""
 
     @property
     def depth(self) -> int | None:
@@ -45,7 +50,7 @@ class OpenedHead:
         """Bytes of keys and values per position."""
         return self.head.token_bytes(kernels)
 
-    def load(self, decoder: Decoder, num_blocks: int) -> StateHead:
+    def load(self, decoder: Decoder, num_blocks: int) -> StateHead | ParallelHead:
         return self.head.load(decoder, self.target.weights, num_blocks=num_blocks)
 
 

@@ -1,4 +1,4 @@
-"""The stores that come with wager, each built for a model: `auto` looks in the one that fits the tokenizer."""
+"""The stores that come with wager, each built for a model: `--drafter auto` takes the one that fits the tokenizer."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from click.core import ParameterSource
 from wager.bench.workload import builtin, read_prompts, spread
 from wager.cli import parameters
 from wager.config import DEFAULT_MODEL, DTYPES, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
-from wager.draft.option import parse_drafters
-from wager.draft.registry import descriptions
+from wager.draft.option import descriptions, parse_drafters
 from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
 from wager.types import KVDtype, SamplingParams, VerifyRule

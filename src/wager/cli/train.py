@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wager.train.trainer import StepReport
     from wager.train.training_target import TrainingTarget
 
-KINDS = ("eagle3", "dspark", "store")
+KINDS = ("eagle3", "dspark", "medusa", "store")
 _REPORTS = 10
 """Steps between two lines of progress."""
 
@@ -93,6 +93,8 @@ _NUMBERS = [
     click.option("--seed", type=click.IntRange(0, 1 << 31), default=0, show_default=True, metavar="N"),
 ]  # fmt: skip
 _RUN = [
+    click.option("--begin-with", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+                 help="Begin with the weights of an earlier run, on other texts say; its draft vocabulary is taken."),
     click.option("--size", callback=_size, metavar="SIZE",
                  help="Largest store, such as 8MiB: the most useful continuations are kept. Without it all are."),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True),
@@ -167,6 +169,7 @@ def _session(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
         passes=None if options["steps"] else options["passes"],
         prompt_weight=0.3 if any(text.answered for text in texts) else 1.0,
         keep=options["keep_states"],
+        begin_with=options["begin_with"],
         device=device,
         command=_command(),
         **{name: options[name] for name in ("taps", "layers", "longest", "vocabulary", "save_every")},

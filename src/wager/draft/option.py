@@ -8,9 +8,25 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from wager.draft.registry import AUTO, KINDS, WORDS, DrafterSpec, descriptions
+from wager.draft.registry import KINDS, DrafterSpec
 from wager.errors import UsageError
 from wager.inputs import did_you_mean, shown, whole_number
+
+MERGED = "A//B"
+"""How one tree of the guesses of several drafters is written."""
+
+WORDS = {"none": "no speculation", "auto": "all drafters that need no weights, as it pays"}
+"""What may be written instead of drafters, alone."""
+
+AUTO = (DrafterSpec("suffix"),)
+"""What `auto` stands for, unless a store comes with wager that fits the model: see build/shipped_store.py."""
+
+
+def descriptions() -> dict[str, str]:
+    """What can be written on the command line, and what it does."""
+    form = {"none": "", "number": "[:{}]"} | dict.fromkeys(("path", "head", "store", "layers"), ":{}")
+    kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
+    return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
 
 def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:

@@ -15,6 +15,7 @@ from wager.errors import UsageError
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
     from wager.draft.heads.autoregressive import StateHead
+    from wager.draft.heads.parallel import ParallelHead
     from wager.draft.model import DraftModel
     from wager.draft.store_file import StoreFile
     from wager.draft.vocabulary import TextVocabulary
@@ -59,7 +60,7 @@ class DrafterParts:
     model: Target | None = None
     kernels: Kernels | None = None
     prefix_cache: bool = True
-    head: StateHead | None = None
+    head: StateHead | ParallelHead | None = None
     depth: int | None = None
     store: StoreFile | None = None
     inner: Drafter | None = None
@@ -169,9 +170,21 @@ def _draft_model(spec: DrafterSpec, parts: DrafterParts, **options: Any) -> Draf
 def _eagle3(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.heads.autoregressive import HeadDrafter
 
+    head: Any = _loaded_head(spec, parts)
+    return HeadDrafter(head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
+
+
+def _medusa(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.heads.parallel import ParallelDrafter
+
+    head: Any = _loaded_head(spec, parts)
+    return ParallelDrafter(head, kernels=parts.kernels)
+
+
+def _loaded_head(spec: DrafterSpec, parts: DrafterParts) -> object:
     if parts.head is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no loaded head.", "Load the head and pass it as a part.")
-    return HeadDrafter(parts.head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
+    return parts.head
 
 
 def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -240,6 +253,7 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
     ),
     "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _eagle3, "head", "PATH", samples=True),
+    "medusa": DrafterKind("Medusa heads on the target's states", _medusa, "head", "PATH", samples=True),
     "layers": DrafterKind(
         "some layers of the model itself, such as 0-9 or 0-9.20-29",
         _model,
@@ -248,6 +262,7 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
         takes_inner=True,
     ),
+    "layers-tree": DrafterKind("the same, drafting trees", _model, "layers", "FROM-TO", makes_trees=True, samples=True),
     "slem": DrafterKind(
         "a model of another vocabulary, by way of text", _text_route, "path", "PATH", other_vocabulary=True
     ),
@@ -263,22 +278,6 @@ KINDS: Mapping[str, DrafterKind] = {
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
 """Drafters by name."""
-
-MERGED = "A//B"
-"""How one tree of the guesses of several drafters is written."""
-
-WORDS = {"none": "no speculation", "auto": "all drafters that need no weights, as it pays"}
-"""What may be written instead of drafters, alone."""
-
-AUTO = (DrafterSpec("suffix"),)
-"""What `auto` stands for, unless a store comes with wager that fits the model: see build/shipped_store.py."""
-
-
-def descriptions() -> dict[str, str]:
-    """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]"} | dict.fromkeys(("path", "head", "store", "layers"), ":{}")
-    kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
-    return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
 
 def makes_trees(spec: DrafterSpec) -> bool:

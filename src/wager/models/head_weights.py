@@ -50,12 +50,12 @@ class HeadWeights:
 
     def pack(self, names: Sequence[str], columns: slice = slice(None), *, biased: bool = True) -> Any:
         """Matrices of the same inputs, one below the other, of which only `columns` are taken, with their biases."""
-        matrix = np.concatenate([self._matrix(name)[:, columns] for name in names])
+        matrix = np.concatenate([self.matrix(name)[:, columns] for name in names])
         biases = [self.vector(bias) for bias in _biases(names) if biased and bias in self._files.shapes]
         return self.form.kernels.pack(self.form.matrix(matrix), np.concatenate(biases) if biases else None)
 
     def pack_gated(self, gate: str, up: str) -> Any:
-        first, second = (self.form.matrix(self._matrix(name)) for name in (gate, up))
+        first, second = (self.form.matrix(self.matrix(name)) for name in (gate, up))
         biases = [self.vector(bias) for bias in _biases([gate, up]) if bias in self._files.shapes]
         return self.form.kernels.pack_gated(first, second, bias=(biases[0], biases[1]) if biases else None)
 
@@ -63,7 +63,7 @@ class HeadWeights:
         """A matrix that the head does not have itself."""
         return self.form.kernels.pack(self.form.matrix(matrix))
 
-    def _matrix(self, name: str) -> Array:
+    def matrix(self, name: str) -> Array:
         return self._files.read(name, self.form.kernels.act)
 
 

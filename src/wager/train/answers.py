@@ -150,6 +150,9 @@ def read_prompt_texts(path: Path) -> list[str]:
         try:
             row = json.loads(line)
             text = row["prompt"] if "prompt" in row else row["turns"][0]
+            str(text).encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{path}, line {number}: half a surrogate pair is no text.", hint) from error
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise UsageError(f"{path}, line {number}: {shown(line)} has no prompt.", hint) from error
         if not isinstance(text, str) or not text.strip():

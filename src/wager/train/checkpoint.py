@@ -6,6 +6,7 @@ seed and the step. What decides the numbers (settings, sizes, data, target) must
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -99,6 +100,25 @@ class TrainingCheckpoint:
             raise
         except Exception as error:  # torch raises many kinds for a damaged file
             raise ModelError(f"{path} cannot be read: {error}.", "The file is damaged; train again.") from error
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the module's weights, in hex."""
+        found = hashlib.sha256()
+        for name, value in sorted(self.module.items()):
+            found.update(name.encode() + value.float().numpy().tobytes())
+        return found.hexdigest()
+
+    def check_can_begin(self, kind: str, sizes: DraftSizes, fingerprint: str, where: Path) -> None:
+        """UsageError unless a run of this kind, of these sizes and for this target can begin with these weights."""
+        old = {**asdict(self.sizes), "kind": self.settings.kind, "target": self.provenance.target_fingerprint}
+        new = {**asdict(sizes), "kind": kind, "target": fingerprint}
+        for name, value in new.items():
+            if old[name] != value and name not in ("mask_token", "depth_share", "anchor_share"):
+                raise UsageError(
+                    f"The weights in {where} are of {name} = {old[name]!r}, and this run has {value!r}.",
+                    "Begin with a run of the same kind, sizes and target.",
+                )
 
     def check_same(self, settings: TrainSettings, sizes: DraftSizes, provenance: Provenance) -> None:
         """UsageError that names what differs from the run that this checkpoint is of."""

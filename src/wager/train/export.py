@@ -1,4 +1,4 @@
-"""Writes a trained head in speculators' format, EAGLE-3's and DSpark's, and reads the former back.
+"""Writes a trained head in speculators' format, EAGLE-3's and DSpark's (Medusa in vLLM's), and reads the first back.
 
 config.json with every flag, because readers differ in what a missing one means; model.safetensors with bfloat16 tensors
 under the format's names, d2t as offsets. The embedding is the target's and is not written.
@@ -146,13 +146,37 @@ def block_config(
     }
 
 
+def medusa_config(
+    sizes: DraftSizes, vocabulary: DraftVocabulary, spec: ModelSpec, provenance: Provenance, *, depth: int,
+    scaling: Mapping[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """vLLM's format, since speculators' has no Medusa. No further key may hold "num" with "heads" or "layers": readers
+    take any such key for the number of heads."""
+    return {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": sizes.hidden,
+        "vocab_size": spec.vocab,
+        "num_heads": depth,
+        "num_hidden_layers": 1,
+        "truncated_vocab_size": len(vocabulary.ids),
+        "original_lm_head": True,
+        "medusa_fc_bias": True,
+        "logit_scale": 1.0,
+        "torch_dtype": "bfloat16",
+        "wager": asdict(provenance),
+    }
+
+
 def write_export(folder: Path, config: Mapping[str, Any], module: DraftModule, vocabulary: DraftVocabulary) -> None:
     """Write both files, each under another name first. ModelError for weights that are no numbers."""
     tensors = {name: value.detach().to("cpu", torch.bfloat16) for name, value in module.state_dict().items()}
     bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
     if bad:
         raise ModelError(f"{bad[0]} has weights that are no finite numbers.", "Train again with a smaller --rate.")
-    if not vocabulary.whole:
+    if config.get("model_type") == "medusa":
+        tensors |= {} if vocabulary.whole else {"token_map": torch.from_numpy(vocabulary.ids)}
+    elif not vocabulary.whole:
         tensors["d2t"] = torch.from_numpy(vocabulary.offsets())
         tensors["t2d"] = torch.from_numpy(vocabulary.known())
     folder.mkdir(parents=True, exist_ok=True)

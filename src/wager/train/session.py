@@ -24,14 +24,17 @@ from wager.train.draft_module import DraftModule, DraftSizes
 from wager.train.eagle import EagleModule
 from wager.train.evaluate import HeldOutAcceptance, held_out_acceptance
 from wager.train.examples import TextWeights, TrainingData, TrainingText
+from wager.train.medusa import MedusaModule
 from wager.train.stored_states import StateSource
 from wager.train.target_states import TorchTarget, check_trainable, default_taps
 from wager.train.trainer import StepReport, Trainer, TrainSettings
 from wager.train.training_target import TrainingTarget
 from wager.train.vocabulary import DraftVocabulary
 
-MODULES: Mapping[str, type[DraftModule]] = {"eagle3": EagleModule, "dspark": BlockModule}
+MODULES: Mapping[str, type[DraftModule]] = {"eagle3": EagleModule, "dspark": BlockModule, "medusa": MedusaModule}
 """What is trained, by its kind."""
+
+_CONFIGS = {"eagle3": export.eagle_config, "dspark": export.block_config, "medusa": export.medusa_config}
 
 _EVALUATED = 64
 """Held-out texts of the last estimate."""
@@ -44,7 +47,7 @@ class RunOptions:
 
     `passes` over the data (None: `settings.steps` counts), `taps` of the target (None: the usual), `longest` text,
     `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter,
-    `save_every` steps, `keep` the states on disk.
+    `save_every` steps, `keep` the states on disk, `begin_with` the weights and vocabulary of an earlier run's folder.
     """
 
     passes: float | None = None
@@ -55,6 +58,7 @@ class RunOptions:
     layers: int = 2
     save_every: int = 50
     keep: bool = False
+    begin_with: Path | None = None
     device: str = "cpu"
     command: str = ""
 
@@ -68,7 +72,7 @@ class TrainResult:
     history: tuple[dict[str, Any], ...]
 
 
-def head_sizes(weights: Weights, options: RunOptions, kind: str, mask_token: int) -> DraftSizes:
+def head_sizes(weights: Weights, options: RunOptions, settings: TrainSettings, mask_token: int) -> DraftSizes:
     """Sizes of a drafter for this target: its own widths. An EAGLE-3 head has keys and values for every query head,
     since its residual has no other path for the embedding."""
     spec = weights.spec
@@ -85,7 +89,9 @@ def head_sizes(weights: Weights, options: RunOptions, kind: str, mask_token: int
         )
     shared = spec.hidden, dense.width, attention.heads
     eps = spec.details.norm_eps
-    if kind == "dspark":
+    if settings.kind == "medusa":  # reads no taps; one is computed in any case
+        return DraftSizes(*shared, attention.heads, attention.head_dim, eps, (0,), layers=settings.depth)
+    if settings.kind == "dspark":
         return DraftSizes(
             *shared, attention.kv_heads, attention.head_dim, eps, taps, layers=options.layers, mask_token=mask_token,
             markov_rank=_MARKOV_RANK,
@@ -107,16 +113,19 @@ class TrainingSession:
         spec = target.weights.spec
         self.scaling = export.rope_scaling(spec, target.path)
         self.data = TrainingData(tuple(texts), min(options.longest, spec.context))
-        self.vocabulary = DraftVocabulary.of(
-            (text.ids for text in self.data.train), size=spec.vocab, most=options.vocabulary, always=target.eos_ids
-        )
-        sizes = head_sizes(target.weights, options, settings.kind, self._mask_token())
+        earlier = None if options.begin_with is None else TrainingCheckpoint.load(options.begin_with)
+        self.vocabulary = self._vocabulary(earlier)
+        sizes = head_sizes(target.weights, options, settings, self._mask_token())
         self.torch_target = TorchTarget(
             target.weights, sizes.taps, dtype=getattr(torch, settings.precision), device=options.device,
             positions=self.data.longest + settings.depth,
         )  # fmt: skip
         self.module = _module(settings.kind, sizes, settings.seed, self.torch_target, self.vocabulary)
         self.settings = replace(settings, steps=self._steps(settings))
+        if earlier is not None and options.begin_with is not None:
+            earlier.check_can_begin(settings.kind, self.module.sizes, target.fingerprint, options.begin_with)
+            earlier.restore_module(self.module)
+            self.settings = replace(self.settings, begun_with=earlier.digest)
         identity = f"{target.fingerprint} {settings.precision}"
         states = StateSource(
             self.torch_target, self.data, identity=identity, folder=folder / "states" if options.keep else None
@@ -129,6 +138,14 @@ class TrainingSession:
         )  # fmt: skip
         self.history: list[dict[str, Any]] = []
         self._resume()
+
+    def _vocabulary(self, earlier: TrainingCheckpoint | None) -> DraftVocabulary:
+        """That of the run it begins with, or the most frequent tokens of the texts."""
+        size, most = self.target.weights.spec.vocab, self.options.vocabulary
+        if earlier is not None:
+            return DraftVocabulary(earlier.vocabulary, size)
+        ids = (text.ids for text in self.data.train)
+        return DraftVocabulary.of(ids, size=size, most=most, always=self.target.eos_ids)
 
     def _mask_token(self) -> int:
         """The id that the texts have least often, the first of equals: it stands in the empty slots of a block."""
@@ -198,8 +215,7 @@ class TrainingSession:
 
     def export(self, folder: Path) -> None:
         """Write config.json and model.safetensors."""
-        configure = export.block_config if self.settings.kind == "dspark" else export.eagle_config
-        config = configure(
+        config = _CONFIGS[self.settings.kind](
             self.module.sizes, self.vocabulary, self.target.weights.spec, self.provenance, depth=self.settings.depth,
             scaling=self.scaling,
         )  # fmt: skip

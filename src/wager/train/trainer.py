@@ -29,6 +29,7 @@ class TrainSettings:
 
     `depth` is the number of guesses that are trained, each counting `decay` times the one before; `batch` is in tokens;
     the learning rate rises over `warmup` steps and falls linearly to 0 over the last `cooldown` share of all `steps`.
+    `begun_with` is the digest of the weights that the run begins with; empty for fresh ones.
     """
 
     kind: str = "eagle3"
@@ -44,6 +45,7 @@ class TrainSettings:
     clip: float = 1.0
     seed: int = 0
     precision: str = "bfloat16"
+    begun_with: str = ""
 
     def learning_rate(self, step: int) -> float:
         """Of the step with this number, the first is 0."""

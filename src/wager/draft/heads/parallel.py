@@ -1,0 +1,136 @@
+"""A drafter that runs heads which all read the state of one position: Medusa.
+
+One pass gives the distribution of every next token, each without knowing which the others are. Guesses are drawn from
+them one after the other, with the target's noise at each position, so the guesses are a chain. Nothing is cached: a
+round needs what entered the target's last norm at the newest position that was verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from wager.draft.base import ComputedRows
+from wager.draft.guessing import GuessedRow, GuessSampler
+from wager.kernels.arrays import Array
+from wager.kernels.base import Kernels, TargetOutput
+from wager.types import Draft, DraftRequest, SamplingParams
+from wager.verify.distribution import History
+
+
+class ParallelHead(Protocol):
+    """Heads of which each guesses another token from the same state; see models/head_medusa.py."""
+
+    vocab: int
+    max_sequences: int
+    max_depth: int
+
+    def forward(self, states: Array, depth: int) -> TargetOutput:
+        """Logits of the first `depth` tokens behind each state, those of one state together."""
+
+
+@dataclass(slots=True)
+class _LastState:
+    """A sequence, and the state of its position `position` (-2: none came yet)."""
+
+    history: History | None
+    position: int = -2
+    state: Array = field(default_factory=lambda: np.empty(0, np.float32))
+
+
+@dataclass(slots=True)
+class _Guesses:
+    """One draft request in progress; its rows of logits begin at `first`."""
+
+    request: DraftRequest
+    history: History | None
+    first: int
+    depth: int
+    tokens: list[int] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
+    probs: list[Array] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        unlikely = bool(self.survival) and self.survival[-1] < self.request.min_survival
+        return unlikely or len(self.tokens) >= self.depth
+
+    def draft(self, drafter: str) -> Draft:
+        probs = np.stack(self.probs) if self.probs else None
+        parents = tuple(range(-1, len(self.tokens) - 1))
+        return Draft(self.request.seq_id, tuple(self.tokens), parents, tuple(self.survival), drafter, probs)
+
+
+class ParallelDrafter:
+    """Drafts chains with `head`. `kernels` sample natively where given. A sequence is declined until the state of its
+    newest verified position has come."""
+
+    samples = True
+    makes_trees = False
+    taps = ()
+
+    def __init__(
+        self, head: ParallelHead, *, kernels: Kernels | None = None, depth: int | None = None, name: str = "heads"
+    ) -> None:
+        self.name = name
+        self.max_depth = head.max_depth
+        self.default_depth = min(depth or 3, head.max_depth)
+        self._head = head
+        self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
+        self._states: dict[str, _LastState] = {}
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        self._states[seq_id] = _LastState(None if params.plain else History(tokens))
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        """Keep the state of each sequence's newest position."""
+        for rows in computed:
+            state = self._states.get(rows.seq_id)
+            if state is not None and rows.logits_row >= 0 and output.last_hidden is not None:
+                state.position = rows.start + len(rows.rows) - 1
+                state.state = output.last_hidden[rows.logits_row].copy()
+
+    def observe(self, output: TargetOutput) -> None:
+        """Ignored: states come by `read`."""
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        history = self._states[seq_id].history
+        if history is not None:
+            history.append(tokens)
+
+    def end(self, seq_id: str) -> None:
+        self._states.pop(seq_id, None)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One chain per request; it ends where logits are not finite."""
+        drafts: dict[str, Draft] = {}
+        ready = [r for r in requests if r.depth > 0 and self._states[r.seq_id].position == r.position - 2]
+        for first in range(0, len(ready), self._head.max_sequences):
+            for guesses in self._guesses(ready[first : first + self._head.max_sequences]):
+                drafts[guesses.request.seq_id] = guesses.draft(self.name)
+        return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
+
+    def _guesses(self, requests: Sequence[DraftRequest]) -> list[_Guesses]:
+        depth = min(self._head.max_depth, max(request.depth for request in requests))
+        states = [self._states[request.seq_id] for request in requests]
+        output = self._head.forward(np.stack([state.state for state in states]), depth)
+        found = [
+            _Guesses(request, state.history, index * depth, min(depth, request.depth))
+            for index, (request, state) in enumerate(zip(requests, states, strict=True))
+        ]
+        active = found
+        for step in range(depth):
+            active = [guesses for guesses in active if not guesses.done]
+            rows = [GuessedRow(g.first + step, g.request, tuple(g.tokens), g.history) for g in active]
+            for g, guess in zip(active, self._sampler.guesses(output, rows), strict=True):
+                if guess.token < 0:
+                    g.depth = len(g.tokens)
+                    continue
+                g.tokens.append(guess.token)
+                g.survival.append((g.survival[-1] if g.survival else 1.0) * guess.probability)
+                if guess.probs is not None:
+                    g.probs.append(guess.probs)
+        return found

@@ -1,0 +1,245 @@
+"""Medusa heads: their guesses are those of a reference in numpy, the text is that of plain decoding, and files that do
+not fit are refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decoder_engines import answers, decoder_on, engine_on, requests
+from packing import batch, chain
+from safetensors.numpy import save_file
+from tiny_models import TOKENS, spec
+
+from closeness import assert_close
+from wager.arch import Dense, Gqa
+from wager.draft.heads.parallel import ParallelDrafter
+from wager.errors import ModelError
+from wager.kernels.arrays import Array
+from wager.kernels.base import Kernels
+from wager.kernels.reference import ReferenceKernels
+from wager.models.head_files import HeadFiles
+from wager.models.head_medusa import MedusaHead, open_medusa
+from wager.models.random_weights import random_weights
+from wager.models.transformer import Decoder
+from wager.types import Draft, DraftRequest, SamplingParams
+
+TARGET = spec((Gqa(6, 2, 16),) * 3, (Dense(64),) * 3)
+WEIGHTS = random_weights(TARGET, 1)
+HIDDEN, VOCAB, COUNT = 48, 83, 3
+IDS = np.sort(np.random.default_rng(2).permutation(VOCAB)[:40])
+PARAMS = [
+    SamplingParams(max_tokens=20),
+    SamplingParams(max_tokens=20, temperature=1.0, seed=7),
+    SamplingParams(max_tokens=20, temperature=0.8, top_k=12, repetition_penalty=1.2, seed=3),
+]
+
+
+def randn(*shape: int, seed: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def tensors(*, layers: int = 1, biased: bool = True, output: str = "heads", rows: int = VOCAB) -> dict[str, Array]:
+    found = {}
+    for head in range(COUNT):
+        for layer in range(layers):
+            name = f"blocks.{head}.layers.{layer}"
+            found[f"{name}.weight"] = randn(HIDDEN, HIDDEN, seed=10 * head + layer) * HIDDEN**-0.5
+            if biased:
+                found[f"{name}.bias"] = randn(HIDDEN, seed=100 + head)
+        if output == "heads":
+            found[f"lm_heads.{head}.weight"] = randn(rows, HIDDEN, seed=200 + head)
+    if output == "one":
+        found["lm_head.weight"] = randn(rows, HIDDEN, seed=200)
+    return found
+
+
+def original(values: Mapping[str, Array], layers: int) -> dict[str, Array]:
+    """The same under the names of the original repository."""
+    renamed = {}
+    for name, value in values.items():
+        parts = name.split(".")
+        if parts[0] == "blocks":
+            renamed[f"{parts[1]}.{parts[3]}.linear.{parts[4]}"] = value
+        else:
+            renamed[f"{parts[1]}.{layers}.weight"] = value
+    return renamed
+
+
+VLLM = {
+    "model_type": "medusa", "hidden_size": HIDDEN, "vocab_size": VOCAB, "num_heads": COUNT, "num_hidden_layers": 1,
+    "truncated_vocab_size": VOCAB, "medusa_fc_bias": True,
+}  # fmt: skip
+TRUNCATED = {**VLLM, "truncated_vocab_size": len(IDS)}
+MAP = {"token_map": IDS.astype(np.int64)}
+FORMATS: dict[str, tuple[dict[str, Any], dict[str, Array], dict[str, Array]]] = {
+    "own outputs": (VLLM, tensors(), tensors()),
+    "one output": (
+        {**TRUNCATED, "original_lm_head": True},
+        {**tensors(output="one", rows=len(IDS)), **MAP},
+        tensors(output="one", rows=len(IDS)),
+    ),
+    "the target's output": (TRUNCATED, {**tensors(output="none"), **MAP}, tensors(output="none")),
+    "whole outputs, cut": (
+        TRUNCATED,
+        {**tensors(biased=False), **MAP},
+        {k: v[IDS] if "lm" in k else v for k, v in tensors(biased=False).items()},
+    ),
+    "original": (
+        {"medusa_num_heads": COUNT, "medusa_num_layers": 2, "base_model_name_or_path": "x"},
+        original(tensors(layers=2), 2),
+        tensors(layers=2),
+    ),
+}
+
+
+def save(folder: Path, config: Mapping[str, Any], values: Mapping[str, Array]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(dict(values), folder / "model.safetensors")
+    return folder
+
+
+def native() -> Kernels:
+    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+    from wager.kernels.cpu import CpuKernels
+
+    return CpuKernels(threads=2)
+
+
+def loaded(folder: Path, decoder: Decoder, *, quantised: bool = False) -> MedusaHead:
+    return open_medusa(HeadFiles(folder), TARGET, quantised=quantised).load(decoder, WEIGHTS, num_blocks=4)
+
+
+def expected_logits(values: Mapping[str, Array], state: Array, ids: Array) -> Array:
+    """Logits [heads, ids] from what enters the last norm."""
+    normed = state / np.sqrt(np.square(state).mean() + TARGET.details.norm_eps) * WEIGHTS.read("norm.weight")
+    rows = []
+    for head in range(COUNT):
+        x, layer = normed, 0
+        while f"blocks.{head}.layers.{layer}.weight" in values:
+            name = f"blocks.{head}.layers.{layer}"
+            y = values[f"{name}.weight"] @ x + values.get(f"{name}.bias", np.zeros(HIDDEN, np.float32))
+            x, layer = x + y / (1 + np.exp(-y)), layer + 1
+        matrix = values.get(f"lm_heads.{head}.weight", values.get("lm_head.weight"))
+        rows.append((WEIGHTS.read("embed.weight")[ids] if matrix is None else matrix) @ x)
+    return np.stack(rows)
+
+
+class _Recorded(ParallelDrafter):
+    """Keeps what was drafted and hands on the right tokens of `texts`, so that guesses are accepted."""
+
+    texts: dict[str, list[int]]
+    made: dict[tuple[str, int], Draft]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        drafts = super().propose(requests)
+        handed = []
+        for request, draft in zip(requests, drafts, strict=True):
+            self.made[request.seq_id, request.position] = draft
+            right = self.texts[request.seq_id][request.position : request.position + len(draft)]
+            handed.append(Draft.chain(request.seq_id, right[: request.position % 4], drafter=self.name))
+        return handed
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, tmp_path: Path) -> None:
+    config, files, values = FORMATS[name]
+    ids = IDS if "token_map" in files else np.arange(VOCAB)
+    decoder = decoder_on(WEIGHTS, ReferenceKernels("float32"))
+    prompts = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]]
+    asked = requests(prompts, SamplingParams(max_tokens=12))
+    plain = answers(engine_on(decoder), asked)
+    drafter = _Recorded(loaded(save(tmp_path, config, files), decoder))
+    drafter.texts, drafter.made = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}, {}
+    assert drafter.max_depth == COUNT
+    assert answers(engine_on(decoder, drafter, depth=5, max_rows=11), asked, preempt_every=6) == plain
+    made = {key: draft for key, draft in drafter.made.items() if len(draft)}
+    assert len(made) > 0.6 * len(drafter.made) > 5
+    states = {}
+    for seq_id, text in drafter.texts.items():
+        packed = batch([chain(0, text[:48], list(range(6)))], range(min(48, len(text))))
+        last = decoder.forward(packed).last_hidden
+        assert last is not None
+        states[seq_id] = last.copy()
+    for (seq_id, position), draft in made.items():
+        logits = expected_logits(values, states[seq_id][position - 2], ids)[: len(draft)]
+        assert list(draft.tokens) == ids[logits.argmax(axis=1)].tolist()
+        shares = np.exp(logits.max(axis=1) - np.logaddexp.reduce(logits, axis=1))
+        assert_close(np.array(draft.scores), np.cumprod(shares), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
+    kernels = native()
+    decoder = decoder_on(WEIGHTS, kernels)
+    asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], [5]], params)
+    plain = answers(engine_on(decoder), asked)
+    for preempt_every, max_rows, blocks in ((0, 48, 48), (4, 13, 48), (0, 48, 9)):
+        head = loaded(save(tmp_path, *FORMATS["one output"][:2]), decoder, quantised=quantised)
+        engine = engine_on(
+            decoder, ParallelDrafter(head, kernels=kernels), depth=3, max_rows=max_rows, num_blocks=blocks
+        )
+        for _ in range(2):  # the second time with prefixes in the cache
+            assert answers(engine, asked, preempt_every=preempt_every) == plain
+        assert "heads" in engine.proposer.drafters
+
+
+def test_the_native_kernels_guess_as_the_reference(tmp_path: Path) -> None:
+    config, files, values = FORMATS["own outputs"]
+    states = randn(4, HIDDEN, seed=5)
+    for quantised in (False, True):
+        head = loaded(save(tmp_path, config, files), decoder_on(WEIGHTS, native()), quantised=quantised)
+        logits = head.forward(states, COUNT).logits.reshape(4, COUNT, VOCAB)
+        for state, found in zip(states, logits, strict=True):
+            assert_close(found, expected_logits(values, state, np.arange(VOCAB)), rtol=0.05, atol=0.5)
+        alone = head.forward(states[2:3], 2).logits
+        assert np.array_equal(alone, logits[2, :2])
+
+
+def test_a_rule_that_needs_q_gets_it(tmp_path: Path) -> None:
+    decoder = decoder_on(WEIGHTS, native())
+    drafter = ParallelDrafter(loaded(save(tmp_path, *FORMATS["one output"][:2]), decoder))
+    made: list[Draft] = []
+    propose = drafter.propose
+
+    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
+        made.extend(propose(asked))
+        return made[-len(asked) :]
+
+    drafter.propose = kept  # type: ignore[method-assign]
+    answers(engine_on(decoder, drafter, rule="rejection"), requests([TOKENS[:20]], PARAMS[1]))
+    drafts = [draft for draft in made if len(draft)]
+    assert len(drafts) > 15 and "heads" in drafter.name
+    never = np.setdiff1d(np.arange(VOCAB), IDS)
+    for draft in drafts:
+        assert draft.draft_probs is not None and not draft.draft_probs[:, never].any()
+        assert_close(draft.draft_probs.sum(axis=1), np.ones(len(draft)), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "complaint"),
+    [
+        ({**VLLM, "hidden_size": 64}, tensors(), "trained for a target of hidden size 64; test has 48"),
+        ({**VLLM, "vocab_size": 90}, tensors(), "trained for a target of vocabulary 90; test has 83"),
+        ({**VLLM, "num_heads": 4}, tensors(), "lacks the tensor blocks.3.layers.0.weight"),
+        ({**VLLM, "num_heads": 2}, tensors(), "has a tensor '?blocks.2.layers.0.* that is not used"),
+        ({**VLLM, "original_lm_head": True}, tensors(), "has lm_heads, and its config.json says that all heads"),
+        ({**VLLM, "logit_scale": 0.5}, tensors(), "logit_scale = 0.5"),
+        ({**VLLM, "model_type": "t5"}, tensors(), "is no Medusa head: its model_type is 't5'"),
+        (TRUNCATED, tensors(output="none"), "guesses 40 ids of a vocabulary of 83 and has no token_map"),
+        (TRUNCATED, {**tensors(output="none"), "token_map": IDS[:39]}, r"token_map .* has shape \[39\]"),
+        (TRUNCATED, {**tensors(output="none"), "token_map": IDS + 60}, "token_map .* names ids that the target does"),
+        (VLLM, {**tensors(), "blocks.1.layers.0.weight": np.zeros((48, 47), np.float32)}, r"has shape \[48, 47\]"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    config: dict[str, Any], files: dict[str, Array], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=complaint):
+        open_medusa(HeadFiles(save(tmp_path, config, files)), TARGET, quantised=False)
