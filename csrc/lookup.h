@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <queue>
 #include <vector>
 
+#include "shared_texts.h"
 #include "store_table.h"
 #include "suffix_tree.h"
 
@@ -14,12 +15,8 @@ namespace wager {
 
 enum LookupSource { kOwnText, kSharedTexts, kStore, kSources };
 
-struct LookupRules {
-    int longest = 0;             // tokens of a context in the trees; 0: no tree
-    size_t shared_tokens = 0;    // of all texts that ended; 0: no shared tree
-    std::vector<double> prior;   // acceptance rates by cell: cells of the trees, twice, then those of the store
-    double prior_weight, min_survival, most_certain;
-};
+// Continuations of a source in a tree of guesses, and followers of a run, the latest ones, among which they are chosen.
+constexpr int kContinuations = 4, kLatest = 32;
 
 constexpr int kTreeCells = 32, kStoreCells = 16, kMatchCells = 8;
 
@@ -42,46 +39,6 @@ struct LookupPlace {
             ++known;
         last[known - 1] = token;
     }
-};
-
-// The texts that ended: the latest ones, of `shared_tokens` tokens at most.
-class SharedTexts {
-  public:
-    explicit SharedTexts(const LookupRules& rules) : rules_(&rules), tree_(rules.longest) {}
-
-    SuffixTree& tree() { return tree_; }
-
-    void end(std::vector<int32_t> text) {
-        if (text.size() > rules_->shared_tokens) text.erase(text.begin(), text.end() - rules_->shared_tokens);
-        waiting_tokens_ += text.size();
-        waiting_.push_back(std::move(text));
-        while (waiting_tokens_ > rules_->shared_tokens) {
-            waiting_tokens_ -= waiting_.front().size();
-            waiting_.pop_front();
-        }
-    }
-
-    // Adds one of the texts that wait, and takes out the oldest ones where there are too many tokens.
-    void absorb() {
-        if (waiting_.empty()) return;
-        texts_.push_back(std::move(waiting_.front()));
-        waiting_.pop_front();
-        waiting_tokens_ -= texts_.back().size();
-        tokens_ += texts_.back().size();
-        while (tokens_ > rules_->shared_tokens) {
-            tree_.remove(texts_.front());
-            tokens_ -= texts_.front().size();
-            texts_.pop_front();
-        }
-        std::vector<uint32_t> endings{SuffixTree::kRoot};
-        for (const int32_t token : texts_.back()) tree_.append(endings, token);
-    }
-
-  private:
-    const LookupRules* rules_;
-    SuffixTree tree_;
-    std::deque<std::vector<int32_t>> texts_, waiting_;
-    size_t tokens_ = 0, waiting_tokens_ = 0;
 };
 
 // One sequence.
@@ -137,6 +94,30 @@ class LookupText {
         }
     }
 
+    // The likeliest nodes of a tree, at most `most`, each after its parent.
+    void draft_tree(int most, std::vector<int32_t>& tokens, std::vector<int32_t>& parents, std::vector<double>& survival) {
+        tokens.clear(), parents.clear(), survival.clear();
+        std::priority_queue<Branch> open;
+        int pushed = 0;
+        const auto expand = [&](const LookupPlace& place, const LookupGuess(&guesses)[kSources], int32_t parent, double reached) {
+            continuations(place, guesses, likely_);
+            for (const LikelyToken& next : likely_)
+                if (reached * next.probability >= rules_->min_survival)
+                    open.push({reached * next.probability, pushed++, parent, next.token, place});
+        };
+        expand(place_, guesses_, -1, 1.0);
+        while (static_cast<int>(tokens.size()) < most && !open.empty()) {
+            Branch next = open.top();
+            open.pop();
+            const int32_t node = static_cast<int32_t>(tokens.size());
+            tokens.push_back(next.token), parents.push_back(next.parent), survival.push_back(next.survival);
+            LookupGuess guesses[kSources];
+            move(next.place, next.token);
+            predict(next.place, guesses);
+            expand(next.place, guesses, node, next.survival);
+        }
+    }
+
     // The tokens that were generated, with the last ones of the prompt before them as context.
     std::vector<int32_t> generated() const {
         if (!prompt_.empty()) return {};
@@ -177,7 +158,7 @@ class LookupText {
     // The most frequent follower of the longest ending that has one. Cells are by the length of the match, and by how
     // often something followed and how often this: once; always; mostly; less.
     static LookupGuess of_tree(SuffixTree& tree, SuffixTree::Match match, int first_cell) {
-        while (match.length > 0 && !tree.has_followers(match.node)) match = tree.shorter(match);
+        match = known(tree, match);
         if (match.length == 0) return {};
         const SuffixTree::Follower best = tree.best(match.node);
         const uint32_t all = tree.followers(match.node);
@@ -190,26 +171,74 @@ class LookupText {
         double probability;
     };
 
-    // Sources that agree are wrong together as if independently; tokens compete by their odds.
-    LikelyToken likeliest(const LookupGuess (&guesses)[kSources]) const {
-        LikelyToken best{-1, 0.0};
-        double highest = 0.0, all = 1.0;
+    struct Branch {
+        double survival;
+        int number;  // in the order in which branches were found
+        int32_t parent, token;
+        LookupPlace place;  // before the token
+        bool operator<(const Branch& other) const {
+            return survival != other.survival ? survival < other.survival : number > other.number;
+        }
+    };
+
+    // The tokens that the sources name, in their order. Sources that agree are wrong together as if independently; tokens
+    // compete by their odds.
+    void named(const LookupGuess (&guesses)[kSources], std::vector<LikelyToken>& out) const {
+        out.clear();
+        double all = 1.0;
         for (int source = 0; source < kSources; ++source) {
             const LookupGuess& guess = guesses[source];
-            bool counted = guess.cell < 0;
-            for (int before = 0; before < source; ++before)
-                counted |= guesses[before].cell >= 0 && guesses[before].token == guess.token;
-            if (counted) continue;
+            if (guess.cell < 0 || has(out, guess.token)) continue;
             double wrong = 1.0;
             for (int other = source; other < kSources; ++other)
                 if (guesses[other].cell >= 0 && guesses[other].token == guess.token)
                     wrong *= 1.0 - std::min(rates_[guesses[other].cell], rules_->most_certain);
-            const double odds = 1.0 / wrong - 1.0;
-            all += odds;
-            if (odds > highest) highest = odds, best.token = guess.token;
+            out.push_back({guess.token, 1.0 / wrong - 1.0});
+            all += out.back().probability;
         }
-        best.probability = highest / all;
+        for (LikelyToken& token : out) token.probability /= all;
+    }
+
+    LikelyToken likeliest(const LookupGuess (&guesses)[kSources]) {
+        LikelyToken best{-1, 0.0};
+        named(guesses, likely_);
+        for (const LikelyToken& token : likely_)
+            if (token.probability > best.probability) best = token;
         return best;
+    }
+
+    static bool has(const std::vector<LikelyToken>& tokens, int32_t token) {
+        return std::any_of(tokens.begin(), tokens.end(), [&](const LikelyToken& each) { return each.token == token; });
+    }
+
+    // The tokens that the sources name, and their other continuations: as much less likely as they were less frequent.
+    void continuations(const LookupPlace& place, const LookupGuess (&guesses)[kSources], std::vector<LikelyToken>& out) {
+        named(guesses, out);
+        const size_t count = out.size();
+        for (int source = 0; source < kSources; ++source) {
+            if (guesses[source].cell < 0) continue;
+            double most = 0.0;
+            for (size_t i = 0; i < count; ++i)
+                if (out[i].token == guesses[source].token) most = std::min(out[i].probability, 1.0 - out[i].probability);
+            if (source == kStore) {
+                store_->find(place.last + place.known, place.known, kContinuations, found_);
+                const double best = found_[0].probability;
+                for (const StoreTable::Continuation& other : found_)
+                    if (!has(out, other.token)) out.push_back({other.token, most * (other.probability / best)});
+                continue;
+            }
+            SuffixTree& tree = source == kOwnText ? own_ : shared_->tree();
+            const SuffixTree::Match match = known(tree, source == kOwnText ? place.own : place.shared);
+            const double best = tree.best(match.node).count;
+            tree.frequent(match.node, kLatest, kContinuations, followers_);
+            for (const SuffixTree::Follower& other : followers_)
+                if (!has(out, other.token)) out.push_back({other.token, most * (other.count / best)});
+        }
+    }
+
+    static SuffixTree::Match known(SuffixTree& tree, SuffixTree::Match match) {
+        while (match.length > 0 && !tree.has_followers(match.node)) match = tree.shorter(match);
+        return match;
     }
 
     void learn(int32_t token) {
@@ -232,6 +261,8 @@ class LookupText {
     LookupGuess guesses_[kSources];
     std::vector<double> rates_, tried_;
     std::vector<StoreTable::Continuation> found_;
+    std::vector<SuffixTree::Follower> followers_;
+    std::vector<LikelyToken> likely_;
 };
 
 }  // namespace wager

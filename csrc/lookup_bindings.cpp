@@ -29,12 +29,13 @@ wager::LookupRules checked(wager::LookupRules rules) {
 class LookupTable {
   public:
     LookupTable(nb::handle draft, std::string drafter, int longest, size_t shared_tokens, std::vector<double> prior,
-                double weight, double min_survival, double most_certain, std::optional<Slots> slots, uint64_t homes)
+                double weight, double min_survival, double most_certain, std::optional<Slots> slots, uint64_t homes, bool trees)
         : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs"}),
           drafter_(nb::str(drafter.c_str())),
           rules_(checked({longest, shared_tokens, std::move(prior), weight, min_survival, most_certain})),
           slots_(std::move(slots)),
-          shared_(rules_) {
+          shared_(rules_),
+          trees_(trees) {
         if (!slots_) return;
         const size_t size = slots_->shape(0);
         if (size == 0 || homes >= size || homes > UINT32_MAX || slots_->data()[size - 1] != 0)
@@ -73,7 +74,10 @@ class LookupTable {
             LookupText& text = of(nb::cast<std::string>(seq_id));
             shared_.absorb();
             text.catch_up();
-            text.draft(static_cast<int>(depth), tokens_, survival_);
+            if (trees_)
+                text.draft_tree(static_cast<int>(depth), tokens_, parents_, survival_);
+            else
+                text.draft(static_cast<int>(depth), tokens_, survival_);
             drafts.append(draft(seq_id));
         }
         return drafts;
@@ -102,7 +106,7 @@ class LookupTable {
                          scores = nb::steal(PyTuple_New(size));
         for (size_t i = 0; i < size; ++i) {
             PyTuple_SET_ITEM(tokens.ptr(), i, PyLong_FromLong(tokens_[i]));
-            PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(static_cast<long>(i) - 1));
+            PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(trees_ ? parents_[i] : static_cast<long>(i) - 1));
             PyTuple_SET_ITEM(scores.ptr(), i, PyFloat_FromDouble(survival_[i]));
         }
         return draft_.make({seq_id, tokens, parents, scores, drafter_, nb::none()});
@@ -115,7 +119,8 @@ class LookupTable {
     std::optional<wager::StoreTable> store_;
     wager::SharedTexts shared_;
     std::unordered_map<std::string, std::unique_ptr<LookupText>> texts_;
-    std::vector<int32_t> tokens_;
+    bool trees_;
+    std::vector<int32_t> tokens_, parents_;
     std::vector<double> survival_;
     const Name seq_id_{"seq_id"}, depth_{"depth"};
 };
@@ -124,9 +129,9 @@ class LookupTable {
 
 void bind_lookup(nb::module_& m) {
     nb::class_<LookupTable>(m, "LookupTable")
-        .def(nb::init<nb::handle, std::string, int, size_t, std::vector<double>, double, double, double, std::optional<Slots>, uint64_t>(),
+        .def(nb::init<nb::handle, std::string, int, size_t, std::vector<double>, double, double, double, std::optional<Slots>, uint64_t, bool>(),
              nb::arg("draft"), nb::arg("drafter"), nb::arg("longest"), nb::arg("shared_tokens"), nb::arg("prior"),
-             nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("most_certain"), nb::arg("slots").none(), nb::arg("homes"))
+             nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("most_certain"), nb::arg("slots").none(), nb::arg("homes"), nb::arg("trees"))
         .def("begin", &LookupTable::begin)
         .def("accept", &LookupTable::accept)
         .def("end", &LookupTable::end)

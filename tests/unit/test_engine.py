@@ -59,6 +59,7 @@ PARAMS = {
 DRAFTERS = {
     "ngram": lambda: NgramDrafter(),
     "recycle": lambda: RecyclingDrafter(LAW.vocab),
+    "suffix-tree": lambda: LookupDrafter("suffix-tree", LookupSources(4, shared_tokens=200), trees=True),
     "suffix": lambda: LookupDrafter("suffix", LookupSources(4, shared_tokens=200)),
     "oracle": lambda: OracleDrafter(ToyOracle(LAW)),
     "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),

@@ -118,10 +118,31 @@ def test_followers_agree_with_a_search(texts: list[list[int]], longest: int) -> 
             if after:
                 latest = {token: at for at, token in enumerate(after)}
                 order = sorted(set(after), key=lambda token: (-after.count(token), -latest[token]))
-                assert found == (size, len(after), tuple((token, after.count(token)) for token in order))
+                assert found[:3] == (size, len(after), tuple((token, after.count(token)) for token in order))
                 break
         else:
             assert found.length == 0
+
+
+def test_a_tree_has_other_continuations_where_they_are_likelier_than_going_on() -> None:
+    drafter = LookupDrafter("suffix-tree", LookupSources(5, 0), trees=True)
+    drafter.begin("s", [1, 40, 41, 1, 40, 42, 1, 50, 51, 1], PARAMS)
+    draft = _drafted(drafter, depth=4)
+    assert drafter.makes_trees and not draft.is_chain
+    assert draft.tokens[0] == 40 and 50 in draft.tokens
+    siblings = [token for token, parent in zip(draft.tokens, draft.parents, strict=True) if parent == -1]
+    assert siblings == [40, 50] and list(draft.scores) == sorted(draft.scores, reverse=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.lists(st.integers(0, 4), min_size=2, max_size=60), most=st.integers(1, 12))
+def test_a_tree_is_expected_to_yield_at_least_what_the_chain_does(text: list[int], most: int) -> None:
+    chain, tree = (LookupDrafter("s", LookupSources(4, 0), trees=trees) for trees in (False, True))
+    for drafter in (chain, tree):
+        drafter.begin("s", text, PARAMS)
+    nodes = _drafted(tree, depth=most)
+    assert sum(nodes.scores) >= sum(_drafted(chain, depth=most).scores) - 1e-9
+    assert len(set(zip(nodes.tokens, nodes.parents, strict=True))) == len(nodes)
 
 
 # ---- texts that ended ------------------------------------------------------------------------------------------------
@@ -208,13 +229,14 @@ def _store(path: Path, vocab: int, rng: random.Random) -> StoreFile:
 @pytest.mark.parametrize(("longest", "shared_tokens", "stored"), [
     (8, 300, True), (3, 0, False), (2, 120, False), (0, 100, True), (24, 90, True), (1, 200, False),
 ])  # fmt: skip
+@pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("vocab", [2, 6, 5000])
 def test_the_native_table_drafts_what_the_one_in_python_does(
-    longest: int, shared_tokens: int, vocab: int, tmp_path: Path, *, stored: bool
+    longest: int, shared_tokens: int, vocab: int, tmp_path: Path, *, stored: bool, trees: bool
 ) -> None:
     rng, known = random.Random(vocab), {}
     sources = LookupSources(longest, shared_tokens, _store(tmp_path / "s", vocab, rng) if stored else None)
-    native, plain = lookup_table("suffix", sources), PythonLookupTable("suffix", sources)
+    native, plain = lookup_table("suffix", sources, trees=trees), PythonLookupTable("suffix", sources, trees=trees)
     if isinstance(native, PythonLookupTable):
         pytest.skip("the native kernels are not built")
     drafted = 0

@@ -199,7 +199,7 @@ def test_a_table_without_a_free_slot_at_its_end_is_refused_natively() -> None:
         with pytest.raises(ValueError, match="the last slot must be free"):
             native.LookupTable(
                 Draft, "store", longest=0, shared_tokens=0, prior=prior_rates(), prior_weight=1.0, min_survival=0.1,
-                most_certain=0.9, slots=slots, homes=homes,
+                most_certain=0.9, slots=slots, homes=homes, trees=False,
             )  # fmt: skip
 
 

@@ -34,18 +34,19 @@ from wager.types import Draft, DraftRequest, SamplingParams
 
 
 class LookupDrafter:
-    """Guesses from the `sources`; its drafts are chains. UsageError if `longest` is not between 0 and MOST_LONGEST."""
+    """Guesses from the `sources`: chains, or with `trees` the likeliest nodes of a tree, in which several continuations
+    of each source compete. UsageError if `longest` is not between 0 and MOST_LONGEST."""
 
     default_depth = 7
     max_depth = 15
     samples = False
-    makes_trees = False
 
-    def __init__(self, name: str, sources: LookupSources) -> None:
+    def __init__(self, name: str, sources: LookupSources, *, trees: bool = False) -> None:
         if not 0 <= sources.longest <= MOST_LONGEST:
             raise UsageError(f"{name}:{sources.longest} is out of range.", f"Look up 1 to {MOST_LONGEST} tokens.")
         self.name = name
-        self._table = lookup_table(name, sources)
+        self.makes_trees = trees
+        self._table = lookup_table(name, sources, trees=trees)
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Keep the prompt and the predicted output for the index; no rate is learned from them, since the target did
@@ -53,7 +54,7 @@ class LookupDrafter:
         self._table.begin(seq_id, tokens, tuple(map(int, params.prediction)))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One chain per request, or an empty draft where nothing is known."""
+        """One draft per request, empty where nothing is known."""
         return self._table.propose(requests)
 
     def observe(self, output: TargetOutput) -> None:
@@ -80,12 +81,12 @@ class LookupTexts(Protocol):
     def propose(self, requests: Sequence[DraftRequest], /) -> list[Draft]: ...
 
 
-def lookup_table(name: str, sources: LookupSources) -> LookupTexts:
+def lookup_table(name: str, sources: LookupSources, *, trees: bool = False) -> LookupTexts:
     """In C++ (csrc/lookup.h) where the native kernels are there; in Python a draft takes a hundred times as long."""
     try:
         from wager.kernels import _native
     except ImportError:
-        return PythonLookupTable(name, sources)
+        return PythonLookupTable(name, sources, trees=trees)
     store = sources.store
     return _native.LookupTable(
         Draft,
@@ -98,4 +99,5 @@ def lookup_table(name: str, sources: LookupSources) -> LookupTexts:
         most_certain=MOST_CERTAIN,
         slots=None if store is None else store.slots,
         homes=0 if store is None else store.header.homes,
+        trees=trees,
     )

@@ -23,6 +23,9 @@ PRIOR_WEIGHT = 20.0
 MOST_CERTAIN = 0.995
 """The greatest acceptance rate that one source is believed to have."""
 
+CONTINUATIONS = 4
+"""Continuations of one source in a tree of guesses."""
+
 MATCHES = 8  # longer matches count as this long
 STORE_CELLS = 16
 

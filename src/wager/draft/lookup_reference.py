@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 
 from wager.draft.lookup_rates import (
     ALWAYS,
+    CONTINUATIONS,
     LESS,
     MATCHES,
     MIN_SURVIVAL,
@@ -29,8 +32,8 @@ from wager.types import Draft, DraftRequest
 class PythonLookupTable:
     """The same in Python."""
 
-    def __init__(self, name: str, sources: LookupSources) -> None:
-        self._name = name
+    def __init__(self, name: str, sources: LookupSources, *, trees: bool = False) -> None:
+        self._name, self._trees = name, trees
         self._sources = sources if sources.longest else sources._replace(shared_tokens=0)
         self._texts: dict[str, _Text] = {}
         self._shared = SharedTexts(self._sources)
@@ -53,8 +56,11 @@ class PythonLookupTable:
         text = self._texts[request.seq_id]
         self._shared.absorb()
         text.catch_up()
-        tokens, scores = text.draft(request.depth)
-        return Draft.chain(request.seq_id, tokens, drafter=self._name, scores=scores)
+        if self._trees:
+            tokens, parents, scores = text.draft_tree(request.depth)
+            return Draft(request.seq_id, tuple(tokens), tuple(parents), tuple(scores), self._name)
+        chain, survival = text.draft(request.depth)
+        return Draft.chain(request.seq_id, chain, drafter=self._name, scores=survival)
 
 
 class SharedTexts:
@@ -95,6 +101,8 @@ class LookupGuess:
 
     token: int
     cell: int
+    others: tuple[tuple[int, float], ...] = ()
+    """Other continuations, and how frequent each is beside this one."""
 
 
 class _Text:
@@ -138,20 +146,54 @@ class _Text:
             text.append(token)
         return tokens, survival
 
-    def _likeliest(self, guesses: Sequence[LookupGuess]) -> tuple[int, float]:
-        """The likeliest token and its probability. Sources that agree are wrong together as if independently; tokens
-        compete by their odds."""
+    def draft_tree(self, most: int) -> tuple[list[int], list[int], list[float]]:
+        """Tokens, parents and survival of the likeliest nodes of a tree, at most `most`, each after its parent."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        survival: list[float] = []
+        open_nodes: list[tuple[float, int, int, list[int]]] = []  # -survival, number, parent, the text with the token
+        numbers = count()
+
+        def expand(text: list[int], parent: int, reached: float) -> None:
+            for token, probability in self._continuations(self._guesses(text)).items():
+                if reached * probability >= MIN_SURVIVAL:
+                    heappush(open_nodes, (-reached * probability, next(numbers), parent, [*text, token]))
+
+        expand(list(self._tokens), -1, 1.0)
+        while open_nodes and len(tokens) < most:
+            negative, _, parent, text = heappop(open_nodes)
+            tokens.append(text[-1])
+            parents.append(parent)
+            survival.append(-negative)
+            expand(text, len(tokens) - 1, -negative)
+        return tokens, parents, survival
+
+    def _continuations(self, guesses: Sequence[LookupGuess]) -> dict[int, float]:
+        """The tokens that the sources name, and their other continuations: as much less likely as they were less
+        frequent."""
+        likely = self._named(guesses)
+        for guess, most in [(guess, min(likely[guess.token], 1.0 - likely[guess.token])) for guess in guesses]:
+            for token, share in guess.others:
+                likely.setdefault(token, most * share)
+        return likely
+
+    def _named(self, guesses: Sequence[LookupGuess]) -> dict[int, float]:
+        """The tokens that the sources name, with their probabilities. Sources that agree are wrong together as if
+        independently; tokens compete by their odds."""
         wrong: dict[int, float] = {}
         for guess in guesses:
             rate = min(self._rates[guess.cell], MOST_CERTAIN)
             wrong[guess.token] = wrong.get(guess.token, 1.0) * (1.0 - rate)
-        best, highest, total = -1, 0.0, 1.0
-        for token, chance in wrong.items():
-            odds = 1.0 / chance - 1.0
-            total += odds
-            if odds > highest:
-                best, highest = token, odds
-        return best, highest / total
+        odds = {token: 1.0 / chance - 1.0 for token, chance in wrong.items()}
+        total = 1.0
+        for each in odds.values():
+            total += each
+        return {token: each / total for token, each in odds.items()}
+
+    def _likeliest(self, guesses: Sequence[LookupGuess]) -> tuple[int, float]:
+        """The likeliest token and its probability, 0 if there is none."""
+        named = self._named(guesses)
+        return max(named.items(), key=lambda item: item[1], default=(-1, 0.0))
 
     def generated(self) -> list[int]:
         """The tokens that were generated, with the last ones of the prompt before them; nothing if no draft was ever
@@ -177,14 +219,17 @@ class _Text:
             _, found = self._sources.store.continuations(text[-5:])
             if found:
                 cell = 8 * MATCHES + found[0].probability * STORE_CELLS // 256
-                guesses.append(LookupGuess(found[0].token, cell))
+                best, *others = found[:CONTINUATIONS]
+                shares = tuple((other.token, other.probability / best.probability) for other in others)
+                guesses.append(LookupGuess(best.token, cell, shares))
         return guesses
 
 
 def _guess_of_tree(counts: SuffixCounts, text: Sequence[int], longest: int, *, first_cell: int) -> list[LookupGuess]:
-    length, seen, followers = counts.followers(text[-longest:])
+    length, seen, followers, latest = counts.followers(text[-longest:])
     if not length:
         return []
-    token, count = followers[0]
-    kind = ONCE if seen == 1 else ALWAYS if count == seen else MOSTLY if 2 * count > seen else LESS
-    return [LookupGuess(token, first_cell + 4 * (min(length, MATCHES) - 1) + kind)]
+    token, often = followers[0]
+    others = tuple((other, times / often) for other, times in latest[:CONTINUATIONS])
+    kind = ONCE if seen == 1 else ALWAYS if often == seen else MOSTLY if 2 * often > seen else LESS
+    return [LookupGuess(token, first_cell + 4 * (min(length, MATCHES) - 1) + kind, others)]

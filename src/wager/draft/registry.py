@@ -106,21 +106,15 @@ def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     return NgramDrafter(int(spec.argument)) if spec.argument else NgramDrafter()
 
 
-def _suffix(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+def _lookup(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.lookup import LookupDrafter
     from wager.draft.lookup_rates import DEFAULT_LONGEST, SHARED_TOKENS, LookupSources
 
-    longest = int(spec.argument) if spec.argument else DEFAULT_LONGEST
-    return LookupDrafter(spec.name, LookupSources(longest, SHARED_TOKENS))
-
-
-def _store(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.lookup import LookupDrafter
-    from wager.draft.lookup_rates import DEFAULT_LONGEST, SHARED_TOKENS, LookupSources
-
-    if parts.store is None:
+    kind = KINDS[spec.name]
+    if kind.argument == "store" and parts.store is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
-    return LookupDrafter(spec.name, LookupSources(DEFAULT_LONGEST, SHARED_TOKENS, parts.store))
+    longest = int(spec.argument) if spec.argument and kind.argument == "number" else DEFAULT_LONGEST
+    return LookupDrafter(spec.name, LookupSources(longest, SHARED_TOKENS, parts.store), trees=kind.makes_trees)
 
 
 def _recycle(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -202,7 +196,7 @@ KINDS: Mapping[str, DrafterKind] = {
     ),
     "suffix": DrafterKind(
         "what followed most often, in this text and in earlier answers; N: longest match looked up",
-        _suffix,
+        _lookup,
         "number",
         "N",
         (1, 24),
@@ -210,10 +204,22 @@ KINDS: Mapping[str, DrafterKind] = {
     ),
     "store": DrafterKind(
         "as suffix, and what followed most often in texts of the target, from a file",
-        _store,
+        _lookup,
         "store",
         "PATH",
         reads_predictions=True,
+    ),
+    "suffix-tree": DrafterKind(
+        "as suffix, drafting trees",
+        _lookup,
+        "number",
+        "N",
+        (1, 24),
+        makes_trees=True,
+        reads_predictions=True,
+    ),
+    "store-tree": DrafterKind(
+        "as store, drafting trees", _lookup, "store", "PATH", makes_trees=True, reads_predictions=True
     ),
     "recycle": DrafterKind(
         "trees of what the target last found likeliest after each token", _recycle, makes_trees=True

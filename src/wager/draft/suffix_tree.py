@@ -12,14 +12,18 @@ from typing import NamedTuple
 
 class Followers(NamedTuple):
     """What followed the longest known ending of a text: its number of tokens `length`, how often anything followed,
-    `seen`, and the followers with how often each did, the most frequent first, of equals the latest."""
+    `seen`, and the followers with how often each did, the most frequent first, of equals the latest. `latest` are those
+    that came last, in the same order."""
 
     length: int
     seen: int
     tokens: tuple[tuple[int, int], ...]
+    latest: tuple[tuple[int, int], ...] = ()
 
 
 NOTHING = Followers(0, 0, ())
+LATEST = 32
+"""Followers that `Followers.latest` has at most."""
 
 
 class SuffixCounts:
@@ -58,8 +62,10 @@ class SuffixCounts:
             counts = self._followers.get(ending)
             if counts:
                 latest_first = list(reversed(counts.items()))
-                latest_first.sort(key=lambda item: -item[1])
-                return Followers(len(ending), sum(counts.values()), tuple(latest_first))
+                every, latest = (
+                    sorted(some, key=lambda item: -item[1]) for some in (latest_first, latest_first[:LATEST])
+                )
+                return Followers(len(ending), sum(counts.values()), tuple(every), tuple(latest))
         return NOTHING
 
     def _endings(self, text: Sequence[int]) -> list[tuple[int, ...]]:
