@@ -273,3 +273,26 @@ def test_merged_with_another_drafter_it_still_sees_the_states(params: SamplingPa
     assert sum(len(draft) > 0 for draft in drafts) > 20 and engine.proposer.taps == {0, 2, 3}
     alone = engine_on(decoder, MergedDrafter([NgramDrafter(), RandomTreeDrafter(VOCAB)], vocab=VOCAB))
     assert not alone.proposer.reads_states and answers(alone, asked) == plain
+
+
+@pytest.mark.parametrize("failing", ["read", "forward"])
+def test_a_head_that_raises_is_switched_off_and_the_text_stays(failing: str, tmp_path: Path) -> None:
+    weights, kernels = target_weights(), native()
+    decoder = decoder_on(weights, kernels)
+    head = head_of(reference_of(VARIANTS["eagle3.1"], weights), decoder, weights, tmp_path)
+    drafter, calls = HeadDrafter(head, kernels=kernels), 0
+    owner = drafter if failing == "read" else head
+    working = getattr(owner, failing)
+
+    def fails_later(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > 4:
+            raise MemoryError("no room")
+        return working(*arguments)
+
+    setattr(owner, failing, fails_later)
+    asked = requests([TOKENS[:20], TOKENS[4:30]], PARAMS[1])
+    engine = engine_on(decoder, drafter)
+    assert answers(engine, asked) == answers(engine_on(decoder), asked)
+    assert calls == 5 and drafter.name not in engine.proposer.drafters

@@ -2,7 +2,8 @@
 
 Every layer projects the target's fused states of all known positions with its own matrices, once, to the keys and
 values of the context. The slots attend to these and to each other, in both directions, which the attention of a tape
-cannot; so it is computed here, in numpy, between the products on the kernels.
+cannot; so it is computed here, in numpy, between the products on the kernels. BLAS is not called: its threads would
+spin beside those of the kernels and make the next pass several times slower.
 """
 
 from __future__ import annotations
@@ -56,9 +57,12 @@ class BlockHead:
         self._head.rms_norm(self._block.x, weights.vector("norm.weight"), spec.decoder.details.norm_eps, self._normed)
         self._head.linear(self._normed, matrix, self._logits)
         self._target = TargetLogits(vocabulary, self.max_sequences)
-        self._markov = (
-            [weights.vector(f"markov_head.markov_w{part}.weight") for part in (1, 2)] if spec.markov_rank else []
-        )
+        self._codes = weights.matrix("markov_head.markov_w1.weight") if spec.markov_rank else None
+        if spec.markov_rank:
+            self._code = empty(self.max_sequences, spec.markov_rank, dtype=weights.form.kernels.act)
+            self._further = empty(self.max_sequences, len(vocabulary.ids))
+            self._markov = row_tape(weights, self.max_sequences)
+            self._markov.linear(self._code, weights.pack(["markov_head.markov_w2.weight"]), self._further)
         self._confidence = (
             (weights.vector("confidence_head.proj.weight")[0], float(weights.vector("confidence_head.proj.bias")[0]))
             if spec.confidence
@@ -97,9 +101,10 @@ class BlockHead:
     def logits(self, rows: Sequence[int], before: Sequence[int]) -> TargetOutput:
         """The logits of some rows of the last pass by the target's ids, `before` the tokens before their guesses."""
         logits = self._logits[list(rows)]
-        if self._markov:
-            first, second = self._markov
-            logits = logits + first[list(before)] @ second.T
+        if self._codes is not None:
+            self._code[: len(rows)] = self._codes[list(before)]
+            run_rows(self._markov, len(rows))
+            logits += self._further[: len(rows)]
         finite = np.isfinite(logits).all(axis=1)
         return self._target.take(logits, np.where(finite, logits.argmax(axis=1), -1).astype(INT32))
 
@@ -109,9 +114,9 @@ class BlockHead:
             return None
         weight, bias = self._confidence
         x = self._normed[row].astype(FLOAT32)
-        if self.spec.confidence_reads_markov and self._markov:
-            x = np.concatenate([x, self._markov[0][before]])
-        score = float(weight @ x) + bias
+        if self.spec.confidence_reads_markov and self._codes is not None:
+            x = np.concatenate([x, self._codes[before].astype(FLOAT32)])
+        score = float((weight * x).sum()) + bias
         return float(1 / (1 + np.exp(-score))) if np.isfinite(score) else 0.0
 
 
@@ -202,9 +207,9 @@ class _BlockTapes:
         values = np.concatenate([context[1], split(qkv[:, keys_end:], attention.kv_heads)], axis=1)
         slots, size = qkv.shape[0], attention.head_dim
         grouped = queries.reshape(attention.kv_heads, -1, size)  # the queries that share a kv head
-        scores = grouped @ keys.swapaxes(1, 2) * np.float32(size**-0.5)
+        scores = np.einsum("kqd,knd->kqn", grouped, keys) * np.float32(size**-0.5)
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ values
+        mixed = np.einsum("kqn,knd->kqd", scores / scores.sum(axis=-1, keepdims=True), values)
         found: Array = mixed.reshape(attention.heads, slots, size).swapaxes(0, 1).reshape(slots, -1)
         return found
 
