@@ -8,20 +8,22 @@ from pathlib import Path
 
 from wager.build.opened import OpenedModel
 from wager.draft.heads.autoregressive import StateHead
+from wager.draft.heads.block import SlotHead
 from wager.draft.heads.parallel import ParallelHead
 from wager.draft.registry import DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.base import Kernels
 from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
+from wager.models.head_block import OpenedBlock, open_block
 from wager.models.head_eagle import OpenedEagle, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import OpenedMedusa, open_medusa
 from wager.models.matrices import Matrices
 from wager.models.transformer import Decoder
 
-Opened = OpenedEagle | OpenedMedusa
+Opened = OpenedEagle | OpenedMedusa | OpenedBlock
 
-_OPEN: Mapping[str, Callable[..., Opened]] = {"eagle3": open_eagle, "medusa": open_medusa}
+_OPEN: Mapping[str, Callable[..., Opened]] = {"eagle3": open_eagle, "medusa": open_medusa, "dflash": open_block}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class OpenedHead:
         """Bytes of keys and values per position."""
         return self.head.token_bytes(kernels)
 
-    def load(self, decoder: Decoder, num_blocks: int) -> StateHead | ParallelHead:
+    def load(self, decoder: Decoder, num_blocks: int) -> StateHead | ParallelHead | SlotHead:
         return self.head.load(decoder, self.target.weights, num_blocks=num_blocks)
 
 

@@ -15,6 +15,7 @@ from wager.errors import UsageError
 if TYPE_CHECKING:
     from wager.draft.base import Drafter
     from wager.draft.heads.autoregressive import StateHead
+    from wager.draft.heads.block import SlotHead
     from wager.draft.heads.parallel import ParallelHead
     from wager.draft.model import DraftModel
     from wager.draft.store_file import StoreFile
@@ -60,7 +61,7 @@ class DrafterParts:
     model: Target | None = None
     kernels: Kernels | None = None
     prefix_cache: bool = True
-    head: StateHead | ParallelHead | None = None
+    head: StateHead | ParallelHead | SlotHead | None = None
     depth: int | None = None
     store: StoreFile | None = None
     inner: Drafter | None = None
@@ -167,24 +168,14 @@ def _draft_model(spec: DrafterSpec, parts: DrafterParts, **options: Any) -> Draf
     )
 
 
-def _eagle3(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.heads.autoregressive import HeadDrafter
+def _head(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.heads.kinds import head_drafter
 
-    head: Any = _loaded_head(spec, parts)
-    return HeadDrafter(head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth)
-
-
-def _medusa(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.heads.parallel import ParallelDrafter
-
-    head: Any = _loaded_head(spec, parts)
-    return ParallelDrafter(head, kernels=parts.kernels)
-
-
-def _loaded_head(spec: DrafterSpec, parts: DrafterParts) -> object:
     if parts.head is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no loaded head.", "Load the head and pass it as a part.")
-    return parts.head
+    return head_drafter(
+        spec.name, parts.head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth
+    )
 
 
 def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -252,8 +243,7 @@ KINDS: Mapping[str, DrafterKind] = {
         makes_trees=True,
         samples=True,
     ),
-    "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _eagle3, "head", "PATH", samples=True),
-    "medusa": DrafterKind("Medusa heads on the target's states", _medusa, "head", "PATH", samples=True),
+    "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _head, "head", "PATH", samples=True),
     "layers": DrafterKind(
         "some layers of the model itself, such as 0-9 or 0-9.20-29",
         _model,
@@ -273,6 +263,10 @@ KINDS: Mapping[str, DrafterKind] = {
         "PATH",
         samples=True,
         other_vocabulary=True,
+    ),
+    "medusa": DrafterKind("Medusa heads on the target's states", _head, "head", "PATH", samples=True),
+    "dflash": DrafterKind(
+        "a block head, DFlash or DSpark, on the target's states", _head, "head", "PATH", samples=True
     ),
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),

@@ -66,9 +66,9 @@ def read_eagle(files: HeadFiles, target: ModelSpec) -> EagleSpec:
     if kind is not None and kind != "eagle3":
         raise ModelError(f"The head in {files.where} is a {kind} head.", "An eagle3 head is wanted here.")
     layer = keys if flat else keys.section("transformer_layer_config")
-    decoder, attention, inner = _read_decoder(layer, files.where)
+    decoder, attention, inner = read_head_decoder(layer, files.where)
     taps = _read_taps(keys, layer, target)
-    _check_target(files, keys, layer, target)
+    check_sizes(files, keys, layer, target)
     draft = keys.integer("draft_vocab_size", default=layer.integer("draft_vocab_size", default=target.vocab))
     spec = EagleSpec(
         decoder,
@@ -83,7 +83,7 @@ def read_eagle(files: HeadFiles, target: ModelSpec) -> EagleSpec:
         norm_output=keys.flag("norm_output"),
         own_embedding="embed_tokens.weight" in files.shapes,
         own_output="lm_head.weight" in files.shapes,
-        depth=_proposed(keys),
+        depth=read_proposed(keys),
     )
     _check_shared(spec, target, files.where)
     files.check(dict(_tensors(spec, target)) | vocabulary_shapes(files, draft=draft, size=target.vocab),
@@ -91,7 +91,8 @@ def read_eagle(files: HeadFiles, target: ModelSpec) -> EagleSpec:
     return spec
 
 
-def _read_decoder(layer: ConfigKeys, where: str) -> tuple[ModelSpec, Gqa, int]:
+def read_head_decoder(layer: ConfigKeys, where: str) -> tuple[ModelSpec, Gqa, int]:
+    """The layers of a head as a model, their attention and the inner size of their feed-forwards."""
     model_type = layer.text("model_type") or "llama"
     if model_type not in _ARCHITECTURES:
         raise ModelError(
@@ -128,7 +129,7 @@ def _read_taps(keys: ConfigKeys, layer: ConfigKeys, target: ModelSpec) -> tuple[
     return taps
 
 
-def _check_target(files: HeadFiles, keys: ConfigKeys, layer: ConfigKeys, target: ModelSpec) -> None:
+def check_sizes(files: HeadFiles, keys: ConfigKeys, layer: ConfigKeys, target: ModelSpec) -> None:
     """ModelError if the configuration names another target's sizes."""
     hidden = keys.integer("target_hidden_size", default=target.hidden)
     vocab = layer.integer("vocab_size", default=target.vocab)
@@ -154,7 +155,7 @@ def _check_shared(spec: EagleSpec, target: ModelSpec, where: str) -> None:
         raise ModelError(f"norm_before_fc and fc_norm in {where}/config.json exclude each other.")
 
 
-def _proposed(keys: ConfigKeys) -> int | None:
+def read_proposed(keys: ConfigKeys) -> int | None:
     """Guesses of a round that the head was made for."""
     methods = keys.section("speculators_config").get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else None

@@ -1,0 +1,267 @@
+"""Block heads, DFlash and DSpark: their guesses are those of a reference in torch, the text is that of plain decoding,
+and files that do not fit are refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoder_engines import answers, decoder_on, engine_on, requests
+from eagle_heads import EPS, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, THETA, VOCAB
+from packing import batch, chain
+from safetensors.torch import save_file
+from tiny_models import TOKENS, spec
+from torch import Tensor
+
+from closeness import assert_close
+from wager.arch import Dense, Gqa
+from wager.draft.heads.block import BlockDrafter
+from wager.errors import ModelError
+from wager.kernels.arrays import Array
+from wager.kernels.base import Kernels
+from wager.kernels.reference import ReferenceKernels
+from wager.models.head_block import BlockHead, open_block
+from wager.models.head_files import HeadFiles
+from wager.models.random_weights import random_weights
+from wager.models.transformer import Decoder
+from wager.types import Draft, DraftRequest, SamplingParams
+
+torch.set_num_threads(1)
+
+TARGET = spec((Gqa(6, 2, 16),) * 4, (Dense(64),) * 4)
+WEIGHTS = random_weights(TARGET, 1)
+MASK, SLOTS = 81, 4
+PARAMS = [
+    SamplingParams(max_tokens=20),
+    SamplingParams(max_tokens=20, temperature=1.0, seed=7),
+    SamplingParams(max_tokens=20, temperature=0.8, top_k=12, repetition_penalty=1.2, seed=3),
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    taps: tuple[int, ...] = (1, 3)
+    layers: int = 2
+    draft_vocab: int = 40
+    anchor_guesses: bool = False
+    rank: int = 0
+    confidence: bool = False
+    own: bool = False
+    native: bool = False
+
+
+KINDS = {
+    "dflash": Kind(),
+    "dspark": Kind(anchor_guesses=True, rank=8, confidence=True, own=True),
+    "native dspark": Kind(anchor_guesses=True, rank=8, native=True, draft_vocab=VOCAB, own=True),
+    "native dflash": Kind(native=True, draft_vocab=VOCAB, taps=(0, 2, 3)),
+}
+
+
+class ReferenceBlock:
+    """A random block head, and its guesses by the whole sequence at once."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind, self._generator = kind, torch.Generator().manual_seed(3)
+        self.ids = np.sort(np.random.default_rng(1).permutation(VOCAB)[: kind.draft_vocab])
+        t = {"fc.weight": self._matrix(HIDDEN, len(kind.taps) * HIDDEN)}
+        t |= {f"{name}.weight": self._norm() for name in ("hidden_norm", "norm")}
+        for layer in range(kind.layers):
+            name = f"layers.{layer}"
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                t[f"{name}.{norm}.weight"] = self._norm()
+            for part, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+                t[f"{name}.self_attn.{part}_proj.weight"] = self._matrix(heads * HEAD_DIM, HIDDEN)
+            for part in "qk":
+                t[f"{name}.self_attn.{part}_norm.weight"] = self._norm(HEAD_DIM)
+            t[f"{name}.self_attn.o_proj.weight"] = self._matrix(HIDDEN, HEADS * HEAD_DIM)
+            for part, shape in (("gate", (INNER, HIDDEN)), ("up", (INNER, HIDDEN)), ("down", (HIDDEN, INNER))):
+                t[f"{name}.mlp.{part}_proj.weight"] = self._matrix(*shape)
+        if kind.own:
+            t["embed_tokens.weight"] = self._matrix(VOCAB, HIDDEN) * 5
+            t["lm_head.weight"] = self._matrix(kind.draft_vocab, HIDDEN) * 3
+        if kind.rank:
+            t["markov_head.markov_w1.weight"] = self._matrix(VOCAB, kind.rank) * 3
+            t["markov_head.markov_w2.weight"] = self._matrix(kind.draft_vocab, kind.rank) * 2
+        if kind.confidence:
+            t["confidence_head.proj.weight"] = self._matrix(1, HIDDEN + kind.rank)
+            t["confidence_head.proj.bias"] = torch.tensor([0.5])
+        self.tensors = t
+        embedding = torch.from_numpy(WEIGHTS.read("embed.weight"))
+        self._embedding = t.get("embed_tokens.weight", embedding)
+        self._output = t.get("lm_head.weight", embedding[torch.from_numpy(self.ids)])
+
+    def _matrix(self, rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=self._generator) * columns**-0.5 * 1.5
+
+    def _norm(self, size: int = HIDDEN) -> Tensor:
+        return 1 + torch.randn(size, generator=self._generator) * 0.3
+
+    def config(self) -> dict[str, Any]:
+        kind = self.kind
+        layer = {
+            "model_type": "qwen3", "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": kind.layers,
+            "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rms_norm_eps": EPS,
+            "rope_theta": THETA, "max_position_embeddings": 128, "vocab_size": VOCAB, "hidden_act": "silu",
+        }  # fmt: skip
+        markov = {"markov_rank": kind.rank, "markov_head_type": "vanilla"} if kind.rank else {}
+        confidence = {"enable_confidence_head": kind.confidence, "confidence_head_with_markov": True}
+        if kind.native:
+            ids = [tap - 1 for tap in kind.taps]
+            if kind.rank:
+                return {**layer, "block_size": SLOTS, "mask_token_id": MASK, "target_layer_ids": ids, **markov}
+            return {**layer, "block_size": SLOTS, "dflash_config": {"mask_token_id": MASK, "target_layer_ids": ids}}
+        return {
+            "speculators_model_type": "dspark" if kind.rank else "dflash", "transformer_layer_config": layer,
+            "block_size": SLOTS, "mask_token_id": MASK, "aux_hidden_state_layer_ids": list(kind.taps),
+            "draft_vocab_size": kind.draft_vocab, "sample_from_anchor": kind.anchor_guesses,
+            **markov, **confidence,
+        }  # fmt: skip
+
+    def save(self, folder: Path, **changes: Any) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {name: value for name, value in {**self.config(), **changes}.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(config))
+        tensors = dict(self.tensors)
+        if self.kind.draft_vocab < VOCAB:
+            tensors["d2t"] = torch.from_numpy(self.ids - np.arange(len(self.ids)))
+        save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
+        return folder
+
+    def guesses(self, taps: Array, tokens: Sequence[int], depth: int) -> tuple[list[int], list[float]]:
+        """The likeliest guesses after `tokens`, and their survival, from the taps f32 [tokens - 1, taps * HIDDEN]."""
+        kind, t, known = self.kind, self.tensors, len(tokens) - 1
+        context = self._normed(torch.from_numpy(taps[:known]).float() @ t["fc.weight"].T, "hidden_norm.weight")
+        x = self._embedding[torch.tensor([tokens[-1]] + [MASK] * (SLOTS - 1))]
+        places = torch.arange(known + SLOTS)
+        for layer in range(kind.layers):
+            name = f"layers.{layer}"
+            normed = self._normed(x, f"{name}.input_layernorm.weight")
+            both = torch.cat([context, normed])  # keys and values of the context are of its own states
+            q = self._heads(normed, f"{name}.self_attn.q", places[known:])
+            k = self._heads(both, f"{name}.self_attn.k", places).repeat_interleave(HEADS // KV_HEADS, 0)
+            v = (both @ t[f"{name}.self_attn.v_proj.weight"].T).view(len(both), -1, HEAD_DIM).transpose(0, 1)
+            v = v.repeat_interleave(HEADS // KV_HEADS, 0)
+            mixed = ((q @ k.transpose(1, 2)) * HEAD_DIM**-0.5).softmax(-1) @ v
+            x = x + mixed.transpose(0, 1).reshape(SLOTS, -1) @ t[f"{name}.self_attn.o_proj.weight"].T
+            y = self._normed(x, f"{name}.post_attention_layernorm.weight")
+            gate, up, down = (t[f"{name}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
+            x = x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
+        final = self._normed(x, "norm.weight")[0 if kind.anchor_guesses else 1 :]
+        guessed, survival, before = [], [1.0], tokens[-1]
+        for state in final[:depth]:
+            logits, code = state @ self._output.T, torch.zeros(0)
+            if kind.rank:
+                code = t["markov_head.markov_w1.weight"][before]
+                logits = logits + t["markov_head.markov_w2.weight"] @ code
+            rate = float(logits.softmax(-1).max())
+            if kind.confidence:
+                weight, bias = t["confidence_head.proj.weight"][0], t["confidence_head.proj.bias"]
+                rate = float(torch.sigmoid(weight @ torch.cat([state, code]) + bias))
+            before = int(self.ids[int(logits.argmax())])
+            guessed.append(before)
+            survival.append(survival[-1] * rate)
+        return guessed, survival[1:]
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * self.tensors[name]
+
+    def _heads(self, x: Tensor, name: str, places: Tensor) -> Tensor:
+        y = (x @ self.tensors[f"{name}_proj.weight"].T).view(len(x), -1, HEAD_DIM).transpose(0, 1)
+        a, b = self._normed(y, f"{name}_norm.weight").chunk(2, -1)
+        angles = places[:, None] * THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+
+def native() -> Kernels:
+    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+    from wager.kernels.cpu import CpuKernels
+
+    return CpuKernels(threads=2)
+
+
+def loaded(folder: Path, decoder: Decoder, *, quantised: bool = False) -> BlockHead:
+    return open_block(HeadFiles(folder), TARGET, quantised=quantised).load(decoder, WEIGHTS, num_blocks=4)
+
+
+class _Recorded(BlockDrafter):
+    """Keeps what was drafted and hands on some of the right tokens of `texts`, so that guesses are accepted."""
+
+    texts: dict[str, list[int]]
+    made: dict[tuple[str, int], Draft]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        drafts = super().propose(requests)
+        handed = []
+        for request, draft in zip(requests, drafts, strict=True):
+            self.made[request.seq_id, request.position] = draft
+            right = self.texts[request.seq_id][request.position : request.position + len(draft)]
+            handed.append(Draft.chain(request.seq_id, right[: request.position % 4], drafter=self.name))
+        return handed
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, tmp_path: Path) -> None:
+    reference, kernels = ReferenceBlock(KINDS[name]), ReferenceKernels("float32")
+    decoder = decoder_on(WEIGHTS, kernels)
+    prompts = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]]
+    asked = requests(prompts, SamplingParams(max_tokens=12))
+    plain = answers(engine_on(decoder), asked)
+    drafter = _Recorded(loaded(reference.save(tmp_path), decoder))
+    drafter.texts, drafter.made = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}, {}
+    assert drafter.max_depth == (SLOTS if KINDS[name].anchor_guesses else SLOTS - 1)
+    assert answers(engine_on(decoder, drafter, depth=6, max_rows=12), asked, preempt_every=6) == plain
+    made = {key: draft for key, draft in drafter.made.items() if len(draft)}
+    assert len(made) > 0.6 * len(drafter.made) > 5
+    taps = {}
+    decoder.tap(reference.kind.taps)
+    for seq_id, text in drafter.texts.items():
+        found = decoder.forward(batch([chain(0, text[:48], list(range(6)))], [0])).taps
+        taps[seq_id] = np.concatenate([found[tap] for tap in reference.kind.taps], axis=1)
+    for (seq_id, position), draft in made.items():
+        guesses, survival = reference.guesses(taps[seq_id], drafter.texts[seq_id][:position], len(draft))
+        assert list(draft.tokens) == guesses
+        assert_close(np.array(draft.scores), np.array(survival), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
+    kernels = native()
+    decoder = decoder_on(WEIGHTS, kernels)
+    asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], [5]], params)
+    plain = answers(engine_on(decoder), asked)
+    for preempt_every, max_rows, blocks in ((0, 48, 48), (4, 13, 48), (0, 48, 9)):
+        head = loaded(ReferenceBlock(KINDS["dspark"]).save(tmp_path), decoder, quantised=quantised)
+        drafter = BlockDrafter(head, kernels=kernels)
+        engine = engine_on(decoder, drafter, depth=3, max_rows=max_rows, num_blocks=blocks)
+        for _ in range(2):  # the second time with prefixes in the cache
+            assert answers(engine, asked, preempt_every=preempt_every) == plain
+        assert "block" in engine.proposer.drafters
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "complaint"),
+    [
+        ("dflash", {"aux_hidden_state_layer_ids": [1, 4]}, "taps the target after layer 4; test has 4 layers"),
+        ("native dspark", {"target_layer_ids": [0, 3]}, "taps the target after layer 4"),
+        ("dflash", {"aux_hidden_state_layer_ids": None}, "lacks 'aux_hidden_state_layer_ids'"),
+        ("dflash", {"mask_token_id": None}, "lacks 'mask_token_id'"),
+        ("dflash", {"mask_token_id": 83}, "mask_token_id = 83"),
+        ("dflash", {"block_size": 1}, "leaves no slot to guess in"),
+        ("dspark", {"markov_head_type": "gated"}, "markov_head_type = 'gated'"),
+        ("dspark", {"markov_rank": 9}, r"markov_w1.weight .* has shape \[83, 8\]"),
+        ("dspark", {"enable_confidence_head": False}, "confidence_head.proj.* that is not used"),
+        ("dspark", {"target_hidden_size": 64}, "trained for a target of hidden size 64; test has 48"),
+        ("dspark", {"speculators_model_type": "eagle3"}, "is a 'eagle3' head"),
+    ],
+)
+def test_what_does_not_fit_is_named(name: str, changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=complaint):
+        open_block(HeadFiles(ReferenceBlock(KINDS[name]).save(tmp_path, **changes)), TARGET, quantised=False)
