@@ -272,7 +272,7 @@ def test_merged_with_another_drafter_it_still_sees_the_states(params: SamplingPa
     assert answers(engine, asked, preempt_every=7) == plain
     assert sum(len(draft) > 0 for draft in drafts) > 20 and engine.proposer.taps == {0, 2, 3}
     alone = engine_on(decoder, MergedDrafter([NgramDrafter(), RandomTreeDrafter(VOCAB)], vocab=VOCAB))
-    assert not alone.proposer.reads_states and answers(alone, asked) == plain
+    assert not alone.proposer.reads_passes and answers(alone, asked) == plain
 
 
 @pytest.mark.parametrize("failing", ["read", "forward"])
