@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -30,9 +31,13 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_head_is_trained_and_described(wager: Call, tmp_path: Path, prompts: Path) -> None:
+def test_a_head_is_trained_and_described(
+    wager: Call, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "head"
-    found = wager("train", *SHORT, "--prompts", str(prompts), "--made-up", "2", "-o", str(out), "--json", "-")
+    given = ["train", *SHORT, "--prompts", str(prompts), "--made-up", "2", "-o", str(out), "--json", "-"]
+    monkeypatch.setattr("sys.argv", ["/somewhere/bin/wager", *given])
+    found = wager(*given)
     assert found.code == 0, found.err
     assert "step 3 of 3: loss" in found.err
     result = json.loads(found.out)
@@ -40,7 +45,7 @@ def test_a_head_is_trained_and_described(wager: Call, tmp_path: Path, prompts: P
     assert len(result["held_out"]["survival"]) == 3
     config = json.loads((out / "config.json").read_text())
     assert config["wager"]["target"] == MODEL
-    assert config["wager"]["command"].startswith("wager ")
+    assert config["wager"]["command"] == shlex.join(["wager", *given])
     assert config["wager"]["figures"]["held_out"] == result["held_out"]
     assert len((out / "answers.jsonl").read_text().splitlines()) > 60
     again = wager("train", *SHORT, "--prompts", str(prompts), "--made-up", "2", "-o", str(out), "--json", "-")
