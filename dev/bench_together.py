@@ -24,7 +24,6 @@ from wager.cli.bench import to_requests
 from wager.cli.flags import Framing
 from wager.engine.core import Engine
 from wager.kernels.base import BLOCK_SIZE
-from wager.kv.blocks import BlockPool
 from wager.types import Request, SamplingParams
 
 ENGINES = {
@@ -84,8 +83,11 @@ def divide(engines: Mapping[str, LoadedEngine], turn: int) -> None:
     """A part of the cache for each engine, another one in every round."""
     for index, engine in enumerate(engines.values()):
         part = (index + turn) % len(engines)
-        table = engine.scheduler.cache.pool = BlockPool(engine.runner.target.cache.num_blocks, prefix_cache=False)
-        table.reserve("below", part * _PART)  # a new table gives its blocks in order
+        table = engine.scheduler.cache.pool
+        for held in ("below", "above"):
+            table.release(held)
+        table.lists().free.sort(reverse=True)  # the last one is given first
+        table.reserve("below", part * _PART)
         table.reserve("own", _PART)
         table.reserve("above", table.num_free_blocks * BLOCK_SIZE)
         table.release("own")

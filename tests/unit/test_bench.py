@@ -115,6 +115,9 @@ class Scripted:
                 on_output(OutputDelta(request.id, 0, finish_reason="length", stats=stats))
         return answers
 
+    def forget_requests(self) -> None:
+        self.journal.append(f"{self.name} forgets")
+
 
 REQUESTS = [Request("p", (1, 2)), Request("q", (1, 2, 3))]
 
@@ -126,8 +129,9 @@ def test_engines_take_turns_and_times_are_medians() -> None:
     ticks = iter(range(1000))
     records = measure.measure({"fast": fast, "plain": plain}, REQUESTS, repeats=3, clock=lambda: float(next(ticks)))
     assert journal[:2] == ["fast:p", "plain:p"]  # untimed
-    assert journal[2:6] == ["fast:p", "plain:p", "plain:q", "fast:q"]
-    assert journal[6:10] == ["plain:p", "fast:p", "fast:q", "plain:q"]
+    assert journal[2:4] == journal[8:10] == ["fast forgets", "plain forgets"]
+    assert journal[4:8] == ["fast:p", "plain:p", "plain:q", "fast:q"]
+    assert journal[10:14] == ["plain:p", "fast:p", "fast:q", "plain:q"]
     assert [records["fast"].answer(i).stats.decode_s for i in (0, 1)] == [3.0, 2.0]
     assert records["fast"].walls == [2.0, 2.0, 2.0]
     assert records["fast"].wall_s == 2.0
@@ -137,7 +141,7 @@ def test_concurrent_requests_make_one_turn() -> None:
     journal: list[str] = []
     seen: list[OutputDelta] = []
     measure.measure({"fast": Scripted("fast", [1.0] * 3, journal)}, REQUESTS, concurrency=2, on_output=seen.append)
-    assert journal == ["fast:p", "fast:p,q"]
+    assert journal == ["fast:p", "fast forgets", "fast:p,q"]
     assert len(seen) == 2
 
 

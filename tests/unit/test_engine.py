@@ -188,6 +188,25 @@ def test_an_oracle_is_accepted_whole_and_an_adversary_never() -> None:
     assert best.token_ids == worst.token_ids
 
 
+@pytest.mark.parametrize("drafter", ["suffix", "recycle", "merged"])
+def test_what_drafters_remember_of_requests_can_be_forgotten(drafter: str) -> None:
+    """A request that is answered again is guessed from its own answer, unless the drafters were told to forget it."""
+    merged = MergedDrafter([DRAFTERS["suffix"](), NgramDrafter()], vocab=LAW.vocab)
+    remembering = merged if drafter == "merged" else DRAFTERS[drafter]()
+    engine = toy_engine(LAW, drafter=remembering, depth=4)
+    request = Request("r", tuple(range(5)), SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True, seed=1))
+    rounds = []
+    for forgets in (False, False, True):
+        if forgets:
+            engine.forget_requests()
+        (answer,) = engine.generate([request])
+        rounds.append(answer.stats.rounds)
+    assert rounds[1] < rounds[0] == rounds[2]
+    engine.add(request)
+    with pytest.raises(UsageError, match="cannot forget"):
+        engine.forget_requests()
+
+
 def test_logprobs_are_the_targets_own_with_guesses_or_without() -> None:
     params = SamplingParams(max_tokens=24, temperature=1.0, top_k=5, seed=8, logprobs=3, ignore_eos=True)
     request = Request("r", (4, 5, 6), params)

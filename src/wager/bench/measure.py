@@ -19,11 +19,13 @@ OnDelta = Callable[[OutputDelta], None]
 
 
 class GeneratingEngine(Protocol):
-    """The method of an engine that `measure` calls."""
+    """The methods of an engine that `measure` calls."""
 
     def generate(
         self, requests: Sequence[Request], *, concurrency: int | None = None, on_output: OnDelta | None = None
     ) -> list[Completion]: ...
+
+    def forget_requests(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -95,6 +97,8 @@ def measure(
     for repeat in range(repeats):
         for record in records.values():
             record.walls.append(0.0)
+        for engine in engines.values():
+            engine.forget_requests()  # or this pass would be guessed from the last one's answers
         for number, turn in enumerate(turns):
             order = list(engines)[:: 1 if (repeat + number) % 2 == 0 else -1]
             for name in order:

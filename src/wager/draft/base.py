@@ -74,6 +74,14 @@ class StateReader(Protocol):
 
 
 @runtime_checkable
+class RemembersRequests(Protocol):
+    """A drafter that guesses from earlier requests, too."""
+
+    def forget(self) -> None:
+        """Forget them. No sequence is running."""
+
+
+@runtime_checkable
 class RowReader(Protocol):
     """A drafter that reads every row of logits, those of rejected guesses included, unless `reads_rows` is False."""
 

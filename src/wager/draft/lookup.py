@@ -46,7 +46,12 @@ class LookupDrafter:
             raise UsageError(f"{name}:{sources.longest} is out of range.", f"Look up 1 to {MOST_LONGEST} tokens.")
         self.name = name
         self.makes_trees = trees
-        self._table = lookup_table(name, sources, trees=trees)
+        self._sources = sources
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what earlier requests generated; see RemembersRequests."""
+        self._table = lookup_table(self.name, self._sources, trees=self.makes_trees)
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Keep the prompt and the predicted output for the index; no rate is learned from them, since the target did

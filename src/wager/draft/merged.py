@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wager.draft.base import ComputedRows, Drafter, RowReader, StateReader
+from wager.draft.base import ComputedRows, Drafter, RemembersRequests, RowReader, StateReader
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.trees import TokenTree, merge
 from wager.kernels.base import TargetOutput
@@ -74,6 +74,10 @@ class MergedDrafter:
     def _readers(self) -> list[StateReader]:
         drafters: list[object] = [member.drafter for member in self._members]
         return [drafter for drafter in drafters if isinstance(drafter, StateReader)]
+
+    def forget(self) -> None:
+        """See RemembersRequests."""
+        self._each(lambda drafter: drafter.forget() if isinstance(drafter, RemembersRequests) else None)
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         self._each(lambda drafter: drafter.begin(seq_id, tokens, params))

@@ -54,8 +54,13 @@ class RecyclingDrafter:
     reads_rows = True
 
     def __init__(self, vocab: int) -> None:
-        self._table = successor_table(vocab)
+        self._vocab = vocab
         self._last: dict[str, int] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the rows of earlier requests; see RemembersRequests."""
+        self._table = successor_table(self._vocab)
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         self._last[seq_id] = tokens[-1]

@@ -238,6 +238,14 @@ class Engine:
         with self._guard.call("preempt_all"):
             self.scheduler.preempt_all()
 
+    def forget_requests(self) -> None:
+        """Drafters forget earlier requests, so that one that is measured again is not guessed from its own answer.
+        UsageError while requests run."""
+        with self._guard.call("forget_requests"):
+            if self.busy:
+                raise UsageError("Drafters cannot forget requests that run.", "Wait until the last one has ended.")
+            self.proposer.forget()
+
     def check(self) -> None:
         """Integrity of the block accounting; raises CacheIntegrityError."""
         self.scheduler.check()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from wager.draft.base import ComputedRows, Drafter, RowReader, StateReader
+from wager.draft.base import ComputedRows, Drafter, RemembersRequests, RowReader, StateReader
 from wager.engine.native import draft_calls
 from wager.kernels.base import TargetOutput
 from wager.types import RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
@@ -167,6 +167,10 @@ class Proposer:
                     drafter.end(seq_id)
             except Exception as error:
                 self._switch_off(name, error)
+
+    def forget(self) -> None:
+        """Drafters forget earlier requests. No sequence is running."""
+        self._call_all(lambda drafter: drafter.forget() if isinstance(drafter, RemembersRequests) else None)
 
     def end(self, seq_id: str) -> None:
         self._call_all(lambda drafter: drafter.end(seq_id))
