@@ -257,8 +257,7 @@ class OpenedBlock:
     quantised: bool
 
     def weight_bytes(self, kernels: Kernels) -> int:
-        form = HeadForm(kernels, self.quantised)
-        return sum(form.nbytes(shape) for name, shape in self.files.shapes.items() if name not in ("d2t", "t2d"))
+        return HeadForm(kernels, self.quantised).weight_bytes(self.files.shapes)
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         spec, act = self.spec, kernels.act.itemsize

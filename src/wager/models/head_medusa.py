@@ -210,8 +210,7 @@ class OpenedMedusa:
     quantised: bool
 
     def weight_bytes(self, kernels: Kernels) -> int:
-        form = HeadForm(kernels, self.quantised)
-        return sum(form.nbytes(shape) for name, shape in self.files.shapes.items() if name != "token_map")
+        return HeadForm(kernels, self.quantised).weight_bytes(self.files.shapes)
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         spec = self.spec

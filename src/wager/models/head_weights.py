@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from wager.kernels.quantise import quantise
 from wager.models.head_files import HeadFiles
 
 _ROUNDED = "q8_0"
+_ID_MAPS = ("d2t", "t2d", "token_map")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class HeadForm:
         if len(shape) < 2:
             return 4 * shape[0]
         return self.kernels.matrix_bytes(shape[0], shape[1], self.format_of(shape[1]))
+
+    def weight_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Bytes of all tensors of a head's files, by name, without its maps of token ids."""
+        return sum(self.nbytes(shape) for name, shape in shapes.items() if name not in _ID_MAPS)
 
 
 class HeadWeights:

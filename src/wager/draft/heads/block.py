@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from wager.draft.base import ComputedRows
 from wager.draft.guessing import GuessedRow, GuessSampler
+from wager.draft.heads.chain_guesses import ChainGuesses
 from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.kernels.arrays import Array, DType
 from wager.kernels.base import Kernels, TargetOutput
@@ -57,34 +56,6 @@ class _BlockSequence:
     history: History | None
     context: BlockContext = field(default_factory=BlockContext)
     states: PendingStates = field(default_factory=PendingStates)
-
-
-@dataclass(slots=True)
-class _BlockGuesses:
-    """One draft request in progress, on block `block` of a pass."""
-
-    request: DraftRequest
-    state: _BlockSequence
-    block: int
-    depth: int
-    tokens: list[int] = field(default_factory=list)
-    survival: list[float] = field(default_factory=list)
-    probs: list[Array] = field(default_factory=list)
-
-    @property
-    def before(self) -> int:
-        """The token before the next guess."""
-        return self.tokens[-1] if self.tokens else self.state.last
-
-    @property
-    def done(self) -> bool:
-        unlikely = bool(self.survival) and self.survival[-1] < self.request.min_survival
-        return unlikely or len(self.tokens) >= self.depth
-
-    def draft(self, drafter: str) -> Draft:
-        probs = np.stack(self.probs) if self.probs else None
-        parents = tuple(range(-1, len(self.tokens) - 1))
-        return Draft(self.request.seq_id, tuple(self.tokens), parents, tuple(self.survival), drafter, probs)
 
 
 class BlockDrafter:
@@ -153,29 +124,24 @@ class BlockDrafter:
             self._head.extend(context, states.take(states.count))
         return 0 < context.count == state.known - 1 - context.origin
 
-    def _guess(self, requests: Sequence[DraftRequest]) -> list[_BlockGuesses]:
+    def _guess(self, requests: Sequence[DraftRequest]) -> list[ChainGuesses]:
         head = self._head
+        states = [self._states[request.seq_id] for request in requests]
         found = [
-            _BlockGuesses(request, self._states[request.seq_id], block, min(request.depth, head.max_depth))
-            for block, request in enumerate(requests)
+            ChainGuesses(request, state.history, block, min(request.depth, head.max_depth))
+            for block, (request, state) in enumerate(zip(requests, states, strict=True))
         ]
-        head.run([guesses.state.context for guesses in found], [guesses.state.last for guesses in found])
+        head.run([state.context for state in states], [state.last for state in states])
         active = found
         while active := [guesses for guesses in active if not guesses.done]:
-            rows = [head.guess_row(guesses.block, len(guesses.tokens)) for guesses in active]
-            output = head.logits(rows, [guesses.before for guesses in active])
+            rows = [head.guess_row(guesses.place, len(guesses.tokens)) for guesses in active]
+            before = [guesses.tokens[-1] if guesses.tokens else states[guesses.place].last for guesses in active]
+            output = head.logits(rows, before)
             wanted = [
-                GuessedRow(index, guesses.request, tuple(guesses.tokens), guesses.state.history)
+                GuessedRow(index, guesses.request, tuple(guesses.tokens), guesses.history)
                 for index, guesses in enumerate(active)
             ]
-            for row, guesses, guess in zip(rows, active, self._sampler.guesses(output, wanted), strict=True):
-                if guess.token < 0:
-                    guesses.depth = len(guesses.tokens)
-                    continue
-                sure = head.confidence(row, guesses.before)
-                rate = guess.probability if sure is None else sure
-                guesses.survival.append((guesses.survival[-1] if guesses.survival else 1.0) * rate)
-                guesses.tokens.append(guess.token)
-                if guess.probs is not None:
-                    guesses.probs.append(guess.probs)
+            drawn = self._sampler.guesses(output, wanted)
+            for row, token, guesses, guess in zip(rows, before, active, drawn, strict=True):
+                guesses.add(guess, rate=None if guess.token < 0 else head.confidence(row, token))
         return found

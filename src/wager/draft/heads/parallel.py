@@ -15,6 +15,7 @@ import numpy as np
 
 from wager.draft.base import ComputedRows
 from wager.draft.guessing import GuessedRow, GuessSampler
+from wager.draft.heads.chain_guesses import ChainGuesses
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels, TargetOutput
 from wager.types import Draft, DraftRequest, SamplingParams
@@ -39,29 +40,6 @@ class _LastState:
     history: History | None
     position: int = -2
     state: Array = field(default_factory=lambda: np.empty(0, np.float32))
-
-
-@dataclass(slots=True)
-class _Guesses:
-    """One draft request in progress; its rows of logits begin at `first`."""
-
-    request: DraftRequest
-    history: History | None
-    first: int
-    depth: int
-    tokens: list[int] = field(default_factory=list)
-    survival: list[float] = field(default_factory=list)
-    probs: list[Array] = field(default_factory=list)
-
-    @property
-    def done(self) -> bool:
-        unlikely = bool(self.survival) and self.survival[-1] < self.request.min_survival
-        return unlikely or len(self.tokens) >= self.depth
-
-    def draft(self, drafter: str) -> Draft:
-        probs = np.stack(self.probs) if self.probs else None
-        parents = tuple(range(-1, len(self.tokens) - 1))
-        return Draft(self.request.seq_id, tuple(self.tokens), parents, tuple(self.survival), drafter, probs)
 
 
 class ParallelDrafter:
@@ -113,24 +91,18 @@ class ParallelDrafter:
                 drafts[guesses.request.seq_id] = guesses.draft(self.name)
         return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
 
-    def _guesses(self, requests: Sequence[DraftRequest]) -> list[_Guesses]:
+    def _guesses(self, requests: Sequence[DraftRequest]) -> list[ChainGuesses]:
         depth = min(self._head.max_depth, max(request.depth for request in requests))
         states = [self._states[request.seq_id] for request in requests]
         output = self._head.forward(np.stack([state.state for state in states]), depth)
         found = [
-            _Guesses(request, state.history, index * depth, min(depth, request.depth))
+            ChainGuesses(request, state.history, index * depth, min(depth, request.depth))
             for index, (request, state) in enumerate(zip(requests, states, strict=True))
         ]
         active = found
         for step in range(depth):
             active = [guesses for guesses in active if not guesses.done]
-            rows = [GuessedRow(g.first + step, g.request, tuple(g.tokens), g.history) for g in active]
+            rows = [GuessedRow(g.place + step, g.request, tuple(g.tokens), g.history) for g in active]
             for g, guess in zip(active, self._sampler.guesses(output, rows), strict=True):
-                if guess.token < 0:
-                    g.depth = len(g.tokens)
-                    continue
-                g.tokens.append(guess.token)
-                g.survival.append((g.survival[-1] if g.survival else 1.0) * guess.probability)
-                if guess.probs is not None:
-                    g.probs.append(guess.probs)
+                g.add(guess)
         return found

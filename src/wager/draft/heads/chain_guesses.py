@@ -1,0 +1,47 @@
+"""A chain of guesses that a head is making for one draft request, where one pass gives the logits of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from wager.draft.guessing import Guess
+from wager.kernels.arrays import Array
+from wager.types import Draft, DraftRequest
+from wager.verify.distribution import History
+
+
+@dataclass(slots=True)
+class ChainGuesses:
+    """At most `depth` guesses, drawn one after the other; `place` is where its logits are in the pass."""
+
+    request: DraftRequest
+    history: History | None
+    place: int
+    depth: int
+    tokens: list[int] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
+    probs: list[Array] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        unlikely = bool(self.survival) and self.survival[-1] < self.request.min_survival
+        return unlikely or len(self.tokens) >= self.depth
+
+    def add(self, guess: Guess, *, rate: float | None = None) -> None:
+        """The next guess, which is accepted with probability `rate` if those before it are (None: its own). Without a
+        token (logits that are not finite) the chain ends."""
+        if guess.token < 0:
+            self.depth = len(self.tokens)
+            return
+        self.tokens.append(guess.token)
+        before = self.survival[-1] if self.survival else 1.0
+        self.survival.append(before * (guess.probability if rate is None else rate))
+        if guess.probs is not None:
+            self.probs.append(guess.probs)
+
+    def draft(self, drafter: str) -> Draft:
+        probs = np.stack(self.probs) if self.probs else None
+        parents = tuple(range(-1, len(self.tokens) - 1))
+        return Draft(self.request.seq_id, tuple(self.tokens), parents, tuple(self.survival), drafter, probs)
