@@ -13,7 +13,7 @@
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::as_int32, wager::Items, wager::LookupText, wager::Name, wager::ValueType;
+using wager::as_int, wager::LookupText, wager::Name, wager::read_tokens, wager::ValueType;
 
 namespace {
 
@@ -47,12 +47,13 @@ class LookupTable {
 
     void begin(const std::string& seq_id, nb::handle tokens, nb::handle prediction) {
         const wager::StoreTable* const store = store_ ? &*store_ : nullptr;
-        texts_.insert_or_assign(seq_id, std::make_unique<LookupText>(rules_, shared_, store, read(tokens), read(prediction)));
+        texts_.insert_or_assign(seq_id, std::make_unique<LookupText>(rules_, shared_, store, read_tokens(tokens),
+                                                                       read_tokens(prediction)));
     }
 
     void accept(const std::string& seq_id, nb::handle tokens) {
         LookupText& text = of(seq_id);
-        for (const int32_t token : read(tokens)) text.know(token);
+        for (const int32_t token : read_tokens(tokens)) text.know(token);
     }
 
     void end(const std::string& seq_id) {
@@ -88,16 +89,6 @@ class LookupTable {
         const auto found = texts_.find(seq_id);
         if (found == texts_.end()) throw nb::key_error(seq_id.c_str());
         return *found->second;
-    }
-
-    static std::vector<int32_t> read(nb::handle tokens) {
-        Items items;
-        const nb::object sequence = nb::steal(PySequence_Fast(tokens.ptr(), "tokens must be a sequence"));
-        if (!items.read(sequence.ptr())) throw nb::python_error();
-        std::vector<int32_t> ids(items.size);
-        for (Py_ssize_t i = 0; i < items.size; ++i)
-            if (!as_int32(items.items[i], ids[i])) throw std::invalid_argument("a token is no int of 32 bits");
-        return ids;
     }
 
     nb::object draft(nb::handle seq_id) {

@@ -10,7 +10,7 @@
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::as_int32, wager::Items, wager::Name, wager::NgramIndex, wager::ValueType;
+using wager::as_int, wager::Name, wager::NgramIndex, wager::read_tokens, wager::ValueType;
 
 namespace {
 
@@ -22,12 +22,12 @@ class NgramTable {
           rules_{longest, std::move(prior), weight, min_survival} {}
 
     void begin(const std::string& seq_id, nb::handle tokens) {
-        indexes_.insert_or_assign(seq_id, NgramIndex(rules_, read(tokens)));
+        indexes_.insert_or_assign(seq_id, NgramIndex(rules_, read_tokens(tokens)));
     }
 
     void accept(const std::string& seq_id, nb::handle tokens) {
         NgramIndex& index = of(seq_id);
-        for (const int32_t token : read(tokens)) index.know(token);
+        for (const int32_t token : read_tokens(tokens)) index.know(token);
     }
 
     void end(const std::string& seq_id) { indexes_.erase(seq_id); }
@@ -51,16 +51,6 @@ class NgramTable {
         const auto found = indexes_.find(seq_id);
         if (found == indexes_.end()) throw nb::key_error(seq_id.c_str());
         return found->second;
-    }
-
-    static std::vector<int32_t> read(nb::handle tokens) {
-        Items items;
-        const nb::object sequence = nb::steal(PySequence_Fast(tokens.ptr(), "tokens must be a sequence"));
-        if (!items.read(sequence.ptr())) throw nb::python_error();
-        std::vector<int32_t> ids(items.size);
-        for (Py_ssize_t i = 0; i < items.size; ++i)
-            if (!as_int32(items.items[i], ids[i])) throw std::invalid_argument("a token is no int of 32 bits");
-        return ids;
     }
 
     nb::object draft(nb::handle seq_id, const NgramIndex& index) {

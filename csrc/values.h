@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <structmember.h>
 
+#include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <stdexcept>
@@ -40,6 +41,17 @@ struct Items {
         return true;
     }
 };
+
+// The ids of a sequence of tokens.
+inline std::vector<int32_t> read_tokens(nanobind::handle tokens) {
+    Items items;
+    const nanobind::object sequence = nanobind::steal(PySequence_Fast(tokens.ptr(), "tokens must be a sequence"));
+    if (!items.read(sequence.ptr())) throw nanobind::python_error();
+    std::vector<int32_t> ids(items.size);
+    for (Py_ssize_t i = 0; i < items.size; ++i)
+        if (!as_int32(items.items[i], ids[i])) throw std::invalid_argument("a token is no int of 32 bits");
+    return ids;
+}
 
 // The name of an attribute; it lives as long as the process.
 class Name {
