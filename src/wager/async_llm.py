@@ -132,7 +132,7 @@ class AsyncLLM:
     def _route(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
-            if stream is not None and stream.take(delta):
+            if stream is not None and stream.take(delta, record):
                 del self._streams[delta.request_id]
         if self.on_step is not None:
             self.on_step(deltas, record)
@@ -177,6 +177,8 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         self._open_choices = request.params.n
         self._started = self._closed = False
         self._failure: WagerError | None = None
+        self.stage_seconds: dict[str, float] | None = None
+        """Seconds by stage of the steps that emitted tokens of it, if it is set to a dict before it starts."""
         self._collector.expect(request)
 
     async def start(self) -> None:
@@ -237,8 +239,11 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
 
     # ---- called by AsyncLLM, in the event loop ---------------------------------------------------------------------
 
-    def take(self, delta: OutputDelta) -> bool:
-        """Add a delta; whether it is the last of the request."""
+    def take(self, delta: OutputDelta, record: StepRecord | None) -> bool:
+        """Add a delta of a step; whether it is the last of the request."""
+        if self.stage_seconds is not None and record is not None:
+            for stage, seconds in record.seconds.items():
+                self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
         self._collector.add(delta)
         self._deltas.append(delta)
         self._open_choices -= delta.finish_reason is not None

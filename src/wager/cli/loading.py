@@ -9,6 +9,7 @@ from wager.cli import console
 from wager.config import EngineConfig
 
 if TYPE_CHECKING:
+    from wager.async_llm import AsyncLLM
     from wager.build.load import LoadedEngine
     from wager.draft.base import Drafter
     from wager.llm import LLM
@@ -23,6 +24,15 @@ def open_llm(config: EngineConfig, *, expected: Callable[[Tokenizer], Sequence[R
     _fetch([config.model.model, *_draft_models(config)])
     with console.working(f"Loading {config.model.model}") as report:
         return LLM(config=config, report=report, expected=expected)
+
+
+def open_async_llm(config: EngineConfig) -> AsyncLLM:
+    """As `open_llm`, for an event loop."""
+    from wager.async_llm import AsyncLLM
+
+    _fetch([config.model.model, *_draft_models(config)])
+    with console.working(f"Loading {config.model.model}") as report:
+        return AsyncLLM(config=config, report=report)
 
 
 def open_engine(
