@@ -121,6 +121,11 @@ class AsyncLLM:
         with suppress(ClosedError):
             self._thread.abort(request_id)
 
+    def abort_all(self) -> None:
+        """End every request; each stream gets its last deltas."""
+        for request_id in list(self._streams):
+            self.abort(request_id)
+
     def drop(self, stream: AsyncOutputStream) -> None:
         """End a request whose deltas nobody waits for."""
         if self._streams.pop(stream.request.id, None) is not None:

@@ -52,7 +52,7 @@ def command(
     from wager.cli.loading import open_async_llm
     from wager.serve.app import Server
     from wager.serve.options import ServeOptions, read_api_keys
-    from wager.serve.run import bind, configure_logging, serve
+    from wager.serve.run import bind, configure_logging, serving
 
     options = ServeOptions(
         model_name=served_name or config.model.model,
@@ -70,4 +70,5 @@ def command(
     if not options.is_loopback and not options.api_keys:
         console.say(f"warning: everybody who reaches {host} may use the model: there is no --api-key-file.")
     llm = open_async_llm(config)
-    serve(Server(llm, options), listener, ready=lambda url: console.say(f"serving {options.model_name} at {url}"))
+    server = Server(llm, options)
+    serving(server, ready=lambda url: console.say(f"serving {options.model_name} at {url}")).run([listener])

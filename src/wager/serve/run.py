@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from wager.serve.options import ServeOptions
 
 _BACKLOG = 1024
 _KEEP_ALIVE_S = 30
+
+_LAST_DELTAS_S = 5
+"""Seconds in which requests that were ended after the drain timeout send their last deltas."""
 
 
 def bind(options: ServeOptions) -> socket.socket:
@@ -37,9 +41,9 @@ def bind(options: ServeOptions) -> socket.socket:
     return made
 
 
-def serve(server: Server, listener: socket.socket, *, ready: Callable[[str], None]) -> None:
-    """Answer requests until SIGTERM or Ctrl-C: then no new ones are taken, and those that run may end within
-    `drain_timeout`. `ready` is called with the server's URL once it listens."""
+def serving(server: Server, *, ready: Callable[[str], None]) -> uvicorn.Server:
+    """What answers requests when its `run` is given a socket, until SIGTERM or Ctrl-C: then no new ones are taken, and
+    those that run may end within `drain_timeout`. `ready` is called with the server's URL once it listens."""
     config = uvicorn.Config(
         server.app(),
         http=BoundedConnection,
@@ -51,9 +55,9 @@ def serve(server: Server, listener: socket.socket, *, ready: Callable[[str], Non
         date_header=False,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(server.options.drain_timeout)),
+        timeout_graceful_shutdown=round(server.options.drain_timeout) + _LAST_DELTAS_S,
     )
-    _DrainingServer(config, server, ready).run(sockets=[listener])
+    return _DrainingServer(config, server, ready)
 
 
 def configure_logging(*, json_lines: bool) -> None:
@@ -81,7 +85,9 @@ class _DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._server.admission.draining = True
+        end = asyncio.get_running_loop().call_later(self._server.options.drain_timeout, self._server.llm.abort_all)
         await super().shutdown(sockets)
+        end.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
