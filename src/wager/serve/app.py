@@ -24,6 +24,7 @@ from wager.serve.errors import ApiError, error_response
 from wager.serve.gate import ApiKeys, Gate
 from wager.serve.generation import Generation
 from wager.serve.limits import read_body
+from wager.serve.metrics import CONTENT_TYPE, Metrics
 from wager.serve.options import ServeOptions
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -38,18 +39,14 @@ class Server:
     def __init__(self, llm: AsyncLLM, options: ServeOptions) -> None:
         self.llm, self.options = llm, options
         self.admission = Admission(running=llm.engine.scheduler.max_sequences, max_waiting=options.max_waiting)
-        self.generation = Generation(llm, options, self.admission)
+        self.metrics = Metrics(llm, self.admission, model=options.model_name)
+        llm.on_step = self.metrics.step
+        self.generation = Generation(llm, options, self.admission, self.metrics)
         self._started = int(time.time())
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        generation, middleware = (
-            self.generation,
-            [Middleware(Gate, keys=ApiKeys(self.options.api_keys), report=_ignore)],
-        )
-        if self.options.cors:
-            cors = {"allow_origins": list(self.options.cors), "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
-            middleware.append(Middleware(CORSMiddleware, **cors))  # type: ignore[arg-type]
+        generation = self.generation
         routes = [
             Route("/v1/completions", generation.completions, methods=["POST"]),
             Route("/v1/chat/completions", generation.chat, methods=["POST"]),
@@ -59,7 +56,17 @@ class Server:
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/health", self.health),
             Route("/version", self.version),
+            Route("/metrics", self.read_metrics),
         ]
+        paths = {route.path for route in routes}
+
+        def report(path: str, status: int, seconds: float) -> None:
+            self.metrics.http(path if path in paths else "other", status, seconds)
+
+        middleware = [Middleware(Gate, keys=ApiKeys(self.options.api_keys), report=report)]
+        if self.options.cors:
+            cors = {"allow_origins": list(self.options.cors), "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+            middleware.append(Middleware(CORSMiddleware, **cors))  # type: ignore[arg-type]
         errors = {WagerError: _refuse, HTTPException: _refuse_http}
         return Starlette(routes=routes, middleware=middleware, exception_handlers=errors, lifespan=self._lifespan)
 
@@ -93,6 +100,10 @@ class Server:
     async def version(self, http: Request) -> Response:
         del http
         return JSONResponse({"version": __version__})
+
+    async def read_metrics(self, http: Request) -> Response:
+        del http
+        return Response(self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def tokenize(self, http: Request) -> Response:
         body = parse(TokenizeBody, await read_body(http, self.options))
@@ -135,7 +146,3 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {404: f"There is nothing at {http.url.path[:200]}.", 405: f"{http.method} is not possible here."}
     return error_response(ApiError(error.status_code, message.get(error.status_code, str(error.detail))))
-
-
-def _ignore(path: str, status: int, seconds: float) -> None:
-    del path, status, seconds

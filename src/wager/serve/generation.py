@@ -20,6 +20,7 @@ from wager.serve.bodies import ChatBody, ChatMessage, CompletionBody, SamplingFi
 from wager.serve.errors import ApiError
 from wager.serve.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, encoded, usage
 from wager.serve.limits import read_body
+from wager.serve.metrics import Metrics
 from wager.serve.options import ServeOptions
 from wager.serve.parameters import chat_params, completion_params
 from wager.serve.sse import EventStream, StreamPlan
@@ -49,8 +50,8 @@ class Work:
 class Generation:
     """Handlers of /v1/completions and /v1/chat/completions."""
 
-    def __init__(self, llm: AsyncLLM, options: ServeOptions, admission: Admission) -> None:
-        self._llm, self._options, self._admission = llm, options, admission
+    def __init__(self, llm: AsyncLLM, options: ServeOptions, admission: Admission, metrics: Metrics) -> None:
+        self._llm, self._options, self._admission, self._metrics = llm, options, admission, metrics
 
     async def completions(self, http: HttpRequest) -> Response:
         return await self._respond(http, self._completion_work)
@@ -130,6 +131,9 @@ class Generation:
             answer = await stack.enter_async_context(Answer(self._llm, work.requests))
             if work.body.speculation_stats:
                 answer.measure()
+            for request in work.requests:
+                stack.callback(self._metrics.request_dropped, request.id)
+                self._metrics.request_opened(request)
             await answer.start()
             if not work.body.stream:
                 return await self._whole(http, work, answer)
