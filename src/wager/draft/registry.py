@@ -190,6 +190,8 @@ def _random_tree(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     return RandomTreeDrafter(parts.vocab)
 
 
+_HEAD_TREES = DrafterKind("the same, drafting trees", _head, "head", "PATH", makes_trees=True, samples=True)
+
 KINDS: Mapping[str, DrafterKind] = {
     "ngram": DrafterKind(
         "copies what followed the same tokens before; N: longest match looked up", _ngram, "number", "N", (1, 8)
@@ -244,6 +246,7 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
     ),
     "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _head, "head", "PATH", samples=True),
+    "eagle3-tree": _HEAD_TREES,
     "layers": DrafterKind(
         "some layers of the model itself, such as 0-9 or 0-9.20-29",
         _model,
@@ -265,9 +268,11 @@ KINDS: Mapping[str, DrafterKind] = {
         other_vocabulary=True,
     ),
     "medusa": DrafterKind("Medusa heads on the target's states", _head, "head", "PATH", samples=True),
+    "medusa-tree": _HEAD_TREES,
     "dflash": DrafterKind(
         "a block head, DFlash or DSpark, on the target's states", _head, "head", "PATH", samples=True
     ),
+    "dflash-tree": _HEAD_TREES,
     "adversary": DrafterKind("always wrong; for proofs", _adversary),
     "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
 }
