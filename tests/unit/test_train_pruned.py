@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType as Kind
 from packing import batch, chain
 from test_train_runs import Killed, weights
-from tiny_models import oracle, save
+from tiny_models import as_gguf, gguf_metadata, oracle, save, write_gguf
 from tokenizer_models import train
 from trained import MODEL, states_of, target_of, texts
 
 import wager
 from in_process import Call
 from wager.build.load import load
+from wager.build.opened import open_draft, open_target
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.kernels.reference import ReferenceKernels
@@ -46,6 +48,10 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "untied": ("LlamaForCausalLM", {"tie_word_embeddings": False}),
     "tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
     "biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "wide": (
+        "LlamaForCausalLM",
+        {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16},
+    ),
     "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
     "scaled": (
@@ -271,3 +277,24 @@ def test_the_command_makes_a_draft_model_that_a_prompt_is_answered_with(wager: C
         assert refused.code == 2 and message in refused.err, refused.err
     listed = ("--kind", "dspark", *asked[2:-1], str(tmp_path / "other"), *short, *numbers, "--layers", "0,1")
     assert "Give a number for this kind" in wager("train", *listed).err
+
+
+def test_beside_a_quantised_target_it_is_rounded_too(tmp_path: Path) -> None:
+    path = directory(tmp_path / "target", "wide")
+    config = wager.EngineConfig.from_options(model=path, memory="64MiB")
+    floats = open_target(config)
+    whole = save(oracle("LlamaForCausalLM", **FAMILIES["wide"][1]), tmp_path / "hf")
+    spec = open_weights(whole).spec
+    kinds = {"down": Kind.Q4_0}
+    tensors = as_gguf(transformers.AutoModelForCausalLM.from_pretrained(whole), spec, kinds, permuted=True)
+    blocks = open_weights(write_gguf(tmp_path / "m.gguf", "llama", gguf_metadata(spec, "llama"), tensors))
+    for target, given, expected in (
+        (floats, "auto", "auto"),
+        (replace(floats, weights=blocks), "auto", "q8"),
+        (replace(floats, weights=blocks), "bf16", "bf16"),
+        (replace(floats, weights=blocks), "q4", "q4"),
+    ):
+        draft = open_draft(config.with_options(dtype=given), target, path)
+        assert draft.dtype == expected
+    rounded = open_draft(config, replace(floats, weights=blocks), path)
+    assert set(rounded.matrices(ReferenceKernels()).formats.values()) == {"q8_0"}
