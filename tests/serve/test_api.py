@@ -122,6 +122,10 @@ def test_statistics_of_speculation_when_asked(server: Running) -> None:
              for name in each["speculation"]["drafted_by"]]  # fmt: skip
     assert len(names) == 40 and sum(name != "" for name in names) == events[-1]["speculation"]["choices"][0]["accepted"]
     assert lines[-2] == "data: [DONE]"
+    told = [each["speculation"] for event in events for each in event["choices"] if "speculation" in each]
+    text = "".join(each["delta"].get("content", "") for event in events for each in event["choices"])
+    assert "".join(part["text"] for item in told for part in item["parts"]) == text
+    assert any(item["rejected"] for item in told)
 
 
 def test_models_tokens_version_and_health(server: Running, client: openai.OpenAI) -> None:

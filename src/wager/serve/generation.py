@@ -19,6 +19,7 @@ from wager.serve.answers import Answer
 from wager.serve.bodies import ChatBody, ChatMessage, CompletionBody, SamplingFields, parse
 from wager.serve.errors import ApiError
 from wager.serve.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, encoded, usage
+from wager.serve.guesses import GuessReport
 from wager.serve.limits import read_body
 from wager.serve.metrics import Metrics
 from wager.serve.options import ServeOptions
@@ -137,16 +138,19 @@ class Generation:
             await answer.start()
             if not work.body.stream:
                 return await self._whole(http, work, answer)
-            options = work.body.stream_options
-            plan = StreamPlan(
-                work.format,
-                work.sequences,
-                include_usage=bool(options and options.include_usage),
-                usage=lambda done: usage(done, prompts=len(work.requests), predicted=work.predicted),
-                details=(lambda done: speculation(answer, done)) if work.body.speculation_stats else None,
-                timeout=self._options.request_timeout,
-            )
-            return EventStream(answer, plan, stack.pop_all())
+            return EventStream(answer, self._plan(work, answer), stack.pop_all())
+
+    def _plan(self, work: Work, answer: Answer) -> StreamPlan:
+        options, told = work.body.stream_options, bool(work.body.speculation_stats)
+        return StreamPlan(
+            work.format,
+            work.sequences,
+            include_usage=bool(options and options.include_usage),
+            usage=lambda done: usage(done, prompts=len(work.requests), predicted=work.predicted),
+            timeout=self._options.request_timeout,
+            details=(lambda done: speculation(answer, done)) if told else None,
+            guesses=GuessReport(self._llm.tokenizer, work.requests) if told else None,
+        )
 
     async def _whole(self, http: HttpRequest, work: Work, answer: Answer) -> Response:
         gone = asyncio.create_task(_until_gone(http))
