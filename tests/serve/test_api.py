@@ -194,3 +194,26 @@ def test_user_text_never_becomes_a_control_token(server: Running) -> None:
     special = [token for token in tokens if tokenizer.is_special(token)]
     assert special == [token for token in plain if tokenizer.is_special(token)]
     assert not any(map(tokenizer.is_special, server.post("/tokenize", {"prompt": spelled}).json()["tokens"]))
+
+
+def test_a_prediction_is_guessed_from_and_counted() -> None:
+    """The answer itself, with an edit in its middle, as its own prediction: most of it is accepted."""
+    ascii_only = {str(token): -100 for token in range(127, 256)}
+    options: Any = dict(model=NAME, messages=MESSAGES, max_tokens=60, temperature=0, logit_bias=ascii_only,
+                        extra_body={"ignore_eos": True})  # fmt: skip
+    with (
+        running({"drafter": "prediction"}) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+    ):
+        plain = client.chat.completions.create(**options)
+        text = plain.choices[0].message.content or ""
+        assert plain.usage is not None and plain.usage.completion_tokens_details is None
+        edited = text[: len(text) // 2] + "EDIT" + text[len(text) // 2 + 4 :]
+        told = client.chat.completions.create(**options, prediction={"type": "content", "content": edited})
+    assert told.choices[0].message.content == text
+    assert told.usage is not None and told.usage.completion_tokens_details is not None
+    details = told.usage.completion_tokens_details
+    tokens = len(server.llm.tokenizer.encode(edited, special=False))
+    assert details.accepted_prediction_tokens is not None and details.rejected_prediction_tokens is not None
+    assert 30 < details.accepted_prediction_tokens < 60
+    assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == tokens
