@@ -14,6 +14,7 @@ from serve.serving import NAME, OPTIONS, Running, running
 from wager.types import SamplingParams
 
 MESSAGES: Any = [{"role": "user", "content": "one two three one two three"}]
+VOCABULARY = 512
 SAMPLED: Any = dict(temperature=0.8, seed=3)
 
 
@@ -198,7 +199,7 @@ def test_user_text_never_becomes_a_control_token(server: Running) -> None:
 
 def test_a_prediction_is_guessed_from_and_counted() -> None:
     """The answer itself, with an edit in its middle, as its own prediction: most of it is accepted."""
-    ascii_only = {str(token): -100 for token in range(127, 256)}
+    ascii_only = {str(token): -100 for token in range(127, VOCABULARY)}
     options: Any = dict(model=NAME, messages=MESSAGES, max_tokens=60, temperature=0, logit_bias=ascii_only,
                         extra_body={"ignore_eos": True})  # fmt: skip
     with (
