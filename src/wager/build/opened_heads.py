@@ -9,6 +9,7 @@ from pathlib import Path
 from wager.build.opened import OpenedModel
 from wager.draft.heads.autoregressive import StateHead
 from wager.draft.heads.block import SlotHead
+from wager.draft.heads.kinds import head_kind
 from wager.draft.heads.parallel import ParallelHead
 from wager.draft.registry import DrafterSpec
 from wager.errors import ModelError
@@ -63,7 +64,7 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     files = HeadFiles(path)
     check_provenance(files, target)
     quantised = any(Matrices(target.weights, target.dtype).formats.values())
-    return OpenedHead(path, target, _OPEN[spec.name](files, target.spec, quantised=quantised))
+    return OpenedHead(path, target, _OPEN[head_kind(spec.name)](files, target.spec, quantised=quantised))
 
 
 def check_provenance(files: HeadFiles, target: OpenedModel) -> None:
