@@ -188,6 +188,8 @@ def _for_proofs(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     return proof_drafter(spec.name, parts.vocab, oracle=parts.oracle)
 
 
+_HEAD_TREES = DrafterKind("the same, drafting trees", _head, "head", "PATH", makes_trees=True, samples=True)
+
 KINDS: Mapping[str, DrafterKind] = {
     "ngram": DrafterKind(
         "copies what followed the same tokens before; N: longest match looked up", _ngram, "number", "N", (1, 8)
@@ -242,6 +244,7 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
     ),
     "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _head, "head", "PATH", samples=True),
+    "eagle3-tree": _HEAD_TREES,
     "layers": DrafterKind(
         "some layers of the model itself, such as 0-9 or 0-9.20-29",
         _model,
@@ -263,9 +266,11 @@ KINDS: Mapping[str, DrafterKind] = {
         other_vocabulary=True,
     ),
     "medusa": DrafterKind("Medusa heads on the target's states", _head, "head", "PATH", samples=True),
+    "medusa-tree": _HEAD_TREES,
     "dflash": DrafterKind(
         "a block head, DFlash or DSpark, on the target's states", _head, "head", "PATH", samples=True
     ),
+    "dflash-tree": _HEAD_TREES,
     "adversary": DrafterKind("always wrong; for proofs", _for_proofs),
     "random-tree": DrafterKind("random trees; for proofs", _for_proofs, makes_trees=True),
     "garbage": DrafterKind("drafts that are no drafts, of every kind; for proofs", _for_proofs, makes_trees=True),
