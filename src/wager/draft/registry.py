@@ -77,16 +77,17 @@ class DrafterKind:
     """A name in the registry.
 
     argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
-    loaded for it), "head" (required, of a head on the target's states), "store" (required, the file of a store) or
-    "layers" (required, of the target). placeholder: what the argument is called in help. range: least and largest
-    number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not certain. takes_inner: it
-    may have a drafter of its own. reads_predictions: guesses may come from SamplingParams.prediction. other_vocabulary:
-    its model's tokenizer may be another one.
+    loaded for it), "head" (required, of a head on the target's states), "modules" (optional, of one that the target's
+    own files may have), "store" (required, the file of a store) or "layers" (required, of the target). placeholder:
+    what the argument is called in help. range: least and largest number. makes_trees: drafts may branch. samples:
+    guesses are draws from a distribution, not certain. takes_inner: it may have a drafter of its own.
+    reads_predictions: guesses may come from SamplingParams.prediction. other_vocabulary: its model's tokenizer may be
+    another one.
     """
 
     description: str
     factory: Factory
-    argument: Literal["none", "number", "path", "head", "store", "layers"] = "none"
+    argument: Literal["none", "number", "path", "head", "modules", "store", "layers"] = "none"
     placeholder: str = ""
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
@@ -98,6 +99,11 @@ class DrafterKind:
     @property
     def runs_a_model(self) -> bool:
         return self.argument == "path"
+
+    @property
+    def runs_a_head(self) -> bool:
+        """Whether it runs something on the target's states."""
+        return self.argument in ("head", "modules")
 
 
 def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -210,13 +216,7 @@ KINDS: Mapping[str, DrafterKind] = {
         reads_predictions=True,
     ),
     "suffix-tree": DrafterKind(
-        "as suffix, drafting trees",
-        _lookup,
-        "number",
-        "N",
-        (1, 24),
-        makes_trees=True,
-        reads_predictions=True,
+        "as suffix, drafting trees", _lookup, "number", "N", (1, 24), makes_trees=True, reads_predictions=True
     ),
     "store-tree": DrafterKind(
         "as store, drafting trees", _lookup, "store", "PATH", makes_trees=True, reads_predictions=True
@@ -244,6 +244,14 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
     ),
     "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _head, "head", "PATH", samples=True),
+    "mtp": DrafterKind(
+        "modules of multi-token prediction, the model's own or those in PATH; SIDE: their states are those before or "
+        "after its last norm",
+        _head,
+        "modules",
+        "PATH",
+        samples=True,
+    ),
     "layers": DrafterKind(
         "some layers of the model itself, such as 0-9 or 0-9.20-29",
         _model,

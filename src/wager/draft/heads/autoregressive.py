@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -50,31 +51,32 @@ class StateHead(Protocol):
 
 
 @dataclass(slots=True)
-class _HeadSequence:
+class HeadSequence:
     """One sequence in the head's cache, which holds the final entries of the positions `origin` to `origin` +
     `num_entries` - 1, at the places from 0 on."""
 
     tokens: list[int]
     history: History | None
+    ahead: int = 1
     states: PendingStates = field(default_factory=PendingStates)
     origin: int = 0
     num_entries: int = 0
     keys: list[int] = field(default_factory=list)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Tokens that became known. An entry is cached under the token that it embeds, the first one under both: it
-        depends on all tokens up to that."""
-        before = len(self.tokens)
+        """Tokens that became known. An entry embeds the token `ahead` places behind it and is cached under that, the
+        first one under all up to it: it depends on them."""
+        before, first = len(self.tokens), self.ahead + 1
         self.tokens += tokens
-        if not self.keys and len(self.tokens) > 1:
-            self.keys, before = [self.tokens[0] << 32 | self.tokens[1]], 2
+        if not self.keys and len(self.tokens) >= first:
+            self.keys, before = [reduce(lambda key, token: key << 32 | token, self.tokens[:first])], first
         self.keys += self.tokens[before:] if self.keys else []
 
 
-class _HeadRound:
+class HeadRound:
     """One draft request in progress; `fed` is what the head gave for the latest entry."""
 
-    def __init__(self, request: DraftRequest, state: _HeadSequence, depth: int) -> None:
+    def __init__(self, request: DraftRequest, state: HeadSequence, depth: int) -> None:
         self.request, self.state, self.depth = request, state, depth
         self.tokens: list[int] = []
         self.survival: list[float] = []
@@ -146,7 +148,7 @@ class HeadDrafter:
         self._head = head
         self._format = StateFormat(head.taps, head.state_width, head.state_dtype)
         self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
-        self._states: dict[str, _HeadSequence] = {}
+        self._states: dict[str, HeadSequence] = {}
         self._kept = 0  # rows of states of all sequences
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
@@ -154,8 +156,11 @@ class HeadDrafter:
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Remember the prompt; its entries are computed when the first draft is requested."""
         self.end(seq_id)
-        state = self._states[seq_id] = _HeadSequence([], None if params.plain else History(tokens))
+        state = self._states[seq_id] = self._sequence(None if params.plain else History(tokens))
         state.append(tokens)
+
+    def _sequence(self, history: History | None) -> HeadSequence:
+        return HeadSequence([], history)
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """Keep the states of positions that are new."""
@@ -192,7 +197,7 @@ class HeadDrafter:
         rounds = [started for request in requests if (started := self._start(request)) is not None]
         waiting = list(rounds)
         while waiting:
-            waiting.sort(key=_HeadRound.num_pending)  # a prompt that takes several passes does not delay the others
+            waiting.sort(key=lambda r: r.num_pending())  # a prompt that takes several passes does not delay the others
             self._pass(waiting)
             waiting = [r for r in waiting if not r.done]
         for r in rounds:
@@ -202,7 +207,7 @@ class HeadDrafter:
 
     # ---- one round --------------------------------------------------------------------------------------------------
 
-    def _start(self, request: DraftRequest) -> _HeadRound | None:
+    def _start(self, request: DraftRequest) -> HeadRound | None:
         """Reserve blocks for everything that the request may write; None declines it."""
         state = self._states[request.seq_id]
         entries = len(state.tokens) - 1
@@ -212,9 +217,12 @@ class HeadDrafter:
         depth = min(request.depth, self._head.max_context - (entries - state.origin) + 1)
         if depth < 1 or not self.block_pool.reserve(request.seq_id, entries - state.origin + depth - 1):
             return None
-        return _HeadRound(request, state, depth)
+        return self._round(request, state, depth)
 
-    def _join(self, seq_id: str, state: _HeadSequence) -> None:
+    def _round(self, request: DraftRequest, state: HeadSequence, depth: int) -> HeadRound | None:
+        return HeadRound(request, state, depth)
+
+    def _join(self, seq_id: str, state: HeadSequence) -> None:
         """Let the entries in the cache and the states that wait meet: by what the prefix cache has, or by beginning
         where the states do."""
         before = state.states.count
@@ -226,7 +234,7 @@ class HeadDrafter:
             state.origin, state.num_entries = state.states.first, 0
         self._kept += state.states.count - before
 
-    def _pass(self, waiting: Sequence[_HeadRound]) -> None:
+    def _pass(self, waiting: Sequence[HeadRound]) -> None:
         """One pass of the head for as many rounds as it has room for: those with states to compute are its first."""
         room, known, fed = self._head.max_rows, [], []
         for r in waiting[: self._head.max_sequences]:
@@ -248,7 +256,7 @@ class HeadDrafter:
                 self.block_pool.commit(r.request.seq_id, r.state.keys, length=r.state.num_entries)
         self._draw([r for r, span in (*known, *fed) if span.needs_logits], output)
 
-    def _draw(self, served: Sequence[_HeadRound], output: TargetOutput) -> None:
+    def _draw(self, served: Sequence[HeadRound], output: TargetOutput) -> None:
         guesses = self._sampler.guesses(output, [r.row(index) for index, r in enumerate(served)])
         given: Sequence[Array] = () if output.last_hidden is None else list(output.last_hidden)
         for r, guess, fed in zip(served, guesses, given, strict=True):
@@ -259,7 +267,7 @@ class HeadDrafter:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self._format.width), self._format.dtype)
 
-    def _forget(self, state: _HeadSequence, rows: int) -> None:
+    def _forget(self, state: HeadSequence, rows: int) -> None:
         """Drop a sequence's oldest states, so that it begins later."""
         before = state.states.count
         state.states.drop(state.states.first + rows)
