@@ -9,11 +9,12 @@ from pathlib import Path
 from wager.build.opened import OpenedModel
 from wager.draft.heads.autoregressive import StateHead
 from wager.draft.heads.block import SlotHead
+from wager.draft.heads.kinds import head_kind
 from wager.draft.heads.parallel import ParallelHead
 from wager.draft.registry import KINDS, DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.base import Kernels
-from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
+from wager.models.fingerprint import trained_for_another
 from wager.models.head_block import OpenedBlock, open_block
 from wager.models.head_eagle import OpenedEagle, open_eagle
 from wager.models.head_files import HeadFiles
@@ -24,9 +25,7 @@ from wager.models.transformer import Decoder
 
 Opened = OpenedEagle | OpenedMedusa | OpenedBlock | OpenedMtp
 
-_OPEN: Mapping[str, Callable[..., Opened]] = {
-    "eagle3": open_eagle, "medusa": open_medusa, "dflash": open_block, "mtp": open_mtp,
-}  # fmt: skip
+_OPEN: Mapping[str, Callable[..., Opened]] = {"eagle3": open_eagle, "medusa": open_medusa, "dflash": open_block}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,16 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     files = HeadFiles(path)
     check_provenance(files, target)
     quantised = any(Matrices(target.weights, target.dtype).formats.values())
-    options = {"inside": inside, "after_norm": None if side is None else side == "after"} if modules else {}
-    return OpenedHead(path, target, _OPEN[spec.name](files, target.spec, quantised=quantised, **options))
+    if not modules:
+        return OpenedHead(path, target, _OPEN[head_kind(spec.name)](files, target.spec, quantised=quantised))
+    after_norm = None if side is None else side == "after"
+    opened = open_mtp(files, target.spec, quantised=quantised, inside=inside, after_norm=after_norm)
+    if KINDS[spec.name].makes_trees and opened.spec.modules > 1:
+        raise ModelError(
+            f"{path.name} has {opened.spec.modules} MTP modules, which guess in turn; trees are those of a single one.",
+            "Use mtp.",
+        )
+    return OpenedHead(path, target, opened)
 
 
 def _split_side(argument: str) -> tuple[str, str | None]:
@@ -88,15 +95,7 @@ def check_provenance(files: HeadFiles, target: OpenedModel) -> None:
     """ModelError if the head says what it was trained for and it is not this: `wager train` notes the fingerprints of
     the target and of its tokenizer."""
     noted = files.keys.section("wager")
-    name = noted.text("target") or "another model"
-    if (found := noted.text("target_fingerprint")) and found != target_fingerprint(target.weights):
+    if found := trained_for_another(noted, target.weights, target.tokenizer, target.path.name):
         raise ModelError(
-            f"The head in {files.where} was trained for {name}, whose weights are not those of {target.path.name}.",
-            "Give a head of this target, or train one: wager train.",
-        )
-    if (found := noted.text("tokenizer_fingerprint")) and found != tokenizer_fingerprint(target.tokenizer):
-        raise ModelError(
-            f"The head in {files.where} was trained with another tokenizer or chat template than that of "
-            f"{target.path.name}.",
-            "Give a head of this target, or train one: wager train.",
+            f"The head in {files.where} was trained {found}.", "Give a head of this target, or train one: wager train."
         )

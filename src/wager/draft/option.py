@@ -24,7 +24,7 @@ AUTO = (DrafterSpec("suffix"),)
 
 def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]", "modules": "[:{}][@SIDE]"} | dict.fromkeys(
+    form = {"none": "", "number": "[:{}]", "modules": "[:[{}][@before|@after]]"} | dict.fromkeys(
         ("path", "head", "store", "layers"), ":{}"
     )
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}

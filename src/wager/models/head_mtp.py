@@ -18,6 +18,7 @@ from wager.models import footprint
 from wager.models.head_files import HeadFiles
 from wager.models.head_fusion import row_tape, run_rows
 from wager.models.head_mtp_spec import MtpSpec, layer_names, read_mtp
+from wager.models.head_output import TREE_ROWS
 from wager.models.head_weights import HeadForm, HeadWeights
 from wager.models.layer_recorder import LayerBuffers, LayerRecorder, layer_cache, needed_rows
 from wager.models.layer_weights import LayerWeights
@@ -43,6 +44,7 @@ class MtpHead:
         self.max_rows, self.max_sequences, self.max_blocks = (
             decoder.max_rows, decoder.max_sequences, decoder.max_blocks
         )  # fmt: skip
+        self.max_logits_rows = min(self.max_rows, max(self.max_sequences, TREE_ROWS))
         self.max_context = self.max_blocks * BLOCK_SIZE
         kernels, attention, hidden = weights.form.kernels, spec.decoder.attention, spec.decoder.hidden
         self.hidden = self.state_width = hidden
@@ -129,7 +131,7 @@ class _ModuleRecorder:
         spec = self.spec = head.spec
         self.head, self.weights, self.decoder, kernels = head, weights, decoder, weights.form.kernels
         rotation = spec.decoder.details.rope.table(head.max_context, spec.decoder.attention.rope_dim)
-        rows, self._logits_rows = head.max_rows, head.max_sequences
+        rows, self._logits_rows = head.max_rows, head.max_logits_rows
         self.to = LayerBuffers(spec.decoder, kernels, rotation, max_rows=rows, max_logits_rows=self._logits_rows)
         self.embedded = empty(rows, head.hidden)
         self.embedded_normed, self.state_normed = (empty(rows, head.hidden, dtype=kernels.act) for _ in range(2))
@@ -205,11 +207,14 @@ class OpenedMtp:
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         """Bytes of the buffers of a pass."""
         spec, act, hidden = self.spec, kernels.act.itemsize, self.spec.decoder.hidden
-        limits = {"max_rows": rows, "max_sequences": sequences, "max_blocks": -(-context // BLOCK_SIZE)}
-        layer = footprint.workspace_bytes(spec.decoder, kernels, **limits, max_logits_rows=sequences)
+        limits, logits_rows = {"max_rows": rows, "max_sequences": sequences}, min(rows, max(sequences, TREE_ROWS))
+        blocks = -(-context // BLOCK_SIZE)
+        layer = footprint.workspace_bytes(
+            spec.decoder, kernels, **limits, max_blocks=blocks, max_logits_rows=logits_rows
+        )
         several = spec.modules - 1
         around = rows * hidden * (3 * 4 + 3 * act + several * act)
-        return layer + around + several * sequences * (4 * spec.decoder.vocab + act * hidden)
+        return layer + around + several * logits_rows * (4 * spec.decoder.vocab + act * hidden)
 
     def token_bytes(self, kernels: Kernels) -> int:
         """Bytes of keys and values per position."""

@@ -38,6 +38,7 @@ class StateHead(Protocol):
     vocab: int
     max_rows: int
     max_sequences: int
+    max_logits_rows: int
     max_context: int
     hidden: int
     taps: tuple[int, ...]
@@ -214,12 +215,13 @@ class HeadDrafter:
         if not state.states.count or state.states.end < entries:  # without a new state there is nothing to guess from
             return None
         self._join(request.seq_id, state)
-        depth = min(request.depth, self._head.max_context - (entries - state.origin) + 1)
-        if depth < 1 or not self.block_pool.reserve(request.seq_id, entries - state.origin + depth - 1):
-            return None
-        return self._round(request, state, depth)
+        return self._begin_round(request, state, entries - state.origin)
 
-    def _round(self, request: DraftRequest, state: HeadSequence, depth: int) -> HeadRound | None:
+    def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> HeadRound | None:
+        """Behind `known` entries."""
+        depth = min(request.depth, self._head.max_context - known + 1)
+        if depth < 1 or not self.block_pool.reserve(request.seq_id, known + depth - 1):
+            return None
         return HeadRound(request, state, depth)
 
     def _join(self, seq_id: str, state: HeadSequence) -> None:
@@ -246,14 +248,11 @@ class HeadDrafter:
             else:
                 fed.append((r, r.guess_span()))
                 room -= 1
-        states = [r.state.states.take(len(span.tokens)) for r, span in known]
-        self._kept -= sum(len(part) for part in states)
+        states = self._take([(r, len(span.tokens)) for r, span in known])
         spans = [span for _, span in (*known, *fed)]
         batch = pack(spans, {}, self.block_pool.block_tables, into=self._head.buffers)
-        output = self._head.forward(batch, self._stacked(states), _rows([r.fed for r, _ in fed], self._head.hidden))
-        for r, _ in known:
-            if not r.state.origin:
-                self.block_pool.commit(r.request.seq_id, r.state.keys, length=r.state.num_entries)
+        output = self._head.forward(batch, states, stacked_rows([r.fed for r, _ in fed], self._head.hidden))
+        self._commit([r for r, _ in known])
         self._draw([r for r, span in (*known, *fed) if span.needs_logits], output)
 
     def _draw(self, served: Sequence[HeadRound], output: TargetOutput) -> None:
@@ -262,10 +261,19 @@ class HeadDrafter:
         for r, guess, fed in zip(served, guesses, given, strict=True):
             r.take(guess, fed.copy())
 
-    def _stacked(self, parts: Sequence[Array]) -> Array:
+    def _take(self, known: Sequence[tuple[HeadRound, int]]) -> Array:
+        """The next states of each round, so many, as rows."""
+        parts = [r.state.states.take(rows) for r, rows in known]
+        self._kept -= sum(map(len, parts))
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self._format.width), self._format.dtype)
+
+    def _commit(self, rounds: Sequence[HeadRound]) -> None:
+        """Let others find the known entries that were computed."""
+        for r in rounds:
+            if not r.state.origin:
+                self.block_pool.commit(r.request.seq_id, r.state.keys, length=r.state.num_entries)
 
     def _forget(self, state: HeadSequence, rows: int) -> None:
         """Drop a sequence's oldest states, so that it begins later."""
@@ -274,5 +282,6 @@ class HeadDrafter:
         self._kept += state.states.count - before
 
 
-def _rows(rows: Sequence[Array], width: int) -> Array:
+def stacked_rows(rows: Sequence[Array], width: int) -> Array:
+    """f32 [rows, width]."""
     return np.stack(rows) if rows else np.empty((0, width), FLOAT32)

@@ -152,7 +152,10 @@ class ModulesDrafter(HeadDrafter):
         given = [PendingStates() for _ in range(further)]
         return ModulesSequence([], history, ahead=further + 1, given=given, entries=[0] * further)
 
-    def _round(self, request: DraftRequest, state: HeadSequence, depth: int) -> ModulesRound | None:
+    def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> ModulesRound | None:
+        depth = min(request.depth, self._head.max_context - known + 1)
+        if depth < 1 or not self.block_pool.reserve(request.seq_id, known + depth - 1):
+            return None
         made = ModulesRound(request, self._states[request.seq_id], depth, self._head.modules)
         if made.num_pending() < 1:
             return None
