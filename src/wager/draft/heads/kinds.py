@@ -12,7 +12,6 @@ from wager.draft.heads.head_trees import HeadTreeDrafter
 from wager.draft.heads.parallel import ParallelDrafter
 from wager.kernels.base import Kernels
 
-
 _TREE = "-tree"
 
 
