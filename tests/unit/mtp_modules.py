@@ -121,6 +121,8 @@ class ReferenceModules:
     def config(self) -> dict[str, Any]:
         config: dict[str, Any] = {**self.model.config.to_dict(), "num_hidden_layers": LAYERS}
         config["architectures"] = [self.variant.architecture]
+        if self.variant.format == "MiMo":  # Qwen2's layers under another name
+            config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
         if config.get("layer_types"):
             config["layer_types"] = config["layer_types"][:LAYERS]
         return config
