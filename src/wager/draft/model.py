@@ -130,6 +130,20 @@ class DraftModel:
     def observe(self, output: TargetOutput) -> None:
         """Ignored: the target's output is not used."""
 
+    def forget(self) -> None:
+        """What its own drafter remembers; see RemembersRequests."""
+        if self._inner is not None:
+            self._inner.forget()
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether its own drafter does; see RowReader."""
+        return self._inner is not None and self._inner.reads_rows
+
+    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+        if self._inner is not None:
+            self._inner.read_rows(output, tokens)
+
     def end(self, seq_id: str) -> None:
         if self._states.pop(seq_id, None) is not None:
             self.block_pool.release(seq_id)
