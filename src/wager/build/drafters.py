@@ -13,6 +13,7 @@ from wager.build.shipped_store import shipped_store
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter
+from wager.draft.history import TargetOracle
 from wager.draft.registry import (
     KINDS,
     DrafterKind,
@@ -110,12 +111,19 @@ def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterByt
     )
 
 
-def build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
+def build(
+    opened: OpenedDrafter,
+    config: EngineConfig,
+    *,
+    decoder: Decoder,
+    num_blocks: int,
+    oracle: TargetOracle | None = None,
+) -> Drafter:
     """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks. One that
-    can draft ahead gets the threads that the configuration has for it."""
+    can draft ahead gets the threads that the configuration has for it. `oracle` is for drafters made for proofs."""
     threads = config.speculation.draft_threads if can_draft_ahead(opened.spec) else 0
     kernels = _own_kernels(config, decoder.kernels, threads) if threads else decoder.kernels
-    drafter = _build(opened, config, decoder, num_blocks=num_blocks, kernels=kernels)
+    drafter = _build(opened, config, decoder, num_blocks=num_blocks, oracle=oracle, kernels=kernels)
     if threads:
         drafter = AheadDrafter(drafter)
     drafter.name = opened.label
@@ -129,10 +137,16 @@ def _own_kernels(config: EngineConfig, kernels: Kernels, threads: int) -> Kernel
 
 
 def _build(
-    opened: OpenedDrafter, config: EngineConfig, decoder: Decoder, *, num_blocks: int, kernels: Kernels
+    opened: OpenedDrafter,
+    config: EngineConfig,
+    decoder: Decoder,
+    *,
+    num_blocks: int,
+    oracle: TargetOracle | None,
+    kernels: Kernels,
 ) -> Drafter:
     def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, config, decoder, num_blocks=num_blocks, kernels=kernels)
+        return _build(below, config, decoder, num_blocks=num_blocks, oracle=oracle, kernels=kernels)
 
     if opened.parts:
         return merge_drafters([part(each) for each in opened.parts], vocab=decoder.vocab)
@@ -149,5 +163,6 @@ def _build(
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
         vocabularies=(opened.target, model.tokenizer) if model and opened.target else None,
+        oracle=oracle,
     )
     return build_drafter(opened.spec, parts)

@@ -172,7 +172,7 @@ def engine_flags(
             options.pop("drafter", None)
             _refuse_without_drafter(drafter if isinstance(drafter, tuple) else (drafter,), options)
             if isinstance(drafter, tuple):
-                return function(config=EngineConfig.from_options(**options), drafters=drafter, **values)
+                return function(config=EngineConfig.from_options(**options, drafter="none"), drafters=drafter, **values)
             return function(config=EngineConfig.from_options(**options, drafter=drafter), **values)
 
         return add([*(flags[name] for name in chosen), config_flag])(command)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from wager.draft.trees import TokenTree
 from wager.verify.distribution import History
 
 
@@ -40,8 +39,6 @@ class DraftedSequence:
     num_computed_tokens: int = 0
     fed: FedTree = field(default_factory=lambda: FedTree(0))
     reached: int | None = None
-    drafted: TokenTree = field(default_factory=TokenTree)  # the last draft, if it was a tree
-    drafted_node: int | None = None  # as `reached`, of its nodes
     others: Sequence[tuple[int, ...]] = ()  # of each guess of the last draft, if it was a chain, those next after it
 
     def computed_with(self, tokens: Sequence[int]) -> int:
