@@ -14,13 +14,13 @@ from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter
 from wager.draft.history import TargetOracle
+from wager.draft.option import can_draft_ahead
 from wager.draft.registry import (
     KINDS,
     DrafterKind,
     DrafterParts,
     DrafterSpec,
     build_drafter,
-    can_draft_ahead,
     merge_drafters,
 )
 from wager.draft.store_file import StoreFile

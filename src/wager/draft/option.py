@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from wager.draft.registry import KINDS, DrafterSpec, can_draft_ahead
+from wager.draft.registry import KINDS, DrafterSpec
 from wager.errors import UsageError
 from wager.inputs import check_threads, did_you_mean, shown, whole_number
 
@@ -112,6 +112,11 @@ def _parse_one(text: str) -> DrafterSpec:
         if not least <= number <= most:
             raise UsageError(f"{text} is out of range.", f"{placeholder} must be from {least} to {most}.")
     return DrafterSpec(name, argument or None)
+
+
+def can_draft_ahead(spec: DrafterSpec) -> bool:
+    """Whether it can have threads of its own: it runs a model, and reads nothing of the target."""
+    return not spec.parts and KINDS[spec.name].argument in ("path", "layers")
 
 
 def check_draft_threads(drafters: Sequence[DrafterSpec], threads: int, *, device: str | None, rule: str) -> None:

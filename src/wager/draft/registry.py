@@ -284,11 +284,6 @@ def makes_trees(spec: DrafterSpec) -> bool:
     return bool(spec.parts) or KINDS[spec.name].makes_trees
 
 
-def can_draft_ahead(spec: DrafterSpec) -> bool:
-    """Whether it can have threads of its own: it runs a model, and reads nothing of the target."""
-    return not spec.parts and KINDS[spec.name].argument in ("path", "layers")
-
-
 def build_drafter(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     """Build a drafter by name; UsageError for one that is not registered. `merge_drafters` joins several."""
     if spec.name not in KINDS:
