@@ -61,20 +61,18 @@ class Adaptive(Policy):
         self._latency, self._goodput = LatencyCache(latency), GoodputEstimator()
         self._weights = ObjectiveWeights(objective)
         self._exploration = DraftExploration(self._drafters, self._latency, share=exploration_share)
-        self._own, self._observed, self._watch = OwnSeconds(), ObservedSteps(), CollapseWatch()
+        own = self._own = OwnSeconds()
+        self._observed, self._watch = ObservedSteps(), CollapseWatch()
         self._loads = StepLoads(self._latency, self._weights, goodput=self._goodput)
         self._rows = RowExploration(latency, self._latency, self._drafters, share=exploration_share, own=self._own)
         self._planner = Planner(self._drafters, self._latency, goodput=self._goodput, own=self._own)
         self._planner.unused = self._watch.unused
         self._draft_seconds = DraftSeconds(latency, self._latency, self._drafters, own=self._own)
         self._judge = DraftJudge(
-            self._drafters,
-            self._latency,
-            self._weights,
-            drafting=self._draft_seconds, goodput=self._goodput, own=self._own,
-        )  # fmt: skip
-        self._exact = RULES[rule].needs_draft_probs
+            self._drafters, self._latency, self._weights, drafting=self._draft_seconds, goodput=self._goodput, own=own
+        )
         self._learning = DeferredLearning(list(self.acceptance.values()), latency, own=self._own)
+        self._exact = RULES[rule].needs_draft_probs
         self._taken = TakenSteps(
             self._learning,
             self._own,
