@@ -282,3 +282,30 @@ def test_modules_that_fail_leave_the_text_as_it_is(name: str, failing: str, tmp_
     engine = engine_on(decoder, drafter)
     assert answers(engine, asked) == answers(engine_on(decoder), asked)
     assert calls >= 5 and (drafter.name in engine.proposer.drafters) == (failing == "not finite")
+
+
+@pytest.mark.parametrize(("name", "first"), [("qwen", 0), ("deepseek-three", 16)])
+def test_a_cached_block_is_found_by_all_tokens_that_its_entries_embed(name: str, first: int, tmp_path: Path) -> None:
+    """Texts that agree in 17 tokens: the first block of a single module embeds no other, that of three modules two."""
+    reference, kernels = reference_of(name), ReferenceKernels("float32")
+    weights = open_weights(reference.save_target(tmp_path))
+    decoder = decoder_on(weights, kernels)
+    prompts = [TOKENS[:40], [*TOKENS[:17], *TOKENS[30:45]]]
+    params = SamplingParams(max_tokens=5)
+    plain = [answers(engine_on(decoder), requests([prompt], params))["r0#0"] for prompt in prompts]
+    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=None)
+    recorded = Recorded(drafter)
+    engine = engine_on(decoder, drafter, depth=4)
+    for prompt, answer in zip(prompts, plain, strict=True):
+        recorded.texts = {"r0": [*prompt, *answer]}
+        recorded.made.clear()
+        assert answers(engine, requests([prompt], params))["r0#0"] == answer
+    text = recorded.texts["r0"]
+    states = states_of(weights, text, kernels)
+    made = {position: draft for (_, position), draft in recorded.made.items() if len(draft)}
+    assert made
+    for position, draft in made.items():
+        guesses, rows = reference.guesses(states[first:], text[first:position], len(draft))
+        assert list(draft.tokens) == guesses
+        probabilities = [np.exp(row.max() - np.logaddexp.reduce(row)) for row in rows]
+        assert_close(np.array(draft.scores), np.cumprod(probabilities), rtol=1e-3, atol=1e-5)
