@@ -20,6 +20,9 @@ _ROWS = 4
 """Continuations for which drafts are prepared at a time: rows of a pass, which cost little more than one up to there. A
 larger batch has one for each sequence."""
 
+_LEAST_CHANCE = 0.05
+"""A further outcome that is less likely is not drafted for: it would delay the others for nothing."""
+
 _MORE_NODES = 2
 """Nodes that a tree is given beyond those requested: some are spent on the token that comes first."""
 
@@ -193,6 +196,7 @@ class BranchingDrafter:
             (-outcome.probability, index, rank)
             for index, each in enumerate(outcomes)
             for rank, outcome in enumerate(each[1:], 1)
+            if outcome.probability >= _LEAST_CHANCE
         ]
         taken = [list(each[:1]) for each in outcomes]
         for _, index, rank in sorted(others)[: max(0, self.rows - len(outcomes))]:
