@@ -73,7 +73,7 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
         label,
         spec,
         _open_model(config, target, kind, argument) if kind else None,
-        open_head(spec, target) if kind and kind.argument == "head" else None,
+        open_head(spec, target) if kind and kind.runs_a_head else None,
         _open_store(Path(argument), target) if kind and kind.argument == "store" else None,
         _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
         tuple(_open(config, target, part, label=str(part)) for part in spec.parts),

@@ -29,7 +29,9 @@ DRAFT_DEVICE = "cpu"
 
 def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]"} | dict.fromkeys(("path", "head", "store", "layers"), ":{}")
+    form = {"none": "", "number": "[:{}]", "modules": "[:[{}][@before|@after]]"} | dict.fromkeys(
+        ("path", "head", "store", "layers"), ":{}"
+    )
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
     return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
@@ -70,7 +72,7 @@ def _parse_merged(text: str) -> DrafterSpec:
 
 
 def _refuse_head(spec: DrafterSpec, text: str) -> None:
-    if spec.name in KINDS and KINDS[spec.name].argument == "head":
+    if spec.name in KINDS and KINDS[spec.name].runs_a_head:
         raise UsageError(
             f"Drafter {spec.name!r} reads the target's states, which a draft model in {text!r} does not have.",
             f"Write {spec} beside it, with a comma or //.",
