@@ -17,7 +17,8 @@ from wager.build import policy as policies
 from wager.build.memory_plan import MemoryPlan
 from wager.build.opened import OpenedModel, open_target
 from wager.config import EngineConfig, check_rule_for_trees
-from wager.draft.ahead import AheadDrafter, AheadFigures
+from wager.draft.ahead import AheadDrafter
+from wager.draft.ahead_figures import AheadFigures
 from wager.draft.base import Drafter
 from wager.draft.history import TargetOracle
 from wager.economics.latency.surface import LatencySurface

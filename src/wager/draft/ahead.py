@@ -9,11 +9,13 @@ thread, in order. An error of the drafter, or a stall, is raised by `propose`, a
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from wager.draft.ahead_figures import AheadFigures, DraftedBatch
 from wager.draft.base import Drafter
 from wager.draft.branches import (
     BranchingDrafter,
@@ -31,39 +33,10 @@ from wager.types import Draft, DraftRequest, SamplingParams
 if TYPE_CHECKING:
     from wager.kernels.base import TargetOutput
 
+_CALLS_KEPT = 64  # of the drafter, for whoever learns from them
+
 PATIENCE_S = 60.0
 """Seconds without a pass of the drafter after which it counts as stalled."""
-
-
-@dataclass(frozen=True, slots=True)
-class AheadFigures:
-    """What drafting ahead did so far. `hits` and `misses` count drafts that were ready and those that were not, of
-    which `left_out` were not made at all; `waited_s` is what requests for drafts took, as the step saw it, `drafted_s`
-    what the drafter's thread spent on drafting; `branches` counts outcomes for which drafts were made."""
-
-    hits: int = 0
-    misses: int = 0
-    left_out: int = 0
-    waited_s: float = 0.0
-    drafted_s: float = 0.0
-    branches: int = 0
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Hits among all requests but the first of a sequence; None before any."""
-        requests = self.hits + self.misses
-        return self.hits / requests if requests else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**asdict(self), "hit_rate": self.hit_rate}
-
-    def __str__(self) -> str:
-        rate = "" if self.hit_rate is None else f" ({self.hit_rate:.0%})"
-        return (
-            f"{self.hits} drafts ready{rate}, {self.misses} not ({self.left_out} of them left out); "
-            f"waited {self.waited_s:.2f} s for {self.drafted_s:.2f} s of drafting"
-        )
 
 
 @dataclass(slots=True)
@@ -82,12 +55,12 @@ class _Preparation:
         self, drafter: BranchingDrafter, requests: Sequence[RequestedDraft], drafts: Sequence[FoundDraft]
     ) -> None:
         self.drafter, self.requests, self.drafts = drafter, requests, drafts
-        self.abandoned, self.seconds = False, 0.0
+        self.abandoned, self.seconds, self.branches = False, 0.0, 0
 
     def make(self) -> None:
         begin = time.perf_counter()
         self.drafter.settle(self.requests)
-        self.drafter.prepare(self.requests, self.drafts)
+        self.branches = self.drafter.prepare(self.requests, self.drafts)
         self.seconds = time.perf_counter() - begin
 
 
@@ -130,6 +103,7 @@ class AheadDrafter:
         self._preparing: tuple[_Preparation, PendingCall[None]] | None = None
         self._numbers = 0
         self._figures = AheadFigures()
+        self._drafted: deque[DraftedBatch] = deque(maxlen=_CALLS_KEPT)
         self._ended = False
         if isinstance(inner, ForksSequences):
             inner.on_pass = self._control
@@ -138,10 +112,26 @@ class AheadDrafter:
     def figures(self) -> AheadFigures:
         return replace(self._figures, branches=self._drafter.num_branches)
 
+    # what the policy learns from (see economics/drafts_ahead.py)
+
     @property
-    def outcome_rates(self) -> tuple[float, float]:
-        """How often a first guess is right, and how often its first alternative is where it is not, as learned."""
-        return self._drafter.rates.guess_rate(0), self._drafter.rates.other_rate(0)
+    def hits(self) -> int:
+        return self._figures.hits
+
+    @property
+    def misses(self) -> int:
+        return self._figures.misses
+
+    @property
+    def least_drafted(self) -> int:
+        """Sequences, continuations among them, that it drafts for at a time at least."""
+        return self._drafter.rows
+
+    def take_drafted(self) -> Sequence[DraftedBatch]:
+        """The latest calls of the drafter since this was asked last."""
+        taken = list(self._drafted)
+        self._drafted.clear()
+        return taken
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
@@ -220,6 +210,9 @@ class AheadDrafter:
             preparation.abandoned = True
         self._calls.wait(pending)
         self._figures = replace(self._figures, drafted_s=self._figures.drafted_s + preparation.seconds)
+        if not preparation.abandoned:
+            depth = max(each.request.depth for each in preparation.requests) + 1
+            self._drafted.append(DraftedBatch(preparation.branches, depth, preparation.seconds))
 
     def _look(self, request: DraftRequest, known: _KnownSequence) -> RequestedDraft:
         """Learn from what became known, and look whether it was drafted for."""
@@ -248,6 +241,8 @@ class AheadDrafter:
         drafts |= self._calls.wait(self._calls.give(partial(self._drafter.draft, asked, missed)))
         seconds = time.perf_counter() - begin
         self._choice.drafted(seconds)
+        depth = max(each.request.depth for each in missed)
+        self._drafted.append(DraftedBatch(len(missed), depth, seconds))
         self._figures = replace(self._figures, drafted_s=self._figures.drafted_s + seconds)
         return [replace(each, fresh=(), found=None) for each in asked]
 

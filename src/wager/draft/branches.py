@@ -20,6 +20,9 @@ _ROWS = 4
 """Continuations for which drafts are prepared at a time: rows of a pass, which cost little more than one up to there. A
 larger batch has one for each sequence."""
 
+_LEAST_CHANCE = 0.05
+"""A further outcome that is less likely is not drafted for: it would delay the others for nothing."""
+
 _MORE_NODES = 2
 """Nodes that a tree is given beyond those requested: some are spent on the token that comes first."""
 
@@ -121,7 +124,7 @@ class BranchingDrafter:
         self.rates = OutcomeRates()
         self.num_branches = 0
         """Continuations that drafts were made for."""
-        self._rows = rows
+        self.rows = rows
         self._forks = inner if isinstance(inner, ForksSequences) else None
         if self._forks is not None:
             self._forks.num_others = NUM_OTHERS
@@ -168,8 +171,8 @@ class BranchingDrafter:
         for sequence in list(self._branched):
             self._drop(sequence)
 
-    def prepare(self, requests: Sequence[RequestedDraft], drafts: Sequence[FoundDraft]) -> None:
-        """Draft for the likeliest outcomes of `drafts`, which are being verified."""
+    def prepare(self, requests: Sequence[RequestedDraft], drafts: Sequence[FoundDraft]) -> int:
+        """Draft for the likeliest outcomes of `drafts`, which are being verified; how many there are."""
         asked: list[tuple[FollowedSequence, LikelyOutcome, DraftRequest]] = []
         for each, draft in zip(requests, drafts, strict=True):
             sequence = each.sequence
@@ -185,6 +188,7 @@ class BranchingDrafter:
             name = request.seq_id
             prepared = PreparedBranch(name, outcome.tokens, made.get(name, Draft(name)), self._others(name))
             sequence.branches.append(prepared)
+        return len(asked)
 
     def _likeliest(self, outcomes: Sequence[Sequence[LikelyOutcome]]) -> list[list[LikelyOutcome]]:
         """The likeliest outcome of each draft, and of the others the likeliest as far as the rows go."""
@@ -192,9 +196,10 @@ class BranchingDrafter:
             (-outcome.probability, index, rank)
             for index, each in enumerate(outcomes)
             for rank, outcome in enumerate(each[1:], 1)
+            if outcome.probability >= _LEAST_CHANCE
         ]
         taken = [list(each[:1]) for each in outcomes]
-        for _, index, rank in sorted(others)[: max(0, self._rows - len(outcomes))]:
+        for _, index, rank in sorted(others)[: max(0, self.rows - len(outcomes))]:
             taken[index].append(outcomes[index][rank])
         return taken
 
