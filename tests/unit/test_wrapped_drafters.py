@@ -23,7 +23,7 @@ from wager.types import Draft, DraftRequest, Request, SamplingParams, StepRecord
 
 LAW = ToyDistribution(vocab=32, order=2, sharpness=9.0)
 NEAR = ToyDistribution(vocab=32, order=2, sharpness=9.0, drift=0.3, salt=4)
-ARGUMENTS = {"path": "toy", "head": "toy", "store": "toy", "layers": "0"}
+ARGUMENTS = {"path": "toy", "head": "toy", "modules": "toy", "store": "toy", "layers": "0"}
 
 
 class Watched(HistoryDrafter):
@@ -130,7 +130,7 @@ def test_a_drafter_in_another_one_is_told_everything(name: str) -> None:
 def test_heads_do_not_work_for_models() -> None:
     """The only capability that is not forwarded is refused by name."""
     for name in (name for name, kind in KINDS.items() if kind.takes_inner):
-        for head in (name for name, kind in KINDS.items() if kind.argument == "head"):
+        for head in (name for name, kind in KINDS.items() if kind.argument in ("head", "modules")):
             with pytest.raises(UsageError, match="reads the target's states"):
                 parse_drafters(f"{name}:{ARGUMENTS[KINDS[name].argument]}+{head}:toy")
 
