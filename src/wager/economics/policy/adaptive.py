@@ -89,10 +89,9 @@ class Adaptive(Policy):
         self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
         self._ids: list[str] | None = None  # the same, until one of them ends
         self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
-        self._steps = 0
+        self._steps, self._next_aging = 0, AGING_INTERVAL
         self._interval = 1  # steps after which the policy learns, and looks at its plan again
         self._repeats_until = 0  # the step until which the same sequences repeat the plan
-        self._next_aging = AGING_INTERVAL
         self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
 
     def begin(self, sequence: str, *, weight: float) -> None:
