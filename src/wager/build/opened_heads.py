@@ -88,11 +88,11 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     return OpenedHead(path, target, opened_mtp)
 
 
-def _check_taps(files: HeadFiles, head: OpenedEagle | OpenedMedusa | OpenedBlock) -> None:
+def _check_taps(files: HeadFiles, head: Opened) -> None:
     """ModelError if the head reads other layers of the target than `wager train` notes that it was trained on."""
     noted = files.keys.section("wager").integers("taps")
-    taps = None if isinstance(head, OpenedMedusa) else list(head.spec.taps)
-    if noted and taps is not None and taps != noted:
+    taps = list(head.spec.taps) if isinstance(head, (OpenedEagle, OpenedBlock)) else []
+    if noted and taps and taps != noted:
         raise ModelError(
             f"The head in {files.where} taps the target after layers {_listed(taps)}; it was trained on "
             f"{_listed(noted)}.",
