@@ -183,8 +183,7 @@ class DraftModel(TellsInner):
     def _finish(self, r: DraftRound) -> Draft:
         r.state.others = r.others if isinstance(r, ChainRound) else ()
         draft = r.draft(self.name)
-        if self.makes_trees:
-            self.rank_rates.drafted(draft)
+        self.rank_rates.drafted(draft)
         return draft if self._shared is None else replace(draft, tokens=tuple(self._sampler.verified_ids(draft.tokens)))
 
     # ---- one round --------------------------------------------------------------------------------------------------
@@ -203,14 +202,12 @@ class DraftModel(TellsInner):
         state.num_computed_tokens = min(state.num_computed_tokens, known - 1)
         if self.makes_trees:
             return self._start_tree(request, state, depth, levels)
-        if not self.block_pool.reserve(request.seq_id, known + depth - 1):
-            return None
-        return ChainRound(request, state, depth)
+        reserved = self.block_pool.reserve(request.seq_id, known + depth - 1)
+        return ChainRound(request, state, depth) if reserved else None
 
     def _start_tree(self, request: DraftRequest, state: DraftedSequence, depth: int, levels: int) -> TreeRound | None:
         """Blocks for a tree's rows, or for those of a chain if they are too few."""
-        template, width = None, min(WIDTH, depth, self._max_logits_rows)
-        levels = min(levels, depth)
+        levels, template, width = min(levels, depth), None, min(WIDTH, depth, self._max_logits_rows)
         if request.needs_draft_probs and not request.params.greedy:
             template = sequoia(self.rank_rates.rates, min(depth, self._max_logits_rows), levels)
         for attempt in (width, 1) if template is None else (width,):
