@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from wager.draft.ahead import AheadDrafter
 from wager.draft.base import ComputedRows, Drafter, RemembersRequests, RowReader, StateReader
 from wager.draft.history import HistoryDrafter
 from wager.draft.ngram import NgramDrafter
-from wager.draft.option import parse_drafters
+from wager.draft.option import can_draft_ahead, parse_drafters
 from wager.draft.recycling import RecyclingDrafter
 from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter, merge_drafters
 from wager.errors import UsageError
@@ -23,7 +24,7 @@ from wager.types import Draft, DraftRequest, Request, SamplingParams, StepRecord
 
 LAW = ToyDistribution(vocab=32, order=2, sharpness=9.0)
 NEAR = ToyDistribution(vocab=32, order=2, sharpness=9.0, drift=0.3, salt=4)
-ARGUMENTS = {"path": "toy", "head": "toy", "store": "toy", "layers": "0"}
+ARGUMENTS = {"path": "toy", "head": "toy", "modules": "toy", "store": "toy", "layers": "0"}
 
 
 class Watched(HistoryDrafter):
@@ -130,9 +131,32 @@ def test_a_drafter_in_another_one_is_told_everything(name: str) -> None:
 def test_heads_do_not_work_for_models() -> None:
     """The only capability that is not forwarded is refused by name."""
     for name in (name for name, kind in KINDS.items() if kind.takes_inner):
-        for head in (name for name, kind in KINDS.items() if kind.argument == "head"):
+        for head in (name for name, kind in KINDS.items() if kind.argument in ("head", "modules")):
             with pytest.raises(UsageError, match="reads the target's states"):
                 parse_drafters(f"{name}:{ARGUMENTS[KINDS[name].argument]}+{head}:toy")
+
+
+def test_no_drafter_that_reads_rows_is_on_another_thread() -> None:
+    """There nothing of the target is read."""
+    assert [can_draft_ahead(spec) for spec in parse_drafters("model:a,model:a+suffix,model:a+layers:0+suffix")] == [
+        True
+    ] * 3
+    for text in ("model:a+recycle", "model:a+model:b+recycle", "recycle", "ngram//model:a"):
+        assert not can_draft_ahead(parse_drafters(text)[0])
+
+
+def test_a_drafter_on_another_thread_is_told_to_forget() -> None:
+    """With the drafter of its model, in the order of the other calls."""
+    watched = Watched()
+    ahead = AheadDrafter(_model("model", watched))
+    engine = toy_engine(LAW, drafter=ahead, depth=5, num_blocks=200)
+    plain = toy_engine(LAW, depth=0).generate(_requests())
+    assert [each.token_ids for each in engine.generate(_requests())] == [each.token_ids for each in plain]
+    engine.forget_requests()
+    engine.generate(_requests(1))
+    ahead.close()
+    assert isinstance(ahead, RemembersRequests) and watched.count("forget") == 1
+    assert watched.asked and not watched.known
 
 
 def test_a_recycling_drafter_works_for_a_model() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,15 +74,34 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     check_provenance(files, target)
     quantised = any(Matrices(target.weights, target.dtype).formats.values())
     if not modules:
-        return OpenedHead(path, target, _OPEN[head_kind(spec.name)](files, target.spec, quantised=quantised))
+        opened = _OPEN[head_kind(spec.name)](files, target.spec, quantised=quantised)
+        _check_taps(files, opened)
+        return OpenedHead(path, target, opened)
     after_norm = None if side is None else side == "after"
-    opened = open_mtp(files, target.spec, quantised=quantised, inside=inside, after_norm=after_norm)
-    if KINDS[spec.name].makes_trees and opened.spec.modules > 1:
+    opened_mtp = open_mtp(files, target.spec, quantised=quantised, inside=inside, after_norm=after_norm)
+    if KINDS[spec.name].makes_trees and opened_mtp.spec.modules > 1:
         raise ModelError(
-            f"{path.name} has {opened.spec.modules} MTP modules, which guess in turn; trees are those of a single one.",
+            f"{path.name} has {opened_mtp.spec.modules} MTP modules, which guess in turn; trees are those of a single "
+            "one.",
             "Use mtp.",
         )
-    return OpenedHead(path, target, opened)
+    return OpenedHead(path, target, opened_mtp)
+
+
+def _check_taps(files: HeadFiles, head: Opened) -> None:
+    """ModelError if the head reads other layers of the target than `wager train` notes that it was trained on."""
+    noted = files.keys.section("wager").integers("taps")
+    taps = list(head.spec.taps) if isinstance(head, (OpenedEagle, OpenedBlock)) else []
+    if noted and taps and taps != noted:
+        raise ModelError(
+            f"The head in {files.where} taps the target after layers {_listed(taps)}; it was trained on "
+            f"{_listed(noted)}.",
+            "Its config.json was changed, or belongs to another head.",
+        )
+
+
+def _listed(taps: Sequence[int]) -> str:
+    return ", ".join(map(str, taps))
 
 
 def _split_side(argument: str) -> tuple[str, str | None]:

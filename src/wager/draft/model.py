@@ -25,7 +25,7 @@ from wager.draft.guessed_tree import WIDTH
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.intersection import IntersectionSampler, SharedIds
 from wager.draft.model_rounds import ChainRound, DraftRound, TreeRound
-from wager.draft.stages import InnerDrafter
+from wager.draft.stages import InnerDrafter, TellsInner
 from wager.draft.tree_templates import RankRates, sequoia
 from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
 from wager.kernels.base import BLOCK_SIZE, Kernels, Target, TargetOutput
@@ -41,7 +41,7 @@ _LEVELS = 8
 """Levels of a tree at most: passes of the model."""
 
 
-class DraftModel:
+class DraftModel(TellsInner):
     """Drafts with `target`, a model that is not the one to be verified.
 
     `vocab` is the verified model's number of logits; ids beyond it are never guessed, and rows of draft_probs have that
@@ -159,20 +159,6 @@ class DraftModel:
 
     def observe(self, output: TargetOutput) -> None:
         """Ignored: the target's output is not used."""
-
-    def forget(self) -> None:
-        """What its own drafter remembers; see RemembersRequests."""
-        if self._inner is not None:
-            self._inner.forget()
-
-    @property
-    def reads_rows(self) -> bool:
-        """Whether its own drafter does; see RowReader."""
-        return self._inner is not None and self._inner.reads_rows
-
-    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
-        if self._inner is not None:
-            self._inner.read_rows(output, tokens)
 
     def end(self, seq_id: str) -> None:
         if self._states.pop(seq_id, None) is not None:

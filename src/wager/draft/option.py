@@ -117,8 +117,10 @@ def _parse_one(text: str) -> DrafterSpec:
 
 
 def can_draft_ahead(spec: DrafterSpec) -> bool:
-    """Whether it can have threads of its own: it runs a model, and reads nothing of the target."""
-    return not spec.parts and KINDS[spec.name].argument in ("path", "layers")
+    """Whether it can have threads of its own: it runs a model, and reads nothing of the target, nor does its own
+    drafter."""
+    reads = any(each.name == "recycle" for each in spec.all)
+    return not spec.parts and not reads and KINDS[spec.name].argument in ("path", "layers")
 
 
 def check_draft_threads(drafters: Sequence[DrafterSpec], threads: int, *, device: str | None, rule: str) -> None:

@@ -75,6 +75,27 @@ class InnerDrafter:
         return self._guarded.propose(requests)
 
 
+class TellsInner:
+    """What a drafter with an `_inner` one tells that."""
+
+    _inner: InnerDrafter | None
+
+    def forget(self) -> None:
+        """See RemembersRequests."""
+        if self._inner is not None:
+            self._inner.forget()
+
+    @property
+    def reads_rows(self) -> bool:
+        """See RowReader."""
+        return self._inner is not None and self._inner.reads_rows
+
+    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+        """See RowReader."""
+        if self._inner is not None:
+            self._inner.read_rows(output, tokens)
+
+
 def _forget(drafter: Drafter) -> None:
     if isinstance(drafter, RemembersRequests):
         drafter.forget()

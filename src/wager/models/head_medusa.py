@@ -146,7 +146,11 @@ def read_medusa(files: HeadFiles, target: ModelSpec) -> MedusaSpec:
     keys, shapes = files.keys, files.shapes
     kind = keys.text("model_type") or "medusa"
     if kind not in ("medusa", target.details.architecture.lower(), "llama") or "speculators_model_type" in files.config:
-        raise ModelError(f"The head in {files.where} is no Medusa head: its model_type is {shown(kind)}.")
+        key = "speculators_model_type" if "speculators_model_type" in files.config else "model_type"
+        raise ModelError(
+            f"The head in {files.where} is no Medusa head: its {key} is {shown(str(files.config.get(key)))}.",
+            "Medusa heads are wanted here.",
+        )
     heads = keys.integer("num_heads", "medusa_num_heads", default=5, most=_MOST_HEADS)
     if keys.get("num_heads") is None:  # published configurations of the original format name fewer than there are
         heads = max(heads, _count_heads(shapes))
