@@ -13,6 +13,7 @@ from wager.economics.latency_model import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.learning import by_depth
 from wager.economics.policy.objective import Objective, parse_objective
 from wager.economics.policy.threshold import Threshold
 from wager.economics.policy_spec import PolicySpec, parse_policy
@@ -594,6 +595,13 @@ def test_trees_are_admitted_closed_under_parents_and_learned_from() -> None:
     survival = model.survival(tree, model.start_sequence())
     assert survival[0] > 0.85
     assert survival[1] < 0.15
+    assert model.confidence_shifts[:, :2].max() > 1.2  # this tree is likelier than the depths of the forecast were
+
+
+def test_a_guess_of_some_depth_is_right_as_often_as_all_of_it_together() -> None:
+    tree = Draft("s", (5, 6, 7, 8), (-1, -1, 0, 1), (0.6, 0.3, 0.5, 0.2), "d")
+    assert by_depth(tree, [0.6, 0.3, 0.5, 0.2]) == pytest.approx([0.9, 0.7])
+    assert by_depth(Draft.chain("s", (5, 6), drafter="d"), [0.6, 0.5]) == [0.6, 0.5]
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

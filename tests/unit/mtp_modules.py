@@ -70,11 +70,23 @@ class ReferenceModules:
         found = {part: 1 + self._noise(HIDDEN) * 0.3 for part in ("enorm", "hnorm", "norm")}
         found["proj"] = self._noise(HIDDEN, 2 * HIDDEN) * (2 * HIDDEN) ** -0.5 * 1.5
         if self.variant.own:
-            found |= {"head": self._noise(VOCAB, HIDDEN) * 0.3, "embed": self._noise(VOCAB, HIDDEN)}
+            vocab = self.model.config.vocab_size
+            found |= {"head": self._noise(vocab, HIDDEN) * 0.3, "embed": self._noise(vocab, HIDDEN)}
         return found
 
     def _noise(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator)
+
+    def make_right(self) -> None:
+        """Let the layers of the target and of the modules add nothing, so that the next token follows from the last one
+        alone, and the modules pass its embedding on: they guess as the target does."""
+        for name, parameter in self.model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.data.zero_()
+        for parts in self.parts:
+            parts["enorm"] = torch.ones(HIDDEN)
+            parts["proj"] = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], 1)
+            parts["norm"] = self.model.model.norm.weight.data
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -109,6 +121,8 @@ class ReferenceModules:
     def config(self) -> dict[str, Any]:
         config: dict[str, Any] = {**self.model.config.to_dict(), "num_hidden_layers": LAYERS}
         config["architectures"] = [self.variant.architecture]
+        if self.variant.format == "MiMo":  # Qwen2's layers under another name
+            config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
         if config.get("layer_types"):
             config["layer_types"] = config["layer_types"][:LAYERS]
         return config

@@ -25,7 +25,7 @@ from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import MtpHead, open_mtp
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import Draft, DraftRequest, SamplingParams, VerifyRule
 
 PARAMS = [
     SamplingParams(max_tokens=24),
@@ -148,3 +148,137 @@ def test_entries_of_a_cached_prefix_are_found_or_left_out(name: str, tmp_path: P
             for position, draft in made.items():
                 guesses, _ = reference.guesses(states[first:], text[first:position], len(draft))
                 assert list(draft.tokens) == guesses
+
+
+@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
+@pytest.mark.parametrize("params", PARAMS[:2])
+@pytest.mark.parametrize("quantised", [False, True])
+def test_modules_that_know_the_target_are_accepted(
+    name: str, params: SamplingParams, quantised: bool, tmp_path: Path
+) -> None:
+    reference, kernels = ReferenceModules(VARIANTS[name]), native()
+    reference.make_right()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    asked = requests([TOKENS[:20], TOKENS[3:40]], params)
+    plain = answers(engine_on(decoder), asked)
+    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
+    engine = engine_on(decoder, drafter, depth=5)
+    accepted = []
+    for request in asked:
+        engine.add(request)
+    found: dict[str, list[int]] = {}
+    while engine.busy:
+        for delta in engine.step():
+            found.setdefault(f"{delta.request_id}#0", []).extend(delta.token_ids)
+            accepted.append(len(delta.token_ids) - 1)
+    assert found == plain
+    assert sum(accepted) / len(accepted) > 3.5  # of five guesses; the last rounds are cut short
+
+
+@pytest.mark.parametrize("name", ["deepseek", "mimo"])
+@pytest.mark.parametrize("params", PARAMS)
+def test_trees_of_a_module_change_no_text(name: str, params: SamplingParams, tmp_path: Path) -> None:
+    reference, kernels = reference_of(name), native()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    asked = requests([TOKENS[:20], TOKENS[3:40], TOKENS[5:9]], params)
+    plain = answers(engine_on(decoder), asked)
+    drafter = head_drafter("mtp-tree", head_of(reference, tmp_path, decoder), kernels=kernels)
+    drafts, propose = [], drafter.propose
+
+    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
+        drafts.extend(propose(asked))
+        return drafts[-len(asked) :]
+
+    drafter.propose = kept  # type: ignore[method-assign]
+    engine = engine_on(decoder, drafter, depth=6)
+    assert answers(engine, asked, preempt_every=5) == plain and drafter.name in engine.proposer.drafters
+    assert any(draft.parents != tuple(range(-1, len(draft) - 1)) for draft in drafts)
+
+
+@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_rules_that_need_q_get_it(name: str, rule: VerifyRule, tmp_path: Path) -> None:
+    reference, kernels = reference_of(name), native()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=kernels)
+    made: list[Draft] = []
+    propose = drafter.propose
+
+    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
+        made.extend(propose(asked))
+        return made[-len(asked) :]
+
+    drafter.propose = kept  # type: ignore[method-assign]
+    engine = engine_on(decoder, drafter, rule=rule, depth=2)
+    asked = requests([TOKENS[:20]], PARAMS[1])
+    assert answers(engine, asked) == answers(engine, asked)
+    drafts = [draft for draft in made if len(draft)]
+    assert len(drafts) > 12 and drafter.name in engine.proposer.drafters
+    for draft in drafts:
+        assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB) and len(draft) <= 2
+        assert_close(draft.draft_probs.sum(axis=1), np.ones(len(draft)), rtol=1e-9, atol=0)
+        assert all(q[token] > 0 for q, token in zip(draft.draft_probs, draft.tokens, strict=True))
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_native_kernels_guess_as_the_reference(quantised: bool, tmp_path: Path) -> None:
+    for name in ("mimo", "qwen-experts-two", "deepseek"):
+        reference, logits = reference_of(name), []
+        for kernels in (native(), ReferenceKernels()):
+            decoder = decoder_on(open_weights(reference.save_target(tmp_path / name)), kernels)
+            head = head_of(reference, tmp_path / name, decoder, quantised=quantised)
+            rng = np.random.default_rng(3)
+            states, fed = (rng.standard_normal((rows, head.hidden)).astype(np.float32) for rows in (10, 1))
+            packed = batch([chain(0, TOKENS[:10], [3]), chain(0, TOKENS[3:4], [5])], [9, 10])
+            output = head.forward(packed, states, fed)
+            logits.append(output.logits.copy())
+            assert np.array_equal(output.greedy_tokens, output.logits.argmax(axis=1))
+        assert_close(*logits, rtol=0.05, atol=0.5 if quantised else 0.25)
+
+
+@pytest.mark.parametrize("name", ["deepseek", "qwen-experts-two"])
+def test_rows_of_a_module_do_not_depend_on_chunks_or_neighbours(name: str, tmp_path: Path) -> None:
+    reference, kernels = reference_of(name), native()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    head = head_of(reference, tmp_path, decoder, quantised=True)
+    states = np.random.default_rng(3).standard_normal((20, head.hidden)).astype(np.float32)
+    none = states[:0]
+    for module in range(head.modules):
+        given = (none, states) if module else (states, none)
+        output = head.forward(batch([chain(0, TOKENS[:20], [3, 1])], [19]), *given, module)
+        whole, rows = output.logits.copy(), output.taps.get(0)
+        part = states[[*range(7), 3]]
+        packed = batch([chain(0, TOKENS[:7], [4, 2]), chain(0, TOKENS[8:9], [7])], [])
+        head.forward(packed, *((none, part) if module else (part, none)), module)
+        part = states[[*range(7, 20), 0, 1, 2]]
+        packed = batch([chain(7, TOKENS[7:20], [4, 2]), chain(1, TOKENS[9:12], [7])], [12])
+        cut = head.forward(packed, *((none, part) if module else (part, none)), module)
+        assert np.array_equal(cut.logits, whole)
+        assert rows is None or np.array_equal(cut.taps[0][:13], rows[7:])
+
+
+@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
+@pytest.mark.parametrize("failing", ["read", "forward", "not finite"])
+def test_modules_that_fail_leave_the_text_as_it_is(name: str, failing: str, tmp_path: Path) -> None:
+    """One that raises is switched off; logits that are no numbers end chains."""
+    reference, kernels = reference_of(name), native()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    head, calls = head_of(reference, tmp_path, decoder), 0
+    drafter = head_drafter("mtp", head, kernels=kernels)
+    owner, method = (drafter, "read") if failing == "read" else (head, "forward")
+    working = getattr(owner, method)
+
+    def fails_later(first: object, states: Array, *others: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > 4 and failing == "not finite":
+            states = states * np.float32("nan")
+        elif calls > 4:
+            raise MemoryError("no room")
+        return working(first, states, *others)
+
+    setattr(owner, method, fails_later)
+    asked = requests([TOKENS[:20], TOKENS[4:30]], PARAMS[1])
+    engine = engine_on(decoder, drafter)
+    assert answers(engine, asked) == answers(engine_on(decoder), asked)
+    assert calls >= 5 and (drafter.name in engine.proposer.drafters) == (failing == "not finite")

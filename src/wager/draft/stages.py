@@ -56,7 +56,8 @@ class InnerDrafter:
     @property
     def reads_rows(self) -> bool:
         """See RowReader."""
-        return isinstance(self.drafter, RowReader) and self.drafter.reads_rows
+        drafter: object = self.drafter
+        return isinstance(drafter, RowReader) and drafter.reads_rows
 
     def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
         """The verified model's rows: what it finds likely a draft model mostly does, too."""

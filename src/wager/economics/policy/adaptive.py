@@ -61,20 +61,15 @@ class Adaptive(Policy):
         self._latency, self._goodput = LatencyCache(latency), GoodputEstimator()
         self._weights = ObjectiveWeights(objective)
         self._exploration = DraftExploration(self._drafters, self._latency, share=exploration_share)
-        self._own, self._observed = OwnSeconds(), ObservedSteps()
-        self._watch = CollapseWatch()
+        own = self._own = OwnSeconds()
+        self._observed, self._watch = ObservedSteps(), CollapseWatch()
         self._loads = StepLoads(self._latency, self._weights, goodput=self._goodput)
         self._rows = RowExploration(latency, self._latency, self._drafters, share=exploration_share, own=self._own)
         self._planner = Planner(self._drafters, self._latency, goodput=self._goodput, own=self._own)
         self._planner.unused = self._watch.unused
         self._draft_seconds = DraftSeconds(latency, self._latency, self._drafters, own=self._own)
         self._judge = DraftJudge(
-            self._drafters,
-            self._latency,
-            self._weights,
-            drafting=self._draft_seconds,
-            goodput=self._goodput,
-            own=self._own,
+            self._drafters, self._latency, self._weights, drafting=self._draft_seconds, goodput=self._goodput, own=own
         )
         self._learning = DeferredLearning(list(self.acceptance.values()), latency, own=self._own)
         self._exact = RULES[rule].needs_draft_probs
@@ -94,10 +89,9 @@ class Adaptive(Policy):
         self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
         self._ids: list[str] | None = None  # the same, until one of them ends
         self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
-        self._steps = 0
+        self._steps, self._next_aging = 0, AGING_INTERVAL
         self._interval = 1  # steps after which the policy learns, and looks at its plan again
         self._repeats_until = 0  # the step until which the same sequences repeat the plan
-        self._next_aging = AGING_INTERVAL
         self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
 
     def begin(self, sequence: str, *, weight: float) -> None:

@@ -147,10 +147,21 @@ class DeferredLearning:
 
     def _learn_shift(self, step_draft: StepDraft, plan: SequencePlan) -> None:
         draft, model, state = step_draft.draft, self._models[step_draft.drafter], step_draft.state
-        if plan.forecasts and model.has_scores and (draft is None or draft.is_chain):
-            survival = model.survival(draft, state.acceptance[step_draft.drafter]) if draft else []
+        if plan.forecasts and model.has_scores:
+            survival = by_depth(draft, model.survival(draft, state.acceptance[step_draft.drafter])) if draft else []
             forecast = plan.forecasts[step_draft.drafter][plan.row].tolist()
             model.learn_shift(forecast, survival + [0.0] * (step_draft.passes - len(survival)))
+
+
+def by_depth(draft: Draft, survival: Sequence[float]) -> list[float]:
+    """Of nodes with this survival: the probability that a guess of each depth is right."""
+    if draft.is_chain:
+        return list(survival)
+    depths = draft.depths
+    found = [0.0] * max(depths)
+    for depth, rate in zip(depths, survival, strict=True):
+        found[depth - 1] += rate
+    return found
 
 
 def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]:
