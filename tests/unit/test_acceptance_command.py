@@ -47,7 +47,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     gaps."""
 
     def open_engine(config: EngineConfig, *, like: object = None) -> Any:
-        kinds: dict[str, type[SetAcceptanceDrafter]] = {"ngram": SetAcceptanceDrafter, "ngram:1": SometimesDeclining}
+        kinds: dict[str, type[SetAcceptanceDrafter]] = {
+            "ngram": SetAcceptanceDrafter, "ngram:1": SometimesDeclining, "auto": SetAcceptanceDrafter
+        }  # fmt: skip
         drafter = kinds[config.speculation.drafter](TEXT.vocab, RATES, oracle=ToyOracle(TEXT))
         engine: Any = toy_engine(TEXT, drafter=drafter, num_blocks=400, max_rows=256)
         engine.tokenizer = SimpleNamespace(encode=lambda text: [ord(letter) % 64 for letter in text])
@@ -160,6 +162,19 @@ def test_several_drafters_are_measured_side_by_side(run: Any, tmp_path: Path) ->
 def test_misuse_is_named(run: Any, arguments: list[str], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         run(*arguments)
+
+
+def test_auto_is_what_the_engine_takes_it_for(run: Any) -> None:
+    """The store that comes with a model, not what `auto` is where there is none."""
+    result = run("--drafter", "auto", "--depth", "1")
+    assert result.exit_code == 0, result.stderr
+    assert "set, drafts of 1, by category" in " ".join(result.stdout.split())
+
+
+def test_a_trace_of_trees_is_refused(run: Any) -> None:
+    for name in ("suffix-tree", "ngram//suffix"):
+        with pytest.raises(UsageError, match=f"{name} makes trees, and a trace holds chains"):
+            run("--drafter", name, "--trace", "x.jsonl")
 
 
 def test_a_file_that_cannot_be_written_is_named(run: Any) -> None:

@@ -103,7 +103,9 @@ def _refuse_traces_of_trees(specs: Sequence[str]) -> None:
 
 def _drafter_specs(drafters: Sequence[str]) -> tuple[str, ...]:
     """The drafters to measure, each by itself. UsageError for none, or one that is named twice."""
-    specs = [str(spec) for text in drafters for spec in parse_drafters(text)]
+    specs: list[str] = []
+    for text in drafters:  # what auto stands for depends on the model
+        specs += [text] if text.strip() == "auto" else map(str, parse_drafters(text))
     if not specs:
         raise UsageError("There is nothing to measure: --drafter is none.", "Name a drafter, such as ngram.")
     for spec in specs:
