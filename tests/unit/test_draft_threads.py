@@ -119,6 +119,7 @@ def test_a_pass_of_the_drafter_does_not_wait_for_one_of_the_target(models: tuple
     [
         ({"drafter": "ngram", "draft_threads": 1}, "draft_threads = 1 has no effect with drafter 'ngram'"),
         ({"drafter": "eagle3:/head", "draft_threads": 1}, "has no effect with drafter 'eagle3:/head'"),
+        ({"drafter": "layers:0+recycle", "draft_threads": 1}, "has no effect with drafter 'layers:0[+]recycle'"),
         ({"drafter": "ngram//layers:0", "draft_threads": 1}, "has no effect with drafter"),
         ({"drafter": "layers:0", "draft_threads": 100_000}, "draft_threads = 100000 is out of range"),
         ({"drafter": "layers:0", "draft_threads": -1}, "draft_threads = -1"),

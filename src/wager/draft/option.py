@@ -23,6 +23,9 @@ AUTO = (DrafterSpec("suffix"),)
 """What `auto` stands for, unless a store comes with wager that fits the model: see build/shipped_store.py."""
 
 
+_READ_ROWS = ("recycle",)
+"""Drafters that read the target's rows, also as drafters of drafters."""
+
 DRAFT_DEVICE = "cpu"
 """The only device that draft models run on."""
 
@@ -117,10 +120,9 @@ def _parse_one(text: str) -> DrafterSpec:
 
 
 def can_draft_ahead(spec: DrafterSpec) -> bool:
-    """Whether it can have threads of its own: it runs a model, and reads nothing of the target, nor does its own
-    drafter."""
-    reads = any(each.name == "recycle" for each in spec.all)
-    return not spec.parts and not reads and KINDS[spec.name].argument in ("path", "layers")
+    """Whether it can have threads of its own: it runs a model, and reads nothing of the target."""
+    reads_target = any(each.name in _READ_ROWS for each in spec.all)
+    return not spec.parts and not reads_target and KINDS[spec.name].argument in ("path", "layers")
 
 
 def check_draft_threads(drafters: Sequence[DrafterSpec], threads: int, *, device: str | None, rule: str) -> None:
