@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wager.build.opened import OpenedModel, open_draft, open_layers
-from wager.build.opened_heads import OpenedHead, open_head
 from wager.build.shipped_store import shipped_store
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
@@ -29,6 +29,9 @@ from wager.kernels import select
 from wager.kernels.base import Kernels
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
+
+if TYPE_CHECKING:
+    from wager.build.opened_heads import OpenedHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
         label,
         spec,
         _open_model(config, target, kind, argument) if kind else None,
-        open_head(spec, target) if kind and kind.runs_a_head else None,
+        _open_head(spec, target) if kind and kind.runs_a_head else None,
         _open_store(Path(argument), target) if kind and kind.argument == "store" else None,
         _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
         tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
@@ -87,6 +90,12 @@ def _open_model(config: EngineConfig, target: OpenedModel, kind: DrafterKind, ar
     if not kind.runs_a_model:
         return None
     return open_draft(config, target, argument, other_vocabulary=kind.other_vocabulary)
+
+
+def _open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
+    from wager.build.opened_heads import open_head  # a start without heads does not wait for all that they import
+
+    return open_head(spec, target)
 
 
 def _open_store(path: Path, target: OpenedModel) -> StoreFile:
