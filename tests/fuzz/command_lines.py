@@ -90,6 +90,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "precision": _FORMATS, "cache": _FORMATS,
     "output": ("{folder}/trained", "{folder}", "{missing}", "{text}"),
     "size": ("1MiB", "1k", "1", "0", "nan", "4GiB", "x"), "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),
+    "layers": ("1", "0", "0,1", "1,1", "9", "300", *_LISTS),
 }  # fmt: skip
 """Forms of each text, right and nearly right, by the name of its parameter."""
 

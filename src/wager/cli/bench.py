@@ -68,8 +68,12 @@ def command(
     form = engines[FAST].target.decoder.weight_form
     card = {**card_of(config, engines[FAST], settings), "weights": form, "quality": found}
     result = _result(prompts, records, steps, card)
+    if ahead := engines[FAST].ahead:
+        result["summary"]["ahead"] = {name: figures.as_dict() for name, figures in ahead.items()}
     if json_path:
         console.write_json(result, json_path)
+    for name, figures in ahead.items():
+        console.say(f"{name}, ahead of the target: {figures}")
     _show(result, to_stdout=str(json_path) != "-")
 
 
