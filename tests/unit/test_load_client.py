@@ -29,7 +29,7 @@ from load_servers import (
 )  # fmt: skip
 
 from wager.bench import load_http
-from wager.bench.load_answer import FAILURES, Answer
+from wager.bench.load_answer import FAILURES, TimedAnswer
 from wager.bench.load_client import LoadClient, LoadPlan, LoadRun, distinct
 from wager.bench.load_http import Connections, ServerAddress
 from wager.bench.load_target import USAGE, USAGE_BY_CHUNK, LoadTarget, RequestForm
@@ -61,7 +61,7 @@ def target_at(url: str, form: RequestForm | None = None, key: str | None = None)
     return LoadTarget(server, Connections(server, time.perf_counter), form, key)
 
 
-def answer_to(script: Script | Sequence[Step], *, timeout: float = 20.0) -> tuple[Answer, ScriptedServer]:
+def answer_to(script: Script | Sequence[Step], *, timeout: float = 20.0) -> tuple[TimedAnswer, ScriptedServer]:
     """The one answer of a scripted server."""
     with scripted(script) as server:
         run = run_load(server.url, LoadPlan(concurrency=1, requests=1, timeout=timeout))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wager.bench.load_answer import Answer
+from wager.bench.load_answer import TimedAnswer
 from wager.bench.load_client import LoadRun
 from wager.bench.load_comparison import compare, read_result
 from wager.bench.load_figures import GRID, LoadFigures, percentiles, rows, spread_of
@@ -21,25 +21,27 @@ from wager.errors import UsageError
 
 def answer(
     number: int, due: float, arrivals: list[float], *, tokens: int | None = None, end: float | None = None, **more: Any
-) -> Answer:
+) -> TimedAnswer:
     """With a chunk at each of these seconds after it was due, and an end 1 ms after the last."""
     times = array("d", [due + seconds for seconds in arrivals])
     ended = due + end if end is not None else (times[-1] if times else due) + 0.001
     counted = array("q", more.pop("counted", [0] * len(times)))
-    made = Answer(number, f"p{number}", "qa", due, due + 0.002, ended, times, counted, ["x"] * len(times), 10, tokens)
+    made = TimedAnswer(
+        number, f"p{number}", "qa", due, due + 0.002, ended, times, counted, ["x"] * len(times), 10, tokens
+    )
     made.finish_reason = "stop"
     if "fail" in more:
         made.fail(*more["fail"])
     return made
 
 
-def run_of(*answers: Answer, start: float = 100.0, cpu: float = 0.5) -> LoadRun:
+def run_of(*answers: TimedAnswer, start: float = 100.0, cpu: float = 0.5) -> LoadRun:
     busy = max(a.sent for a in answers if a.sent is not None)
     end = max(a.ended for a in answers)
     return LoadRun(list(answers), start, end, busy, cpu, array("d", [0.001] * 99 + [0.002]), 3)
 
 
-def figures(*answers: Answer, closed: bool = True, slo: str | None = None) -> dict[str, Any]:
+def figures(*answers: TimedAnswer, closed: bool = True, slo: str | None = None) -> dict[str, Any]:
     level = ServiceLevel.parse(slo) if slo else None
     return LoadFigures(run_of(*answers), closed=closed, slo=level).summary()
 
@@ -183,7 +185,7 @@ def test_the_timeline_has_every_token_and_who_waited() -> None:
     assert line["requests"][0] == 1 and line["requests"][110] == 2 and line["requests"][150] == 1
 
 
-def result_of(*answers: Answer, model: str = "m", **settings: Any) -> dict[str, Any]:
+def result_of(*answers: TimedAnswer, model: str = "m", **settings: Any) -> dict[str, Any]:
     run = run_of(*answers)
     found = LoadFigures(run, closed=True)
     return {

@@ -34,7 +34,7 @@ _MOST_OF_AN_ERROR = 1 << 16
 
 
 @dataclass(slots=True)
-class Answer:
+class TimedAnswer:
     """What was measured of one request. Times are seconds by the client's clock; `scheduled` is when the request was
     due, `sent` when it was written (None: it never was), `ended` when the last of it had come.
 
@@ -120,9 +120,9 @@ class Answer:
 
 
 class AnswerReader:
-    """Fills an Answer from the bytes of its response."""
+    """Fills an TimedAnswer from the bytes of its response."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: TimedAnswer) -> None:
         self._answer = answer
         self._events = EventReader()
         self._status, self._other = 0, b""

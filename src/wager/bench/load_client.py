@@ -18,7 +18,7 @@ from itertools import count
 
 import numpy as np
 
-from wager.bench.load_answer import Answer, AnswerReader
+from wager.bench.load_answer import AnswerReader, TimedAnswer
 from wager.bench.load_http import Connections, ExchangeError
 from wager.bench.workload import Prompt
 from wager.economics.simulation.workload import Workload
@@ -70,7 +70,7 @@ class LoadRun:
 
     `cpu_s` is processor time of the client's process; `lags` are seconds by which its event loop was late."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[TimedAnswer] = field(default_factory=list)
     start: float = 0.0
     end: float = 0.0
     busy_until: float = 0.0
@@ -93,7 +93,7 @@ class LoadClient:
         ask: Ask,
         *,
         clock: Clock = time.perf_counter,
-        on_answer: Callable[[Answer], None] | None = None,
+        on_answer: Callable[[TimedAnswer], None] | None = None,
     ) -> None:
         self._plan, self._connections, self._ask = plan, connections, ask
         self._clock, self._on_answer = clock, on_answer
@@ -151,10 +151,10 @@ class LoadClient:
                 await asyncio.sleep(max(0.0, due - self._clock()))
                 requests.create_task(serve(number, due))
 
-    async def serve(self, number: int, due: float) -> tuple[Answer, float]:
+    async def serve(self, number: int, due: float) -> tuple[TimedAnswer, float]:
         """Send one request and record its answer, failed or not; and when it was over."""
         prompt, request = self._ask(number)
-        answer = Answer(number, prompt.id, prompt.family, due)
+        answer = TimedAnswer(number, prompt.id, prompt.family, due)
         self._run.answers.append(answer)
         reader = AnswerReader(answer)
         left = self._plan.timeout - (self._clock() - due)
@@ -171,7 +171,7 @@ class LoadClient:
             self._on_answer(answer)
         return answer, over
 
-    async def _exchange(self, request: bytes, answer: Answer, reader: AnswerReader) -> float:
+    async def _exchange(self, request: bytes, answer: TimedAnswer, reader: AnswerReader) -> float:
         def sent(now: float) -> None:
             answer.sent = self._run.busy_until = now
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wager.bench.load_answer import Answer
+from wager.bench.load_answer import TimedAnswer
 from wager.bench.load_client import LoadRun
 from wager.bench.slo import ServiceLevel
 
@@ -161,7 +161,7 @@ class LoadFigures:
         }
 
 
-def rows(answers: Iterable[Answer], slo: ServiceLevel | None) -> list[dict[str, Any]]:
+def rows(answers: Iterable[TimedAnswer], slo: ServiceLevel | None) -> list[dict[str, Any]]:
     """One row for each request, failed ones too."""
     return [
         {
@@ -186,7 +186,7 @@ def rows(answers: Iterable[Answer], slo: ServiceLevel | None) -> list[dict[str, 
     ]
 
 
-def _gaps(answers: Iterable[Answer]) -> tuple[list[float], list[float]]:
+def _gaps(answers: Iterable[TimedAnswer]) -> tuple[list[float], list[float]]:
     """Seconds between chunks, and the tokens of the later chunk of each."""
     gaps: list[float] = []
     tokens: list[float] = []
@@ -196,7 +196,7 @@ def _gaps(answers: Iterable[Answer]) -> tuple[list[float], list[float]]:
     return gaps, tokens
 
 
-def _failures(answers: Iterable[Answer]) -> list[dict[str, Any]]:
+def _failures(answers: Iterable[TimedAnswer]) -> list[dict[str, Any]]:
     """Each kind and message of failure, how often it came, the most frequent first."""
     counted = Counter((answer.outcome, answer.message) for answer in answers if not answer.ok)
     return [{"kind": kind, "message": text, "count": n} for (kind, text), n in counted.most_common(20)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wager.bench.load_answer import Answer
+from wager.bench.load_answer import TimedAnswer
 from wager.economics.durations import parse_seconds
 from wager.errors import UsageError
 from wager.inputs import did_you_mean, shown
@@ -40,7 +40,7 @@ class ServiceLevel:
             limits[name] = parse_seconds(f"--slo {name}", time)
         return cls(tuple(limits.items()))
 
-    def missed(self, answer: Answer) -> list[str]:
+    def missed(self, answer: TimedAnswer) -> list[str]:
         """The objectives that an answer misses; `failed` if it failed. A time that an answer does not have, as there is
         no ITL in an answer of one chunk, is kept."""
         if not answer.ok:

@@ -20,7 +20,7 @@ from wager.inputs import read_text, shown
 from wager.types import SamplingParams
 
 if TYPE_CHECKING:
-    from wager.bench.load_answer import Answer
+    from wager.bench.load_answer import TimedAnswer
     from wager.bench.load_client import LoadPlan, LoadRun
     from wager.bench.load_target import LoadTarget
     from wager.bench.slo import ServiceLevel
@@ -204,7 +204,7 @@ async def _measure(query: LoadQuery, warm_up: int, model: str | None) -> LoadRun
         with console.meter("answers") as update:
             done = 0
 
-            def count(_answer: Answer) -> None:
+            def count(_answer: TimedAnswer) -> None:
                 nonlocal done
                 done += 1
                 update("Measuring", done, max(done, plan.requests or done + 1))

@@ -175,6 +175,11 @@ class Engine:
         """Whether a sequence waits or runs, or an aborted one's last output is still to be returned."""
         return self.scheduler.busy or bool(self._final_outputs)
 
+    @property
+    def open_requests(self) -> list[str]:
+        """Ids of the requests that wait or run."""
+        return list(self._open)
+
     def add(self, request: Request) -> None:
         """Accept a request, or refuse it with a typed error; an accepted one always ends with a last output."""
         with self._guard.call("add"):
