@@ -1,10 +1,14 @@
-"""Servers for tests of the load client: one that writes scripted bytes, and OpenAI's API as a Starlette app."""
+"""Servers for tests of the load client: one that writes scripted bytes, and OpenAI's API as a Starlette app.
+
+`python load_servers.py PORT FIRST GAP AT_ONCE` runs the latter: answers after FIRST seconds, a chunk every GAP seconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -214,3 +218,9 @@ def serving(application: Application, **tls: str) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(20)
+
+
+if __name__ == "__main__":
+    port, first, gap, at_once = sys.argv[1:]
+    toy = Application(tokens=1000, first=float(first), gap=float(gap), at_once=int(at_once))
+    uvicorn.run(toy.starlette(), port=int(port), log_level="error")

@@ -323,7 +323,8 @@ def test_no_prompt_is_sent_twice_and_the_order_is_fixed() -> None:
     assert texts[6] == "(7) prompt 2", "what differs stands first, so that no prefix is cached"
     with scripted(WHOLE) as server:
         run_load(server.url, LoadPlan(concurrency=1, requests=6))
-    assert [body["messages"][0]["content"] for body in server.bodies] == texts[:6]
+        run_load(server.url, LoadPlan(concurrency=1, requests=2, first=6))
+    assert [body["messages"][0]["content"] for body in server.bodies] == texts[:8]
 
 
 def test_the_form_of_requests() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from load_servers import WHOLE, Application, response, scripted, serving
 
+import wager as package
 from in_process import Call
 
 
@@ -156,3 +159,25 @@ URL = ("--url", "http://127.0.0.1:9")
 )  # fmt: skip
 def test_mistakes_are_named(wager: Call, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     refused(wager("bench", *arguments), *words)
+
+
+def test_servers_are_measured_side_by_side(tmp_path: Path) -> None:
+    """dev/bench_servers.py on two servers, of which one is three times as quick."""
+    here = Path(__file__).parent
+    script = here.parents[1] / "dev" / "bench_servers.py"
+    common = f"{sys.executable} {here / 'load_servers.py'} {{port}} 0.01"
+    done = subprocess.run(
+        [sys.executable, str(script), "--output", str(tmp_path), "--servers", "", "--server", f"quick={common} 0.01 1",
+         "--server", f"slow={common} 0.03 1", "--users", "1,2", "--rounds", "1", "--requests", "2", "--tokens", "9"],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "servers.json").read_text())
+    assert [(point["server"], point["users"], point["first"]) for point in found["points"]] == [
+        ("quick", 1, 0), ("slow", 1, 0), ("slow", 2, 2), ("quick", 2, 2),
+    ]  # fmt: skip
+    assert [point["summary"]["tokens"] for point in found["points"]] == [18, 18, 36, 36]
+    assert all(point["summary"]["itl_s"]["p50"] >= 0.029 for point in found["points"] if point["server"] == "slow")
+    assert found["medians"]["slow"]["2"]["ttft_s.p50"] >= 0.01
+    assert (tmp_path / "servers.svg").read_text().startswith("<?xml")

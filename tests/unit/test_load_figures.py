@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from array import array
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wager.bench.load_answer import TimedAnswer
+from wager.bench.load_answer import FAILURES, TimedAnswer
 from wager.bench.load_client import LoadRun
 from wager.bench.load_comparison import compare, read_result
 from wager.bench.load_figures import GRID, LoadFigures, percentiles, rows, spread_of
@@ -223,3 +224,18 @@ def test_a_result_is_read_back_and_what_is_none_is_refused(tmp_path: Path) -> No
         path.write_text(text)
         with pytest.raises(UsageError, match=r"before\.json"):
             read_result(path)
+
+
+def test_the_page_lists_every_field_and_every_failure() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench-load.md").read_text(encoding="utf-8")
+    level = ServiceLevel.parse("ttft:1s")
+    run = run_of(answer(0, 100.0, [0.1, 0.2], tokens=2))
+    found = LoadFigures(run, closed=True, slo=level)
+    summary = found.summary()
+    listed = re.findall(r'"rows":\s+\[\{(.*?)\}\]', page, re.DOTALL)[0]
+    assert re.findall(r'"(\w+)"', listed) == list(rows(run.answers, level)[0])
+    listed = re.findall(r'"summary": \{(.*?)\}\},\n "distributions"', page, re.DOTALL)[0]
+    parts = [key for name in ("goodput", "client") for key in summary[name]]
+    assert set(re.findall(r'"(\w+)"', listed)) == {*summary, *parts, "kind", "message", "count"}
+    assert re.findall(r"^\| `(\w+)` \| ", page, re.MULTILINE) == list(FAILURES)
+    assert set(found.timeline()) == set(re.findall(r'"(\w+)"', re.findall(r'"timeline": \{(.*?)\}', page)[0]))

@@ -14,7 +14,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 
@@ -35,7 +35,8 @@ _PROBE_S = 0.02
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """`rate` requests a second with at most `concurrency` at once (later ones wait, and their latency counts), or with
-    None `concurrency` users. It ends after `requests` requests or `duration` seconds, whichever comes first."""
+    None `concurrency` users. It ends after `requests` requests or `duration` seconds, whichever comes first. Requests
+    are numbered from `first` on, which chooses their prompts and seeds."""
 
     concurrency: int
     rate: float | None = None
@@ -43,6 +44,7 @@ class LoadPlan:
     duration: float | None = None
     timeout: float = 600.0
     seed: int = 0
+    first: int = 0
 
     def arrivals(self) -> Iterator[float]:
         """Seconds after the start at which requests are due, in the open loop."""
@@ -51,7 +53,8 @@ class LoadPlan:
         return Workload(rate=self.rate).arrival_times(np.random.default_rng(self.seed))
 
     def numbers(self) -> Iterator[int]:
-        return iter(range(self.requests)) if self.requests is not None else count()
+        numbers = count(self.first)
+        return numbers if self.requests is None else islice(numbers, self.requests)
 
 
 def distinct(prompts: Sequence[Prompt], number: int) -> Prompt:

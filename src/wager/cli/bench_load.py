@@ -42,6 +42,9 @@ _LOAD_FLAGS = (
                  help="Requests a second, arriving at random (Poisson) whether or not earlier ones are answered."),
     click.option("--requests", type=click.IntRange(1, 10_000_000), metavar="N",
                  help="Requests to send.  [default: one for each prompt, or with --duration no limit]"),
+    click.option("--first", type=click.IntRange(0, 1_000_000_000), default=0, show_default=True, metavar="N",
+                 help="Number of the first request. Runs against one server take others, so that it has seen no "
+                 "prompt before."),
     click.option("--duration", metavar="TIME", help="Send no request after this time, such as 60s."),
     click.option("--warm-up", "warm_up", type=click.IntRange(1, 10_000), default=4, show_default=True, metavar="N",
                  help="Short requests that are not measured, before the others."),
@@ -68,6 +71,7 @@ class LoadOptions:
     url: str
     rate: float | None
     requests: int | None
+    first: int
     duration: str | None
     warm_up: int
     timeout: str
@@ -167,6 +171,7 @@ def _query(
         duration=_seconds("--duration", load.duration),
         timeout=_seconds("--timeout", load.timeout) or 0.0,
         seed=params.seed or 0,
+        first=load.first,
     )
     form = load_target.RequestForm(
         model="",

@@ -52,17 +52,22 @@ def _distribution(axes: Any, runs: Any, name: str, *, title: str, limit: float |
         axes.plot(marked, (50, 90, 99), color=colour, linestyle="none", marker="o", markersize=5)
         for time, point in zip(marked, (50, 90, 99), strict=True):
             if result is runs[0][1]:
-                axes.annotate(f"p{point} {time:.3g}", (time, point), fontsize=8, xytext=(-6, 3), ha="right",
+                axes.annotate(f"p{point} {_short(time)}", (time, point), fontsize=8, xytext=(-6, 3), ha="right",
                               textcoords="offset points", bbox=plots.BACKGROUND)  # fmt: skip
     if limit:
         axes.axvline(1e3 * limit, **{**plots.REFERENCE, "linestyle": ":"}, label="SLO")
     if axes.lines:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(plots.minor_numbers())
         axes.set_xlim(left=0.7 * min(line.get_xdata()[min(2, len(line.get_xdata()) - 1)] for line in axes.lines))
         plots.legend(axes, place="lower right")
-    axes.set_ylim(0, 101)
+    axes.set_ylim(0, 106)
     plots.finish(axes, title, x="ms", y="% at most so long")
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _timeline(axes: Any, runs: Any) -> None:
@@ -81,7 +86,8 @@ def _timeline(axes: Any, runs: Any) -> None:
             beside = axes.twinx()
             beside.plot([at * width for at in range(len(tokens))], line["requests"], color="0.6", linewidth=0.8)
             beside.set_ylabel("requests not over (grey)")
-            beside.set_ylim(bottom=0)
+            beside.set_ylim(0, 1.2 * max(1, *line["requests"]))
+            beside.yaxis.set_major_locator(plots.whole_numbers())
     axes.set_ylim(bottom=0)
     plots.legend(axes, place="lower right")
     plots.finish(axes, "The run", x="seconds", y="tokens/s")
