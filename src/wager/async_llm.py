@@ -12,19 +12,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from wager.build.load import LoadedEngine, load
 from wager.config import EngineConfig
 from wager.engine.outputs import OutputCollector
+from wager.engine.rounds import Round, RoundRecorder
 from wager.engine.thread import EngineThread
 from wager.errors import ClosedError, RequestError, UsageError, WagerError
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import Message, Prompt, check_conversation, encode_chat, encode_prompt, is_conversation
 from wager.types import Completion, OutputDelta, Request, SamplingParams, StepRecord
+
+R = TypeVar("R")
 
 StepListener = Callable[[Sequence[OutputDelta], StepRecord | None], object]
 """Is told, in the event loop, what every step emitted and took."""
@@ -54,6 +58,7 @@ class AsyncLLM:
         # whoever iterates over a stream keeps it; one that is dropped aborts its request
         self._streams: WeakValueDictionary[str, AsyncOutputStream] = WeakValueDictionary()
         self._numbers = itertools.count()
+        self._recorder: RoundRecorder | None = None  # once a stream wants rounds
         self._thread = EngineThread(self.engine, self._deliver, self._fail)
 
     @property
@@ -107,6 +112,8 @@ class AsyncLLM:
         if request_id in self._streams:
             raise RequestError(f"Request id {request_id!r} is in use.", "Give every request its own id.")
         self._streams[request_id] = stream
+        if stream.with_rounds:
+            await asyncio.wrap_future(self._thread.call(lambda: self._record_rounds(request_id)))
         added = self._thread.add(stream.request)
         try:
             await asyncio.wrap_future(added)
@@ -115,6 +122,10 @@ class AsyncLLM:
             if not added.cancelled():  # it may have been added meanwhile
                 self.abort(request_id)
             raise
+
+    async def between_steps(self, function: Callable[[], R]) -> R:
+        """Call a function of the engine in its thread, between two steps, and return its result."""
+        return await asyncio.wrap_future(self._thread.call(function))
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step, which brings its last deltas. Unknown ones are ignored."""
@@ -130,17 +141,43 @@ class AsyncLLM:
         """End a request whose deltas nobody waits for."""
         if self._streams.pop(stream.request.id, None) is not None:
             self.abort(stream.request.id)
+            self._forget_rounds(stream)
+
+    def _record_rounds(self, request_id: str) -> None:
+        """Before the request is added, in the engine's thread."""
+        if self._recorder is None:
+            self._recorder = RoundRecorder.attach(self.engine, set())
+        if self._recorder.requests is not None:
+            self._recorder.requests.add(request_id)
 
     def _deliver(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
-        self._in_loop(lambda: self._route(deltas, record))
+        recorder, rounds = self._recorder, {}
+        if recorder is not None and recorder.requests:
+            recorded = [delta for delta in deltas if delta.request_id in recorder.requests]
+            rounds = {(delta.request_id, delta.index): recorder.take(delta) for delta in recorded}
+        self._in_loop(lambda: self._route(deltas, record, rounds))
 
-    def _route(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
+    def _route(
+        self,
+        deltas: Sequence[OutputDelta],
+        record: StepRecord | None,
+        rounds: Mapping[tuple[str, int], Round | None],
+    ) -> None:
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
-            if stream is not None and stream.take(delta, record):
-                del self._streams[delta.request_id]
+            if stream is not None:
+                item = DeltaRound(delta, rounds.get((delta.request_id, delta.index)) if rounds else None)
+                if stream.take(item, record):
+                    del self._streams[delta.request_id]
+                    self._forget_rounds(stream)
         if self.on_step is not None:
             self.on_step(deltas, record)
+
+    def _forget_rounds(self, stream: AsyncOutputStream) -> None:
+        recorder, request = self._recorder, stream.request
+        if stream.with_rounds and recorder is not None:
+            with suppress(ClosedError):
+                self._thread.call(lambda: recorder.forget(request))
 
     def _fail(self, error: WagerError) -> None:
         def end_streams() -> None:
@@ -171,13 +208,23 @@ class AsyncLLM:
         await self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaRound:
+    """A delta, and the round that it came from, if rounds are recorded."""
+
+    delta: OutputDelta
+    round: Round | None = None
+
+
 class AsyncOutputStream(AsyncIterator[OutputDelta]):
     """The answer to one `request` as it grows. The last delta of each choice has its finish_reason and stats."""
 
     def __init__(self, llm: AsyncLLM, request: Request) -> None:
         self.request = request
+        self.with_rounds = False
+        """Whether to record what was guessed in every round; set it before the stream starts."""
         self._llm, self._collector = llm, OutputCollector()
-        self._deltas: deque[OutputDelta] = deque()
+        self._deltas: deque[DeltaRound] = deque()
         self._arrived = asyncio.Event()
         self._open_choices = request.params.n
         self._started = self._closed = False
@@ -197,9 +244,9 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         await self._wait()
         if not self._deltas:
             raise StopAsyncIteration
-        return self._deltas.popleft()
+        return self._deltas.popleft().delta
 
-    async def next_deltas(self) -> list[OutputDelta]:
+    async def next_deltas(self) -> list[DeltaRound]:
         """All deltas that have come since the last call, at least one; none after the last one."""
         await self._wait()
         deltas = list(self._deltas)
@@ -244,14 +291,14 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
 
     # ---- called by AsyncLLM, in the event loop ---------------------------------------------------------------------
 
-    def take(self, delta: OutputDelta, record: StepRecord | None) -> bool:
+    def take(self, item: DeltaRound, record: StepRecord | None) -> bool:
         """Add a delta of a step; whether it is the last of the request."""
         if self.stage_seconds is not None and record is not None:
             for stage, seconds in record.seconds.items():
                 self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
-        self._collector.add(delta)
-        self._deltas.append(delta)
-        self._open_choices -= delta.finish_reason is not None
+        self._collector.add(item.delta)
+        self._deltas.append(item)
+        self._open_choices -= item.delta.finish_reason is not None
         self._arrived.set()
         return not self._open_choices
 

@@ -14,6 +14,7 @@ from serve.serving import NAME, OPTIONS, Running, running
 from wager.types import SamplingParams
 
 MESSAGES: Any = [{"role": "user", "content": "one two three one two three"}]
+VOCABULARY = 512
 SAMPLED: Any = dict(temperature=0.8, seed=3)
 
 
@@ -122,6 +123,10 @@ def test_statistics_of_speculation_when_asked(server: Running) -> None:
              for name in each["speculation"]["drafted_by"]]  # fmt: skip
     assert len(names) == 40 and sum(name != "" for name in names) == events[-1]["speculation"]["choices"][0]["accepted"]
     assert lines[-2] == "data: [DONE]"
+    told = [each["speculation"] for event in events for each in event["choices"] if "speculation" in each]
+    text = "".join(each["delta"].get("content", "") for event in events for each in event["choices"])
+    assert "".join(part["text"] for item in told for part in item["parts"]) == text
+    assert any(item["rejected"] for item in told)
 
 
 def test_models_tokens_version_and_health(server: Running, client: openai.OpenAI) -> None:
@@ -190,3 +195,26 @@ def test_user_text_never_becomes_a_control_token(server: Running) -> None:
     special = [token for token in tokens if tokenizer.is_special(token)]
     assert special == [token for token in plain if tokenizer.is_special(token)]
     assert not any(map(tokenizer.is_special, server.post("/tokenize", {"prompt": spelled}).json()["tokens"]))
+
+
+def test_a_prediction_is_guessed_from_and_counted() -> None:
+    """The answer itself, with an edit in its middle, as its own prediction: most of it is accepted."""
+    ascii_only = {str(token): -100 for token in range(127, VOCABULARY)}
+    options: Any = dict(model=NAME, messages=MESSAGES, max_tokens=60, temperature=0, logit_bias=ascii_only,
+                        extra_body={"ignore_eos": True})  # fmt: skip
+    with (
+        running({"drafter": "prediction"}) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+    ):
+        plain = client.chat.completions.create(**options)
+        text = plain.choices[0].message.content or ""
+        assert plain.usage is not None and plain.usage.completion_tokens_details is None
+        edited = text[: len(text) // 2] + "EDIT" + text[len(text) // 2 + 4 :]
+        told = client.chat.completions.create(**options, prediction={"type": "content", "content": edited})
+    assert told.choices[0].message.content == text
+    assert told.usage is not None and told.usage.completion_tokens_details is not None
+    details = told.usage.completion_tokens_details
+    tokens = len(server.llm.tokenizer.encode(edited, special=False))
+    assert details.accepted_prediction_tokens is not None and details.rejected_prediction_tokens is not None
+    assert 30 < details.accepted_prediction_tokens < 60
+    assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == tokens

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import wager
+from wager.async_llm import DeltaRound
 from wager.types import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True)
@@ -64,8 +65,38 @@ def test_a_stream_yields_every_delta_one_by_one_or_gathered() -> None:
             stream, gathered = llm.stream("abc abc abc", PARAMS), []
             while some := await stream.next_deltas():
                 gathered += some
-            assert sum((delta.token_ids for delta in gathered), ()) == whole.token_ids
+            assert sum((item.delta.token_ids for item in gathered), ()) == whole.token_ids
             assert stream.completions()[0].token_ids == whole.token_ids
+
+    run(work())
+
+
+def test_rounds_are_recorded_for_the_streams_that_want_them() -> None:
+    async def work() -> None:
+        async with made() as llm:
+            plain, told = llm.stream("abc abc abc abc", LONG), llm.stream("abc abc abc abc", LONG)
+            told.with_rounds = True
+            both = await asyncio.gather(gather(plain), gather(told))
+            assert all(item.round is None for item in both[0])
+            rounds = [item.round for item in both[1]]
+            assert all(each is not None and each.emitted == item.delta.token_ids
+                       for each, item in zip(rounds, both[1], strict=True))  # fmt: skip
+            assert sum(len(each.accepted) for each in rounds if each) == told.completions()[0].stats.accepted
+            assert any(each.discarded for each in rounds if each)
+            recorder = llm._recorder
+            left = llm.stream("xyz", LONG)
+            left.with_rounds = True
+            await anext(left)
+            left.close()
+            await until_idle(llm)
+            await llm.generate("abc", PARAMS)
+            assert recorder is not None and recorder.requests == set() and recorder._passes == {}
+
+    async def gather(stream: wager.AsyncOutputStream) -> list[DeltaRound]:
+        found = []
+        while some := await stream.next_deltas():
+            found += some
+        return found
 
     run(work())
 

@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from wager.async_llm import AsyncLLM, AsyncOutputStream
+from wager.async_llm import AsyncLLM, AsyncOutputStream, DeltaRound
+from wager.engine.rounds import Round
 from wager.types import Completion, OutputDelta, Request
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """A delta of the answer's choice `index`: choices of the first prompt come first, then those of the next."""
+    """A delta of the answer's choice `index`: choices of the first prompt come first, then those of the next. `round`
+    is where it came from, if that is recorded."""
 
     index: int
     delta: OutputDelta
+    round: Round | None = None
 
 
 class Answer:
@@ -24,7 +27,7 @@ class Answer:
     def __init__(self, llm: AsyncLLM, requests: Sequence[Request]) -> None:
         self.streams = [llm.open_stream(request) for request in requests]
         self._choices = requests[0].params.n
-        self._waiting: dict[asyncio.Task[list[OutputDelta]], int] = {}
+        self._waiting: dict[asyncio.Task[list[DeltaRound]], int] = {}
 
     async def start(self) -> None:
         """Give all requests to the engine. RequestError if one cannot be served; then none runs."""
@@ -34,7 +37,9 @@ class Answer:
     async def next_deltas(self) -> list[ChoiceDelta]:
         """What has come since the last call, at least one delta; none after the last one."""
         if len(self.streams) == 1:
-            return [ChoiceDelta(delta.index, delta) for delta in await self.streams[0].next_deltas()]
+            return [
+                ChoiceDelta(item.delta.index, item.delta, item.round) for item in await self.streams[0].next_deltas()
+            ]
         return await self._next_of_several()
 
     async def _next_of_several(self) -> list[ChoiceDelta]:
@@ -45,16 +50,17 @@ class Answer:
             found: list[ChoiceDelta] = []
             for task in done:
                 place = self._waiting.pop(task)
-                deltas = task.result()
-                found += [ChoiceDelta(place * self._choices + delta.index, delta) for delta in deltas]
-                if deltas:
+                items = task.result()
+                first = place * self._choices
+                found += [ChoiceDelta(first + item.delta.index, item.delta, item.round) for item in items]
+                if items:
                     self._waiting[self._task(self.streams[place])] = place
             if found:
                 return sorted(found, key=lambda each: each.index)
         return []
 
     @staticmethod
-    def _task(stream: AsyncOutputStream) -> asyncio.Task[list[OutputDelta]]:
+    def _task(stream: AsyncOutputStream) -> asyncio.Task[list[DeltaRound]]:
         return asyncio.ensure_future(stream.next_deltas())
 
     def completions(self) -> list[Completion]:
@@ -62,9 +68,10 @@ class Answer:
         return [completion for stream in self.streams for completion in stream.completions()]
 
     def measure(self) -> None:
-        """Add up the seconds by stage of the steps that emit for it, from now on."""
+        """Record its rounds, and add up the seconds by stage of the steps that emit for it. Before it starts."""
         for stream in self.streams:
             stream.stage_seconds = {}
+            stream.with_rounds = True
 
     def stage_seconds(self) -> Mapping[str, float]:
         """Seconds by stage of the steps that emitted tokens of the prompt that took longest; others ran beside it."""

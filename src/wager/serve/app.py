@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,10 +24,10 @@ from wager.serve.errors import ApiError, error_response
 from wager.serve.gate import ApiKeys, Gate
 from wager.serve.generation import Generation
 from wager.serve.limits import read_body
+from wager.serve.live import PAGE_PATHS, LiveView
 from wager.serve.metrics import CONTENT_TYPE, Metrics
 from wager.serve.options import ServeOptions
-
-Endpoint = Callable[[Request], Awaitable[Response]]
+from wager.types import OutputDelta, StepRecord
 
 
 class Server:
@@ -40,7 +40,8 @@ class Server:
         self.llm, self.options = llm, options
         self.admission = Admission(running=llm.engine.scheduler.max_sequences, max_waiting=options.max_waiting)
         self.metrics = Metrics(llm, self.admission, model=options.model_name)
-        llm.on_step = self.metrics.step
+        self.live = LiveView(llm, self.admission, self.metrics.drafts, model=options.model_name)
+        llm.on_step = self._on_step
         self.generation = Generation(llm, options, self.admission, self.metrics)
         self._started = int(time.time())
 
@@ -57,6 +58,8 @@ class Server:
             Route("/health", self.health),
             Route("/version", self.version),
             Route("/metrics", self.read_metrics),
+            Route("/live", self.live.read),
+            *(Route(path, self.live.page) for path in PAGE_PATHS),
         ]
         paths = {route.path for route in routes}
 
@@ -77,6 +80,10 @@ class Server:
             yield
         finally:
             await self.llm.close()
+
+    def _on_step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
+        self.metrics.step(deltas, record)
+        self.live.step(deltas, record)
 
     # ---- questions about the server ----------------------------------------------------------------------------------
 

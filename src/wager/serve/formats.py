@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from wager.serve.predictions import PredictionUse
 from wager.types import Completion, OutputDelta, TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
@@ -146,9 +147,9 @@ def token_text(value: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in value)
 
 
-def usage(completions: Sequence[Completion], *, prompts: int, predicted: int | None) -> dict[str, Any]:
-    """Token counts of an answer to `prompts` prompts, whose choices share their prompt's tokens. `predicted`: tokens of
-    the request's prediction, None if it has none."""
+def usage(completions: Sequence[Completion], *, prompts: int, predicted: PredictionUse | None) -> dict[str, Any]:
+    """Token counts of an answer to `prompts` prompts, whose choices share their prompt's tokens. `predicted` is the use
+    of the request's prediction, if it has one."""
     per_prompt = len(completions) // max(1, prompts)
     firsts = completions[::per_prompt] if per_prompt else []
     prompt_tokens = sum(each.stats.prompt_tokens for each in firsts)
@@ -160,10 +161,9 @@ def usage(completions: Sequence[Completion], *, prompts: int, predicted: int | N
         "prompt_tokens_details": {"cached_tokens": sum(each.stats.cached_tokens for each in firsts)},
     }
     if predicted is not None:
-        accepted = sum(each.stats.accepted for each in completions)
         counted["completion_tokens_details"] = {
-            "accepted_prediction_tokens": min(accepted, predicted * len(completions)),
-            "rejected_prediction_tokens": max(0, predicted * len(completions) - accepted),
+            "accepted_prediction_tokens": predicted.accepted,
+            "rejected_prediction_tokens": predicted.rejected,
         }
     return counted
 

@@ -15,10 +15,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wager.serve.errors import ApiError, error_response
+from wager.serve.live import PAGE_PATHS
 
 log = logging.getLogger("wager.serve")
 
-OPEN_PATHS = frozenset({"/", "/health", "/version"})
+OPEN_PATHS = frozenset({"/health", "/version", *PAGE_PATHS})
 """Paths that need no key: they tell nothing about what is served."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -19,10 +19,12 @@ from wager.serve.answers import Answer
 from wager.serve.bodies import ChatBody, ChatMessage, CompletionBody, SamplingFields, parse
 from wager.serve.errors import ApiError
 from wager.serve.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, encoded, usage
+from wager.serve.guesses import GuessReport
 from wager.serve.limits import read_body
 from wager.serve.metrics import Metrics
 from wager.serve.options import ServeOptions
 from wager.serve.parameters import chat_params, completion_params
+from wager.serve.predictions import prediction_use
 from wager.serve.sse import EventStream, StreamPlan
 from wager.types import Completion, Request, Stats
 
@@ -40,11 +42,15 @@ class Work:
     body: SamplingFields
     requests: Sequence[Request]
     format: AnswerFormat
-    predicted: int | None = None  # tokens of the prediction
+    prediction: Sequence[int] | None = None
 
     @property
     def sequences(self) -> int:
         return sum(request.params.n for request in self.requests)
+
+    def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        used = None if self.prediction is None else prediction_use(self.prediction, completions)
+        return usage(completions, prompts=len(self.requests), predicted=used)
 
 
 class Generation:
@@ -83,9 +89,7 @@ class Generation:
         params = chat_params(body, room=room, temperature=self._options.default_temperature)
         head = AnswerHead.of(f"chatcmpl-{request_id}", self._options.model_name)
         form = ChatFormat(head, self._llm.tokenizer.token_bytes, logprobs=params.logprobs is not None)
-        predicted = None
-        if body.prediction is not None:
-            predicted = len(self._llm.tokenizer.encode(body.prediction.text, special=False))
+        predicted = self._llm.tokenizer.encode(body.prediction.text, special=False) if body.prediction else None
         return Work(body, [self._request(body, tokens, params)], form, predicted)
 
     def check_model(self, name: str | None) -> None:
@@ -137,16 +141,19 @@ class Generation:
             await answer.start()
             if not work.body.stream:
                 return await self._whole(http, work, answer)
-            options = work.body.stream_options
-            plan = StreamPlan(
-                work.format,
-                work.sequences,
-                include_usage=bool(options and options.include_usage),
-                usage=lambda done: usage(done, prompts=len(work.requests), predicted=work.predicted),
-                details=(lambda done: speculation(answer, done)) if work.body.speculation_stats else None,
-                timeout=self._options.request_timeout,
-            )
-            return EventStream(answer, plan, stack.pop_all())
+            return EventStream(answer, self._plan(work, answer), stack.pop_all())
+
+    def _plan(self, work: Work, answer: Answer) -> StreamPlan:
+        options, told = work.body.stream_options, bool(work.body.speculation_stats)
+        return StreamPlan(
+            work.format,
+            work.sequences,
+            include_usage=bool(options and options.include_usage),
+            usage=work.usage,
+            timeout=self._options.request_timeout,
+            details=(lambda done: speculation(answer, done)) if told else None,
+            guesses=GuessReport(self._llm.tokenizer, work.requests) if told else None,
+        )
 
     async def _whole(self, http: HttpRequest, work: Work, answer: Answer) -> Response:
         gone = asyncio.create_task(_until_gone(http))
@@ -176,7 +183,7 @@ class Generation:
                 raise ApiError(503, "The server ended the request.", "Send it again.", retry_after=30)
         found = work.format.envelope(stream=False)
         found["choices"] = [work.format.choice(index, completion) for index, completion in enumerate(completions)]
-        found["usage"] = usage(completions, prompts=len(work.requests), predicted=work.predicted)
+        found["usage"] = work.usage(completions)
         if work.body.speculation_stats:
             found["speculation"] = speculation(answer, completions)
         return found

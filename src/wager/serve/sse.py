@@ -15,6 +15,7 @@ from wager.errors import WagerError
 from wager.serve.answers import Answer, ChoiceDelta
 from wager.serve.errors import ApiError, error_body
 from wager.serve.formats import AnswerFormat, encoded
+from wager.serve.guesses import GuessReport
 from wager.types import Completion
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -22,15 +23,17 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """How an answer is streamed. `usage` and `details` make objects of the completed choices; without `details` there
-    are none. `timeout`: seconds after which the answer ends with an error."""
+    """How an answer is streamed. `usage` and `details` make objects of the completed choices; `guesses` describes what
+    was guessed in each delta. Without `details` or `guesses` there are none. `timeout`: seconds after which the answer
+    ends with an error."""
 
     format: AnswerFormat
     choices: int
     include_usage: bool
     usage: Callable[[Sequence[Completion]], dict[str, Any]]
-    details: Callable[[Sequence[Completion]], dict[str, Any]] | None
     timeout: float
+    details: Callable[[Sequence[Completion]], dict[str, Any]] | None = None
+    guesses: GuessReport | None = None
 
 
 class EventStream(Response):
@@ -83,7 +86,7 @@ class EventStream(Response):
                     first = form.first(item.index)
                     if first is not None:
                         parts.append(_event(base | {"choices": [first]}))
-                if item.delta.text or item.delta.finish_reason or item.delta.logprobs or plan.details:
+                if item.delta.text or item.delta.finish_reason or item.delta.logprobs or plan.guesses:
                     parts.append(self._chunk(base, item))
             if parts:
                 await write(b"".join(parts))
@@ -96,8 +99,8 @@ class EventStream(Response):
 
     def _chunk(self, base: dict[str, Any], item: ChoiceDelta) -> bytes:
         choice = self._plan.format.part(item.index, item.delta)
-        if self._plan.details is not None:
-            choice["speculation"] = {"token_ids": item.delta.token_ids, "drafted_by": item.delta.drafted_by}
+        if self._plan.guesses is not None:
+            choice["speculation"] = self._plan.guesses.of(item)
         event = _event(base | {"choices": [choice]})
         if item.delta.finish_reason == "error":
             event += _event(error_body(ApiError(500, item.delta.error)))
