@@ -11,6 +11,7 @@ Writes OUT/servers.json, OUT/servers.svg, each run's own JSON and each server's 
 
 vLLM's CPU server and llama.cpp's are those of ~/.cache/wager-peers ($WAGER_PEERS), each on SmolLM2-135M-Instruct in
 the form that it computes best: Q4_1 for wager and llama.cpp, bfloat16 for vLLM, which does not read Q4_1 on a CPU.
+vLLM leaves one core to its scheduler; as vllm-all-cores it computes on that one too.
 COMMAND may be any other server; {port} in it is the port.
 """
 
@@ -69,8 +70,9 @@ def known_servers(most_users: int) -> dict[str, list[str]]:
     gguf, directory = str(PEERS / "models" / "smollm2-q4_1.gguf"), str(PEERS / "models" / "smollm2-bf16")
     llama = [str(PEERS / "llama/bin/python"), "-c", LLAMA_SERVER, gguf, "{port}", str(most_users), cores]
     vllm = [
-        str(PEERS / "vllm/bin/vllm"), "serve", directory, "--port", "{port}", "--dtype", "bfloat16",
-        "--max-model-len", "4096", "--max-num-seqs", str(most_users), "--served-model-name", "SmolLM2-135M-Instruct",
+        str(PEERS / "vllm/bin/python"), "-m", "vllm.entrypoints.openai.api_server", "--model", directory,
+        "--served-model-name", "SmolLM2-135M-Instruct", "--host", "127.0.0.1", "--port", "{port}",
+        "--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", str(most_users),
     ]  # fmt: skip
     lookup = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     wager = [sys.executable, "-m", "wager.cli", "serve", "--port", "{port}", "--model", gguf]
@@ -80,6 +82,7 @@ def known_servers(most_users: int) -> dict[str, list[str]]:
         "llama.cpp": llama,
         "llama.cpp-ngram": [*llama, "NGRAM_MOD"],
         "vllm": vllm,
+        "vllm-all-cores": ["env", f"VLLM_CPU_OMP_THREADS_BIND=0-{(os.cpu_count() or 1) - 1}", *vllm],
         "vllm-ngram": [*vllm, "--speculative-config", json.dumps(lookup)],
     }
 
@@ -145,6 +148,7 @@ class RunningServer:
 
 def main() -> None:
     options = parse_options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with it, stopped ones too
     options.output.mkdir(parents=True, exist_ok=True)
     commands = chosen_servers(options)
     servers: list[RunningServer] = []

@@ -42,9 +42,9 @@ def run_of(*answers: TimedAnswer, start: float = 100.0, cpu: float = 0.5) -> Loa
     return LoadRun(list(answers), start, end, busy, cpu, array("d", [0.001] * 99 + [0.002]), 3)
 
 
-def figures(*answers: TimedAnswer, closed: bool = True, slo: str | None = None) -> dict[str, Any]:
+def figures(*answers: TimedAnswer, users: int | None = 1, slo: str | None = None) -> dict[str, Any]:
     level = ServiceLevel.parse(slo) if slo else None
-    return LoadFigures(run_of(*answers), closed=closed, slo=level).summary()
+    return LoadFigures(run_of(*answers), users=users, slo=level).summary()
 
 
 def test_percentiles_are_values_that_occurred() -> None:
@@ -89,7 +89,8 @@ def test_times_and_rates_of_a_run() -> None:
     assert found["tpot_s"]["max"] == pytest.approx(0.3) and found["tpot_s"]["p50"] == pytest.approx(0.1)
     assert found["e2e_s"]["max"] == pytest.approx(1.001)
     assert found["steady_tok_s"] == pytest.approx(3 / 1.002), "tokens until the last request was sent"
-    assert figures(first, second, closed=False)["steady_tok_s"] is None
+    assert figures(first, second, users=None)["steady_tok_s"] is None
+    assert figures(first, second, users=2)["steady_tok_s"] is None, "each had one request: they were never all busy"
     assert found["client"]["cpu_us_per_chunk"] == pytest.approx(1e5)
     assert found["client"]["send_delay_s"]["p50"] == pytest.approx(0.002)
     assert found["client"]["lag_s"]["p99"] == 0.001 and found["client"]["late"] is False
@@ -171,16 +172,16 @@ def test_objectives_that_are_none_are_refused(text: str, cause: str) -> None:
 
 def test_a_late_client_says_so() -> None:
     run = run_of(answer(0, 100.0, [0.5], tokens=1), cpu=0.4)
-    assert LoadFigures(run, closed=True).summary()["client"]["late"] is True, "more than half of a processor"
+    assert LoadFigures(run, users=1).summary()["client"]["late"] is True, "more than half of a processor"
     run = run_of(answer(0, 100.0, [0.5], tokens=1), cpu=0.0)
-    assert LoadFigures(run, closed=True).summary()["client"]["late"] is False
+    assert LoadFigures(run, users=1).summary()["client"]["late"] is False
     run.lags = array("d", [0.001] * 90 + [0.05] * 10)
-    assert LoadFigures(run, closed=True).summary()["client"]["late"] is True
+    assert LoadFigures(run, users=1).summary()["client"]["late"] is True
 
 
 def test_the_timeline_has_every_token_and_who_waited() -> None:
     run = run_of(answer(0, 100.0, [0.0, 5.0, 10.0], tokens=5, end=10.0), answer(1, 105.0, [1.0], tokens=1, end=2.0))
-    line = LoadFigures(run, closed=True).timeline()
+    line = LoadFigures(run, users=1).timeline()
     assert line["bin_s"] == pytest.approx(10 / 200)
     assert sum(line["tokens"]) == 6 and line["tokens"][0] == 1 and line["tokens"][-1] == 2
     assert line["requests"][0] == 1 and line["requests"][110] == 2 and line["requests"][150] == 1
@@ -188,7 +189,7 @@ def test_the_timeline_has_every_token_and_who_waited() -> None:
 
 def result_of(*answers: TimedAnswer, model: str = "m", **settings: Any) -> dict[str, Any]:
     run = run_of(*answers)
-    found = LoadFigures(run, closed=True)
+    found = LoadFigures(run, users=1)
     return {
         "card": {"kind": "load", "model": model, "date": "today", "settings": {"concurrency": 1, **settings}},
         "rows": rows(run.answers, None),
@@ -230,7 +231,7 @@ def test_the_page_lists_every_field_and_every_failure() -> None:
     page = (Path(__file__).parents[2] / "docs" / "bench-load.md").read_text(encoding="utf-8")
     level = ServiceLevel.parse("ttft:1s")
     run = run_of(answer(0, 100.0, [0.1, 0.2], tokens=2))
-    found = LoadFigures(run, closed=True, slo=level)
+    found = LoadFigures(run, users=1, slo=level)
     summary = found.summary()
     listed = re.findall(r'"rows":\s+\[\{(.*?)\}\]', page, re.DOTALL)[0]
     assert re.findall(r'"(\w+)"', listed) == list(rows(run.answers, level)[0])

@@ -50,10 +50,10 @@ def spread_of(values: Sequence[float], weights: Sequence[float] | None = None) -
 
 
 class LoadFigures:
-    """Computes them from a run."""
+    """Computes them from a run, of a closed loop of `users` or, with None, of an open one."""
 
-    def __init__(self, run: LoadRun, *, closed: bool, slo: ServiceLevel | None = None) -> None:
-        self._run, self._closed, self._slo = run, closed, slo
+    def __init__(self, run: LoadRun, *, users: int | None, slo: ServiceLevel | None = None) -> None:
+        self._run, self._users, self._slo = run, users, slo
         self._ok = [answer for answer in run.answers if answer.ok]
         timed_out = [answer for answer in run.answers if answer.outcome == "timeout"]
         waited = [answer.e2e for answer in timed_out]
@@ -116,10 +116,11 @@ class LoadFigures:
 
     def _steady_rate(self) -> float | None:
         """Tokens that arrived a second while all users of a closed loop had a request in progress: until the last
-        request was sent. None in the open loop, whose rate is that of the arrivals."""
+        request was sent. None in the open loop, whose rate is that of the arrivals, and where users sent one request
+        each."""
         run = self._run
         seconds = run.busy_until - run.start
-        if not self._closed or seconds <= 0:
+        if self._users is None or len(run.answers) <= self._users or seconds <= 0:
             return None
         arrived = (
             tokens

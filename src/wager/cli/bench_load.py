@@ -226,7 +226,8 @@ def _result(query: LoadQuery, run: LoadRun) -> dict[str, Any]:
     from wager.bench import load_comparison, load_figures
     from wager.bench.machine import describe, versions
 
-    figures = load_figures.LoadFigures(run, closed=query.plan.rate is None, slo=query.slo)
+    users = query.plan.concurrency if query.plan.rate is None else None
+    figures = load_figures.LoadFigures(run, users=users, slo=query.slo)
     result: dict[str, Any] = {
         "card": {
             "kind": load_comparison.KIND,
