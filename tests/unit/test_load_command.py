@@ -129,6 +129,26 @@ def test_fields_are_added_and_removed(wager: Call) -> None:
     }  # fmt: skip
 
 
+def test_a_burst_of_more_requests_than_files_may_be_open(tmp_path: Path) -> None:
+    """The limit is raised for it; every request is answered."""
+    path = tmp_path / "result.json"
+    arguments = ["--rate", "5000", "--requests", "300", "--max-tokens", "1", "--warm-up", "1", "--json", str(path)]
+    script = (
+        "import resource, sys; from wager.cli import main; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard)); sys.exit(main(sys.argv[1:]))"
+    )
+    application = Application(tokens=1, first=1.5)
+    with serving(application) as at:
+        done = subprocess.run(
+            [sys.executable, "-c", script, "bench", "--url", f"http://{at}", *arguments],
+            capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert application.together > 200
+    assert json.loads(path.read_text())["summary"]["failed"] == {}
+
+
 URL = ("--url", "http://127.0.0.1:9")
 
 
@@ -149,6 +169,7 @@ URL = ("--url", "http://127.0.0.1:9")
         ((*URL, "--rate", "nan"), ("--rate",)),
         ((*URL, "--requests", "0"), ("--requests",)),
         ((*URL, "--body", "[1]"), ("--body", "object")),
+        ((*URL, "--body", '{"a": NaN}'), ("--body", "object")),
         ((*URL, "--body", '{"stream": false}'), ("--body", "stream")),
         ((*URL, "--compare-with", "/nowhere/x.json"), ("/nowhere/x.json",)),
         ((*URL, "--api-key-file", "/nowhere/key"), ("/nowhere/key",)),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,8 @@ import click
 from click.core import ParameterSource
 
 from wager.bench.workload import Prompt
-from wager.cli import console, flags, parameters
+from wager.cli import console, flags, load_inputs, parameters
 from wager.errors import UsageError, WagerError
-from wager.inputs import read_text, shown
 from wager.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -24,15 +23,6 @@ if TYPE_CHECKING:
     from wager.bench.load_client import LoadPlan, LoadRun
     from wager.bench.load_target import LoadTarget
     from wager.bench.slo import ServiceLevel
-
-KEY_VARIABLE = "WAGER_API_KEY"
-
-_MOST_SECONDS = 1e6
-_OTHER_FIELDS = (
-    "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
-    "stop_token_ids", "ignore_eos", "logit_bias",
-)  # fmt: skip
-"""Sampling parameters that are sent where they differ from their defaults: not every server knows all of them."""
 
 _LOAD_FLAGS = (
     click.option("--url", metavar="URL",
@@ -56,7 +46,7 @@ _LOAD_FLAGS = (
     click.option("--chunk-usage", "chunk_usage", is_flag=True,
                  help="Ask for the tokens of every chunk (vLLM's continuous_usage_stats) if the server knows how."),
     click.option("--api-key-file", "api_key_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-                 help=f"The server's key.  [default: the environment variable {KEY_VARIABLE}, if set]"),
+                 help=f"The server's key.  [default: the environment variable {load_inputs.KEY_VARIABLE}, if set]"),
     click.option("--compare-with", "compare_with", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
                  help="Compare with an earlier result of --url, as --json wrote it."),
     click.option("--plot", type=parameters.OutputPath(), metavar="FILE",
@@ -168,8 +158,8 @@ def _query(
         concurrency=concurrency,
         rate=load.rate,
         requests=load.requests or (None if load.duration else len(prompts)),
-        duration=_seconds("--duration", load.duration),
-        timeout=_seconds("--timeout", load.timeout) or 0.0,
+        duration=load_inputs.seconds("--duration", load.duration),
+        timeout=load_inputs.seconds("--timeout", load.timeout) or 0.0,
         seed=params.seed or 0,
         first=load.first,
     )
@@ -179,11 +169,11 @@ def _query(
         temperature=params.temperature,
         seed=params.seed,
         messages=None if framing.raw else framing.messages,
-        options={**_other_fields(params), **_body(load.body)},
+        options={**load_inputs.other_fields(params), **load_inputs.body_fields(load.body)},
         stream_options=load_target.USAGE_BY_CHUNK if load.chunk_usage else load_target.USAGE,
     )
     connections = load_http.Connections(server, time.perf_counter)
-    target = load_target.LoadTarget(server, connections, form, _key(load.api_key_file))
+    target = load_target.LoadTarget(server, connections, form, load_inputs.read_key(load.api_key_file))
     before = load_comparison.read_result(load.compare_with) if load.compare_with else None
     slo = ServiceLevel.parse(load.slo) if load.slo else None
     return LoadQuery(target, plan, prompts, slo, before, _settings(load, plan, params, framing))
@@ -203,6 +193,7 @@ async def _measure(query: LoadQuery, warm_up: int, model: str | None) -> LoadRun
     from wager.bench.load_client import LoadClient
 
     target, plan = query.target, query.plan
+    _allow_sockets(plan.concurrency)
     try:
         target.form = replace(target.form, model=model or await target.ask_model())
         await target.warm_up(warm_up, plan.concurrency)
@@ -217,6 +208,18 @@ async def _measure(query: LoadQuery, warm_up: int, model: str | None) -> LoadRun
             return await LoadClient(plan, target.connections, target.asks(query.prompts), on_answer=count).run()
     finally:
         target.connections.close()
+
+
+def _allow_sockets(count: int) -> None:
+    """Raise this process's limit of open files, as far as the system lets it, so that it holds that many sockets."""
+    with suppress(ImportError, OSError, ValueError):  # Windows has neither the module nor the limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count + 256
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _result(query: LoadQuery, run: LoadRun) -> dict[str, Any]:
@@ -249,46 +252,3 @@ def _result(query: LoadQuery, run: LoadRun) -> dict[str, Any]:
     if query.before:
         result["compare"] = load_comparison.compare(result, query.before)
     return result
-
-
-def _seconds(name: str, text: str | None) -> float | None:
-    from wager.economics.durations import parse_seconds
-
-    if text is None:
-        return None
-    seconds = parse_seconds(name, text)
-    if not 0 < seconds <= _MOST_SECONDS:
-        raise UsageError(f"{name} = {shown(text)} is out of range.", "Give a time above 0, such as 60s.")
-    return seconds
-
-
-def _other_fields(params: SamplingParams) -> dict[str, Any]:
-    plain = SamplingParams()
-    fields = {name: getattr(params, name) for name in _OTHER_FIELDS}
-    return {name: value for name, value in fields.items() if value != getattr(plain, name)}
-
-
-def _body(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise UsageError(f"--body {shown(text)} is not a JSON object.", """Write it as '{"cache_prompt": false}'.""")
-    if "stream" in fields or "messages" in fields or "prompt" in fields:
-        raise UsageError(f"--body {shown(text)} replaces what the client itself sets.", "Leave out stream and prompts.")
-    return fields
-
-
-def _key(path: Path | None) -> str | None:
-    """The key in the file, or in the environment; neither the messages nor the results show it."""
-    source = f"the file {path}" if path else f"the environment variable {KEY_VARIABLE}"
-    key = read_text(path, "key file", "Give a file with the key alone.") if path else os.environ.get(KEY_VARIABLE)
-    if key is None or (not path and not key.strip()):
-        return None
-    key = key.strip()
-    if not key or not key.isascii() or any(letter <= " " or letter == "\x7f" for letter in key):
-        raise UsageError(f"The key in {source} is no key.", "A key is one word of ASCII letters.")
-    return key
