@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from load_servers import WHOLE, Application, response, scripted, serving
+from load_servers import STREAM, WHOLE, Application, Step, response, scripted, serving
 
 import wager as package
 from in_process import Call
@@ -127,6 +129,27 @@ def test_fields_are_added_and_removed(wager: Call) -> None:
         "model": "scripted", "temperature": 1.0, "stream": True, "stream_options": {"include_usage": True}, "seed": 7,
         "top_k": 5, "max_completion_tokens": 3, "speculation": {"depth": 2},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_in_order(number: int, code: int) -> None:
+    asked = threading.Event()
+
+    def silent(_number: int, _body: dict[str, Any]) -> list[Step]:
+        asked.set()
+        return [STREAM, 60.0]
+
+    with scripted(silent) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "wager.cli", "bench", "--url", server.url],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+        )  # fmt: skip
+        assert asked.wait(60)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (code, "")
+    assert "Traceback" not in err
 
 
 def test_a_burst_of_more_requests_than_files_may_be_open(tmp_path: Path) -> None:

@@ -118,17 +118,17 @@ def measure_server(
     json_path: Path | None,
 ) -> None:
     """Run the load test, write its results and show them. WagerError if no request was answered."""
-    import asyncio
-
     if load.plot:
         from wager.cli import load_plots
 
         load_plots.check_suffix(load.plot)
+    from wager.cli import load_loop
+
     query = _query(load, prompts, framing, params, concurrency)
     source = click.get_current_context().get_parameter_source("model")
     named = model if source is not ParameterSource.DEFAULT else None
-    run = asyncio.run(_measure(query, load.warm_up, named))
-    result = _result(query, run)
+    run, loop = load_loop.run(_measure(query, load.warm_up, named))
+    result = _result(query, run, loop)
     if json_path:
         console.write_json(result, json_path)
     if load.plot:
@@ -222,7 +222,7 @@ def _allow_sockets(count: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _result(query: LoadQuery, run: LoadRun) -> dict[str, Any]:
+def _result(query: LoadQuery, run: LoadRun, loop: str) -> dict[str, Any]:
     """The JSON of --json; see docs/bench-load.md."""
     from datetime import UTC, datetime
 
@@ -239,6 +239,7 @@ def _result(query: LoadQuery, run: LoadRun) -> dict[str, Any]:
             "server": dict(query.target.software),
             "stream_options": query.target.form.stream_options,
             "prompts": len(query.prompts),
+            "loop": loop,
             "machine": describe().as_dict(),
             "settings": query.settings,
             "versions": versions(),
