@@ -221,7 +221,11 @@ def test_a_result_is_read_back_and_what_is_none_is_refused(tmp_path: Path) -> No
     assert len(result["distributions"]["ttft_s"]) == len(GRID)
     bench = {**result, "card": {"model": "m", "settings": {}}}
     lacking = {**result, "summary": {**result["summary"], "ttft_s": {"p50": "x"}}}
-    for text in ("no", "[]", "{}", json.dumps(bench), json.dumps({**result, "rows": {}}), json.dumps(lacking)):
+    curves = {**result, "distributions": {"ttft_s": [1.0]}}
+    line = {**result, "timeline": {**result["timeline"], "tokens": ["x"]}}
+    goodput = {**result, "summary": {**result["summary"], "goodput": 3}}
+    wrong = [bench, {**result, "rows": {}}, lacking, curves, line, goodput]
+    for text in ("no", "[]", "{}", *map(json.dumps, wrong)):
         path.write_text(text)
         with pytest.raises(UsageError, match=r"before\.json"):
             read_result(path)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wager.bench.load_figures import PERCENTILES
+from wager.bench.load_figures import GRID, PERCENTILES
 from wager.errors import UsageError
 from wager.inputs import read_text
 
@@ -35,6 +35,13 @@ def read_result(path: Path) -> dict[str, Any]:
         spread = result["summary"].get(name)
         if not isinstance(spread, dict) or not all(_is_number(spread.get(f"p{point}")) for point in PERCENTILES):
             raise UsageError(f"{path} lacks the percentiles of {name}.", hint)
+    line = result["timeline"]
+    curves = [*result["distributions"].values(), line.get("tokens"), line.get("requests"), [line.get("bin_s")]]
+    lengths = {len(curve) for curve in result["distributions"].values() if isinstance(curve, list)}
+    if not all(map(_are_numbers, curves)) or lengths - {len(GRID)}:
+        raise UsageError(f"{path} lacks the curves of a load test.", hint)
+    if not isinstance(result["summary"].get("goodput"), dict | None):
+        raise UsageError(f"{path} has a goodput that is none.", hint)
     return dict(result)
 
 
@@ -74,6 +81,10 @@ def _texts(now: Sequence[Any], before: Sequence[Any]) -> dict[str, int]:
 
 def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _are_numbers(values: object) -> bool:
+    return isinstance(values, list) and all(value is not None and _is_number(value) for value in values)
 
 
 def _ratio(now: Any, before: Any) -> float | None:
