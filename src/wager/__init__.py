@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CacheIntegrityError,
         ClosedError,
         DownloadError,
+        GrammarError,
         MemoryPlanError,
         ModelError,
         NumericsError,
@@ -27,8 +28,17 @@ if TYPE_CHECKING:
         UsageError,
         WagerError,
     )
+    from wager.grammar import Grammar
     from wager.llm import LLM, OutputStream
-    from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats, TokenLogprob
+    from wager.types import (
+        Completion,
+        OutputDelta,
+        Request,
+        SamplingParams,
+        SpeculationChoice,
+        Stats,
+        TokenLogprob,
+    )
 
 __version__ = "0.1.0"
 
@@ -41,6 +51,8 @@ __all__ = [
     "DownloadError",
     "Engine",
     "EngineConfig",
+    "Grammar",
+    "GrammarError",
     "MemoryPlanError",
     "ModelConfig",
     "ModelError",
@@ -50,6 +62,7 @@ __all__ = [
     "Request",
     "RequestError",
     "SamplingParams",
+    "SpeculationChoice",
     "SpeculationConfig",
     "Stats",
     "TokenLogprob",
@@ -61,8 +74,17 @@ __all__ = [
 _MODULES = {
     "config": ("CapacityConfig", "EngineConfig", "ModelConfig", "SpeculationConfig"),
     "engine.core": ("Engine",),
+    "grammar": ("Grammar",),
     "llm": ("LLM", "OutputStream"),
-    "types": ("Completion", "OutputDelta", "Request", "SamplingParams", "Stats", "TokenLogprob"),
+    "types": (
+        "Completion",
+        "OutputDelta",
+        "Request",
+        "SamplingParams",
+        "SpeculationChoice",
+        "Stats",
+        "TokenLogprob",
+    ),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 """Names -> the module that has them; all others are errors."""

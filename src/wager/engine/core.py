@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
 from wager.economics.policy.base import Policy
 from wager.engine.calls import CallGuard
+from wager.engine.chosen_speculation import ChosenSpeculation
 from wager.engine.detokenizer import Detokenizer, TokenDecoder
+from wager.engine.grammar_drafts import GrammarDrafts
+from wager.engine.limits import check_request
 from wager.engine.native import step_counter
 from wager.engine.outputs import OutputCollector
 from wager.engine.proposer import Proposer
@@ -42,8 +46,9 @@ class Engine:
     """Continuous batching with speculation over one target.
 
     `decoder` makes an incremental token decoder for what follows a prompt (None: outputs carry no text, stop strings
-    are refused); `eos` are the token ids that end a text. One thread at a time may call it, and nothing may step it
-    from within a step or a callback; UsageError otherwise (see calls.py).
+    are refused); `eos` are the token ids that end a text; `grammars` compiles grammars (None: they are refused). One
+    thread at a time may call it, and nothing may step it from within a step or a callback; UsageError otherwise (see
+    calls.py).
     """
 
     def __init__(
@@ -55,14 +60,20 @@ class Engine:
         proposer: Proposer,
         decoder: Callable[[Sequence[int]], TokenDecoder] | None = None,
         eos: Collection[int] = (),
+        grammars: GrammarCompiler | None = None,
         trace: Trace | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self._policy = policy
+        self._chosen = ChosenSpeculation(policy)
         self._proposer = proposer
         self._decoder = decoder
         self._eos = frozenset(eos)
+        self.grammars = grammars
+        """Compiles what `add` would compile: any thread may do that before, so that no step waits for it."""
+        self._grammar_drafts = GrammarDrafts()
+        self._constrained: set[str] = set()  # open requests with a grammar
         self._open: dict[str, int] = {}  # request id -> its choices that have not ended
         self._final_outputs: list[OutputDelta] = []  # of aborted requests, returned by the next step
         self._guard = CallGuard()
@@ -78,7 +89,7 @@ class Engine:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._policy = policy
+        self._policy = self._chosen.policy = policy
         self._time_stages(self._trace)
 
     @property
@@ -91,12 +102,14 @@ class Engine:
         self._time_stages(self._trace)
 
     def _time_stages(self, trace: Trace) -> None:
-        scheduler, runner, policy, proposer = self.scheduler, self.runner, self._policy, self._proposer
+        scheduler, runner, proposer = self.scheduler, self.runner, self._proposer
+        policy = self._deciding_policy = self._chosen if self._chosen else self._policy
         sequences, tables = scheduler.sequences, scheduler.block_pool.block_tables
         self._schedule = trace.timed("schedule", scheduler.next)
         self._plan = trace.timed(POLICY_STAGE, policy.plan)
         self._propose = trace.timed(DRAFT_STAGE, proposer.propose, sequences)
         self._admit = trace.timed(POLICY_STAGE, policy.admit)
+        self._constrain = trace.timed("accept", self._grammar_drafts.complete)
         self._forward = trace.timed(FORWARD_STAGE, runner.pack_and_forward, tables)
         self._accept = trace.timed("accept", runner.accept, sequences)
         self._commit = trace.timed("commit", scheduler.commit)
@@ -124,6 +137,8 @@ class Engine:
         plan = self._plan(spans, budget)
         drafts = self._propose(spans, plan)
         drafts = self._admit(drafts, budget)
+        if self._constrained:
+            drafts = self._constrain(spans, drafts, budget, self.scheduler.sequences)
         output = self._forward(spans, drafts)
         outcomes = self._accept(spans, drafts, output)
         if self._proposer.reads_passes:
@@ -156,9 +171,16 @@ class Engine:
                 self.on_step(record)
 
     def _update_policy(self, outcomes: Mapping[str, Outcome], ended: Iterable[str]) -> None:
-        self._policy.learn([outcome.verdict for outcome in outcomes.values()])
+        found = outcomes.values()
+        verdicts = self._grammar_drafts.verdicts(found) if self._constrained else [each.verdict for each in found]
+        self._deciding_policy.learn(verdicts)
         for seq_id in ended:
-            self._policy.end(seq_id)
+            self._end_in_policy(seq_id)
+
+    def _end_in_policy(self, seq_id: str) -> None:
+        self._deciding_policy.end(seq_id)
+        if self._deciding_policy is not self._policy and not self._chosen:
+            self._time_stages(self._trace)
 
     def _close_requests(self, deltas: Iterable[OutputDelta]) -> None:
         """The id of a request whose last choice has ended may be used again."""
@@ -167,6 +189,7 @@ class Engine:
                 self._open[delta.request_id] -= 1
                 if not self._open[delta.request_id]:
                     del self._open[delta.request_id]
+                    self._constrained.discard(delta.request_id)
 
     # ---- around the step ------------------------------------------------------------------------------------------
 
@@ -182,42 +205,31 @@ class Engine:
 
     def _add(self, request: Request) -> None:
         self._check(request)
+        request = with_compiled_grammar(request, self.grammars)
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         choices = [self._sequence(request, choice, seed) for choice in range(request.params.n)]
         for sequence in choices:  # all have one length, so only the first can be refused
             self.scheduler.add(sequence)
         self._open[request.id] = len(choices)
+        if request.params.grammar is not None:
+            self._constrained.add(request.id)
         for sequence in choices:
             self.proposer.begin(sequence.id, request.prompt, request.params)
-            self.policy.begin(sequence.id, weight=request.weight)
+            if request.speculation is not None:
+                self._chosen.choose(sequence.id, request.speculation, self.proposer.drafters)
+                self._time_stages(self._trace)
+            self._deciding_policy.begin(sequence.id, weight=request.weight)
 
     def _sequence(self, request: Request, choice: int, seed: int) -> RunningSequence:
         text = Detokenizer(self._decoder(request.prompt), request.params.stop) if self._decoder else None
         return RunningSequence(request, choice, seed=seed, text=text, eos=self._eos, drafter=self.proposer.name)
 
     def _check(self, request: Request) -> None:
-        vocab = self.runner.target.vocab
         if request.id in self._open:
             raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
-        if "#" in request.id:
-            raise RequestError(f"Request id {request.id!r} contains '#', which numbers choices.", "Leave it out.")
-        prediction = request.params.prediction
-        if isinstance(prediction, str):
-            raise RequestError("A predicted text needs a tokenizer; this engine has none.", "Give its token ids.")
-        for name, tokens, hint in (
-            ("", request.prompt, "Encode the prompt with the target's own tokenizer."),
-            (" under logit_bias", request.params.logit_bias, "Leave it out of logit_bias."),
-            (" under stop_token_ids", request.params.stop_token_ids, "Leave it out of stop_token_ids."),
-            (" under prediction", prediction, "Encode it with the target's own tokenizer."),
-        ):
-            for token in tokens:
-                if not 0 <= token < vocab:
-                    raise RequestError(
-                        f"Request {request.id!r} names token {token}{name}; the vocabulary has ids 0 to {vocab - 1}.",
-                        hint,
-                    )
-        if request.params.stop and self._decoder is None:
-            raise RequestError("Stop strings need a tokenizer; this engine has none.", "Use stop_token_ids instead.")
+        check_request(request, vocab=self.runner.target.vocab, has_tokenizer=self._decoder is not None)
+        if request.speculation is not None:
+            self._chosen.check(request, self.proposer.drafters)
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request now; their last outputs come with the next step. False if it is not running."""
@@ -228,7 +240,7 @@ class Engine:
             for delta in deltas:
                 seq_id = sequence_id(delta.request_id, delta.index)
                 self.proposer.end(seq_id)
-                self.policy.end(seq_id)
+                self._end_in_policy(seq_id)
             self._close_requests(deltas)
             self._final_outputs += deltas
             return True

@@ -34,6 +34,7 @@ class FencedEncoder:
         texts = sorted(self._control, key=len, reverse=True)  # the longest match wins, as in the library
         self._pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         unknown = parts.named.get("unk_token")
+        self.control_ids = frozenset(self._control.values())
         self._ids = frozenset(i for text, i in self._control.items() if text != unknown)  # any text may be unknown
 
     def encode(self, parts: Sequence[TextPart]) -> list[int]:

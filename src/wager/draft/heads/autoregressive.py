@@ -154,7 +154,7 @@ class HeadDrafter:
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Remember the prompt; its entries are computed when the first draft is requested."""
         self.end(seq_id)
-        state = self._states[seq_id] = _HeadSequence([], None if params.plain else History(tokens))
+        state = self._states[seq_id] = _HeadSequence([], History.of(tokens, params))
         state.append(tokens)
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:

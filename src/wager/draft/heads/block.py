@@ -74,7 +74,7 @@ class BlockDrafter:
         self._states: dict[str, _BlockSequence] = {}
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        history = None if params.plain else History(tokens)
+        history = History.of(tokens, params)
         self._states[seq_id] = _BlockSequence(len(tokens), tokens[-1], history)
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
