@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wager.async_llm import AsyncLLM, AsyncOutputStream
     from wager.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
     from wager.engine.core import Engine
     from wager.errors import (
@@ -44,6 +45,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "AsyncOutputStream",
     "CacheIntegrityError",
     "CapacityConfig",
     "ClosedError",
@@ -72,6 +75,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "async_llm": ("AsyncLLM", "AsyncOutputStream"),
     "config": ("CapacityConfig", "EngineConfig", "ModelConfig", "SpeculationConfig"),
     "engine.core": ("Engine",),
     "grammar": ("Grammar",),

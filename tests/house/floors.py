@@ -54,10 +54,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     # floor 5
     "build": _BELOW_BUILD,
     "llm": _BELOW_BUILD | {"build"},
+    "async_llm": _BELOW_BUILD | {"build"},
     "train": _BELOW_BUILD | {"build"},
     # above: wager/__init__.py imports all but the command line, which imports all but testing
-    "": _BELOW_BUILD | {"build", "llm"},
-    "cli": _BELOW_BUILD | {"", "build", "llm", "bench", "train"},
+    "serve": _BELOW_BUILD | {"build", "async_llm"},
+    "": _BELOW_BUILD | {"build", "llm", "async_llm"},
+    "cli": _BELOW_BUILD | {"", "build", "llm", "async_llm", "bench", "train", "serve"},
 }
 """Package -> packages it may import besides itself; "" is wager/__init__.py."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -148,18 +148,29 @@ class ReferenceHead:
     def guesses(self, taps: Array, tokens: Sequence[int], depth: int) -> tuple[list[int], list[Array]]:
         """The likeliest guesses after `tokens`, by the target's ids, from the taps f32 [>= tokens - 1, taps * HIDDEN];
         and the logits that each was taken from, by the head's."""
-        known, guessed, rows = len(tokens) - 1, [], []
+        guessed: list[int] = []
+        rows: list[Array] = []
+        for logits in self.rows(taps, tokens, guessed):
+            rows.append(logits)
+            guessed.append(int(self.ids[int(logits.argmax())]))
+            if len(guessed) == depth:
+                break
+        return guessed, rows
+
+    def rows(self, taps: Array, tokens: Sequence[int], path: Sequence[int]) -> Iterator[Array]:
+        """The logits after `tokens` and after each guess of `path` behind them, by the head's ids; `path` may grow
+        meanwhile."""
+        known, fed = len(tokens) - 1, 0
         states = self._fused(torch.from_numpy(taps[:known]).float())
-        for _ in range(depth):
-            followers = torch.tensor([*tokens[1:], *guessed])
+        while True:
+            followers = torch.tensor([*tokens[1:], *path[:fed]])
             outputs = self._outputs(states, self._embedding[followers])
             normed = self._normed(outputs, "norm.weight")
-            logits = normed[-1] @ self._output.T
-            rows.append(logits.numpy())
-            guessed.append(int(self.ids[int(logits.argmax())]))
-            fed = normed if self.flags.norm_output else outputs
-            states = torch.cat([states, fed[-1:]])
-        return guessed, rows
+            yield (normed[-1] @ self._output.T).numpy()
+            fed += 1
+            if fed > len(path):
+                return
+            states = torch.cat([states, (normed if self.flags.norm_output else outputs)[-1:]])
 
     def _fused(self, taps: Tensor) -> Tensor:
         if self.flags.norm_before_fc:

@@ -224,7 +224,7 @@ def test_conditions_occur_and_change_no_token(drafter: str) -> None:
         comparison.compare_answers(
             plain, comparison.answers(engine, PROMPTS, c), mode="sampled", drafter=drafter, condition=c
         )
-        for c in comparison.cached_conditions(8)
+        for c in list(comparison.conditions(8).values())[1:]
     ]
     engine.check()
     assert [outcome.differing for outcome in outcomes] == [0, 0, 0]

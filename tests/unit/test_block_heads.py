@@ -136,6 +136,16 @@ class ReferenceBlock:
 
     def guesses(self, taps: Array, tokens: Sequence[int], depth: int) -> tuple[list[int], list[float]]:
         """The likeliest guesses after `tokens`, and their survival, from the taps f32 [tokens - 1, taps * HIDDEN]."""
+        guessed: list[int] = []
+        survival = [1.0]
+        for step, state in enumerate(self.slots(taps, tokens)[:depth]):
+            logits, rate = self.slot_logits(state, [tokens[-1], *guessed][step])
+            guessed.append(int(self.ids[int(logits.argmax())]))
+            survival.append(survival[-1] * rate)
+        return guessed, survival[1:]
+
+    def slots(self, taps: Array, tokens: Sequence[int]) -> Tensor:
+        """What the slots that guess give, after the last norm."""
         kind, t, known = self.kind, self.tensors, len(tokens) - 1
         context = self._normed(torch.from_numpy(taps[:known]).float() @ t["fc.weight"].T, "hidden_norm.weight")
         x = self._embedding[torch.tensor([tokens[-1]] + [MASK] * (SLOTS - 1))]
@@ -153,21 +163,19 @@ class ReferenceBlock:
             y = self._normed(x, f"{name}.post_attention_layernorm.weight")
             gate, up, down = (t[f"{name}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
             x = x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
-        final = self._normed(x, "norm.weight")[0 if kind.anchor_guesses else 1 :]
-        guessed, survival, before = [], [1.0], tokens[-1]
-        for state in final[:depth]:
-            logits, code = state @ self._output.T, torch.zeros(0)
-            if kind.rank:
-                code = t["markov_head.markov_w1.weight"][before]
-                logits = logits + t["markov_head.markov_w2.weight"] @ code
-            rate = float(logits.softmax(-1).max())
-            if kind.confidence:
-                weight, bias = t["confidence_head.proj.weight"][0], t["confidence_head.proj.bias"]
-                rate = float(torch.sigmoid(weight @ torch.cat([state, code]) + bias))
-            before = int(self.ids[int(logits.argmax())])
-            guessed.append(before)
-            survival.append(survival[-1] * rate)
-        return guessed, survival[1:]
+        return self._normed(x, "norm.weight")[0 if kind.anchor_guesses else 1 :]
+
+    def slot_logits(self, state: Tensor, before: int) -> tuple[Tensor, float]:
+        """The logits of a slot behind the token `before`, and how sure its best guess is."""
+        kind, t = self.kind, self.tensors
+        logits, code = state @ self._output.T, torch.zeros(0)
+        if kind.rank:
+            code = t["markov_head.markov_w1.weight"][before]
+            logits = logits + t["markov_head.markov_w2.weight"] @ code
+        if not kind.confidence:
+            return logits, float(logits.softmax(-1).max())
+        weight, bias = t["confidence_head.proj.weight"][0], t["confidence_head.proj.bias"]
+        return logits, float(torch.sigmoid(weight @ torch.cat([state, code]) + bias))
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * self.tensors[name]

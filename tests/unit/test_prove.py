@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from every_drafter import every_drafter
 
 from wager.bench.comparison import ALONE, compare_answers
 from wager.bench.variety import TextVariety, entropy_bits, variety_of
 from wager.cli import main, prove
+from wager.cli.prove_trials import Trials, edited
+from wager.draft.ngram import NgramDrafter
 from wager.models.random_models import MODELS
-from wager.types import Completion, FinishReason, Stats
+from wager.types import Completion, Draft, DraftRequest, FinishReason, Stats
 
 MODEL = "random:llama:tiny"
 Proof = Callable[..., tuple[int, dict[str, Any], str]]
@@ -29,6 +32,7 @@ def proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         out = tmp_path / "proof.json"
         code = main(["prove", "--model", model, "--threads", "1", *arguments, "--json", str(out)])
         printed = capfd.readouterr()
+        assert out.exists(), printed.err
         return code, json.loads(out.read_text(encoding="utf-8")), printed.out + printed.err
 
     return run
@@ -149,3 +153,84 @@ def test_the_variety_of_texts() -> None:
     same = variety_of("sampled", [completion(name, varied) for name in "ab"])
     assert same.warning.startswith("All 2 sampled plain texts are the same (12.0 distinct ids and 3.58 bits")
     assert variety_of("greedy", [completion("a", (1, 1))]).warning == ""
+
+
+# ---- every drafter ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["64MiB", ""])
+def test_every_drafter_of_the_registry_can_be_proven(proof: Proof, tmp_path: Path, memory: str) -> None:
+    """Each guesses in both modes; combined, too. The cache leaves room for what models and heads keep."""
+    options = every_drafter(MODEL, tmp_path)
+    options["staged"] = f"model:{MODEL}+suffix"
+    options["merged"] = f"ngram//{options['eagle3']}"
+    options["several"] = f"ngram,{options['medusa']}"
+    options |= {f"inner {name}": f"layers:0+{name}" for name in ("failing", "garbage", "killed")}
+    options |= {f"part {name}": f"prediction//{name}" for name in ("failing", "garbage", "killed", "adversary")}
+    flags = [flag for option in options.values() for flag in ("--drafter", option)]
+    size = ["--memory", memory] if memory else ["--max-context", "1024"]
+    code, value, printed = proof("--limit", "3", "--max-tokens", "12", "--concurrency", "2", *size, *flags)
+    assert code == 0, printed
+    assert [each["drafter"] for each in value["drafters"]] == [*options.values()]
+    for each in value["drafters"]:
+        if each["drafter"] == options["several"]:  # the policy decides
+            continue
+        assert each["drafted"] > 0, each
+        assert each["tokens"] == 2 * 4 * 3 * 12 and each["differing"] == each["finish_reasons_differing"] == 0
+        assert f"{each['drafter']}: {each['tokens']} token ids" in printed
+        breaks = any(word in each["drafter"] for word in ("failing", "killed"))
+        assert (each["failures"] > 0) == breaks, each
+    guessed = {each["drafter"]: each["accepted"] / each["drafted"] for each in value["drafters"] if each["drafted"]}
+    for name in ("prediction", "failing", "garbage", "killed", "random-tree", f"model:{MODEL}", f"tli:{MODEL}"):
+        assert guessed[name] > 0.2, name
+    assert 0.2 < guessed["prediction"] < 0.8 and guessed["adversary"] == 0
+
+
+def test_a_drafter_of_which_nothing_is_proven_is_named(proof: Proof) -> None:
+    code, value, printed = proof("--limit", "1", "--max-tokens", "1", "--drafter", "ngram", "--drafter", "none")
+    assert code == 0
+    notes = {each["drafter"]: each["note"] for each in value["drafters"]}
+    assert notes == {"ngram": "it guessed nothing, so nothing is proven of it", "none": ""}
+    assert "ngram: it guessed nothing, so nothing is proven of it." in printed
+
+
+def test_a_drafter_that_fails_and_is_not_made_to_fails_the_proof(proof: Proof, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone and as part of another one; the trials of the others are still made."""
+
+    def fails(self: NgramDrafter, requests: Sequence[DraftRequest]) -> list[Draft]:
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(NgramDrafter, "propose", fails)
+    for drafter in ("ngram", "suffix//ngram"):
+        code, value, printed = proof("--limit", "1", "--max-tokens", "4", "--drafter", drafter, "--drafter", "suffix")
+        assert code == 1
+        assert f"Drafter {drafter} failed during the proof: Drafter 'ngram'" in printed and "no idea" in printed
+        assert [bool(each["failure"]) for each in value["drafters"]] == [True, False]
+
+
+def test_a_proof_goes_on_from_its_file(proof: Proof, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    run = Trials.run
+
+    def watched(self: Trials, drafter: str, *others: Any) -> Any:
+        tried.append(drafter)
+        return run(self, drafter, *others)
+
+    monkeypatch.setattr(Trials, "run", watched)
+    short = ("--limit", "1", "--max-tokens", "4", "--condition", "alone", "--resume")
+    assert proof(*short, "--drafter", "ngram")[0] == 0
+    code, value, printed = proof(*short, "--drafter", "ngram", "--drafter", "suffix")
+    assert code == 0 and tried == ["ngram", "suffix"]
+    assert [each["drafter"] for each in value["drafters"]] == tried and value["summary"]["tokens"] == 16
+    assert "16 token ids and 4 finish reasons compared" in printed
+    _, value, _ = proof(*short, "--drafter", "adversary")
+    assert [each["drafter"] for each in value["drafters"]] == tried == ["ngram", "suffix", "adversary"]
+    code, _, printed = proof(*short[:2], "--max-tokens", "5", *short[4:], "--drafter", "ngram")
+    assert code == 2 and "was written with another max_tokens: 4, not 5" in printed
+
+
+def test_predictions_for_proofs_are_right_and_wrong() -> None:
+    tokens = tuple(range(10, 34))
+    found = edited(tokens, vocab=40)
+    assert found[:8] == tokens[:8] and found[8] != tokens[8] and len(found) == len(tokens) + 1
+    assert edited((), vocab=40) == () and len(edited((1,), vocab=40)) <= 2

@@ -193,3 +193,18 @@ def test_an_answer_begins_with_the_space_that_its_token_has(tmp_path: Path, prom
         assert answer.token_ids == (space,) * 3
         assert answer.text == expected
         assert "".join(delta.text for delta in llm.stream(prompt, params)) == expected
+
+
+def test_it_is_the_same_tokenizer_as_files_of_a_directory(spm: Path, tmp_path: Path) -> None:
+    ours = Tokenizer.load(spm)
+    for name, text in ours.files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = Tokenizer.load(tmp_path)
+    assert found.vocab_size == ours.vocab_size
+    assert [found.token(i) for i in range(ours.vocab_size)] == [ours.token(i) for i in range(ours.vocab_size)]
+    assert found.eos_ids == ours.eos_ids
+    for text in (*TEXTS, "</s>", "Hello</s>"):
+        ids = ours.encode(text)
+        assert found.encode(text) == ids
+        if not text.startswith((" ", "▁")):
+            assert found.decode(ids) == ours.decode(ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from packing import Rows, batch, chain
 from tiny_models import SIZES, TOKENS, oracle, save, spec
 
 from closeness import assert_close
+from wager.arch import Dense, Experts, Mla
 from wager.draft.base import ComputedRows
 from wager.draft.history import ReferenceOracle
 from wager.draft.random_tree import RandomTreeDrafter
@@ -37,9 +39,9 @@ def native() -> Kernels:
     return CpuKernels(threads=2)
 
 
-def taken(decoder: Decoder, spans: list[Rows]) -> tuple[dict[int, Array], Array]:
+def taken(decoder: Decoder, spans: list[Rows], logits: Sequence[int] | None = None) -> tuple[dict[int, Array], Array]:
     rows = sum(len(span[1]) for span in spans)
-    output = decoder.forward(batch(spans, range(rows)))
+    output = decoder.forward(batch(spans, range(rows) if logits is None else logits))
     assert output.last_hidden is not None
     return {layer: states.copy() for layer, states in output.taps.items()}, output.last_hidden.copy()
 
@@ -47,54 +49,68 @@ def taken(decoder: Decoder, spans: list[Rows]) -> tuple[dict[int, Array], Array]
 def test_they_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
     model = oracle("LlamaForCausalLM")
     decoder = decoder_on(open_weights(save(model, tmp_path)), ReferenceKernels("float32"))
-    decoder.tap(range(LAYERS))
+    decoder.tap(range(LAYERS + 1))
     taps, last = taken(decoder, [chain(0, TOKENS[:40], [3, 9, 1])])
     unnormed: list[Array] = []
     model.model.norm.register_forward_pre_hook(lambda _, inputs: unnormed.append(inputs[0][0].numpy()))
     with torch.no_grad():
         states = model(torch.tensor([TOKENS[:40]]), output_hidden_states=True).hidden_states
-    assert list(taps) == list(range(LAYERS))
+    assert list(taps) == list(range(LAYERS + 1))
     for layer, rows in taps.items():
-        assert_close(rows, states[layer][0].numpy(), rtol=1e-4, atol=1e-4)
+        assert_close(rows, unnormed[0] if layer == LAYERS else states[layer][0].numpy(), rtol=1e-4, atol=1e-4)
     assert_close(last, unnormed[0], rtol=1e-4, atol=1e-4)
+    decoder.tap([LAYERS])
+    some = decoder.forward(batch([chain(0, TOKENS[:40], [3, 9, 1])], [7, 39])).taps
+    assert list(some) == [LAYERS] and np.array_equal(some[LAYERS], taps[LAYERS])
 
 
-@pytest.fixture(scope="module", params=["reference", "native"])
+@pytest.fixture(scope="module", params=["reference", "native", "experts", "latent"])
 def decoder(request: pytest.FixtureRequest) -> Decoder:
+    """A decoder of two layers, tapped before and behind the last one."""
     kernels = ReferenceKernels() if request.param == "reference" else native()
-    made = decoder_on(random_weights(spec(), 1), kernels)
-    made.tap([1])
+    shapes: dict[str, Any] = {
+        "experts": {"ffn": (Dense(64), Experts(6, 2, 1, 32))},
+        "latent": {"attention": (Mla(6, 24, 32, 16, 16, 16),) * 2},
+    }
+    made = decoder_on(random_weights(spec(**shapes.get(request.param, {})), 1), kernels)
+    made.tap([1, 2])
     return made
 
 
 @pytest.fixture(scope="module")
 def expected(decoder: Decoder) -> tuple[Array, Array]:
     passes = [taken(decoder, [chain(i, [token], [0, 1, 2])]) for i, token in enumerate(TOKENS[:40])]
-    return np.concatenate([taps[1] for taps, _ in passes]), np.concatenate([last for _, last in passes])
+    assert all(np.array_equal(taps[2], last) for taps, last in passes)
+    return np.concatenate([taps[1] for taps, _ in passes]), np.concatenate([taps[2] for taps, _ in passes])
 
 
 @settings(max_examples=10, deadline=None)
-@given(cuts=st.sets(st.integers(1, 39), max_size=5), ends=st.lists(st.integers(1, 39), max_size=3))
+@given(cuts=st.sets(st.integers(1, 39), max_size=5), ends=st.lists(st.integers(1, 39), max_size=3), every=st.booleans())
 def test_rows_do_not_depend_on_chunks_or_neighbours(
-    decoder: Decoder, expected: tuple[Array, Array], cuts: set[int], ends: list[int]
+    decoder: Decoder, expected: tuple[Array, Array], cuts: set[int], ends: list[int], *, every: bool
 ) -> None:
+    """Nor on how many of them have logits."""
     edges = [0, *sorted(cuts), 40]
     for i, end in enumerate(ends):
         decoder.forward(batch([chain(0, TOKENS[:end], [3 * i + 5, 3 * i + 3, 3 * i + 4])], [0]))
     others = [chain(end, TOKENS[end : end + 1], [3 * i + 5, 3 * i + 3, 3 * i + 4]) for i, end in enumerate(ends)]
     for start, end in zip(edges, edges[1:], strict=False):
-        taps, last = taken(decoder, [*others, chain(start, TOKENS[start:end], [0, 1, 2])])
-        for got, whole in ((taps[1], expected[0]), (last, expected[1])):
+        spans, final = [*others, chain(start, TOKENS[start:end], [0, 1, 2])], len(others) + end - start - 1
+        taps, last = taken(decoder, spans, None if every else [final])
+        for got, whole in ((taps[1], expected[0]), (taps[2], expected[1])):
             assert np.array_equal(got[len(others) :], whole[start:end])
             assert all(np.array_equal(got[i], whole[at]) for i, at in enumerate(ends))
+        assert np.array_equal(last, taps[2] if every else taps[2][[final]])
 
 
 def test_rows_of_a_tree_are_those_of_its_chains(decoder: Decoder, expected: tuple[Array, Array]) -> None:
     decoder.forward(batch([chain(0, TOKENS[:20], [5, 9, 12])], [0]))
     rows: Rows = (20, [TOKENS[20], 7, TOKENS[21], 9, TOKENS[22]], [-1, 0, 0, 1, 2], [5, 9, 12])
-    taps, last = taken(decoder, [rows])
-    for got, whole in ((taps[1], expected[0]), (last, expected[1])):
-        assert np.array_equal(got[[0, 2, 4]], whole[20:23])
+    for logits in (None, [0, 1, 4], [2]):
+        taps, last = taken(decoder, [rows], logits)
+        assert np.array_equal(last, taps[2] if logits is None else taps[2][logits])
+        for got, whole in ((taps[1], expected[0]), (taps[2], expected[1])):
+            assert np.array_equal(got[[0, 2, 4]], whole[20:23])
 
 
 def test_only_what_is_tapped_is_given_and_nothing_else_changes(decoder: Decoder) -> None:
@@ -104,20 +120,20 @@ def test_only_what_is_tapped_is_given_and_nothing_else_changes(decoder: Decoder)
         output = decoder.forward(batch(span, [9]))
         plain = output.logits.copy()
         assert not output.taps
-        decoder.tap([0, 1])
+        decoder.tap([0, 1, 2])
         output = decoder.forward(batch(span, [9]))
-        assert np.array_equal(output.logits, plain) and [a.shape for a in output.taps.values()] == [(10, 48)] * 2
-        with pytest.raises(UsageError, match="Layer 2 cannot be tapped: test has 2 layers"):
-            decoder.tap([0, 2])
-        assert sorted(decoder.forward(batch(span, [9])).taps) == [0, 1]
+        assert np.array_equal(output.logits, plain) and [a.shape for a in output.taps.values()] == [(10, 48)] * 3
+        with pytest.raises(UsageError, match="Layer 3 cannot be tapped: test has 2 layers"):
+            decoder.tap([0, 3])
+        assert sorted(decoder.forward(batch(span, [9])).taps) == [0, 1, 2]
     finally:
-        decoder.tap([1])
+        decoder.tap([1, 2])
 
 
 class _Reader(RandomTreeDrafter):
     """Drafts random trees and keeps the states of every position that it is shown."""
 
-    taps = (0, 1)
+    taps = (0, 1, 2)
 
     def __init__(self, oracle: ReferenceOracle) -> None:
         super().__init__(83, oracle=oracle)
@@ -149,7 +165,7 @@ def test_drafters_are_shown_the_states_of_what_became_known(preempt_every: int, 
     engine = engine_on(decoder, reader, depth=6, max_rows=max_rows)
     assert answers(engine, asked, preempt_every=preempt_every) == plain
     assert (reader.repeated > 0) == (preempt_every > 0)
-    decoder.tap((0, 1))
+    decoder.tap(reader.taps)
     for name, text in texts.items():
         taps, last = taken(decoder, [chain(0, text[:40], [0, 1, 2])])
         for (seq_id, position), states in reader.last.items():

@@ -218,3 +218,26 @@ def test_tokens_are_written_as_in_the_vocabulary(from_gguf: Tokenizer) -> None:
     space = from_gguf.encode(" ")
     assert from_gguf.token(space[0]) == "Ġ"
     assert from_gguf.token_bytes(space[0]) == b" "
+
+
+def written_out(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """The tokenizer's files, read again."""
+    for name, text in tokenizer.files().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return Tokenizer.load(folder)
+
+
+def test_a_tokenizer_of_a_gguf_file_is_the_same_one_as_files_of_a_directory(
+    from_gguf: Tokenizer, tmp_path: Path
+) -> None:
+    found = written_out(from_gguf, tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in SAMPLES:
+        ids = from_gguf.encode(text)
+        assert found.encode(text) == ids == theirs(text).input_ids
+        for special in (True, False):
+            assert found.decode(ids, special=special) == from_gguf.decode(ids, special=special)
+        assert found.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert [found.token(i) for i in range(found.vocab_size)] == [from_gguf.token(i) for i in range(found.vocab_size)]
+    assert found.eos_ids == from_gguf.eos_ids
+    assert found.chat_template == from_gguf.chat_template == theirs.chat_template

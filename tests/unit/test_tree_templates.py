@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 
 import pytest
 
-from wager.draft.tree_templates import RankRates, TreeTemplate, best_template, by_levels, of_paths, sequoia
+from wager.draft.tree_templates import RankRates, TreeTemplate, of_paths, sequoia
 from wager.errors import UsageError
 
 Shape = tuple["Shape", ...]  # of a node: the subtrees of its children, by rank
@@ -61,33 +60,15 @@ def test_the_enumeration_has_every_template() -> None:
 
 
 def test_sure_ranks_make_a_chain_and_doubtful_ones_a_fan() -> None:
-    assert sequoia((0.95, 0.02), 4, 9) == by_levels([1, 1, 1, 1])
-    assert sequoia((0.3, 0.29, 0.28), 3, 9) == by_levels([3])
-    assert sequoia((0.9, 0.0), 3, 2) == by_levels([1, 1]) and sequoia((0.0, 0.0), 3, 2) == TreeTemplate()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_best_size_gives_most_tokens_a_second(seed: int) -> None:
-    rng = random.Random(seed)
-    rates = tuple(sorted((rng.random() for _ in range(RANKS)), reverse=True))
-
-    def seconds(nodes: int, levels: int) -> float:
-        return 1.0 + 0.02 * nodes + (0.5 if nodes > 3 else 0.0) + 0.1 * levels
-
-    def worth(template: TreeTemplate) -> float:
-        return (1 + template.expected(rates)) / seconds(len(template), max(template.depths, default=0))
-
-    best = best_template(rates, 6, 4, seconds=seconds)
-    every = [sequoia(rates, n, d) for n, d in itertools.product(range(7), range(5))]
-    assert worth(best) == pytest.approx(max(map(worth, every)))
-    assert best_template(rates, 6, 4, seconds=lambda nodes, levels: 1.0 + 9.0 * nodes) == TreeTemplate()
+    assert sequoia((0.95, 0.02), 4, 9) == of_paths([(0,) * depth for depth in range(1, 5)])
+    assert sequoia((0.3, 0.29, 0.28), 3, 9) == of_paths([(0,), (1,), (2,)])
+    assert sequoia((0.9, 0.0), 3, 2) == of_paths([(0,), (0, 0)]) and sequoia((0.0, 0.0), 3, 2) == TreeTemplate()
 
 
 def test_templates_as_they_are_written() -> None:
     tree = of_paths([(0,), (0, 0), (1,), (0, 1), (0, 0, 0)])
     check(tree)
     assert (tree.parents, tree.ranks) == ((-1, -1, 0, 0, 2), (0, 1, 0, 1, 0)) and tree.depths == (1, 1, 2, 2, 3)
-    assert by_levels([2, 1]) == of_paths([(0,), (1,), (0, 0), (1, 0)])
     with pytest.raises(UsageError, match=r"\(1, 0\)"):
         of_paths([(0,), (1, 0)])
 

@@ -45,13 +45,20 @@ ALONE = Condition("alone", concurrency=1)
 """For an engine without a prefix cache."""
 
 
-def cached_conditions(concurrency: int) -> tuple[Condition, ...]:
-    """Conditions for one engine with a prefix cache, in this order: from the second on, every prefix is cached."""
-    return (
+CONDITIONS = ("alone", "preempted", "warm-alone", "warm-together")
+"""Names of all conditions, as they are chosen."""
+
+
+def conditions(concurrency: int) -> dict[str, Condition]:
+    """All conditions by name. Those after `alone` are for one engine with a prefix cache, in this order: from the
+    second on, every prefix is cached."""
+    found = (
+        ALONE,
         Condition("together, preempted", concurrency, preempt_every=16),
         Condition("alone, warm prefix", 1, warm=True),
         Condition("together, warm prefix", concurrency, warm=True),
     )
+    return dict(zip(CONDITIONS, found, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,8 @@ class TokenComparison:
     """One sampling mode, drafter and condition: how many token ids and finish reasons (one per answer) were compared
     and how many differ.
 
-    Preemptions, cached tokens and guesses show that the condition really occurred; `notes` say what did not, and why.
+    Preemptions, cached tokens, guesses and failures of drafters show that the condition really occurred; `notes` say
+    what did not, and why.
     """
 
     mode: str
@@ -89,6 +97,7 @@ class TokenComparison:
     rounds: int
     answers: int
     finish_reasons_differing: int
+    failures: int
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,9 +138,16 @@ def _completion(delta: OutputDelta, tokens: Sequence[int]) -> Completion:
 
 
 def compare_answers(
-    plain: Mapping[str, Completion], tried: Mapping[str, Completion], *, mode: str, drafter: str, condition: Condition
+    plain: Mapping[str, Completion],
+    tried: Mapping[str, Completion],
+    *,
+    mode: str,
+    drafter: str,
+    condition: Condition,
+    failures: int = 0,
 ) -> TokenComparison:
-    """Compare answers by request id; `tried` has an answer to every plain one."""
+    """Compare answers by request id; `tried` has an answer to every plain one. `failures`: drafters that were switched
+    off meanwhile."""
     differences = [_difference(prompt, answer, tried[prompt]) for prompt, answer in plain.items()]
     stats = [answer.stats for answer in tried.values()]
     return TokenComparison(
@@ -148,6 +164,7 @@ def compare_answers(
         rounds=sum(s.rounds for s in stats),
         answers=len(plain),
         finish_reasons_differing=sum(plain[prompt].finish_reason != tried[prompt].finish_reason for prompt in plain),
+        failures=failures,
         notes=tuple(_notes(drafter, condition, stats)),
     )
 

@@ -12,6 +12,7 @@ from wager.build.opened_heads import OpenedHead, open_head
 from wager.build.shipped_store import shipped_store
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
+from wager.draft.history import TargetOracle
 from wager.draft.registry import KINDS, DrafterKind, DrafterParts, DrafterSpec, build_drafter, merge_drafters
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest
@@ -100,16 +101,26 @@ def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterByt
     )
 
 
-def build(opened: OpenedDrafter, config: EngineConfig, *, decoder: Decoder, num_blocks: int) -> Drafter:
-    """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks."""
-    drafter = _build(opened, config, decoder, num_blocks=num_blocks)
+def build(
+    opened: OpenedDrafter,
+    config: EngineConfig,
+    *,
+    decoder: Decoder,
+    num_blocks: int,
+    oracle: TargetOracle | None = None,
+) -> Drafter:
+    """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks. `oracle`
+    is for drafters made for proofs."""
+    drafter = _build(opened, config, decoder, num_blocks=num_blocks, oracle=oracle)
     drafter.name = opened.label
     return drafter
 
 
-def _build(opened: OpenedDrafter, config: EngineConfig, decoder: Decoder, *, num_blocks: int) -> Drafter:
+def _build(
+    opened: OpenedDrafter, config: EngineConfig, decoder: Decoder, *, num_blocks: int, oracle: TargetOracle | None
+) -> Drafter:
     def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, config, decoder, num_blocks=num_blocks)
+        return _build(below, config, decoder, num_blocks=num_blocks, oracle=oracle)
 
     if opened.parts:
         return merge_drafters([part(each) for each in opened.parts], vocab=decoder.vocab)
@@ -126,5 +137,6 @@ def _build(opened: OpenedDrafter, config: EngineConfig, decoder: Decoder, *, num
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
         vocabularies=(opened.target, model.tokenizer) if model and opened.target else None,
+        oracle=oracle,
     )
     return build_drafter(opened.spec, parts)

@@ -19,6 +19,7 @@ from wager.build.opened import OpenedModel, open_target
 from wager.config import EngineConfig, check_rule_for_trees
 from wager.constrain.compiler import GrammarCompiler
 from wager.draft.base import Drafter
+from wager.draft.history import TargetOracle
 from wager.economics.latency.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.engine.limits import check_length
@@ -114,14 +115,17 @@ def load(
     report: Report | None = None,
     target: LoadedTarget | None = None,
     drafter: Drafter | None = None,
+    oracle: TargetOracle | None = None,
+    besides: Sequence[EngineConfig] = (),
     expected: Callable[[Tokenizer], Sequence[Request]] | None = None,
     keep_expert_choices: bool = False,
 ) -> LoadedEngine:
     """Build an engine. `report` is called with lines of progress.
 
     `target` is a loaded model to share instead of loading it again; `drafter` is used in place of those that the
-    configuration names; `expected` makes requests to come, of which one that is too long is refused before weights are
-    read; `keep_expert_choices` is Decoder's.
+    configuration names; `oracle` is for drafters made for proofs; the memory is planned for each of the configurations
+    `besides` too, whose engines will share the target; `expected` makes requests to come, of which one that is too long
+    is refused before weights are read; `keep_expert_choices` is Decoder's.
     Raises subclasses of WagerError that name the cause.
     """
     config, report = config or EngineConfig(), report or (lambda _: None)
@@ -137,7 +141,8 @@ def load(
         )
     kernels = target.kernels if target else _select_kernels(config, model)
     opened = [] if drafter else drafting.open_drafters(config, model)
-    plan = _plan_memory(config, kernels, model, opened, shared=target)
+    others = [drafting.open_drafters(each, model) for each in besides]
+    plan = _plan_memory(config, kernels, model, [opened, *others], shared=target)
     for request in expected(model.tokenizer) if expected else ():
         check_length(request, max_context=model.limits.context, num_blocks=plan.num_blocks)
     if target is None:
@@ -150,7 +155,7 @@ def load(
         for loaded in item.models:
             report(f"loading the {loaded.role} {loaded.path.name}")
     blocks, decoder = target.memory_plan.num_blocks, target.decoder
-    built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks) for item in opened]
+    built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks, oracle=oracle) for item in opened]
     return _assemble(config, target, [drafter] if drafter else built, plan, report=report)
 
 
@@ -180,24 +185,25 @@ def _plan_memory(
     config: EngineConfig,
     kernels: Kernels,
     target: OpenedModel,
-    drafters: Sequence[drafting.OpenedDrafter],
+    drafters: Sequence[Sequence[drafting.OpenedDrafter]],
     *,
     shared: LoadedTarget | None,
 ) -> MemoryPlan:
-    """Plan the memory; a shared target keeps its cache, so only the drafters are added."""
+    """Plan the memory for the largest of several sets of drafters; a shared target keeps its cache, so only the
+    drafters are added."""
     limit = config.capacity.memory
     if limit is not None:
         memory.check_limit(limit)
     budget = limit if limit is not None else int(memory.available() * memory.SHARE)
     if shared is not None and limit is None:
         budget += shared.memory_plan.total
-    extra = drafting.footprint(drafters, kernels)
+    needs = [drafting.footprint(each, kernels) for each in drafters]
     return memory.plan(
         budget=budget,
         weights=target.weight_bytes(kernels),
         workspace=target.workspace_bytes(kernels),
-        drafter=extra.fixed,
-        token_bytes=target.token_bytes(kernels) + extra.per_token,
+        drafter=max(need.fixed for need in needs),
+        token_bytes=target.token_bytes(kernels) + max(need.per_token for need in needs),
         max_context=target.limits.context,
         cache_tokens=shared.memory_plan.cache_tokens if shared else config.capacity.cache_tokens,
         use_all=limit is not None,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wager.arch.attention import Mla
+from wager.arch.config_keys import ConfigKeys
 from wager.arch.spec import ModelSpec
 from wager.config import EngineConfig
 from wager.draft.own_layers import parse_layers
@@ -13,6 +15,8 @@ from wager.draft.vocabulary import check_same_vocabulary
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.models import footprint
+from wager.models.fingerprint import trained_for_another
+from wager.models.json_files import read_json
 from wager.models.matrices import Matrices
 from wager.models.opening import open_model
 from wager.models.packed_cache import open_store
@@ -20,6 +24,8 @@ from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder, refuse_int8_latents
 from wager.models.weights import Weights
 from wager.types import KVDtype
+
+log = logging.getLogger("wager")
 
 _DRAFT_LOGITS_ROWS = 16
 """Rows with logits in a pass of a draft model at least; otherwise as many as sequences, since the next guess of each is
@@ -129,15 +135,30 @@ def open_target(config: EngineConfig) -> OpenedModel:
 
 def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_vocabulary: bool = False) -> OpenedModel:
     """A smaller model that drafts for `target`; refused if its vocabulary differs, unless it may. Its cache has the
-    target's type, unless it holds latents."""
+    target's type, unless it holds latents; beside a quantised target it is rounded to q8_0, as heads are, since a guess
+    costs what its bytes cost."""
     path, weights, tokenizer = open_model(model)
     if not other_vocabulary:
         check_same_vocabulary(target.tokenizer, tokenizer)
+    _warn_of_another_target(path, target)
     context = weights.spec.context if other_vocabulary else min(target.limits.context, weights.spec.context)
     limits = _draft_limits(config, target, context)
     if isinstance(weights.spec.attention, Mla):
         limits = replace(limits, kv_dtype="bf16")
-    return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)
+    dtype = config.model.dtype
+    if dtype == "auto" and any(Matrices(target.weights, dtype).formats.values()):
+        dtype = "q8"
+    return OpenedModel(path, weights, tokenizer, limits, dtype)
+
+
+def _warn_of_another_target(path: Path, target: OpenedModel) -> None:
+    """A draft model that was trained for one target, as it notes, may guess well for another too, such as one that was
+    tuned from it, so this is only warned of."""
+    if not path.is_dir():
+        return
+    noted = ConfigKeys(read_json(path / "config.json")).section("wager")
+    if found := trained_for_another(noted, target.weights, target.tokenizer, target.path.name):
+        log.warning("The draft model in %s was trained %s: its guesses may be wrong more often.", path, found)
 
 
 def _draft_limits(config: EngineConfig, target: OpenedModel, context: int) -> PassLimits:

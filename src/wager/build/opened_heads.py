@@ -9,11 +9,12 @@ from pathlib import Path
 from wager.build.opened import OpenedModel
 from wager.draft.heads.autoregressive import StateHead
 from wager.draft.heads.block import SlotHead
+from wager.draft.heads.kinds import head_kind
 from wager.draft.heads.parallel import ParallelHead
 from wager.draft.registry import DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.base import Kernels
-from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
+from wager.models.fingerprint import trained_for_another
 from wager.models.head_block import OpenedBlock, open_block
 from wager.models.head_eagle import OpenedEagle, open_eagle
 from wager.models.head_files import HeadFiles
@@ -63,22 +64,14 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     files = HeadFiles(path)
     check_provenance(files, target)
     quantised = any(Matrices(target.weights, target.dtype).formats.values())
-    return OpenedHead(path, target, _OPEN[spec.name](files, target.spec, quantised=quantised))
+    return OpenedHead(path, target, _OPEN[head_kind(spec.name)](files, target.spec, quantised=quantised))
 
 
 def check_provenance(files: HeadFiles, target: OpenedModel) -> None:
     """ModelError if the head says what it was trained for and it is not this: `wager train` notes the fingerprints of
     the target and of its tokenizer."""
     noted = files.keys.section("wager")
-    name = noted.text("target") or "another model"
-    if (found := noted.text("target_fingerprint")) and found != target_fingerprint(target.weights):
+    if found := trained_for_another(noted, target.weights, target.tokenizer, target.path.name):
         raise ModelError(
-            f"The head in {files.where} was trained for {name}, whose weights are not those of {target.path.name}.",
-            "Give a head of this target, or train one: wager train.",
-        )
-    if (found := noted.text("tokenizer_fingerprint")) and found != tokenizer_fingerprint(target.tokenizer):
-        raise ModelError(
-            f"The head in {files.where} was trained with another tokenizer or chat template than that of "
-            f"{target.path.name}.",
-            "Give a head of this target, or train one: wager train.",
+            f"The head in {files.where} was trained {found}.", "Give a head of this target, or train one: wager train."
         )

@@ -24,6 +24,7 @@ VERBS = {
     "pull": "Fetch a model and verify its bytes.",
     "run": "Answer one prompt.",
     "chat": "Talk with a model.",
+    "serve": "Serve a model over HTTP, with OpenAI's API.",
     "bench": "Measure speed on a set of prompts.",
     "prove": "Count the tokens that speculation changes: there should be none.",
     "plan": "Compute from published figures which draft depth pays, where, and why.",

@@ -6,19 +6,13 @@ If NO_COLOR is set, guessed text is put in brackets instead.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import click
 
+from wager.engine.guessed_text import GuessedText, TokenText
+
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
-
-
-class TokenText(Protocol):
-    """An incremental detokenizer: the text each token adds."""
-
-    def push(self, token: int, /) -> str: ...
 
 
 class DraftColorer:
@@ -28,27 +22,17 @@ class DraftColorer:
     """
 
     def __init__(self, token_text: TokenText) -> None:
-        self._token_text = token_text
-        self._expected: deque[tuple[int, str]] = deque()  # characters to come, and their drafter
+        self._text = GuessedText(token_text)
         self._colours: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         self._plain = bool(os.environ.get("NO_COLOR"))
 
     def paint(self, text: str, tokens: Sequence[int], drafted_by: Sequence[str]) -> str:
         """`text` with colours; `tokens` and the drafter of each ("": the target) arrived with it."""
-        for token, drafter in zip(tokens, drafted_by, strict=True):
+        for drafter in drafted_by:
             self._counts[drafter] = self._counts.get(drafter, 0) + 1
-            size = len(self._token_text.push(token))
-            if size:
-                self._expected.append((size, drafter))
-        painted = []
-        while text:
-            size, drafter = self._expected.popleft() if self._expected else (len(text), "")
-            if size > len(text):
-                self._expected.appendleft((size - len(text), drafter))
-            painted.append(self._style(drafter)(text[:size]))
-            text = text[size:]
-        return "".join(painted)
+        parts = self._text.split(text, tokens, drafted_by)
+        return "".join(self._style(part.drafter)(part.text) for part in parts)
 
     def legend(self) -> str:
         """How many tokens came from the target and from each drafter, in their colours."""

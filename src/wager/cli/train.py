@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wager.train.trainer import StepReport
     from wager.train.training_target import TrainingTarget
 
-KINDS = ("eagle3", "dspark", "medusa", "store")
+KINDS = ("eagle3", "dspark", "medusa", "pruned", "store")
 _REPORTS = 10
 """Steps between two lines of progress."""
 
@@ -38,6 +38,15 @@ def _folder(output: str) -> Path:
         cause = error.strerror or str(error)
         raise UsageError(f"--output {shown(output)} cannot be made: {cause}.", "Give a folder.") from error
     return path
+
+
+def _count_or_layers(ctx: click.Context, param: click.Parameter, value: str | None) -> int | tuple[int, ...] | None:
+    number = whole_number(value) if value is not None else None
+    if number is None:
+        return _layers(ctx, param, value)
+    if not 1 <= number <= _MOST_LAYERS:
+        raise click.BadParameter(f"{value} is not in the range 1<=x<={_MOST_LAYERS}.")
+    return number
 
 
 def _layers(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -54,7 +63,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 
 
 _INPUT = click.Path(dir_okay=False, path_type=Path)
-_MOST = 10**9
+_MOST, _MOST_LAYERS = 10**9, 256
 _SOURCES = [
     click.option("--prompts", type=_INPUT, metavar="FILE",
                  help='Prompts to answer: JSON lines with "prompt" or "turns".'),
@@ -79,8 +88,9 @@ _NUMBERS = [
                  help="Tokens after which a text is cut off."),
     click.option("--depth", type=click.IntRange(1, 16), default=3, show_default=True, metavar="N",
                  help="Guesses that are trained for."),
-    click.option("--layers", type=click.IntRange(1, 64), default=2, show_default=True, metavar="N",
-                 help="Layers of a block drafter (dspark)."),
+    click.option("--layers", callback=_count_or_layers, metavar="N",
+                 help="Layers of a block drafter (dspark: 2), or of the model that a pruned draft keeps (6): a number, "
+                 "half of them the first and half the last, or which, such as 0,1,2,28,29."),
     click.option("--loss", type=click.Choice(["kl", "tv", "ce", "lk"]), default="kl", show_default=True,
                  help="KL divergence from the model's whole distribution, total variation, cross-entropy on its first "
                  "choice, or KL that turns into total variation as they come to overlap."),
@@ -113,7 +123,8 @@ _RUN = [
     type=click.Choice(KINDS),
     default="eagle3",
     show_default=True,
-    help="A head on the model's states, or a store of its answers, which needs no training.",
+    help="A head on the model's states, a draft model of some of its layers (pruned), or a store of its answers, which "
+    "needs no training.",
 )
 @click.option("-o", "--output", required=True, metavar="FOLDER",
               help="Folder of answers, checkpoint and the trained drafter.")  # fmt: skip

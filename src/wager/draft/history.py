@@ -22,13 +22,13 @@ class TargetOracle(Protocol):
 
 
 class ReferenceOracle:
-    """Reads the target's tokens from texts produced before: sequence id -> all its tokens, the prompt's included."""
+    """Reads the target's tokens from `texts` produced before: sequence id -> all its tokens, the prompt's included."""
 
     def __init__(self, texts: Mapping[str, Sequence[int]]) -> None:
-        self._texts = texts
+        self.texts = texts
 
     def next_tokens(self, request: DraftRequest, known: Sequence[int], prompt_tokens: int) -> list[int]:
-        return list(self._texts[request.seq_id][request.position : request.position + request.depth])
+        return list(self.texts[request.seq_id][request.position : request.position + request.depth])
 
 
 class HistoryDrafter:

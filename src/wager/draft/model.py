@@ -19,9 +19,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from wager.draft.guessed_tree import WIDTH
 from wager.draft.guessing import GuessedRow, GuessSampler
 from wager.draft.intersection import IntersectionSampler, SharedIds
-from wager.draft.model_rounds import WIDTH, ChainRound, DraftedSequence, DraftRound, TreeRound
+from wager.draft.model_rounds import ChainRound, DraftedSequence, DraftRound, TreeRound
 from wager.draft.stages import InnerDrafter
 from wager.draft.tree_templates import RankRates, sequoia
 from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
@@ -99,6 +100,7 @@ class DraftModel:
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Compare the tokens that became known with the guesses: right guesses keep their keys and values."""
         state, own = self._states[seq_id], self._own(tokens)
+        self.rank_rates.compare(seq_id, own)
         for position, token in enumerate(own, len(state.tokens)):
             self._compare(seq_id, state, token, position)
         state.tokens += own
@@ -131,6 +133,7 @@ class DraftModel:
     def end(self, seq_id: str) -> None:
         if self._states.pop(seq_id, None) is not None:
             self.block_pool.release(seq_id)
+            self.rank_rates.end(seq_id)
             if self._inner is not None:
                 self._inner.end(seq_id)
 
@@ -147,6 +150,8 @@ class DraftModel:
 
     def _finish(self, r: DraftRound) -> Draft:
         draft = r.draft(self.name)
+        if self.makes_trees:
+            self.rank_rates.drafted(draft)
         return draft if self._shared is None else replace(draft, tokens=tuple(self._sampler.verified_ids(draft.tokens)))
 
     # ---- one round --------------------------------------------------------------------------------------------------
@@ -235,19 +240,8 @@ class DraftModel:
 
     def _compare(self, seq_id: str, state: DraftedSequence, token: int, position: int) -> None:
         """A token became known at `position`: the fed guess that it is, if it is one, is final now."""
-        self._compare_ranks(state, token)
         node = None if state.reached is None else state.fed.child(state.reached, token)
         state.reached = node
         if node is not None:
             self._cache.compact_path(seq_id, position, [state.fed.start + node - position])
             state.num_computed_tokens = position + 1
-
-    def _compare_ranks(self, state: DraftedSequence, token: int) -> None:
-        if state.drafted_node is None:
-            return
-        tree, parent = state.drafted, state.drafted_node
-        children = [node for node, above in enumerate(tree.parents) if above == parent]
-        rank = next((rank for rank, node in enumerate(children) if tree.tokens[node] == token), None)
-        state.drafted_node = None if rank is None else children[rank]
-        if children:
-            self.rank_rates.learn(len(children), rank)

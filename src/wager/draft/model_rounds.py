@@ -8,24 +8,17 @@ nodes to be expanded, and what lies between them and the root, are the rows of a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.draft.guessed_tree import GuessedTree
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.tree_templates import TreeTemplate
-from wager.draft.trees import Candidate, GrowingTree, TokenTree
 from wager.kernels.base import TargetOutput
 from wager.types import Draft, DraftRequest, Span
 from wager.verify.distribution import History
-
-WIDTH = 4
-"""Nodes of a level that are expanded at most: rows that cost about as much as one where weights are quantised."""
-
-_BRANCHES = 8
-"""Candidates of a node at most."""
 
 
 @dataclass(slots=True)
@@ -59,8 +52,6 @@ class DraftedSequence:
     num_computed_tokens: int = 0
     fed: FedTree = field(default_factory=lambda: FedTree(0))
     reached: int | None = None
-    drafted: TokenTree = field(default_factory=TokenTree)  # the last draft, if it was a tree
-    drafted_node: int | None = None  # as `reached`, of its nodes
 
 
 class DraftRound(ABC):
@@ -70,7 +61,7 @@ class DraftRound(ABC):
         self.request = request
         self.state = state
         self.depth = depth
-        state.fed, state.reached, state.drafted_node = FedTree(len(state.tokens)), -1, None
+        state.fed, state.reached = FedTree(len(state.tokens)), -1
 
     def num_pending(self) -> int:
         """Known tokens that were not computed yet."""
@@ -187,11 +178,7 @@ class ChainRound(DraftRound):
 
 
 class TreeRound(DraftRound):
-    """The tree of at most `depth` nodes that is expected to be accepted most.
-
-    Where q is requested siblings are drawn from it without replacement, in the shape of `template`: a shape that
-    depended on what was drawn would not keep the target's distribution. `width` bounds the nodes expanded in a level.
-    """
+    """A tree of at most `depth` nodes, see GuessedTree."""
 
     def __init__(
         self,
@@ -204,89 +191,31 @@ class TreeRound(DraftRound):
         template: TreeTemplate | None = None,
     ) -> None:
         super().__init__(request, state, depth)
-        self._template = template
-        self._tree = GrowingTree(depth, min_survival=0.0 if template else request.min_survival)
-        self._width, self._levels = width, levels
-        self._level = 0
-        self._frontier = [-1]
-        self._places = {-1: -1}  # of nodes in the template
-        self._probs: list[NDArray[np.float64]] = []
-        self._nodes: list[int] = []  # the rows of a pass behind the last known token
+        self._tree = GuessedTree(
+            request, state.history, nodes=depth, levels=levels, width=width, template=template
+        )  # fmt: skip
 
     @property
     def done(self) -> bool:
-        return not self._frontier
+        return self._tree.done
 
     @property
     def least_rows(self) -> int:
-        return 1 + self.depth if self._level else 1
+        return 1 + self.depth if self._tree.level else 1
 
     def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
         if self.num_pending():
             span = self.known_span(room)
             return span, None, [0] if span.needs_logits else []
-        tree, state = self._tree, self.state
-        kept: set[int] = set()
-        frontier: list[int] = []
-        for node in self._frontier[:logits_room]:
-            path = kept | set(tree.path(node))
-            if len(path) < room:
-                kept = path
-                frontier.append(node)
-        self._frontier, self._nodes = frontier, sorted(kept)
-        place = {-1: -1, **{node: index for index, node in enumerate(self._nodes)}}
-        tokens = tuple(tree.tokens[node] for node in self._nodes)
-        parents = tuple(place[tree.parents[node]] for node in self._nodes)
-        state.fed = FedTree(len(state.tokens), list(tokens), list(parents))
+        state, fed = self.state, self._tree.fed(room - 1, logits_room)
+        state.fed = FedTree(len(state.tokens), list(fed.tokens), list(fed.parents))
         span = Span(self.request.seq_id, len(state.tokens) - 1, (state.tokens[-1],), True)
-        return span, Draft(self.request.seq_id, tokens, parents), [1 + place[node] for node in frontier]
+        return span, Draft(self.request.seq_id, fed.tokens, fed.parents), [1 + place for place in fed.wanted]
 
     def wanted(self, first: int, sampler: GuessSampler, output: TargetOutput) -> list[GuessedRow]:
         """It needs several candidates of a row, so it takes them here."""
-        found: list[tuple[int, list[Candidate]]] = []
-        for index, node in enumerate(self._frontier):
-            path = tuple(self._tree.tokens[each] for each in self._tree.path(node))
-            row = GuessedRow(first + index, self.request, path, self.state.history, branch=index)
-            if self._template is None:
-                found.append((node, sampler.candidates(output, row, min(self.depth, _BRANCHES))))
-            else:
-                self._draw_siblings(row, node, self._template.children(self._places[node]), sampler, output)
-        self._level += 1
-        if self._template is None:
-            self._tree.extend(found)
-            self._frontier = self._tree.frontier(self._width) if self._level < self._levels else []
-        else:
-            self._frontier = [node for node in self._new_nodes() if self._expands(node)]
+        self._tree.grow(sampler, output, range(first, first + len(self._tree.frontier)))
         return []
 
-    def _draw_siblings(
-        self, row: GuessedRow, node: int, places: Sequence[int], sampler: GuessSampler, output: TargetOutput
-    ) -> None:
-        tree = self._tree
-        siblings, probs = sampler.siblings(output, row, len(places))
-        for place, sibling in zip(places, siblings, strict=False):
-            self._places[len(tree.tokens)] = place
-            tree.tokens.append(sibling.token)
-            tree.parents.append(node)
-            tree.values.append(tree.value(node) * sibling.probability)
-        self._probs += list(probs)
-
-    def _new_nodes(self) -> list[int]:
-        """Nodes of the level that was just drawn."""
-        depths = self._template.depths if self._template else ()
-        return [node for node in range(len(self._tree.tokens)) if depths[self._places[node]] == self._level]
-
-    def _expands(self, node: int) -> bool:
-        """Whether the template has children there; not below a node that is too unlikely, which is itself kept."""
-        has_children = self._template is not None and bool(self._template.children(self._places[node]))
-        return has_children and self._tree.value(node) >= self.request.min_survival
-
     def draft(self, drafter: str) -> Draft:
-        tree = self._tree
-        if self._template is None:
-            best = tree.best()
-        else:
-            best = TokenTree(tuple(tree.tokens), tuple(tree.parents), tuple(tree.values))
-        self.state.drafted, self.state.drafted_node = best, -1
-        probs = np.stack(self._probs) if self._probs else None
-        return Draft(self.request.seq_id, best.tokens, best.parents, best.scores, drafter, probs)
+        return self._tree.draft(drafter)

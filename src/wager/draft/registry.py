@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from wager.draft.heads.autoregressive import StateHead
     from wager.draft.heads.block import SlotHead
     from wager.draft.heads.parallel import ParallelHead
+    from wager.draft.history import TargetOracle
     from wager.draft.model import DraftModel
     from wager.draft.store_file import StoreFile
     from wager.draft.vocabulary import TextVocabulary
@@ -54,7 +55,8 @@ class DrafterParts:
     """What a factory may build from: the verified model's number of logits `vocab`, the positions of a sequence
     `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
     that reads a store, the store, open; `inner` is the drafter's own drafter. `depth`: guesses of a round that the head
-    was made for; `vocabularies`: the verified model's and the draft model's."""
+    was made for; `vocabularies`: the verified model's and the draft model's; `oracle` gives those made for proofs the
+    target's tokens."""
 
     vocab: int
     max_context: int | None = None
@@ -67,6 +69,7 @@ class DrafterParts:
     inner: Drafter | None = None
     max_logits_rows: int | None = None
     vocabularies: tuple[TextVocabulary, TextVocabulary] | None = None
+    oracle: TargetOracle | None = None
 
 
 Factory = Callable[[DrafterSpec, DrafterParts], "Drafter"]
@@ -81,7 +84,7 @@ class DrafterKind:
     "layers" (required, of the target). placeholder: what the argument is called in help. range: least and largest
     number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not certain. takes_inner: it
     may have a drafter of its own. reads_predictions: guesses may come from SamplingParams.prediction. other_vocabulary:
-    its model's tokenizer may be another one.
+    its model's tokenizer may be another one. breaks: it fails on purpose.
     """
 
     description: str
@@ -94,6 +97,7 @@ class DrafterKind:
     takes_inner: bool = False
     reads_predictions: bool = False
     other_vocabulary: bool = False
+    breaks: bool = False
 
     @property
     def runs_a_model(self) -> bool:
@@ -178,17 +182,13 @@ def _head(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     )
 
 
-def _adversary(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.adversary import AdversaryDrafter
+def _for_proofs(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    from wager.draft.for_proofs import proof_drafter
 
-    return AdversaryDrafter(parts.vocab)
+    return proof_drafter(spec.name, parts.vocab, oracle=parts.oracle)
 
 
-def _random_tree(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    from wager.draft.random_tree import RandomTreeDrafter
-
-    return RandomTreeDrafter(parts.vocab)
-
+_HEAD_TREES = DrafterKind("the same, drafting trees", _head, "head", "PATH", makes_trees=True, samples=True)
 
 KINDS: Mapping[str, DrafterKind] = {
     "ngram": DrafterKind(
@@ -244,6 +244,7 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
     ),
     "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _head, "head", "PATH", samples=True),
+    "eagle3-tree": _HEAD_TREES,
     "layers": DrafterKind(
         "some layers of the model itself, such as 0-9 or 0-9.20-29",
         _model,
@@ -265,11 +266,16 @@ KINDS: Mapping[str, DrafterKind] = {
         other_vocabulary=True,
     ),
     "medusa": DrafterKind("Medusa heads on the target's states", _head, "head", "PATH", samples=True),
+    "medusa-tree": _HEAD_TREES,
     "dflash": DrafterKind(
         "a block head, DFlash or DSpark, on the target's states", _head, "head", "PATH", samples=True
     ),
-    "adversary": DrafterKind("always wrong; for proofs", _adversary),
-    "random-tree": DrafterKind("random trees; for proofs", _random_tree, makes_trees=True),
+    "dflash-tree": _HEAD_TREES,
+    "adversary": DrafterKind("always wrong; for proofs", _for_proofs),
+    "random-tree": DrafterKind("random trees; for proofs", _for_proofs, makes_trees=True),
+    "garbage": DrafterKind("drafts that are no drafts, of every kind; for proofs", _for_proofs, makes_trees=True),
+    "failing": DrafterKind("raises after a while, somewhere; for proofs", _for_proofs, breaks=True),
+    "killed": DrafterKind("a process of its own, killed within an answer; for proofs", _for_proofs, breaks=True),
 }
 """Drafters by name."""
 

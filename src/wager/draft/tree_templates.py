@@ -2,7 +2,7 @@
 
 A template does not look at the tokens that it is filled with, so it is the tree to draw siblings in under a rule that
 keeps the distribution (verification by `rejection` and `traversal`). `sequoia` finds the best one for measured
-acceptance by rank (Sequoia, arXiv 2402.12374); `by_levels` and `of_paths` are shapes written down.
+acceptance by rank (Sequoia, arXiv 2402.12374); `of_paths` is a shape written down.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
 from wager.errors import UsageError
+from wager.types import Draft
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,6 @@ def of_paths(paths: Iterable[Sequence[int]]) -> TreeTemplate:
             raise UsageError(f"The path {path} of a tree has no node before its last one.", "Name that path as well.")
         place[path] = len(place) - 1
     return TreeTemplate(tuple(place[path[:-1]] for path in ordered), tuple(path[-1] for path in ordered))
-
-
-def by_levels(widths: Sequence[int]) -> TreeTemplate:
-    """Every node of depth d has widths[d] children."""
-    paths: list[tuple[int, ...]] = []
-    level: list[tuple[int, ...]] = [()]
-    for width in widths:
-        level = [(*path, rank) for path in level for rank in range(width)]
-        paths += level
-    return of_paths(paths)
 
 
 def sequoia(rates: Sequence[float], nodes: int, depth: int) -> TreeTemplate:
@@ -126,23 +117,6 @@ def _programme(rates: tuple[float, ...], nodes: int, depth: int) -> Callable[[in
     return plan
 
 
-def best_template(
-    rates: Sequence[float], nodes: int, depth: int, *, seconds: Callable[[int, int], float]
-) -> TreeTemplate:
-    """The template that gives most tokens a second, the bonus token included: `seconds(n, d)` is what a round with n
-    guesses in d levels takes, drafting and verification together. An empty one where no guess pays."""
-    best, choice = 1.0 / seconds(0, 0), TreeTemplate()
-    for levels in range(1, depth + 1):
-        for size in range(levels, nodes + 1):
-            template = sequoia(rates, size, levels)
-            if not len(template):
-                continue
-            rate = (1.0 + template.expected(rates)) / seconds(len(template), max(template.depths))
-            if rate > best:
-                best, choice = rate, template
-    return choice
-
-
 class RankRates:
     """Acceptance by rank, measured: how often the child of rank b was the right one where its parent was right.
 
@@ -154,6 +128,28 @@ class RankRates:
     def __init__(self, *, weight: float = 20.0) -> None:
         self._right = [rate * weight for rate in self.PRIOR]
         self._trials = [weight] * len(self.PRIOR)
+        self._last: dict[str, tuple[Draft, int]] = {}  # of each sequence the tree, and its last node known to be right
+
+    def drafted(self, draft: Draft) -> None:
+        """The next tokens of its sequence are compared with this tree."""
+        self._last[draft.seq_id] = draft, -1
+
+    def compare(self, seq_id: str, tokens: Sequence[int]) -> None:
+        """Tokens that became known: learn which child each was, as far as the last tree has it."""
+        for token in tokens:
+            if seq_id not in self._last:
+                return
+            draft, parent = self._last.pop(seq_id)
+            children = [node for node, above in enumerate(draft.parents) if above == parent]
+            rank = next((rank for rank, node in enumerate(children) if draft.tokens[node] == token), None)
+            if children:
+                self.learn(len(children), rank)
+            if rank is not None:
+                self._last[seq_id] = draft, children[rank]
+
+    def end(self, seq_id: str) -> None:
+        """The sequence ended."""
+        self._last.pop(seq_id, None)
 
     def learn(self, children: int, right: int | None) -> None:
         """Of a node's first `children` children that of rank `right` was the right one (None: none of them)."""

@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
 from wager.economics.policy.base import Policy
 from wager.engine.calls import CallGuard
-from wager.engine.chosen_speculation import ChosenSpeculation
 from wager.engine.detokenizer import Detokenizer, TokenDecoder
-from wager.engine.grammar_drafts import GrammarDrafts
 from wager.engine.limits import check_request
 from wager.engine.native import step_counter
 from wager.engine.outputs import OutputCollector
 from wager.engine.proposer import Proposer
 from wager.engine.records import StepCounter
+from wager.engine.request_policy import RequestPolicy
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.engine.sequence import Sequence as RunningSequence
@@ -65,15 +64,13 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self._policy = policy
-        self._chosen = ChosenSpeculation(policy)
+        self._requested = RequestPolicy(policy, scheduler.sequences)
+        self._policy: Policy = self._requested
         self._proposer = proposer
         self._decoder = decoder
         self._eos = frozenset(eos)
         self.grammars = grammars
         """Compiles what `add` would compile: any thread may do that before, so that no step waits for it."""
-        self._grammar_drafts = GrammarDrafts()
-        self._constrained: set[str] = set()  # open requests with a grammar
         self._open: dict[str, int] = {}  # request id -> its choices that have not ended
         self._final_outputs: list[OutputDelta] = []  # of aborted requests, returned by the next step
         self._guard = CallGuard()
@@ -89,7 +86,12 @@ class Engine:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._policy = self._chosen.policy = policy
+        around: Policy | None = policy  # what watches a policy is put around the one that was there
+        while around is not None and around is not self._requested:
+            around = getattr(around, "policy", None)
+        if around is None:
+            self._requested.replace(policy)
+        self._policy = self._requested if around is None else policy
         self._time_stages(self._trace)
 
     @property
@@ -102,14 +104,12 @@ class Engine:
         self._time_stages(self._trace)
 
     def _time_stages(self, trace: Trace) -> None:
-        scheduler, runner, proposer = self.scheduler, self.runner, self._proposer
-        policy = self._deciding_policy = self._chosen if self._chosen else self._policy
+        scheduler, runner, policy, proposer = self.scheduler, self.runner, self._policy, self._proposer
         sequences, tables = scheduler.sequences, scheduler.block_pool.block_tables
         self._schedule = trace.timed("schedule", scheduler.next)
         self._plan = trace.timed(POLICY_STAGE, policy.plan)
         self._propose = trace.timed(DRAFT_STAGE, proposer.propose, sequences)
         self._admit = trace.timed(POLICY_STAGE, policy.admit)
-        self._constrain = trace.timed("accept", self._grammar_drafts.complete)
         self._forward = trace.timed(FORWARD_STAGE, runner.pack_and_forward, tables)
         self._accept = trace.timed("accept", runner.accept, sequences)
         self._commit = trace.timed("commit", scheduler.commit)
@@ -137,8 +137,6 @@ class Engine:
         plan = self._plan(spans, budget)
         drafts = self._propose(spans, plan)
         drafts = self._admit(drafts, budget)
-        if self._constrained:
-            drafts = self._constrain(spans, drafts, budget, self.scheduler.sequences)
         output = self._forward(spans, drafts)
         outcomes = self._accept(spans, drafts, output)
         if self._proposer.reads_passes:
@@ -171,15 +169,13 @@ class Engine:
                 self.on_step(record)
 
     def _update_policy(self, outcomes: Mapping[str, Outcome], ended: Iterable[str]) -> None:
-        found = outcomes.values()
-        verdicts = self._grammar_drafts.verdicts(found) if self._constrained else [each.verdict for each in found]
-        self._deciding_policy.learn(verdicts)
+        self._policy.learn([outcome.verdict for outcome in outcomes.values()])
         for seq_id in ended:
             self._end_in_policy(seq_id)
 
     def _end_in_policy(self, seq_id: str) -> None:
-        self._deciding_policy.end(seq_id)
-        if self._deciding_policy is not self._policy and not self._chosen:
+        self._policy.end(seq_id)
+        if self._requested.remove(seq_id):
             self._time_stages(self._trace)
 
     def _close_requests(self, deltas: Iterable[OutputDelta]) -> None:
@@ -189,7 +185,6 @@ class Engine:
                 self._open[delta.request_id] -= 1
                 if not self._open[delta.request_id]:
                     del self._open[delta.request_id]
-                    self._constrained.discard(delta.request_id)
 
     # ---- around the step ------------------------------------------------------------------------------------------
 
@@ -197,6 +192,11 @@ class Engine:
     def busy(self) -> bool:
         """Whether a sequence waits or runs, or an aborted one's last output is still to be returned."""
         return self.scheduler.busy or bool(self._final_outputs)
+
+    @property
+    def open_requests(self) -> list[str]:
+        """Ids of the requests that wait or run."""
+        return list(self._open)
 
     def add(self, request: Request) -> None:
         """Accept a request, or refuse it with a typed error; an accepted one always ends with a last output."""
@@ -211,14 +211,11 @@ class Engine:
         for sequence in choices:  # all have one length, so only the first can be refused
             self.scheduler.add(sequence)
         self._open[request.id] = len(choices)
-        if request.params.grammar is not None:
-            self._constrained.add(request.id)
         for sequence in choices:
             self.proposer.begin(sequence.id, request.prompt, request.params)
-            if request.speculation is not None:
-                self._chosen.choose(sequence.id, request.speculation, self.proposer.drafters)
+            if self._requested.add(sequence, self.proposer.drafters):
                 self._time_stages(self._trace)
-            self._deciding_policy.begin(sequence.id, weight=request.weight)
+            self._policy.begin(sequence.id, weight=request.weight)
 
     def _sequence(self, request: Request, choice: int, seed: int) -> RunningSequence:
         text = Detokenizer(self._decoder(request.prompt), request.params.stop) if self._decoder else None
@@ -228,8 +225,7 @@ class Engine:
         if request.id in self._open:
             raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
         check_request(request, vocab=self.runner.target.vocab, has_tokenizer=self._decoder is not None)
-        if request.speculation is not None:
-            self._chosen.check(request, self.proposer.drafters)
+        self._requested.check(request, self.proposer.drafters)
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request now; their last outputs come with the next step. False if it is not running."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.grammar import GrammarState
-from wager.types import Draft, Outcome, Span, Verdict
+from wager.types import Draft, Span, Verdict
 
 NAME = "grammar"
 """The drafter of forced tokens."""
@@ -62,9 +62,9 @@ class GrammarDrafts:
                 completed.pop(span.seq_id, None)
         return completed
 
-    def verdicts(self, outcomes: Iterable[Outcome]) -> list[Verdict]:
+    def verdicts(self, verdicts: Iterable[Verdict]) -> list[Verdict]:
         """The verdicts as verdicts on what was admitted."""
-        return [self._verdict(outcome.verdict) for outcome in outcomes]
+        return [self._verdict(verdict) for verdict in verdicts]
 
     def _verdict(self, verdict: Verdict) -> Verdict:
         admitted = self._admitted.get(verdict.seq_id)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from wager.economics.policy.base import Policy
 from wager.engine.core import Engine
+from wager.engine.grammar_drafts import DraftOfSeveral
 from wager.engine.sequence import sequence_id
-from wager.types import DRAFT_STAGE, FORWARD_STAGE, Draft, OutputDelta, Plan, Span, StepRecord, Verdict
+from wager.types import DRAFT_STAGE, FORWARD_STAGE, Draft, OutputDelta, Plan, Request, Span, StepRecord, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class RoundSeconds:
 class Round:
     """One pass of the target that emitted tokens of one sequence.
 
-    `draft` holds the guesses as they were drafted; `verified` and `accepted` are indices of its nodes: those that the
+    `draft` holds the guesses as they were drafted, with those that a grammar added; `verified` and `accepted` are indices of its nodes: those that the
     policy admitted, and those of them that were emitted, in order. `emitted` are the accepted guesses and then the
     target's own token, unless the text ended before it; `text` is the text that became complete. `rows` are those of
     the sequence: its known tokens that were not computed yet, and the verified guesses.
@@ -84,17 +85,19 @@ class _Pass:
 
 
 class RoundRecorder(Policy):
-    """Decides as `policy` does, and keeps the passes of every sequence until `take` is called for their outputs."""
+    """Decides as `policy` does, and keeps the passes of every sequence until `take` is called for their outputs.
+    `requests`: ids of the requests whose sequences are recorded (None: all)."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, requests: set[str] | None = None) -> None:
         self.policy = policy
+        self.requests = requests
         self._step: dict[str, _Pass] = {}
         self._passes: dict[str, deque[_Pass]] = {}
 
     @classmethod
-    def attach(cls, engine: Engine) -> RoundRecorder:
+    def attach(cls, engine: Engine, requests: set[str] | None = None) -> RoundRecorder:
         """Record an engine from its next step on."""
-        recorder = cls(engine.policy)
+        recorder = cls(engine.policy, requests)
         engine.policy = recorder
         return recorder
 
@@ -115,6 +118,16 @@ class RoundRecorder(Policy):
             seconds=done.seconds,
         )
 
+    def forget(self, request: Request) -> None:
+        """What was kept of a request, and that it is recorded."""
+        for choice in range(request.params.n):
+            self._passes.pop(sequence_id(request.id, choice), None)
+        if self.requests is not None:
+            self.requests.discard(request.id)
+
+    def _recorded(self, seq_id: str) -> bool:
+        return self.requests is None or seq_id.partition("#")[0] in self.requests
+
     # ---- the interface of a policy ---------------------------------------------------------------------------------
 
     def begin(self, sequence: str, *, weight: float) -> None:
@@ -122,21 +135,26 @@ class RoundRecorder(Policy):
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         self._step = {
-            span.seq_id: _Pass(span, Draft(span.seq_id), Draft(span.seq_id)) for span in spans if span.needs_logits
+            span.seq_id: _Pass(span, Draft(span.seq_id), Draft(span.seq_id))
+            for span in (spans if self.requests is None or self.requests else ())
+            if span.needs_logits and self._recorded(span.seq_id)
         }
         return self.policy.plan(spans, budget)
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         admitted = self.policy.admit(drafts, budget)
-        for seq_id, draft in drafts.items():
-            self._step[seq_id].draft = draft
-            self._step[seq_id].admitted = admitted.get(seq_id, Draft(seq_id))
+        for seq_id, done in self._step.items():
+            draft, verified = drafts.get(seq_id), admitted.get(seq_id)
+            if draft is not None or verified is not None:
+                done.admitted = verified or Draft(seq_id)
+                done.draft = _with_forced(draft or Draft(seq_id), done.admitted)
         return admitted
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
         verdicts = list(verdicts)
-        for verdict in verdicts:
-            self._step[verdict.seq_id].verdict = verdict
+        for verdict in verdicts if self._step else ():
+            if verdict.seq_id in self._step:
+                self._step[verdict.seq_id].verdict = verdict
         self.policy.learn(verdicts)
 
     def observe(self, record: StepRecord) -> None:
@@ -153,6 +171,24 @@ class RoundRecorder(Policy):
 
     def explain(self) -> str:
         return self.policy.explain()
+
+
+def _with_forced(draft: Draft, admitted: Draft) -> Draft:
+    """The draft with the nodes of `admitted` that a grammar added."""
+    if not isinstance(admitted, DraftOfSeveral):
+        return draft
+    places = {(): -1, **{_tokens_to(draft, node): node for node in range(len(draft))}}
+    tokens, parents = list(draft.tokens), list(draft.parents)
+    drafters = [draft.drafter] * len(draft)
+    for node in range(len(admitted)):
+        path = _tokens_to(admitted, node)
+        if path not in places:
+            places[path] = len(tokens)
+            tokens.append(path[-1])
+            parents.append(places[path[:-1]])
+            drafters.append(admitted.drafter_of(node))
+    name = draft.drafter or admitted.drafter
+    return DraftOfSeveral(draft.seq_id, tuple(tokens), tuple(parents), (), name, None, tuple(drafters))
 
 
 def _nodes_in(draft: Draft, admitted: Draft) -> list[int]:

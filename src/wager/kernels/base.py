@@ -195,6 +195,9 @@ class Tape(Protocol):
     def argmax(self, logits: Array, out: Array) -> None:
         """out int32 [L]: the lowest id of the largest logit; -1 if any logit of the row is not finite."""
 
+    def beside(self) -> Tape:
+        """An empty tape of the same shape that reads the same `inputs`."""
+
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         """Replay with the present contents of `inputs`.
 
@@ -271,7 +274,8 @@ class TargetOutput:
     last_hidden: Array | None = None  # float32 [L, hidden]: the residual stream of each logits row before the last norm
     taps: Mapping[int, Array] = field(default_factory=dict)
     """float32 [R, hidden] by layer id: the residual stream after that many layers (0: the embeddings), for those that
-    are tapped. These are the numbers that heads are trained with, `hidden_states[i]` of transformers."""
+    are tapped. These are the numbers that heads are trained with, `hidden_states[i]` of transformers (but behind all
+    layers the stream before the last norm)."""
 
 
 class Target(Protocol):

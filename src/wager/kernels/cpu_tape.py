@@ -54,6 +54,7 @@ class CpuTape:
         addresses = tuple(address(getattr(inputs, name)) for name in names)
         sizes = (self._rows, len(inputs.num_computed_tokens), inputs.block_tables.shape[1])
         self._tape = _native.Tape(pool, isa, addresses, *sizes, heads, kv_heads, head_dim)
+        self._threads = pool, isa
 
     def _take(self, name: str, array: Array, dtype: DType, shape: Sequence[int | None]) -> int:
         """The address of an array of this type and shape (None: any size); ModelError if it is another."""
@@ -266,6 +267,10 @@ class CpuTape:
         if len(out) < len(logits):
             raise ModelError(f"argmax has {len(logits)} rows of logits and room for {len(out)} results.")
         self._tape.argmax(source, self._take("out", out, INT32, (None,)), n)
+
+    def beside(self) -> CpuTape:
+        sizes = {"heads": self._heads, "kv_heads": self._kv_heads, "head_dim": self._head_dim}
+        return CpuTape(*self._threads, self.inputs, **sizes)
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         if logits_rows > self._logits_rows:

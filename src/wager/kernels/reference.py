@@ -186,6 +186,9 @@ class ReferenceTape:
 
         self._ops.append(("logits", op))
 
+    def beside(self) -> ReferenceTape:
+        return ReferenceTape(self.inputs, heads=self._heads, kv_heads=self._kv_heads, head_dim=self._head_dim)
+
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         counts = {"rows": rows, "logits": logits_rows}
         check_slots(self.inputs, rows, sequences)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from wager.arch.config_keys import ConfigKeys
 from wager.models.tensors import tensor_shapes
 from wager.models.weights import Weights
 
@@ -47,3 +48,15 @@ def tokenizer_fingerprint(tokenizer: FingerprintedTokenizer) -> str:
         found.update(tokenizer.token(token_id).encode("utf-8", "surrogatepass") + b"\0")
     found.update(repr((sorted(tokenizer.eos_ids), tokenizer.chat_template)).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
+
+
+def trained_for_another(
+    noted: ConfigKeys, weights: Weights, tokenizer: FingerprintedTokenizer, name: str
+) -> str | None:
+    """How the target that a drafter was trained for, as it notes, differs from the one called `name`: the end of a
+    sentence; None if it does not, or nothing is noted."""
+    if (found := noted.text("target_fingerprint")) and found != target_fingerprint(weights):
+        return f"for {noted.text('target') or 'another model'}, whose weights are not those of {name}"
+    if (found := noted.text("tokenizer_fingerprint")) and found != tokenizer_fingerprint(tokenizer):
+        return f"with another tokenizer or chat template than that of {name}"
+    return None

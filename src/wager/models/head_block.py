@@ -20,7 +20,7 @@ from wager.kernels.base import BLOCK_SIZE, Kernels, TargetOutput
 from wager.models.head_block_spec import BlockSpec, read_block
 from wager.models.head_files import HeadFiles
 from wager.models.head_fusion import row_tape, run_rows
-from wager.models.head_output import TargetLogits, output_matrix
+from wager.models.head_output import TREE_ROWS, TargetLogits, output_matrix
 from wager.models.head_weights import HeadForm, HeadWeights
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
@@ -37,13 +37,18 @@ class BlockContext:
 
 
 class BlockHead:
-    """A block drafter beside the target `decoder`, whose embedding and output matrix it uses where it has none."""
+    """A block drafter beside the target `decoder`, whose embedding and output matrix it uses where it has none.
+
+    `conditions`: its logits depend on the token before; at most `max_logits_rows` of them are given in one go.
+    """
 
     def __init__(self, spec: BlockSpec, weights: HeadWeights, decoder: Decoder, target: Weights) -> None:
         self.spec, self.taps, self.vocab, self.max_depth = spec, spec.taps, decoder.vocab, spec.depth
         self.state_width, self.state_dtype = spec.state_width, weights.form.kernels.act
         self.max_positions = decoder.max_blocks * BLOCK_SIZE + spec.slots
         self.max_sequences = max(1, decoder.max_rows // spec.slots)
+        self.max_logits_rows = max(self.max_sequences, spec.slots, TREE_ROWS)
+        self.conditions = spec.markov_rank > 0
         self._context = _ContextTape(spec, weights, decoder.max_rows)
         self._rotation = spec.decoder.details.rope.table(self.max_positions, spec.attention.rope_dim)
         rows = self.max_sequences * spec.slots
@@ -56,12 +61,12 @@ class BlockHead:
         )  # fmt: skip
         self._head.rms_norm(self._block.x, weights.vector("norm.weight"), spec.decoder.details.norm_eps, self._normed)
         self._head.linear(self._normed, matrix, self._logits)
-        self._target = TargetLogits(vocabulary, self.max_sequences)
+        self._target = TargetLogits(vocabulary, self.max_logits_rows)
         self._codes = weights.matrix("markov_head.markov_w1.weight") if spec.markov_rank else None
         if spec.markov_rank:
-            self._code = empty(self.max_sequences, spec.markov_rank, dtype=weights.form.kernels.act)
-            self._further = empty(self.max_sequences, len(vocabulary.ids))
-            self._markov = row_tape(weights, self.max_sequences)
+            self._code = empty(self.max_logits_rows, spec.markov_rank, dtype=weights.form.kernels.act)
+            self._further = empty(self.max_logits_rows, len(vocabulary.ids))
+            self._markov = row_tape(weights, self.max_logits_rows)
             self._markov.linear(self._code, weights.pack(["markov_head.markov_w2.weight"]), self._further)
         self._confidence = (
             (weights.vector("confidence_head.proj.weight")[0], float(weights.vector("confidence_head.proj.bias")[0]))

@@ -17,7 +17,7 @@ from wager.kernels.base import BLOCK_SIZE, Kernels, RowSet, Tape, TargetOutput
 from wager.models.head_eagle_spec import EagleSpec, read_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_fusion import StateFusion
-from wager.models.head_output import HeadOutput
+from wager.models.head_output import TREE_ROWS, HeadOutput
 from wager.models.head_weights import HeadForm, HeadWeights
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
@@ -38,6 +38,7 @@ class EagleHead:
         self.max_rows, self.max_sequences, self.max_blocks = (
             decoder.max_rows, decoder.max_sequences, decoder.max_blocks
         )  # fmt: skip
+        self.max_logits_rows = min(self.max_rows, max(self.max_sequences, TREE_ROWS))
         self.max_context = self.max_blocks * BLOCK_SIZE
         kernels, attention, layers = weights.form.kernels, spec.attention, spec.decoder.num_layers
         self.state_width = spec.state_width
@@ -92,7 +93,7 @@ class _EagleRecorder:
         self.q = zeros(rows, attention.query_width, dtype=act)
         self.attention_out = empty(rows, attention.output_width, dtype=act)
         self.inner = empty(rows, spec.inner, dtype=act)
-        self.selected = empty(head.max_sequences, hidden)
+        self.selected = empty(head.max_logits_rows, hidden)
         self.rotation = spec.decoder.details.rope.table(head.max_context, attention.rope_dim)
 
     def record(self, target_embedding: Any) -> Array:

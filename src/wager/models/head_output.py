@@ -16,6 +16,9 @@ from wager.models.weights import Weights
 if TYPE_CHECKING:
     from wager.models.head_eagle import EagleHead
 
+TREE_ROWS = 16
+"""Rows of logits that a head gives at least in one go: as many as a level of a tree may have."""
+
 _NEVER = np.float32(-1e30)
 """The logit of an id that the head cannot guess: finite, and of probability 0 whatever is done to logits."""
 

@@ -27,13 +27,16 @@ class LayerWeights:
         index: int,
     ) -> None:
         self._weights, self._matrices, self._store, self._known, self._index = weights, matrices, store, known, index
+        self._packed: dict[str, Any] = {}
 
     def _name(self, part: str, suffix: str) -> str:
         return f"layers.{self._index}.{part}.{suffix}"
 
     def packed(self, name: str, make: Callable[[], Any]) -> Any:
-        """What the store has under that name for the layer, or `make` packs."""
-        return self._store.get(f"layers.{self._index}.{name}", make)
+        """What the store has under that name for the layer, or `make` packs, once."""
+        if name not in self._packed:
+            self._packed[name] = self._store.get(f"layers.{self._index}.{name}", make)
+        return self._packed[name]
 
     def matrix(self, part: str) -> Matrix:
         return self._matrices.read(self._name(part, "weight"))

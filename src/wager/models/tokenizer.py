@@ -58,6 +58,12 @@ class Tokenizer:
         """
         return cls(read_parts(Path(path)))
 
+    def files(self) -> dict[str, str]:
+        """The texts of the files of a Hugging Face directory with this tokenizer, by their names."""
+        from wager.models.tokenizer_saving import tokenizer_files
+
+        return tokenizer_files(self._parts)
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text.
 

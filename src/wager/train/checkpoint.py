@@ -67,7 +67,7 @@ class TrainingCheckpoint:
         values = {
             "format": _FORMAT,
             "settings": asdict(self.settings),
-            "sizes": {**asdict(self.sizes), "taps": list(self.sizes.taps)},
+            "sizes": {name: _listed(value) for name, value in asdict(self.sizes).items()},
             "vocabulary": torch.from_numpy(self.vocabulary),
             "provenance": asdict(self.provenance),
             "step": self.step,
@@ -90,7 +90,9 @@ class TrainingCheckpoint:
             values = torch.load(path, map_location="cpu", weights_only=True)
             if values["format"] != _FORMAT:
                 raise ModelError(f"{path} is a checkpoint of format {values['format']}.", "Train again.")
-            sizes = DraftSizes(**{**values["sizes"], "taps": tuple(values["sizes"]["taps"])})
+            sizes = values["sizes"]
+            lists = {name: tuple(value) for name, value in sizes.items() if isinstance(value, list)}
+            sizes = DraftSizes(**{**sizes, **lists})
             return cls(
                 TrainSettings(**values["settings"]), sizes, values["vocabulary"].numpy(),
                 Provenance(**values["provenance"]), values["step"], values["module"], values["optimiser"],
@@ -146,3 +148,7 @@ class TrainingCheckpoint:
 
 def _identity(provenance: Provenance) -> dict[str, str]:
     return {"target": provenance.target_fingerprint, "data": provenance.data_digest}
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value

@@ -19,7 +19,8 @@ class DraftSizes:
 
     `taps` are layer ids of the target (i: after i layers). Of EAGLE-3: `depth_share` is the share of rows that each
     further step of training keeps, `norm_before_residual`, `fc_norm` and `norm_output` are speculators' flags. Of a
-    block drafter: `layers`, the id of empty slots, the rank of the Markov head, the share of rows that are anchors.
+    block drafter: `layers`, the id of empty slots, the rank of the Markov head, the share of rows that are anchors. Of
+    a pruned draft model: the target's layers that it keeps.
     """
 
     hidden: int
@@ -37,6 +38,7 @@ class DraftSizes:
     mask_token: int = 0
     markov_rank: int = 0
     anchor_share: float = 0.25
+    kept_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,19 @@ class DraftModule(nn.Module):
         self.sizes = sizes
 
     def attach(self, target: TorchTarget, vocabulary: DraftVocabulary) -> None:
-        """Use the target's frozen embedding and rotation, and its output rows of the draft vocabulary: as the matrix of
-        the labels, and as the beginning of the module's own."""
+        """Use the target's frozen parts, and its output rows of the draft vocabulary as the beginning of the module's
+        own."""
+        self.attach_target(target, vocabulary)
+        self.lm_head = nn.Linear(self.sizes.hidden, len(vocabulary.ids), bias=False, device=target.head.device)
+        self.lm_head.weight.data.copy_(self.label_head.float())
+
+    def attach_target(self, target: TorchTarget, vocabulary: DraftVocabulary) -> None:
+        """Use the target's frozen embedding and rotation, and its output rows of the draft vocabulary as the matrix of
+        the labels."""
         ids = torch.from_numpy(vocabulary.ids).to(target.head.device)
         self.register_buffer("rotation", target.rotation, persistent=False)
         self.register_buffer("embedding", target.embedding, persistent=False)
         self.register_buffer("label_head", target.head[ids], persistent=False)
-        self.lm_head = nn.Linear(self.sizes.hidden, len(ids), bias=False, device=target.head.device)
-        self.lm_head.weight.data.copy_(target.head[ids].float())
 
     def embed(self, tokens: Tensor) -> Tensor:
         """float32 [..., H]."""
@@ -96,6 +103,10 @@ class DraftModule(nn.Module):
         """The module's own logits over the draft vocabulary."""
         found: Tensor = self.lm_head(rows.states)
         return found
+
+    def choices(self, rows: OutputRows, ids: Tensor) -> Tensor:
+        """The target's id of each row's first choice, int64 [...]; `ids` are the target's of the draft vocabulary."""
+        return ids[self.logits(rows).argmax(-1)]
 
     def output_parameters(self) -> list[nn.Parameter]:
         """The parameters that `logits` and `further_loss` use."""

@@ -54,20 +54,21 @@ def held_out_acceptance(
         right = np.zeros((depth, batch.tokens.shape[1]), bool)
         with autocast(precision, target.device):
             for step, rows in enumerate(module.steps(states, depth, None)):
-                guesses = ids[module.logits(rows.take(0)).argmax(-1)]
+                guesses = module.choices(rows.take(0), ids)
                 found = (guesses == best[rows.positions[0]]) & rows.valid[0]
                 right[step, : len(found)] = found.cpu().numpy()
         first = text.prompt_length if text.answered else 1
-        accepted.extend(_walk(np.cumprod(right, 0).sum(0), first - 1))
+        accepted.extend(_walk(np.cumprod(right, 0).sum(0), first - 1, depth))
     counts = np.asarray(accepted)
     survival = tuple(float((counts > step).mean()) if len(counts) else 0.0 for step in range(depth))
     return HeldOutAcceptance(survival, len(accepted), len(chosen))
 
 
-def _walk(lengths: NDArray[np.int64], first: int) -> list[int]:
-    """Guesses accepted in each round: `lengths[t]` if it begins at row t; the next begins after its bonus token."""
-    found, row, last = [], first, len(lengths) - 2
-    while row < last:
+def _walk(lengths: NDArray[np.int64], first: int, depth: int) -> list[int]:
+    """Guesses accepted in each round: `lengths[t]` if it begins at row t; the next begins after its bonus token. Rounds
+    whose last guess would lie beyond the text are left out, since it cannot be judged."""
+    found, row = [], first
+    while row < len(lengths) - depth:
         found.append(int(lengths[row]))
         row += found[-1] + 1
     return found

@@ -35,12 +35,13 @@ def rope_scaling(spec: ModelSpec, model: Path) -> dict[str, Any] | None:
     rope = spec.details.rope
     if not rope.factors and rope.magnitude == 1:
         return None
-    found = read_json(model / "config.json").get("rope_scaling") if model.is_dir() else None
+    config = read_json(model / "config.json") if model.is_dir() else {}
+    found = config.get("rope_scaling") or config.get("rope_parameters")  # as of transformers 5, with rope_theta
     if not isinstance(found, dict):
         raise UsageError(
             f"The RoPE scaling of {spec.name} cannot be written to an export.", "Train on its Hugging Face directory."
         )
-    return found
+    return {name: value for name, value in found.items() if name != "rope_theta"}
 
 
 def decoder_config(
@@ -170,25 +171,37 @@ def medusa_config(
 
 def write_export(folder: Path, config: Mapping[str, Any], module: DraftModule, vocabulary: DraftVocabulary) -> None:
     """Write both files, each under another name first. ModelError for weights that are no numbers."""
-    tensors = {name: value.detach().to("cpu", torch.bfloat16) for name, value in module.state_dict().items()}
-    bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
-    if bad:
-        raise ModelError(f"{bad[0]} has weights that are no finite numbers.", "Train again with a smaller --rate.")
+    tensors = float_tensors(module.state_dict())
     if config.get("model_type") == "medusa":
         tensors |= {} if vocabulary.whole else {"token_map": torch.from_numpy(vocabulary.ids)}
     elif not vocabulary.whole:
         tensors["d2t"] = torch.from_numpy(vocabulary.offsets())
         tensors["t2d"] = torch.from_numpy(vocabulary.known())
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / "model.safetensors", lambda part: part.write_bytes(save(tensors)))
-    text = json.dumps(dict(config), indent=2) + "\n"
-    _replace(folder / "config.json", lambda part: part.write_text(text, encoding="utf-8"))
+    write_tensors(folder, tensors)
+    replace_file(folder / "config.json", (json.dumps(dict(config), indent=2) + "\n").encode())
 
 
-def _replace(path: Path, write: Any) -> None:
+def float_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In bfloat16 on the CPU. ModelError for weights that are no numbers."""
+    found = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in tensors.items()}
+    bad = [name for name, value in found.items() if not torch.isfinite(value).all()]
+    if bad:
+        raise ModelError(f"{bad[0]} has weights that are no finite numbers.", "Train again with a smaller --rate.")
+    return found
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """model.safetensors."""
+    replace_file(folder / "model.safetensors", save(dict(tensors), metadata={"format": "pt"}))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file under another name and rename it."""
     part = path.with_name(f"{path.name}.part")
-    write(part)
-    with part.open("rb+") as file:
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
         os.fsync(file.fileno())
     part.replace(path)
 

@@ -39,11 +39,11 @@ class DraftNorm(nn.Module):
 class GatedMlp(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, hidden: int, width: int) -> None:
+    def __init__(self, hidden: int, width: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, width, bias=False)
-        self.up_proj = nn.Linear(hidden, width, bias=False)
-        self.down_proj = nn.Linear(width, hidden, bias=False)
+        self.gate_proj = nn.Linear(hidden, width, bias=bias)
+        self.up_proj = nn.Linear(hidden, width, bias=bias)
+        self.down_proj = nn.Linear(width, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -51,15 +51,19 @@ class GatedMlp(nn.Module):
 
 
 class Projections(nn.Module):
-    """The matrices of an attention whose inputs are `inputs` wide."""
+    """The matrices of an attention whose inputs are `inputs` wide, with biases of queries, keys and values (`bias`) or
+    of the output."""
 
-    def __init__(self, inputs: int, hidden: int, *, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self, inputs: int, hidden: int, *, heads: int, kv_heads: int, head_dim: int, bias: bool = False,
+        output_bias: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.head_dim = head_dim
-        self.q_proj = nn.Linear(inputs, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(inputs, kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(inputs, kv_heads * head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
+        self.q_proj = nn.Linear(inputs, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(inputs, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(inputs, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=output_bias)
 
     def heads(self, projected: Tensor) -> Tensor:
         """[B, rows, heads * d] as float32 [B, heads, rows, d]."""

@@ -25,13 +25,17 @@ from wager.train.eagle import EagleModule
 from wager.train.evaluate import HeldOutAcceptance, held_out_acceptance
 from wager.train.examples import TextWeights, TrainingData, TrainingText
 from wager.train.medusa import MedusaModule
+from wager.train.pruned import PrunedModule, chosen_layers
+from wager.train.pruned_export import check_prunable, write_pruned
 from wager.train.stored_states import StateSource
 from wager.train.target_states import TorchTarget, check_trainable, default_taps
 from wager.train.trainer import StepReport, Trainer, TrainSettings
 from wager.train.training_target import TrainingTarget
 from wager.train.vocabulary import DraftVocabulary
 
-MODULES: Mapping[str, type[DraftModule]] = {"eagle3": EagleModule, "dspark": BlockModule, "medusa": MedusaModule}
+MODULES: Mapping[str, type[DraftModule]] = {
+    "eagle3": EagleModule, "dspark": BlockModule, "medusa": MedusaModule, "pruned": PrunedModule,
+}  # fmt: skip
 """What is trained, by its kind."""
 
 _CONFIGS = {"eagle3": export.eagle_config, "dspark": export.block_config, "medusa": export.medusa_config}
@@ -39,6 +43,7 @@ _CONFIGS = {"eagle3": export.eagle_config, "dspark": export.block_config, "medus
 _EVALUATED = 64
 """Held-out texts of the last estimate."""
 _MARKOV_RANK = 64
+_LAYERS: Mapping[str, int] = {"dspark": 2, "pruned": 6}
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,9 @@ class RunOptions:
     """Options of a run that are not of its numbers, or decide them through sizes and data.
 
     `passes` over the data (None: `settings.steps` counts), `taps` of the target (None: the usual), `longest` text,
-    `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter,
-    `save_every` steps, `keep` the states on disk, `begin_with` the weights and vocabulary of an earlier run's folder.
+    `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter or
+    pruned model (a number, or of the latter which; None: the usual number), `save_every` steps, `keep` the states on
+    disk, `begin_with` the weights and vocabulary of an earlier run's folder.
     """
 
     passes: float | None = None
@@ -55,7 +61,7 @@ class RunOptions:
     longest: int = 512
     vocabulary: int | None = 8192
     prompt_weight: float = 0.3
-    layers: int = 2
+    layers: int | tuple[int, ...] | None = None
     save_every: int = 50
     keep: bool = False
     begin_with: Path | None = None
@@ -88,12 +94,19 @@ def head_sizes(weights: Weights, options: RunOptions, settings: TrainSettings, m
             "0 taps the embeddings, N what comes after N layers.",
         )
     shared = spec.hidden, dense.width, attention.heads
+    layers = options.layers or _LAYERS.get(settings.kind, 1)
     eps = spec.details.norm_eps
     if settings.kind == "medusa":  # reads no taps; one is computed in any case
         return DraftSizes(*shared, attention.heads, attention.head_dim, eps, (0,), layers=settings.depth)
+    if settings.kind == "pruned":
+        check_prunable(spec)
+        kept = chosen_layers(layers, spec.num_layers)
+        return DraftSizes(*shared, attention.kv_heads, attention.head_dim, eps, (0,), kept_layers=kept)
+    if not isinstance(layers, int):
+        raise UsageError("--layers lists layers of a pruned draft model.", "Give a number for this kind.")
     if settings.kind == "dspark":
         return DraftSizes(
-            *shared, attention.kv_heads, attention.head_dim, eps, taps, layers=options.layers, mask_token=mask_token,
+            *shared, attention.kv_heads, attention.head_dim, eps, taps, layers=layers, mask_token=mask_token,
             markov_rank=_MARKOV_RANK,
         )  # fmt: skip
     return DraftSizes(*shared, attention.heads, attention.head_dim, eps, taps, depth_share=0.6)
@@ -214,7 +227,10 @@ class TrainingSession:
         )  # fmt: skip
 
     def export(self, folder: Path) -> None:
-        """Write config.json and model.safetensors."""
+        """Write config.json and model.safetensors, of a draft model the tokenizer's files too."""
+        if isinstance(self.module, PrunedModule):
+            write_pruned(folder, self.module, self.target, self.provenance, self.scaling)
+            return
         config = _CONFIGS[self.settings.kind](
             self.module.sizes, self.vocabulary, self.target.weights.spec, self.provenance, depth=self.settings.depth,
             scaling=self.scaling,

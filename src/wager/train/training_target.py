@@ -12,11 +12,13 @@ from wager.models.weights import Weights
 
 @dataclass(frozen=True)
 class TrainingTarget:
-    """A target by the name it was given by, with its fingerprints and the ids that end its texts."""
+    """A target by the name it was given by, with its tokenizer, its fingerprints and the ids that end its
+    texts."""
 
     name: str
     path: Path
     weights: Weights
+    tokenizer: Tokenizer
     fingerprint: str
     tokenizer_fingerprint: str
     eos_ids: tuple[int, ...] = ()
@@ -24,4 +26,4 @@ class TrainingTarget:
     @classmethod
     def of(cls, name: str, path: Path, weights: Weights, tokenizer: Tokenizer) -> TrainingTarget:
         prints = target_fingerprint(weights), tokenizer_fingerprint(tokenizer)
-        return cls(name, path, weights, *prints, tuple(tokenizer.eos_ids))
+        return cls(name, path, weights, tokenizer, *prints, tuple(tokenizer.eos_ids))

@@ -37,6 +37,7 @@ class StateHead(Protocol):
     vocab: int
     max_rows: int
     max_sequences: int
+    max_logits_rows: int
     max_context: int
     hidden: int
     taps: tuple[int, ...]
@@ -50,7 +51,7 @@ class StateHead(Protocol):
 
 
 @dataclass(slots=True)
-class _HeadSequence:
+class HeadSequence:
     """One sequence in the head's cache, which holds the final entries of the positions `origin` to `origin` +
     `num_entries` - 1, at the places from 0 on."""
 
@@ -71,10 +72,10 @@ class _HeadSequence:
         self.keys += self.tokens[before:] if self.keys else []
 
 
-class _HeadRound:
+class HeadRound:
     """One draft request in progress; `fed` is what the head gave for the latest entry."""
 
-    def __init__(self, request: DraftRequest, state: _HeadSequence, depth: int) -> None:
+    def __init__(self, request: DraftRequest, state: HeadSequence, depth: int) -> None:
         self.request, self.state, self.depth = request, state, depth
         self.tokens: list[int] = []
         self.survival: list[float] = []
@@ -146,7 +147,7 @@ class HeadDrafter:
         self._head = head
         self._format = StateFormat(head.taps, head.state_width, head.state_dtype)
         self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
-        self._states: dict[str, _HeadSequence] = {}
+        self._states: dict[str, HeadSequence] = {}
         self._kept = 0  # rows of states of all sequences
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class HeadDrafter:
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Remember the prompt; its entries are computed when the first draft is requested."""
         self.end(seq_id)
-        state = self._states[seq_id] = _HeadSequence([], History.of(tokens, params))
+        state = self._states[seq_id] = HeadSequence([], History.of(tokens, params))
         state.append(tokens)
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
@@ -192,7 +193,7 @@ class HeadDrafter:
         rounds = [started for request in requests if (started := self._start(request)) is not None]
         waiting = list(rounds)
         while waiting:
-            waiting.sort(key=_HeadRound.num_pending)  # a prompt that takes several passes does not delay the others
+            waiting.sort(key=HeadRound.num_pending)  # a prompt that takes several passes does not delay the others
             self._pass(waiting)
             waiting = [r for r in waiting if not r.done]
         for r in rounds:
@@ -202,19 +203,23 @@ class HeadDrafter:
 
     # ---- one round --------------------------------------------------------------------------------------------------
 
-    def _start(self, request: DraftRequest) -> _HeadRound | None:
+    def _start(self, request: DraftRequest) -> HeadRound | None:
         """Reserve blocks for everything that the request may write; None declines it."""
         state = self._states[request.seq_id]
         entries = len(state.tokens) - 1
         if not state.states.count or state.states.end < entries:  # without a new state there is nothing to guess from
             return None
         self._join(request.seq_id, state)
-        depth = min(request.depth, self._head.max_context - (entries - state.origin) + 1)
-        if depth < 1 or not self.block_pool.reserve(request.seq_id, entries - state.origin + depth - 1):
-            return None
-        return _HeadRound(request, state, depth)
+        return self._begin_round(request, state, entries - state.origin)
 
-    def _join(self, seq_id: str, state: _HeadSequence) -> None:
+    def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> HeadRound | None:
+        """Behind `known` entries."""
+        depth = min(request.depth, self._head.max_context - known + 1)
+        if depth < 1 or not self.block_pool.reserve(request.seq_id, known + depth - 1):
+            return None
+        return HeadRound(request, state, depth)
+
+    def _join(self, seq_id: str, state: HeadSequence) -> None:
         """Let the entries in the cache and the states that wait meet: by what the prefix cache has, or by beginning
         where the states do."""
         before = state.states.count
@@ -226,7 +231,7 @@ class HeadDrafter:
             state.origin, state.num_entries = state.states.first, 0
         self._kept += state.states.count - before
 
-    def _pass(self, waiting: Sequence[_HeadRound]) -> None:
+    def _pass(self, waiting: Sequence[HeadRound]) -> None:
         """One pass of the head for as many rounds as it has room for: those with states to compute are its first."""
         room, known, fed = self._head.max_rows, [], []
         for r in waiting[: self._head.max_sequences]:
@@ -238,33 +243,40 @@ class HeadDrafter:
             else:
                 fed.append((r, r.guess_span()))
                 room -= 1
-        states = [r.state.states.take(len(span.tokens)) for r, span in known]
-        self._kept -= sum(len(part) for part in states)
+        states = self._take([(r, len(span.tokens)) for r, span in known])
         spans = [span for _, span in (*known, *fed)]
         batch = pack(spans, {}, self.block_pool.block_tables, into=self._head.buffers)
-        output = self._head.forward(batch, self._stacked(states), _rows([r.fed for r, _ in fed], self._head.hidden))
-        for r, _ in known:
-            if not r.state.origin:
-                self.block_pool.commit(r.request.seq_id, r.state.keys, length=r.state.num_entries)
+        output = self._head.forward(batch, states, stacked_rows([r.fed for r, _ in fed], self._head.hidden))
+        self._commit([r for r, _ in known])
         self._draw([r for r, span in (*known, *fed) if span.needs_logits], output)
 
-    def _draw(self, served: Sequence[_HeadRound], output: TargetOutput) -> None:
+    def _draw(self, served: Sequence[HeadRound], output: TargetOutput) -> None:
         guesses = self._sampler.guesses(output, [r.row(index) for index, r in enumerate(served)])
         given: Sequence[Array] = () if output.last_hidden is None else list(output.last_hidden)
         for r, guess, fed in zip(served, guesses, given, strict=True):
             r.take(guess, fed.copy())
 
-    def _stacked(self, parts: Sequence[Array]) -> Array:
+    def _take(self, known: Sequence[tuple[HeadRound, int]]) -> Array:
+        """The next states of each round, so many, as rows."""
+        parts = [r.state.states.take(rows) for r, rows in known]
+        self._kept -= sum(map(len, parts))
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self._format.width), self._format.dtype)
 
-    def _forget(self, state: _HeadSequence, rows: int) -> None:
+    def _commit(self, rounds: Sequence[HeadRound]) -> None:
+        """Let others find the known entries that were computed."""
+        for r in rounds:
+            if not r.state.origin:
+                self.block_pool.commit(r.request.seq_id, r.state.keys, length=r.state.num_entries)
+
+    def _forget(self, state: HeadSequence, rows: int) -> None:
         """Drop a sequence's oldest states, so that it begins later."""
         before = state.states.count
         state.states.drop(state.states.first + rows)
         self._kept += state.states.count - before
 
 
-def _rows(rows: Sequence[Array], width: int) -> Array:
+def stacked_rows(rows: Sequence[Array], width: int) -> Array:
+    """f32 [rows, width]."""
     return np.stack(rows) if rows else np.empty((0, width), FLOAT32)

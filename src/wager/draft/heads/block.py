@@ -35,6 +35,8 @@ class SlotHead(Protocol):
     max_depth: int
     max_positions: int
     max_sequences: int
+    max_logits_rows: int
+    conditions: bool
 
     def extend(self, context: BlockContext, states: Array) -> None: ...
 
@@ -48,7 +50,7 @@ class SlotHead(Protocol):
 
 
 @dataclass(slots=True)
-class _BlockSequence:
+class BlockSequence:
     """A sequence: how many tokens are known, the last of them, its context, and states that are not in it yet."""
 
     known: int
@@ -71,11 +73,10 @@ class BlockDrafter:
         self._head = head
         self._format = StateFormat(head.taps, head.state_width, head.state_dtype)
         self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
-        self._states: dict[str, _BlockSequence] = {}
+        self._states: dict[str, BlockSequence] = {}
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        history = History.of(tokens, params)
-        self._states[seq_id] = _BlockSequence(len(tokens), tokens[-1], history)
+        self._states[seq_id] = BlockSequence(len(tokens), tokens[-1], History.of(tokens, params))
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """Keep the states of positions that are new."""
@@ -104,12 +105,14 @@ class BlockDrafter:
         self._states.pop(seq_id, None)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One chain per request; it ends where logits are not finite."""
+        """One draft per request; it ends where logits are not finite."""
         drafts: dict[str, Draft] = {}
         ready = [request for request in requests if self._is_ready(request)]
         for first in range(0, len(ready), self._head.max_sequences):
-            for guesses in self._guess(ready[first : first + self._head.max_sequences]):
-                drafts[guesses.request.seq_id] = guesses.draft(self.name)
+            some = ready[first : first + self._head.max_sequences]
+            states = [self._states[request.seq_id] for request in some]
+            self._head.run([state.context for state in states], [state.last for state in states])
+            drafts |= {draft.seq_id: draft for draft in self._drafts(some, states)}
         return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
 
     def _is_ready(self, request: DraftRequest) -> bool:
@@ -124,14 +127,13 @@ class BlockDrafter:
             self._head.extend(context, states.take(states.count))
         return 0 < context.count == state.known - 1 - context.origin
 
-    def _guess(self, requests: Sequence[DraftRequest]) -> list[ChainGuesses]:
+    def _drafts(self, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]) -> list[Draft]:
+        """Of the blocks of the pass that was just run."""
         head = self._head
-        states = [self._states[request.seq_id] for request in requests]
         found = [
             ChainGuesses(request, state.history, block, min(request.depth, head.max_depth))
             for block, (request, state) in enumerate(zip(requests, states, strict=True))
         ]
-        head.run([state.context for state in states], [state.last for state in states])
         active = found
         while active := [guesses for guesses in active if not guesses.done]:
             rows = [head.guess_row(guesses.place, len(guesses.tokens)) for guesses in active]
@@ -144,4 +146,4 @@ class BlockDrafter:
             drawn = self._sampler.guesses(output, wanted)
             for row, token, guesses, guess in zip(rows, before, active, drawn, strict=True):
                 guesses.add(guess, rate=None if guess.token < 0 else head.confidence(row, token))
-        return found
+        return [guesses.draft(self.name) for guesses in found]

@@ -7,17 +7,27 @@ from typing import Any
 from wager.draft.base import Drafter
 from wager.draft.heads.autoregressive import HeadDrafter
 from wager.draft.heads.block import BlockDrafter
+from wager.draft.heads.block_trees import BlockTreeDrafter, ParallelTreeDrafter
+from wager.draft.heads.head_trees import HeadTreeDrafter
 from wager.draft.heads.parallel import ParallelDrafter
 from wager.kernels.base import Kernels
 
+_TREE = "-tree"
+
+
+def head_kind(drafter: str) -> str:
+    """The kind of head that a drafter runs: the same one for chains and for trees."""
+    return drafter.removesuffix(_TREE)
+
 
 def head_drafter(
-    kind: str, head: Any, *, kernels: Kernels | None, prefix_cache: bool = True, depth: int | None = None
+    name: str, head: Any, *, kernels: Kernels | None, prefix_cache: bool = True, depth: int | None = None
 ) -> Drafter:
-    """The drafter that runs a head of that kind, `eagle3`, `medusa` or `dflash`. `depth`: guesses of a round that the
-    head was made for."""
+    """The drafter `name` of that head: `eagle3`, `medusa` or `dflash`, with `-tree` behind it for trees. `depth`:
+    guesses of a round that the head was made for."""
+    kind, trees = head_kind(name), name.endswith(_TREE)
     if kind == "medusa":
-        return ParallelDrafter(head, kernels=kernels)
+        return (ParallelTreeDrafter if trees else ParallelDrafter)(head, kernels=kernels)
     if kind == "dflash":
-        return BlockDrafter(head, kernels=kernels)
-    return HeadDrafter(head, kernels=kernels, prefix_cache=prefix_cache, depth=depth)
+        return (BlockTreeDrafter if trees else BlockDrafter)(head, kernels=kernels)
+    return (HeadTreeDrafter if trees else HeadDrafter)(head, kernels=kernels, prefix_cache=prefix_cache, depth=depth)

@@ -83,21 +83,20 @@ class ParallelDrafter:
         self._states.pop(seq_id, None)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One chain per request; it ends where logits are not finite."""
+        """One draft per request; it ends where logits are not finite."""
         drafts: dict[str, Draft] = {}
         ready = [r for r in requests if r.depth > 0 and self._states[r.seq_id].position == r.position - 2]
         for first in range(0, len(ready), self._head.max_sequences):
-            for guesses in self._guesses(ready[first : first + self._head.max_sequences]):
-                drafts[guesses.request.seq_id] = guesses.draft(self.name)
+            some = ready[first : first + self._head.max_sequences]
+            drafts |= {draft.seq_id: draft for draft in self._drafts(some)}
         return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
 
-    def _guesses(self, requests: Sequence[DraftRequest]) -> list[ChainGuesses]:
+    def _drafts(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         depth = min(self._head.max_depth, max(request.depth for request in requests))
-        states = [self._states[request.seq_id] for request in requests]
-        output = self._head.forward(np.stack([state.state for state in states]), depth)
+        output = self._head.forward(np.stack([self._states[request.seq_id].state for request in requests]), depth)
         found = [
-            ChainGuesses(request, state.history, index * depth, min(depth, request.depth))
-            for index, (request, state) in enumerate(zip(requests, states, strict=True))
+            ChainGuesses(request, self._states[request.seq_id].history, index * depth, min(depth, request.depth))
+            for index, request in enumerate(requests)
         ]
         active = found
         for step in range(depth):
@@ -105,4 +104,4 @@ class ParallelDrafter:
             rows = [GuessedRow(g.place + step, g.request, tuple(g.tokens), g.history) for g in active]
             for g, guess in zip(active, self._sampler.guesses(output, rows), strict=True):
                 g.add(guess)
-        return found
+        return [guesses.draft(self.name) for guesses in found]

@@ -1,0 +1,74 @@
+"""`wager serve`: OpenAI's API over one model, with metrics and a dashboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from wager.cli import console, flags, parameters
+from wager.config import EngineConfig
+
+
+@click.command("serve", cls=parameters.Verb)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+              help="Address to listen on; 0.0.0.0 lets other machines in.")  # fmt: skip
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, metavar="N",
+              help="0 takes a free one, and says which.")  # fmt: skip
+@click.option("--served-name", metavar="NAME", help="How clients call the model. Without it as --model is written.")
+@click.option("--api-key-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Keys, one a line, of which callers must send one.")  # fmt: skip
+@click.option("--cors", multiple=True, metavar="ORIGIN",
+              help="Web pages that may call, such as https://example.org; * for all. May be repeated.")  # fmt: skip
+@click.option("--max-waiting", type=click.IntRange(0, 1_000_000), default=256, show_default=True, metavar="N",
+              help="Requests that may wait; more are refused with 429.")  # fmt: skip
+@click.option("--request-timeout", type=click.FloatRange(0.001, 86400), default=600.0, show_default=True,
+              metavar="SECONDS", help="Longest time from arrival to the end of an answer.")  # fmt: skip
+@click.option("--drain-timeout", type=click.FloatRange(1, 86400), default=30.0, show_default=True, metavar="SECONDS",
+              help="Time that running requests get after SIGTERM or Ctrl-C.")  # fmt: skip
+@click.option("--temperature", type=click.FloatRange(0, 2), default=1.0, show_default=True, metavar="T",
+              help="Of requests that name none.")  # fmt: skip
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
+              help="Of the lines on stderr.")  # fmt: skip
+@flags.engine_flags()
+def command(
+    *,
+    host: str,
+    port: int,
+    served_name: str | None,
+    api_key_file: Path | None,
+    cors: tuple[str, ...],
+    max_waiting: int,
+    request_timeout: float,
+    drain_timeout: float,
+    temperature: float,
+    log_format: str,
+    config: EngineConfig,
+) -> None:
+    """Serve a model over HTTP: OpenAI's API under /v1, /health, /metrics, and a dashboard at /.
+
+    It ends on SIGTERM or Ctrl-C, after the requests that run.
+    """
+    from wager.cli.loading import open_async_llm
+    from wager.serve.app import Server
+    from wager.serve.options import ServeOptions, read_api_keys
+    from wager.serve.run import bind, configure_logging, serving
+
+    options = ServeOptions(
+        model_name=served_name or config.model.model,
+        host=host,
+        port=port,
+        api_keys=read_api_keys(api_key_file) if api_key_file else (),
+        max_waiting=max_waiting,
+        request_timeout=request_timeout,
+        drain_timeout=drain_timeout,
+        cors=cors,
+        default_temperature=temperature,
+    )
+    listener = bind(options)
+    configure_logging(json_lines=log_format == "json")
+    if not options.is_loopback and not options.api_keys:
+        console.say(f"warning: everybody who reaches {host} may use the model: there is no --api-key-file.")
+    llm = open_async_llm(config)
+    server = Server(llm, options)
+    serving(server, ready=lambda url: console.say(f"serving {options.model_name} at {url}")).run([listener])

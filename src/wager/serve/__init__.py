@@ -1,0 +1,1 @@
+"""The server: OpenAI's API, metrics and a dashboard over one engine."""

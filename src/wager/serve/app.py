@@ -1,0 +1,155 @@
+"""The ASGI application: paths, errors, keys, CORS."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from wager import __version__
+from wager.async_llm import AsyncLLM
+from wager.errors import WagerError
+from wager.serve.admission import Admission
+from wager.serve.bodies import DetokenizeBody, TokenizeBody, parse
+from wager.serve.errors import ApiError, error_response
+from wager.serve.gate import ApiKeys, Gate
+from wager.serve.generation import Generation
+from wager.serve.limits import read_body
+from wager.serve.live import PAGE_PATHS, LiveView
+from wager.serve.metrics import CONTENT_TYPE, Metrics
+from wager.serve.options import ServeOptions
+from wager.types import OutputDelta, StepRecord
+
+
+class Server:
+    """The handlers that answer nothing but questions about the server, and the application with all of them.
+
+    It closes `llm` when the application shuts down.
+    """
+
+    def __init__(self, llm: AsyncLLM, options: ServeOptions) -> None:
+        self.llm, self.options = llm, options
+        self.admission = Admission(running=llm.engine.scheduler.max_sequences, max_waiting=options.max_waiting)
+        self.metrics = Metrics(llm, self.admission, model=options.model_name)
+        self.live = LiveView(llm, self.admission, self.metrics.drafts, model=options.model_name)
+        llm.on_step = self._on_step
+        self.generation = Generation(llm, options, self.admission, self.metrics)
+        self._started = int(time.time())
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        generation = self.generation
+        routes = [
+            Route("/v1/completions", generation.completions, methods=["POST"]),
+            Route("/v1/chat/completions", generation.chat, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/version", self.version),
+            Route("/metrics", self.read_metrics),
+            Route("/live", self.live.read),
+            *(Route(path, self.live.page) for path in PAGE_PATHS),
+        ]
+        paths = {route.path for route in routes}
+
+        def report(path: str, status: int, seconds: float) -> None:
+            self.metrics.http(path if path in paths else "other", status, seconds)
+
+        middleware = [Middleware(Gate, keys=ApiKeys(self.options.api_keys), report=report)]
+        if self.options.cors:
+            cors = {"allow_origins": list(self.options.cors), "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+            middleware.append(Middleware(CORSMiddleware, **cors))  # type: ignore[arg-type]
+        errors = {WagerError: _refuse, HTTPException: _refuse_http}
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=errors, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        del app
+        try:
+            yield
+        finally:
+            await self.llm.close()
+
+    def _on_step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
+        self.metrics.step(deltas, record)
+        self.live.step(deltas, record)
+
+    # ---- questions about the server ----------------------------------------------------------------------------------
+
+    async def models(self, http: Request) -> Response:
+        del http
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, http: Request) -> Response:
+        self.generation.check_model(http.path_params["name"])
+        return JSONResponse(self._model())
+
+    async def health(self, http: Request) -> Response:
+        """200 while requests are taken; 503 with the reason if not."""
+        del http
+        if self.llm.failure is not None:
+            return error_response(ApiError(503, f"The engine stopped: {self.llm.failure.message}", "Restart it."))
+        if self.admission.draining:
+            return error_response(ApiError(503, "The server is shutting down."))
+        return JSONResponse({"status": "ok"})
+
+    async def version(self, http: Request) -> Response:
+        del http
+        return JSONResponse({"version": __version__})
+
+    async def read_metrics(self, http: Request) -> Response:
+        del http
+        return Response(self.metrics.render(), media_type=CONTENT_TYPE)
+
+    async def tokenize(self, http: Request) -> Response:
+        body = parse(TokenizeBody, await read_body(http, self.options))
+        self.generation.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "There must be a prompt or messages.", "Send one of the two.", param="prompt")
+        if body.messages is not None:
+            tokens = list(self.generation.encode_messages(body.messages))
+        else:
+            tokens = self.llm.tokenizer.encode(body.prompt or "", special=False)
+        limit = self.llm.engine.scheduler.max_context
+        return JSONResponse({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+
+    async def detokenize(self, http: Request) -> Response:
+        body = parse(DetokenizeBody, await read_body(http, self.options))
+        self.generation.check_model(body.model)
+        vocab = self.llm.engine.runner.target.vocab
+        wrong = next((token for token in body.tokens if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise ApiError(400, f"Token {wrong} is not in the vocabulary of {vocab}.", param="tokens")
+        return JSONResponse({"prompt": self.llm.tokenizer.decode(body.tokens, special=True)})
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self.options.model_name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "wager",
+            "max_model_len": self.llm.engine.scheduler.max_context,
+        }
+
+
+async def _refuse(http: Request, error: Exception) -> Response:
+    del http
+    assert isinstance(error, WagerError)
+    return error_response(error)
+
+
+async def _refuse_http(http: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = {404: f"There is nothing at {http.url.path[:200]}.", 405: f"{http.method} is not possible here."}
+    return error_response(ApiError(error.status_code, message.get(error.status_code, str(error.detail))))

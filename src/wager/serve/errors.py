@@ -1,0 +1,52 @@
+"""Errors as OpenAI's API gives them: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+from wager.errors import ClosedError, WagerError
+
+_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(WagerError):
+    """A refusal with its HTTP status; `param` is the field at fault, `retry_after` seconds until a new attempt."""
+
+    def __init__(
+        self, status: int, message: str, hint: str = "", *, param: str | None = None, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message, hint)
+        self.status = status
+        self.param = param
+        self.retry_after = retry_after
+
+
+def error_body(error: WagerError) -> dict[str, object]:
+    """The JSON of an error."""
+    message = f"{error.message} {error.hint}" if error.hint else error.message
+    kind = _TYPES.get(error.status, "server_error")
+    param = error.param if isinstance(error, ApiError) else None
+    return {"error": {"message": message, "type": kind, "param": param, "code": error.status}}
+
+
+def error_response(error: WagerError) -> Response:
+    headers = {}
+    if isinstance(error, ApiError) and error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    if isinstance(error, ClosedError):
+        headers["retry-after"] = "30"
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(json.dumps(error_body(error)), error.status, headers, "application/json")

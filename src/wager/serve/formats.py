@@ -1,0 +1,187 @@
+"""The JSON of answers: what OpenAI's API calls completions and chat completions, whole and in chunks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from wager.serve.predictions import PredictionUse
+from wager.types import Completion, OutputDelta, TokenLogprob
+
+TokenBytes = Callable[[int], bytes]
+"""The bytes of a token id."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every object of one answer repeats: its id, the model's name, the time in whole seconds."""
+
+    id: str
+    model: str
+    created: int
+
+    @classmethod
+    def of(cls, request_id: str, model: str) -> AnswerHead:
+        return cls(request_id, model, int(time.time()))
+
+
+class AnswerFormat(Protocol):
+    """How the choices of an answer are written."""
+
+    head: AnswerHead
+
+    def first(self, index: int) -> Mapping[str, Any] | None:
+        """The choice object that opens choice `index` in a stream, if there is one."""
+
+    def part(self, index: int, delta: OutputDelta) -> dict[str, Any]:
+        """The choice object of a delta."""
+
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        """The choice object of a whole choice."""
+
+    def envelope(self, *, stream: bool) -> dict[str, Any]:
+        """All of the object but its choices and usage."""
+
+
+class CompletionFormat:
+    """Choices of /v1/completions. `logprobs`: whether they were asked for."""
+
+    def __init__(self, head: AnswerHead, token_bytes: TokenBytes, *, logprobs: bool) -> None:
+        self.head = head
+        self._token_bytes, self._logprobs = token_bytes, logprobs
+        self._offsets: dict[int, int] = {}  # characters of a choice's text so far
+
+    def first(self, index: int) -> None:
+        return None
+
+    def part(self, index: int, delta: OutputDelta) -> dict[str, Any]:
+        return self._object(index, delta.text, delta.logprobs, delta.finish_reason)
+
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        return self._object(index, completion.text, completion.logprobs, completion.finish_reason)
+
+    def envelope(self, *, stream: bool) -> dict[str, Any]:
+        head = self.head
+        return {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
+
+    def _object(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str | None
+    ) -> dict[str, Any]:
+        found = self._lists(index, logprobs) if self._logprobs else None
+        return {"index": index, "text": text, "logprobs": found, "finish_reason": finish_reason}
+
+    def _lists(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        offset, offsets, tokens = self._offsets.get(index, 0), [], []
+        for item in logprobs:
+            tokens.append(self._text(item.token_id))
+            offsets.append(offset)
+            offset += len(tokens[-1])
+        self._offsets[index] = offset
+        return {
+            "tokens": tokens,
+            "token_logprobs": [item.logprob for item in logprobs],
+            "top_logprobs": [{self._text(token): logprob for token, logprob in item.top_logprobs} for item in logprobs],
+            "text_offset": offsets,
+        }
+
+    def _text(self, token_id: int) -> str:
+        """A token's text; bytes that are no text as OpenAI writes them."""
+        return token_text(self._token_bytes(token_id))
+
+
+class ChatFormat:
+    """Choices of /v1/chat/completions. `logprobs`: whether they were asked for."""
+
+    def __init__(self, head: AnswerHead, token_bytes: TokenBytes, *, logprobs: bool) -> None:
+        self.head = head
+        self._token_bytes, self._logprobs = token_bytes, logprobs
+
+    def first(self, index: int) -> Mapping[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def part(self, index: int, delta: OutputDelta) -> dict[str, Any]:
+        content = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
+        logprobs = self._content(delta.logprobs) if delta.logprobs else None
+        return {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": delta.finish_reason}
+
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        message = {"role": "assistant", "content": completion.text, "refusal": None}
+        logprobs = self._content(completion.logprobs) if self._logprobs else None
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": completion.finish_reason,
+        }
+
+    def envelope(self, *, stream: bool) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if stream else "chat.completion"
+        return {"id": self.head.id, "object": kind, "created": self.head.created, "model": self.head.model}
+
+    def _content(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {
+            "content": [
+                {
+                    **self._entry(item.token_id, item.logprob),
+                    "top_logprobs": [self._entry(token, logprob) for token, logprob in item.top_logprobs],
+                }
+                for item in logprobs
+            ],
+            "refusal": None,
+        }
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        value = self._token_bytes(token_id)
+        return {"token": token_text(value), "logprob": logprob, "bytes": list(value)}
+
+
+def token_text(value: bytes) -> str:
+    """The text of a token's bytes; `bytes:\\xe2\\x82` where they are not whole characters, as OpenAI writes them."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in value)
+
+
+def usage(completions: Sequence[Completion], *, prompts: int, predicted: PredictionUse | None) -> dict[str, Any]:
+    """Token counts of an answer to `prompts` prompts, whose choices share their prompt's tokens. `predicted` is the use
+    of the request's prediction, if it has one."""
+    per_prompt = len(completions) // max(1, prompts)
+    firsts = completions[::per_prompt] if per_prompt else []
+    prompt_tokens = sum(each.stats.prompt_tokens for each in firsts)
+    completion_tokens = sum(each.stats.completion_tokens for each in completions)
+    counted: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(each.stats.cached_tokens for each in firsts)},
+    }
+    if predicted is not None:
+        counted["completion_tokens_details"] = {
+            "accepted_prediction_tokens": predicted.accepted,
+            "rejected_prediction_tokens": predicted.rejected,
+        }
+    return counted
+
+
+def encoded(value: Mapping[str, Any]) -> bytes:
+    """JSON in UTF-8. Numbers that JSON lacks become null: a logprob may be minus infinity."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

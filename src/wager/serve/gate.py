@@ -1,0 +1,123 @@
+"""Around every request: its id, the API key, and its line in the log. Plain ASGI, so that streams pass untouched."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wager.serve.errors import ApiError, error_response
+from wager.serve.live import PAGE_PATHS
+
+log = logging.getLogger("wager.serve")
+
+OPEN_PATHS = frozenset({"/health", "/version", *PAGE_PATHS})
+"""Paths that need no key: they tell nothing about what is served."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class ApiKeys:
+    """Keys that callers must show as `Authorization: Bearer KEY`. Without any everybody may call."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [sha256(key.encode()).digest() for key in keys]
+
+    def allow(self, authorization: str | None) -> bool:
+        """Every key is compared, each in constant time, so that the time tells nothing about them."""
+        if not self._digests:
+            return True
+        scheme, _, key = (authorization or "").partition(" ")
+        given = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        found = False
+        for digest in self._digests:
+            found |= hmac.compare_digest(digest, given)
+        return found and scheme.lower() == "bearer"
+
+
+class Gate:
+    """ASGI middleware. `report` is told path, status and seconds of every request that has ended."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, report: Callable[[str, int, float], object]) -> None:
+        self._app, self._keys, self._report = app, keys, report
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, path, begin = Headers(scope=scope), scope["path"], time.perf_counter()
+        request_id = _request_id(headers.get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 499  # what nginx logs for a client that has gone before it was answered
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            allowed = (
+                path in OPEN_PATHS or scope["method"] == "OPTIONS" or self._keys.allow(headers.get("authorization"))
+            )
+            if allowed:
+                await self._app(scope, receive, send_with_id)
+            else:
+                error = ApiError(401, "The API key is missing or unknown.", "Send Authorization: Bearer KEY.")
+                await error_response(error)(scope, receive, send_with_id)
+        finally:
+            seconds = time.perf_counter() - begin
+            self._report(path, status, seconds)
+            client = scope.get("client")
+            log.info(
+                "%s %s %d",
+                scope["method"],
+                path,
+                status,
+                extra={
+                    "fields": {
+                        "request_id": request_id,
+                        "client": client[0] if client else "",
+                        "seconds": round(seconds, 6),
+                        **scope["state"].get("log_fields", {}),
+                    }
+                },
+            )
+
+
+def _request_id(given: str | None) -> str:
+    """The caller's id, if it is a short word, else a new one."""
+    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and the fields of the record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        values = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            values["exception"] = self.formatException(record.exc_info)
+        return json.dumps(values, ensure_ascii=False)
+
+
+class TextLines(logging.Formatter):
+    """The message, and the fields of the record behind it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{name}={value}" for name, value in getattr(record, "fields", {}).items())
+        return f"{super().format(record)} {fields}".rstrip()

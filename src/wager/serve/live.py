@@ -1,0 +1,105 @@
+"""What the dashboard shows: the server as it is, and counters since its start, of which the page makes rates."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from wager import __version__
+from wager.async_llm import AsyncLLM
+from wager.engine.draft_counts import DraftCounter
+from wager.serve.admission import Admission
+from wager.types import OutputDelta, StepRecord
+
+_FILES: Mapping[str, str] = {
+    "index.html": "text/html; charset=utf-8",
+    "dashboard.css": "text/css; charset=utf-8",
+    "dashboard.js": "text/javascript; charset=utf-8",
+}
+
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+_RECENT_STEPS = 512
+
+
+class LiveView:
+    """Serves the page and its numbers. `step` is called in the event loop after every step."""
+
+    def __init__(self, llm: AsyncLLM, admission: Admission, drafts: DraftCounter, *, model: str) -> None:
+        self._llm, self._admission, self._drafts, self._model = llm, admission, drafts, model
+        self._started = time.monotonic()
+        self._steps = self._tokens = self._rows = 0
+        self._stages: dict[str, float] = {}
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)  # seconds of the latest steps
+
+    def step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
+        del deltas
+        if record is None:
+            return
+        self._steps += 1
+        self._tokens += record.emitted
+        self._rows += record.rows
+        total = 0.0
+        for stage, seconds in record.seconds.items():
+            self._stages[stage] = self._stages.get(stage, 0.0) + seconds
+            total += seconds
+        self._recent.append(total)
+
+    async def read(self, http: Request) -> Response:
+        """The numbers as JSON. The policy's own words are made in the engine's thread, between two steps."""
+        del http
+        scheduler = self._llm.engine.scheduler
+        pool = scheduler.block_pool
+        recent = sorted(self._recent)
+        found: dict[str, Any] = {
+            "model": self._model,
+            "version": __version__,
+            "uptime_s": time.monotonic() - self._started,
+            "drafters": self._llm.engine.drafter_name,
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "open": self._admission.open,
+            "cache_usage": 1 - pool.num_free_blocks / pool.num_blocks,
+            "steps": self._steps,
+            "tokens": self._tokens,
+            "rows": self._rows,
+            "stage_seconds": self._stages,
+            "step_p50_s": recent[len(recent) // 2] if recent else 0.0,
+            "step_p99_s": recent[len(recent) * 99 // 100] if recent else 0.0,
+            "drafts": {
+                name: {
+                    "drafts": counts.drafts,
+                    "verified": counts.verified_tokens,
+                    "accepted": counts.accepted_tokens,
+                    "verified_by_length": counts.verified,
+                    "accepted_by_length": counts.accepted,
+                }
+                for name, counts in list(self._drafts.drafters.items())
+            },
+            "planned_depths": self._drafts.planned,
+            "policy": await self._llm.between_steps(self._llm.engine.policy.explain),
+        }
+        return JSONResponse(found)
+
+    @staticmethod
+    async def page(http: Request) -> Response:
+        """The page, and the script and style that it names."""
+        name = http.url.path.strip("/") or "index.html"
+        content = resources.files("wager.serve").joinpath("dashboard", name).read_bytes()
+        return Response(content, headers={**_HEADERS, "content-type": _FILES[name]})
+
+
+PAGE_PATHS = ("/", *(f"/{name}" for name in _FILES if name != "index.html"))
+"""Paths of the page and its files."""

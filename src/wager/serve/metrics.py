@@ -1,0 +1,214 @@
+"""Metrics for Prometheus: those of vLLM under their names behind `wager:`, and what drafting costs and brings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from wager.async_llm import AsyncLLM
+from wager.engine.draft_counts import DraftCounter
+from wager.serve.admission import Admission
+from wager.types import OutputDelta, Request, Stats, StepRecord
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+    120,
+    300,
+    600,
+)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
+
+
+@dataclass(slots=True)
+class _Times:
+    """When a request came, and when each of its choices last got a token (perf_counter; 0: not yet)."""
+
+    arrived: float
+    last: dict[int, float]
+
+
+class Metrics:
+    """Everything that is counted. `request_opened`, `step` and `http` are called in the event loop."""
+
+    def __init__(self, llm: AsyncLLM, admission: Admission, *, model: str) -> None:
+        self._llm, self._admission, self._model = llm, admission, model
+        self._times: dict[str, _Times] = {}
+        self.registry = CollectorRegistry()
+        self.drafts = DraftCounter.attach(llm.engine)
+        self._success = self._counter("request_success", "Ended requests.", ("finished_reason",))
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._cached_tokens = self._counter("prompt_tokens_cached", "Tokens of prompts found in the prefix cache.")
+        self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        self._preemptions = self._counter("num_preemptions", "Preemptions.")
+        self._stages = self._counter("step_stage_seconds", "Seconds of steps by stage.", ("stage",))
+        self._steps = self._counter("steps", "Steps of the engine.")
+        self._http = self._counter("http_requests", "Requests by path and status.", ("path", "status"))
+        self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
+        self._itl = self._histogram("inter_token_latency_seconds", "Between two steps that emitted for a choice.")
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Decode seconds a token, by request."
+        )
+        self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the end.")
+        self._queue = self._histogram("request_queue_time_seconds", "From arrival to the first step.")
+        self._prefill = self._histogram("request_prefill_time_seconds", "From the first step to the first token.")
+        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.")
+        self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of requests.", _TOKENS)
+        self._generated = self._histogram("request_generation_tokens", "Generated tokens of choices.", _TOKENS)
+        self._rows = self._histogram("iteration_tokens", "Rows of a step: prompt tokens, tokens and guesses.", _TOKENS)
+        self.registry.register(_EngineGauges(self._gauges))
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)
+
+    # ---- what happens ------------------------------------------------------------------------------------------------
+
+    def request_opened(self, request: Request) -> None:
+        """A request was given to the engine."""
+        self._times[request.id] = _Times(time.perf_counter(), dict.fromkeys(range(request.params.n), 0.0))
+        self._prompt.observe(len(request.prompt))
+        self._prompt_tokens.inc(len(request.prompt))
+
+    def request_dropped(self, request_id: str) -> None:
+        """Nobody waits for it any more. Unknown ones are ignored."""
+        if self._times.pop(request_id, None) is not None:
+            self._success.labels("abort").inc()
+
+    def step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
+        """A step was taken."""
+        now = time.perf_counter()
+        if record is not None:
+            self._steps.inc()
+            self._rows.observe(record.rows)
+            self._generation_tokens.inc(record.emitted)
+            for stage, seconds in record.seconds.items():
+                self._stages.labels(stage).inc(seconds)
+        for delta in deltas:
+            times = self._times.get(delta.request_id)
+            if times is not None:
+                self._delta(delta, times, now)
+
+    def http(self, path: str, status: int, seconds: float) -> None:
+        """A request over HTTP was answered; `path` is one of the server's own."""
+        del seconds
+        self._http.labels(path, str(status)).inc()
+
+    def _delta(self, delta: OutputDelta, times: _Times, now: float) -> None:
+        if delta.token_ids:
+            last = times.last[delta.index]
+            (self._itl.observe(now - last) if last else self._ttft.observe(now - times.arrived))
+            times.last[delta.index] = now
+        if delta.finish_reason is not None:
+            self._success.labels(delta.finish_reason).inc()
+            if delta.stats is not None:
+                self._ended(delta.stats, now - times.arrived)
+            del times.last[delta.index]
+            if not times.last:
+                del self._times[delta.request_id]
+
+    def _ended(self, stats: Stats, seconds: float) -> None:
+        self._e2e.observe(seconds)
+        self._queue.observe(max(0.0, seconds - stats.prefill_s - stats.decode_s))
+        self._prefill.observe(stats.prefill_s)
+        self._decode.observe(stats.decode_s)
+        self._generated.observe(stats.completion_tokens)
+        self._cached_tokens.inc(stats.cached_tokens)
+        self._preemptions.inc(stats.preemptions)
+        if stats.completion_tokens > 1:
+            self._per_token.observe(stats.decode_s / (stats.completion_tokens - 1))
+
+    # ---- the engine as it is -----------------------------------------------------------------------------------------
+
+    def _gauges(self) -> Iterable[Metric]:
+        scheduler = self._llm.engine.scheduler
+        pool = scheduler.block_pool
+        yield self._gauge("num_requests_running", "Sequences that decode or compute prompts.", len(scheduler.running))
+        yield self._gauge("num_requests_waiting", "Sequences that wait.", len(scheduler.waiting))
+        yield self._gauge("num_requests_open", "Sequences that were let in.", self._admission.open)
+        used = 1 - pool.num_free_blocks / pool.num_blocks if pool.num_blocks else 0.0
+        yield self._gauge("kv_cache_usage_perc", "Share of the cache's blocks in use, 1 is all.", used)
+        yield from self._speculation()
+
+    def _speculation(self) -> Iterable[Metric]:
+        labels = ("model_name", "drafter")
+        drafts = CounterMetricFamily("wager:spec_decode_num_drafts", "Drafts that were verified.", labels=labels)
+        tokens = CounterMetricFamily("wager:spec_decode_num_draft_tokens", "Guesses verified.", labels=labels)
+        accepted = CounterMetricFamily("wager:spec_decode_num_accepted_tokens", "Guesses accepted.", labels=labels)
+        positions = CounterMetricFamily(
+            "wager:spec_decode_num_accepted_tokens_per_pos",
+            "Guesses accepted by their position in the draft.",
+            labels=(*labels, "position"),
+        )
+        for name, counts in list(self.drafts.drafters.items()):
+            drafts.add_metric((self._model, name), counts.drafts)
+            tokens.add_metric((self._model, name), counts.verified_tokens)
+            accepted.add_metric((self._model, name), counts.accepted_tokens)
+            for position, count in enumerate(counts.accepted_by_position):
+                positions.add_metric((self._model, name, str(position)), count)
+        yield from (drafts, tokens, accepted, positions)
+        depths = CounterMetricFamily(
+            "wager:spec_decode_planned_depth", "Draft decisions by the guesses they ask for.",
+            labels=("model_name", "depth"),
+        )  # fmt: skip
+        for depth, count in enumerate(list(self.drafts.planned)):
+            depths.add_metric((self._model, str(depth)), count)
+        yield depths
+
+    # ---- making them -------------------------------------------------------------------------------------------------
+
+    def _counter(self, name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
+        made = Counter(f"wager:{name}", help_text, ("model_name", *labels), registry=self.registry)
+        return _Labelled(made, self._model) if labels else made.labels(self._model)  # type: ignore[return-value]
+
+    def _histogram(self, name: str, help_text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        made = Histogram(f"wager:{name}", help_text, ("model_name",), registry=self.registry, buckets=buckets)
+        return made.labels(self._model)
+
+    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"wager:{name}", help_text, labels=("model_name",))
+        family.add_metric((self._model,), value)
+        return family
+
+
+class _Labelled:
+    """A counter with the model's label already given."""
+
+    def __init__(self, counter: Counter, model: str) -> None:
+        self._counter, self._model = counter, model
+
+    def labels(self, *values: str) -> Counter:
+        return self._counter.labels(self._model, *values)
+
+
+class _EngineGauges:
+    """A collector: asked for its values whenever the metrics are read."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._collect()

@@ -1,0 +1,73 @@
+"""From the fields of a request to the parameters of the engine."""
+
+from __future__ import annotations
+
+from wager.errors import UsageError
+from wager.sampling import SamplingParams
+from wager.serve.bodies import ChatBody, CompletionBody, SamplingFields
+from wager.serve.errors import ApiError
+
+_COMPLETION_TOKENS = 16
+"""OpenAI's default for completions; chats go on until the context is full."""
+
+
+def completion_params(body: CompletionBody, *, temperature: float) -> SamplingParams:
+    """The parameters of a completion; `temperature` where it names none."""
+    return _params(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs, temperature=temperature)
+
+
+def chat_params(body: ChatBody, *, room: int, temperature: float) -> SamplingParams:
+    """The parameters of a chat; `room` is what the context leaves for its answer."""
+    most = body.max_completion_tokens or body.max_tokens or max(1, room)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs.", "Send logprobs: true too.", param="top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    prediction = body.prediction.text if body.prediction else ""
+    return _params(body, most, logprobs, temperature=temperature, prediction=prediction)
+
+
+def _params(
+    body: SamplingFields, max_tokens: int, logprobs: int | None, *, temperature: float, prediction: str = ""
+) -> SamplingParams:
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature if body.temperature is None else float(body.temperature),
+            top_k=max(0, body.top_k or 0),  # -1 is vLLM's way to say that there is none
+            top_p=1.0 if body.top_p is None else float(body.top_p),
+            min_p=float(body.min_p or 0.0),
+            repetition_penalty=float(body.repetition_penalty or 1.0),
+            presence_penalty=float(body.presence_penalty or 0.0),
+            frequency_penalty=float(body.frequency_penalty or 0.0),
+            logit_bias=_logit_bias(body),
+            seed=_seed(body.seed),
+            stop=tuple(body.stop) if isinstance(body.stop, list) else body.stop or (),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            ignore_eos=bool(body.ignore_eos),
+            logprobs=logprobs,
+            n=body.n or 1,
+            prediction=prediction,
+        )
+    except UsageError as error:
+        name = error.message.split(" ", 1)[0].split("[", 1)[0]
+        raise ApiError(
+            400, error.message, error.hint, param=name if name in type(body).model_fields else None
+        ) from None
+
+
+def _seed(seed: int | None) -> int | None:
+    """Any 64-bit integer, as OpenAI's API takes them; negative ones are taken modulo 2^64."""
+    if seed is None:
+        return None
+    if not -(2**63) <= seed < 2**64:
+        raise ApiError(400, f"seed = {seed} has more than 64 bits.", "Give a 64-bit integer.", param="seed")
+    return seed % 2**64
+
+
+def _logit_bias(body: SamplingFields) -> dict[int, float]:
+    biases = {}
+    for key, bias in (body.logit_bias or {}).items():
+        if not (key.isascii() and key.isdigit()):
+            raise ApiError(400, f"logit_bias has the key {key[:80]!r}.", "Keys are token ids.", param="logit_bias")
+        biases[int(key)] = float(bias)
+    return biases

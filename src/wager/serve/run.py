@@ -1,0 +1,99 @@
+"""Runs the server: a socket, uvicorn, and an orderly end on SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from wager.errors import UsageError
+from wager.serve.app import Server
+from wager.serve.connections import BoundedConnection
+from wager.serve.gate import JsonLines, TextLines
+from wager.serve.options import ServeOptions
+
+_BACKLOG = 1024
+_KEEP_ALIVE_S = 30
+
+_LAST_DELTAS_S = 5
+"""Seconds in which requests that were ended after the drain timeout send their last deltas."""
+
+
+def bind(options: ServeOptions) -> socket.socket:
+    """A socket that has the address but does not listen yet, so that nobody connects before the model is loaded.
+    UsageError if the address is taken or not of this machine."""
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"The server cannot use {options.host}:{options.port}: {getattr(error, 'strerror', None) or error}.",
+            "Give another --host or --port; --port 0 takes a free one.",
+        ) from None
+    return made
+
+
+def serving(server: Server, *, ready: Callable[[str], None]) -> uvicorn.Server:
+    """What answers requests when its `run` is given a socket, until SIGTERM or Ctrl-C: then no new ones are taken, and
+    those that run may end within `drain_timeout`. `ready` is called with the server's URL once it listens."""
+    config = uvicorn.Config(
+        server.app(),
+        http=BoundedConnection,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=round(server.options.drain_timeout) + _LAST_DELTAS_S,
+    )
+    return _DrainingServer(config, server, ready)
+
+
+def configure_logging(*, json_lines: bool) -> None:
+    """Log requests and warnings on stderr, a line each."""
+    lines = logging.StreamHandler()
+    lines.setFormatter(JsonLines() if json_lines else TextLines("%(asctime)s %(levelname)s %(message)s"))
+    for name in ("wager", "wager.serve", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [lines]
+        logger.setLevel(logging.INFO if name == "wager.serve" else logging.WARNING)
+        logger.propagate = False
+
+
+class _DrainingServer(uvicorn.Server):
+    """Tells the application that it drains, and ends without raising the signal again: an orderly end is a success."""
+
+    def __init__(self, config: uvicorn.Config, server: Server, ready: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._server, self._ready = server, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            self._ready(_url(self._server.options, sockets[0]))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._server.admission.draining = True
+        end = asyncio.get_running_loop().call_later(self._server.options.drain_timeout, self._server.llm.abort_all)
+        await super().shutdown(sockets)
+        end.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._captured_signals.clear()
+
+
+def _url(options: ServeOptions, listener: socket.socket) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"http://{host}:{listener.getsockname()[1]}"

@@ -1,0 +1,196 @@
+"""AsyncLLM on a small random model: the texts of LLM, streams that are cancelled and dropped, an engine that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import wager
+from wager.async_llm import DeltaRound
+from wager.types import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True)
+LONG = replace(PARAMS, max_tokens=200)
+OPTIONS: dict[str, Any] = dict(max_context=256, max_sequences=4, max_rows=64, threads=1, drafter="ngram", depth=3)
+PROMPTS = ["abc abc abc", "x", "one two one two one"]
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+def made() -> wager.AsyncLLM:
+    return wager.AsyncLLM("random:llama:tiny", **OPTIONS)
+
+
+def free_blocks(llm: wager.AsyncLLM) -> int:
+    return llm.engine.scheduler.block_pool.num_free_blocks
+
+
+async def until_idle(llm: wager.AsyncLLM) -> None:
+    while llm.engine.busy:
+        await asyncio.sleep(0.005)
+
+
+def test_concurrent_answers_are_those_of_the_synchronous_interface() -> None:
+    with wager.LLM("random:llama:tiny", **OPTIONS) as llm:
+        plain = [llm.generate(prompt, PARAMS).token_ids for prompt in PROMPTS]
+        talk = llm.chat([{"role": "user", "content": "hello"}], PARAMS).token_ids
+
+    async def work() -> None:
+        async with made() as llm:
+            answers = await asyncio.gather(*(llm.generate(prompt, PARAMS) for prompt in PROMPTS * 3))
+            assert [answer[0].token_ids for answer in answers] == plain * 3
+            [answer] = await llm.chat([{"role": "user", "content": "hello"}], PARAMS)
+            assert answer.token_ids == talk
+            choices = await llm.generate("abc", replace(PARAMS, n=3))
+            assert [choice.index for choice in choices] == [0, 1, 2]
+            assert len({choice.token_ids for choice in choices}) == 3
+
+    run(work())
+
+
+def test_a_stream_yields_every_delta_one_by_one_or_gathered() -> None:
+    async def work() -> None:
+        async with made() as llm:
+            [whole] = await llm.generate("abc abc abc", PARAMS)
+            deltas = [delta async for delta in llm.stream("abc abc abc", PARAMS)]
+            assert sum((delta.token_ids for delta in deltas), ()) == whole.token_ids
+            assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
+            stream, gathered = llm.stream("abc abc abc", PARAMS), []
+            while some := await stream.next_deltas():
+                gathered += some
+            assert sum((item.delta.token_ids for item in gathered), ()) == whole.token_ids
+            assert stream.completions()[0].token_ids == whole.token_ids
+
+    run(work())
+
+
+def test_rounds_are_recorded_for_the_streams_that_want_them() -> None:
+    async def work() -> None:
+        async with made() as llm:
+            plain, told = llm.stream("abc abc abc abc", LONG), llm.stream("abc abc abc abc", LONG)
+            told.with_rounds = True
+            both = await asyncio.gather(gather(plain), gather(told))
+            assert all(item.round is None for item in both[0])
+            rounds = [item.round for item in both[1]]
+            assert all(each is not None and each.emitted == item.delta.token_ids
+                       for each, item in zip(rounds, both[1], strict=True))  # fmt: skip
+            assert sum(len(each.accepted) for each in rounds if each) == told.completions()[0].stats.accepted
+            assert any(each.discarded for each in rounds if each)
+            recorder = llm._recorder
+            left = llm.stream("xyz", LONG)
+            left.with_rounds = True
+            await anext(left)
+            left.close()
+            await until_idle(llm)
+            await llm.generate("abc", PARAMS)
+            assert recorder is not None and recorder.requests == set() and recorder._passes == {}
+
+    async def gather(stream: wager.AsyncOutputStream) -> list[DeltaRound]:
+        found = []
+        while some := await stream.next_deltas():
+            found += some
+        return found
+
+    run(work())
+
+
+def test_requests_that_cannot_be_served_are_refused_and_the_others_go_on() -> None:
+    async def work() -> None:
+        async with made() as llm:
+            running = asyncio.create_task(llm.generate("abc", PARAMS))
+            with pytest.raises(wager.RequestError, match="2000"):
+                await llm.generate([5] * 2000, PARAMS)
+            with pytest.raises(wager.UsageError, match="conversation"):
+                await llm.chat("hello", PARAMS)  # type: ignore[arg-type]
+            request = llm.request((1, 2, 3), LONG)
+            first, second = llm.open_stream(request), llm.open_stream(request)
+            await first.start()
+            with pytest.raises(wager.RequestError, match="in use"):
+                await second.start()
+            with pytest.raises(wager.RequestError, match="not ended"):
+                first.completions()
+            assert len((await running)[0].token_ids) == 12
+            assert (await anext(first)).token_ids
+
+    run(work())
+
+
+def test_cancelled_dropped_and_closed_requests_free_their_blocks() -> None:
+    async def work() -> None:
+        async with made() as llm:
+            free = free_blocks(llm)
+            task = asyncio.create_task(llm.generate("abc", LONG))
+            stream = llm.stream("xyz", LONG)
+            await anext(stream)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            del stream
+            gc.collect()
+            left = llm.stream("left", LONG)
+            async for _ in left:
+                break
+            left.close()
+            await until_idle(llm)
+            assert free_blocks(llm) == free
+            kept = llm.stream("kept", LONG)
+            await anext(kept)
+            kept.abort()
+            assert [delta.finish_reason async for delta in kept][-1] == "abort"
+
+    run(work())
+
+
+def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
+    async def work() -> None:
+        llm = made()
+        stream = llm.stream("abc", LONG)
+        await anext(stream)
+        await llm.close()
+        await llm.close()
+        assert [delta.finish_reason async for delta in stream][-1] == "abort"
+        with pytest.raises(wager.ClosedError):
+            await llm.generate("abc", PARAMS)
+
+    run(work())
+
+
+def test_a_failing_step_ends_all_streams_with_its_error() -> None:
+    async def work() -> None:
+        async with made() as llm:
+            stream = llm.stream("abc", LONG)
+            await anext(stream)
+            step = llm.engine.step
+
+            def fail() -> Any:
+                llm.engine.step = step  # type: ignore[method-assign]
+                raise wager.CacheIntegrityError("Two blocks are one.")
+
+            llm.engine.step = fail  # type: ignore[method-assign]
+            with pytest.raises(wager.CacheIntegrityError, match="Two blocks"):
+                async for _ in stream:
+                    pass
+            assert llm.failure is not None
+            with pytest.raises(wager.ClosedError, match="Two blocks"):
+                await llm.generate("abc", PARAMS)
+
+    run(work())
+
+
+def test_a_second_event_loop_is_refused() -> None:
+    llm = made()
+
+    async def work() -> None:
+        await llm.generate("abc", PARAMS)
+
+    run(work())
+    with pytest.raises(wager.UsageError, match="two event loops"):
+        run(work())
+    run(llm.close())

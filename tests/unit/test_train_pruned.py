@@ -1,0 +1,300 @@
+"""A draft model of some of the target's layers: what it computes, that it learns, and that its export is the same model
+for the engine and for transformers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+from packing import batch, chain
+from test_train_runs import Killed, weights
+from tiny_models import as_gguf, gguf_metadata, oracle, save, write_gguf
+from tokenizer_models import train
+from trained import MODEL, states_of, target_of, texts
+
+import wager
+from in_process import Call
+from wager.build.load import load
+from wager.build.opened import open_draft, open_target
+from wager.errors import UsageError
+from wager.kernels.arrays import Array
+from wager.kernels.reference import ReferenceKernels
+from wager.models.opening import open_model
+from wager.models.tokenizer import Tokenizer
+from wager.models.transformer import Decoder
+from wager.models.weights import Weights, open_weights
+from wager.profiling.acceptance import estimate_acceptance
+from wager.profiling.draft_records import record_drafts
+from wager.train.evaluate import held_out_acceptance
+from wager.train.examples import TrainingText
+from wager.train.pruned import chosen_layers
+from wager.train.session import RunOptions, TrainingSession
+from wager.train.target_states import TorchTarget
+from wager.train.trainer import StepReport, TrainSettings
+from wager.types import Request, SamplingParams
+
+SETTINGS = TrainSettings(kind="pruned", steps=8, batch=160, precision="float32", rate=3e-3, warmup=2, seed=5)
+OPTIONS = RunOptions(vocabulary=300, longest=32, save_every=2, layers=(1,), command="wager train")
+FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "untied": ("LlamaForCausalLM", {"tie_word_embeddings": False}),
+    "tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "wide": (
+        "LlamaForCausalLM",
+        {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16},
+    ),
+    "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "scaled": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    ),
+}
+
+
+def session(
+    folder: Path, *, model: str = MODEL, settings: TrainSettings = SETTINGS, options: RunOptions = OPTIONS,
+    vocab: int = 512,
+) -> TrainingSession:  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    return TrainingSession(target_of(model), texts(150, vocab=vocab), settings, options, folder)
+
+
+def directory(folder: Path, family: str) -> str:
+    """A target of three layers with random weights and a tokenizer."""
+    architecture, changes = FAMILIES[family]
+    tokenizer = train("gpt-2")
+    save(oracle(architecture, vocab_size=tokenizer.get_vocab_size(), **changes), folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def logits(weights: Weights, tokens: list[int], layers: tuple[int, ...] | None = None) -> Array:
+    """The engine's, in float32, of a model or of some of its layers."""
+    kernels = ReferenceKernels("float32")
+    decoder = Decoder(
+        weights, kernels, num_blocks=4, max_rows=len(tokens), max_sequences=1, max_blocks=4, layers=layers
+    )
+    return decoder.forward(batch([chain(0, tokens, [3, 2, 1, 0])], range(len(tokens)))).logits.copy()
+
+
+def test_layers_are_named_or_a_number_of_first_and_last_ones() -> None:
+    assert chosen_layers(5, 30) == (0, 1, 2, 28, 29)
+    assert chosen_layers(2, 30) == (0, 29)
+    assert chosen_layers(1, 30) == (0,)
+    assert chosen_layers(29, 30)[:2] == (0, 1) and len(set(chosen_layers(29, 30))) == 29
+    assert chosen_layers((3, 0), 30) == (0, 3)
+    for wanted, message in (
+        (30, "30 of 30 layers cannot be kept"),
+        (0, "0 of 30"),
+        ((0, 30), "Layer 30 cannot be kept"),
+        ((1, 1), "named twice"),
+        (tuple(range(30)), "all that the model has"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            chosen_layers(wanted, 30)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_begins_as_the_targets_layers_and_its_export_is_the_same_model_everywhere(
+    family: str, tmp_path: Path
+) -> None:
+    path = directory(tmp_path / "target", family)
+    vocab = Tokenizer.load(Path(path)).vocab_size
+    run = session(tmp_path / "run", model=path, options=replace(OPTIONS, layers=(0, 2)), vocab=vocab)
+    tokens = [int(token) for token in np.random.default_rng(3).integers(0, vocab, 24)]
+    whole = open_weights(Path(path))
+    target = TorchTarget(whole, (0,), dtype=torch.float32, positions=96)
+    with torch.no_grad():
+        rows = next(run.module.steps(states_of(target, [tokens]), 1, None))
+        found = run.module.logits(rows.take(0)).numpy()
+    expected = logits(whole, tokens, (0, 2))[1:, run.vocabulary.ids]
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+    module, frozen = run.module, (run.module.embedding, run.module.label_head)
+    with torch.no_grad():  # so that every trained tensor differs from the target's, and none is rounded by the export
+        for value in module.parameters():
+            value.add_(torch.randn_like(value) * 0.05)
+        for value in (*module.parameters(), *frozen):
+            value.copy_(value.to(torch.bfloat16).float())
+    run.export(tmp_path / "export")
+    exported = open_weights(tmp_path / "export")
+    assert exported.spec.num_layers == 2
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)
+    with torch.no_grad():
+        theirs = model(torch.tensor([tokens])).logits[0].numpy()
+        rows = next(run.module.steps(states_of(target, [tokens]), 1, None))
+        ours = run.module.logits(rows.take(0)).numpy()
+    np.testing.assert_allclose(logits(exported, tokens), theirs, atol=2e-3)
+    np.testing.assert_allclose(ours, theirs[1:, run.vocabulary.ids], atol=2e-3)
+    assert np.abs(ours - found).max() > 0.5
+
+
+def test_the_exported_tokenizer_is_the_targets(tmp_path: Path) -> None:
+    run = session(tmp_path)
+    run.export(tmp_path / "export")
+    own, theirs = open_model(MODEL)[2], Tokenizer.load(tmp_path / "export")
+    text = "Tell me, <|end|> please"
+    assert theirs.encode(text) == own.encode(text)
+    assert theirs.eos_ids == own.eos_ids == (511,)
+    assert theirs.chat([{"role": "user", "content": text}]) == own.chat([{"role": "user", "content": text}])
+    assert theirs.decode(theirs.encode(text)) == own.decode(own.encode(text))
+
+
+def test_a_killed_run_ends_in_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = session(tmp_path / "whole").run(lambda _: None)
+
+    def killed(step: StepReport) -> None:
+        if step.step == 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        session(tmp_path / "cut").run(killed)
+    resumed = session(tmp_path / "cut")
+    assert resumed.trainer.step == 4
+    assert resumed.run(lambda _: None).history == whole.history
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert expected.keys() == found.keys()
+    assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == []
+    with pytest.raises(UsageError, match=r"kept_layers = \(1,\), and this run has \(0,\)"):
+        session(tmp_path / "cut", options=replace(OPTIONS, layers=(0,)))
+
+
+def test_training_lowers_the_loss(tmp_path: Path) -> None:
+    run = session(tmp_path, settings=replace(SETTINGS, steps=40, rate=1e-2))
+    head = run.torch_target.head.clone()
+    losses = [step["loss"] for step in run.run(lambda _: None).history]
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+    assert all(len(step["agreement"]) == 1 for step in run.history)
+    assert torch.equal(run.torch_target.head, head)
+
+
+def test_further_guesses_are_the_same_rows_further_on(tmp_path: Path) -> None:
+    """What is guessed at a depth, given that all before were right, is the first guess of the later row."""
+    run = session(tmp_path)
+    states = states_of(run.torch_target, [[5, 6, 7, 8, 9, 10, 11]])
+    with torch.no_grad():
+        first, second, third = run.module.steps(states, 3, None)
+    assert torch.equal(second.states[0, :4], first.states[0, 1:5])
+    assert torch.equal(third.states[0, :3], first.states[0, 2:5])
+    assert third.positions[0, 0] == 3
+    assert [int(step.valid.sum()) for step in (first, second, third)] == [6, 5, 4]
+    assert len(list(run.module.steps(states, 3, torch.Generator()))) == 1
+
+
+def test_the_estimate_agrees_with_the_engine_and_the_text_is_the_targets(tmp_path: Path) -> None:
+    """On greedy answers that it was trained on: those of a random model are learned by heart or not at all."""
+    noise = np.random.default_rng(7)
+    prompts = [tuple(noise.integers(0, 511, 6).tolist()) for _ in range(40)]
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    requests = [Request(str(number), prompt, params) for number, prompt in enumerate(prompts)]
+    options = {"model": MODEL, "memory": "64MiB", "threads": 1, "max_rows": 64}
+    plain = load(wager.EngineConfig.from_options(**options, drafter="none"))
+    answers = [answer.token_ids for answer in plain.generate(requests, concurrency=16)]
+    every = [TrainingText((*prompt, *ids), 6) for prompt, ids in zip(prompts, answers, strict=True)]
+    settings = replace(SETTINGS, steps=80, batch=640, rate=1e-2)
+    run = TrainingSession(target_of(), every, settings, OPTIONS, tmp_path)
+
+    def estimated() -> tuple[float, ...]:
+        return held_out_acceptance(
+            run.module, run.torch_target, every, run.data, run.vocabulary.ids, depth=3, precision="float32"
+        ).survival
+
+    before = estimated()
+    run.run(lambda _: None)
+    estimate = estimated()
+    assert estimate[0] > before[0] + 0.3
+    drafted = load(wager.EngineConfig.from_options(**options, drafter=f"model:{tmp_path}", depth=3))
+    recording = record_drafts(drafted, requests, depth=3, concurrency=8)
+    measured = estimate_acceptance(recording.answers, 3)
+    assert measured.given_draft == pytest.approx(estimate, abs=0.05)
+    for rule in (params, SamplingParams(max_tokens=24, temperature=0.9, seed=3, ignore_eos=True)):
+        asked = [replace(request, params=rule) for request in requests[:12]]
+        engine = load(wager.EngineConfig.from_options(**options, drafter=f"model:{tmp_path}+ngram", depth=3))
+        for _ in range(2):  # the second time with a warm prefix cache
+            found = engine.generate(asked, concurrency=5)
+            wanted = plain.generate(asked, concurrency=3)
+            assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+            assert sum(each.stats.accepted for each in found) > 10
+
+
+def test_another_target_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = directory(tmp_path / "target", "tied")
+    vocab = Tokenizer.load(Path(path)).vocab_size
+    session(tmp_path / "run", model=path, vocab=vocab).export(tmp_path / "draft")
+    options = {"model": path, "memory": "64MiB", "drafter": f"model:{tmp_path / 'draft'}"}
+    with caplog.at_level(logging.WARNING, "wager"):
+        load(wager.EngineConfig.from_options(**options))
+    assert "was trained" not in caplog.text
+    config = tmp_path / "draft" / "config.json"
+    noted = json.loads(config.read_text())
+    for key, message in (
+        ("target_fingerprint", f"was trained for {path}, whose weights are not those of target"),
+        ("tokenizer_fingerprint", "was trained with another tokenizer or chat template than that of target"),
+    ):
+        config.write_text(json.dumps({**noted, "wager": {**noted["wager"], key: "00"}}))
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "wager"):
+            load(wager.EngineConfig.from_options(**options))
+        assert message in caplog.text
+
+
+def test_a_target_with_sliding_windows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "target"
+    tokenizer = train("gpt-2")
+    save(oracle("MistralForCausalLM", vocab_size=tokenizer.get_vocab_size(), sliding_window=8), path)
+    tokenizer.save(str(path / "tokenizer.json"))
+    with pytest.raises(UsageError, match="layers with a sliding window"):
+        session(tmp_path / "run", model=str(path), vocab=tokenizer.get_vocab_size())
+
+
+def test_the_command_makes_a_draft_model_that_a_prompt_is_answered_with(wager: Call, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Say {number} and stop."}) + "\n" for number in range(60)))
+    short = ("--model", MODEL, "--threads", "1", "--memory", "64MiB")
+    numbers = ("--answer-tokens", "4", "--steps", "3", "--batch", "64", "--vocabulary", "100", "--precision", "float32")
+    out, asked = tmp_path / "draft", ("--kind", "pruned", "--prompts", str(prompts), "-o", str(tmp_path / "draft"))
+    found = wager("train", *asked, *short, *numbers, "--layers", "1")
+    assert found.code == 0, found.err
+    ran = wager("run", "Say 3", *short, "--drafter", f"model:{out}", "--max-tokens", "8", "--depth", "2")
+    assert ran.code == 0, ran.err
+    assert ran.out == wager("run", "Say 3", *short, "--drafter", "none", "--max-tokens", "8").out
+    for layers, message in (
+        ("2", "2 of 2 layers cannot be kept"),
+        ("0,5", "Layer 5 cannot be kept"),
+        ("x", "'x' is no list of layers"),
+        ("0", "1<=x<=256"),
+    ):
+        refused = wager("train", *asked[:-1], str(tmp_path / "other"), *short, *numbers, "--layers", layers)
+        assert refused.code == 2 and message in refused.err, refused.err
+    listed = ("--kind", "dspark", *asked[2:-1], str(tmp_path / "other"), *short, *numbers, "--layers", "0,1")
+    assert "Give a number for this kind" in wager("train", *listed).err
+
+
+def test_beside_a_quantised_target_it_is_rounded_too(tmp_path: Path) -> None:
+    path = directory(tmp_path / "target", "wide")
+    config = wager.EngineConfig.from_options(model=path, memory="64MiB")
+    floats = open_target(config)
+    whole = save(oracle("LlamaForCausalLM", **FAMILIES["wide"][1]), tmp_path / "hf")
+    spec = open_weights(whole).spec
+    kinds = {"down": Kind.Q4_0}
+    tensors = as_gguf(transformers.AutoModelForCausalLM.from_pretrained(whole), spec, kinds, permuted=True)
+    blocks = open_weights(write_gguf(tmp_path / "m.gguf", "llama", gguf_metadata(spec, "llama"), tensors))
+    for target, given, expected in (
+        (floats, "auto", "auto"),
+        (replace(floats, weights=blocks), "auto", "q8"),
+        (replace(floats, weights=blocks), "bf16", "bf16"),
+        (replace(floats, weights=blocks), "q4", "q4"),
+    ):
+        draft = open_draft(config.with_options(dtype=given), target, path)
+        assert draft.dtype == expected
+    rounded = open_draft(config, replace(floats, weights=blocks), path)
+    assert set(rounded.matrices(ReferenceKernels()).formats.values()) == {"q8_0"}
