@@ -35,10 +35,11 @@ class RoundSeconds:
 class Round:
     """One pass of the target that emitted tokens of one sequence.
 
-    `draft` holds the guesses as they were drafted, with those that a grammar added; `verified` and `accepted` are indices of its nodes: those that the
-    policy admitted, and those of them that were emitted, in order. `emitted` are the accepted guesses and then the
-    target's own token, unless the text ended before it; `text` is the text that became complete. `rows` are those of
-    the sequence: its known tokens that were not computed yet, and the verified guesses.
+    `draft` holds the guesses as they were drafted, with those that a grammar added; `verified` and `accepted` are
+    indices of its nodes: those that the policy admitted, and those of them that were emitted, in order. `emitted` are
+    the accepted guesses and then the target's own token, unless the text ended before it; `text` is the text that
+    became complete. `rows` are those of the sequence: its known tokens that were not computed yet, and the verified
+    guesses.
     """
 
     draft: Draft

@@ -110,6 +110,10 @@ class Tokenizer:
         """Whether only a template may write it: a special token, or an added one that templates use as such."""
         return token_id in self._parts.special or token_id in self._fenced.control_ids
 
+    def control_id(self, text: str) -> int | None:
+        """The id of a control token by its text."""
+        return self._fenced.control.get(text)
+
     def ends_fragment(self, token_id: int) -> bool:
         """Whether encoding puts a space before text after this token, wherever it stands."""
         return self.space_prefix == "fragment" and token_id in self._parts.literal
