@@ -164,7 +164,7 @@ def _library() -> Any:
         import llguidance
     except ImportError as error:
         raise UsageError(
-            f"Grammars need llguidance, which cannot be imported ({error}).", 'Install it: pip install "wager[serve]".'
+            f"Grammars need llguidance, which cannot be imported ({error}).", "Install it: pip install llguidance."
         ) from error
     return llguidance
 
