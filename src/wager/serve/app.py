@@ -58,6 +58,7 @@ class Server:
             Route("/health", self.health),
             Route("/version", self.version),
             Route("/metrics", self.read_metrics),
+            Route("/openapi.json", self.describe),
             Route("/live", self.live.read),
             *(Route(path, self.live.page) for path in PAGE_PATHS),
         ]
@@ -107,6 +108,13 @@ class Server:
     async def version(self, http: Request) -> Response:
         del http
         return JSONResponse({"version": __version__})
+
+    async def describe(self, http: Request) -> Response:
+        """The API for machines; see openapi.py, which is imported when somebody asks."""
+        from wager.serve.openapi import document
+
+        del http
+        return JSONResponse(document())
 
     async def read_metrics(self, http: Request) -> Response:
         del http
