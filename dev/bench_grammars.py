@@ -38,9 +38,9 @@ CASES = [
 ]
 
 
-def timed(taken: list[float], call: Callable[[], R]) -> R:
+def timed(taken: list[float], call: Callable[..., R], *arguments: object) -> R:
     begin = time.perf_counter()
-    result = call()
+    result = call(*arguments)
     taken.append(1e6 * (time.perf_counter() - begin))
     return result
 
@@ -62,10 +62,11 @@ def main(model: str) -> None:
             forced: list[float] = []
             steps: list[float] = []
             for token in tokenizer.encode_text(text):
-                timed(forced, lambda: state.forced(()))
-                allowed = timed(masks, lambda: state.allowed(()))
+                timed(forced, state.forced, ())
+                allowed = timed(masks, state.allowed, ())
                 assert allowed is not None and token in allowed
-                timed(steps, lambda: (state.append([token]), state.complete()))
+                timed(steps, state.append, [token])
+                state.complete()
             columns = [("mask", masks), ("forced", forced), ("append", steps)]
             shown = [
                 f"{part} {statistics.median(us):.0f} / {statistics.mean(us):.0f} / {max(us):.0f}"

@@ -11,7 +11,7 @@ from wager.token_ids import as_token_ids
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationChoice:
+class RequestSpeculation:
     """How one request speculates, whatever the policy would decide: `depth` guesses a step (None: the drafter's
     default; 0: none at all) by `drafter` ("": the engine's first one). The text stays the same."""
 
@@ -36,7 +36,7 @@ class Request:
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     weight: float = 1.0
-    speculation: SpeculationChoice | None = None
+    speculation: RequestSpeculation | None = None
 
     def __post_init__(self) -> None:
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from wager.request import Request as Request
-from wager.request import SpeculationChoice as SpeculationChoice
+from wager.request import RequestSpeculation as RequestSpeculation
 from wager.sampling import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
 from wager.sampling import SamplingParams as SamplingParams
 

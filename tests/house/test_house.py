@@ -41,7 +41,7 @@ PUBLIC_NAMES = {
     "Request",
     "RequestError",
     "SamplingParams",
-    "SpeculationChoice",
+    "RequestSpeculation",
     "SpeculationConfig",
     "Stats",
     "TokenLogprob",

@@ -14,7 +14,7 @@ from wager.economics.policy.base import Policy, longest_that_fits, truncate_to
 from wager.engine.grammar_drafts import GrammarDrafts
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.errors import RequestError
-from wager.types import Draft, DraftDecision, Plan, Request, Span, SpeculationChoice, StepRecord, Verdict
+from wager.types import Draft, DraftDecision, Plan, Request, RequestSpeculation, Span, StepRecord, Verdict
 
 _METHODS = ("begin", "plan", "admit", "learn", "observe", "end")
 
@@ -136,7 +136,7 @@ class RequestPolicy(Policy):
         return f"{why}\nOf {count} sequences the requests say how they speculate." if count else why
 
 
-def _decision(choice: SpeculationChoice, drafters: Mapping[str, Drafter]) -> DraftDecision:
+def _decision(choice: RequestSpeculation, drafters: Mapping[str, Drafter]) -> DraftDecision:
     drafter = drafters.get(choice.drafter or next(iter(drafters), ""))
     if drafter is None:
         return DraftDecision(0)

@@ -17,7 +17,7 @@ from wager.errors import RequestError
 from wager.grammar import Grammar
 from wager.testing import AdversaryDrafter, OracleDrafter, ToyDistribution, ToyOracle
 from wager.testing.engines import toy_engine
-from wager.types import Draft, OutputDelta, Plan, Request, SamplingParams, Span, SpeculationChoice, Verdict
+from wager.types import Draft, OutputDelta, Plan, Request, RequestSpeculation, SamplingParams, Span, Verdict
 
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0)
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=7)
@@ -55,11 +55,11 @@ class SeenByPolicy(FixedDepth):
 def requests() -> list[Request]:
     choices = {
         "plain": None,
-        "off": SpeculationChoice(depth=0),
-        "default": SpeculationChoice(),
-        "two": SpeculationChoice("oracle", 2),
-        "other": SpeculationChoice("blind-adversary", 3),
-        "deepest": SpeculationChoice(depth=1000),
+        "off": RequestSpeculation(depth=0),
+        "default": RequestSpeculation(),
+        "two": RequestSpeculation("oracle", 2),
+        "other": RequestSpeculation("blind-adversary", 3),
+        "deepest": RequestSpeculation(depth=1000),
     }
     return [
         Request(name, (1, 2, 3 + i), replace(PARAMS, n=2 if name == "two" else 1), speculation=choice)
@@ -96,15 +96,15 @@ def test_every_request_drafts_as_it_says_and_the_text_is_the_same(depth: int, ma
 def test_what_the_engine_lacks_is_refused() -> None:
     engine = toy_engine(LAW, drafter=NgramDrafter())
     with pytest.raises(RequestError, match="wants drafter 'medusa'; this engine has ngram"):
-        engine.add(Request("r", (1,), PARAMS, speculation=SpeculationChoice("medusa")))
+        engine.add(Request("r", (1,), PARAMS, speculation=RequestSpeculation("medusa")))
     with pytest.raises(RequestError, match="this engine has none"):
-        toy_engine(LAW).add(Request("r", (1,), PARAMS, speculation=SpeculationChoice()))
-    toy_engine(LAW).add(Request("r", (1,), PARAMS, speculation=SpeculationChoice("medusa", 0)))
+        toy_engine(LAW).add(Request("r", (1,), PARAMS, speculation=RequestSpeculation()))
+    toy_engine(LAW).add(Request("r", (1,), PARAMS, speculation=RequestSpeculation("medusa", 0)))
     for depth in (-1, True, 2.5):
         with pytest.raises(RequestError, match="depth"):
-            SpeculationChoice(depth=depth)  # type: ignore[arg-type]
+            RequestSpeculation(depth=depth)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="drafter"):
-        SpeculationChoice(3)  # type: ignore[arg-type]
+        RequestSpeculation(3)  # type: ignore[arg-type]
 
 
 def test_without_such_requests_the_policy_is_called_without_a_detour() -> None:
@@ -112,11 +112,11 @@ def test_without_such_requests_the_policy_is_called_without_a_detour() -> None:
     engine = toy_engine(LAW, drafter=NgramDrafter(), policy=policy)
     for _ in range(2):
         assert all(getattr(engine.policy, name) == getattr(policy, name) for name in ("plan", "admit", "learn", "end"))
-        engine.add(Request("r", (1, 2), PARAMS, speculation=SpeculationChoice(depth=1)))
+        engine.add(Request("r", (1, 2), PARAMS, speculation=RequestSpeculation(depth=1)))
         assert engine.policy.plan != policy.plan
         while engine.busy:
             engine.step()
-    engine.add(Request("r", (1, 2), PARAMS, speculation=SpeculationChoice(depth=1)))
+    engine.add(Request("r", (1, 2), PARAMS, speculation=RequestSpeculation(depth=1)))
     engine.abort("r")
     assert engine.policy.plan == policy.plan
     engine.policy = replaced = SeenByPolicy(3)
@@ -131,9 +131,9 @@ def test_what_watches_the_policy_sees_all_drafts() -> None:
     grammar = Grammar.json_schema({"type": "object", "properties": {"name": {"enum": ["ab"]}}, "required": ["name"]})
     made = [
         Request("grammar", (1, 2, 4), SamplingParams(grammar=grammar, max_tokens=30)),
-        Request("chosen", (5, 6, 7) * 6, SamplingParams(max_tokens=20), speculation=SpeculationChoice("ngram", 4)),
+        Request("chosen", (5, 6, 7) * 6, SamplingParams(max_tokens=20), speculation=RequestSpeculation("ngram", 4)),
         Request(
-            "off", (5, 6, 8) * 6, SamplingParams(max_tokens=20, grammar=grammar), speculation=SpeculationChoice("", 0)
+            "off", (5, 6, 8) * 6, SamplingParams(max_tokens=20, grammar=grammar), speculation=RequestSpeculation("", 0)
         ),
     ]
     rounds: dict[str, list[object]] = {}
