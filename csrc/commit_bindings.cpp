@@ -75,8 +75,9 @@ class PlainCommitter {
         return PyTuple_GET_SIZE(part.tokens.ptr()) > 0;
     }
 
-    // Neither the length nor a stop token ends it.
+    // Neither the length nor a stop token ends it, and it has no grammar, which may.
     bool goes_on(Part& part) const {
+        if (constrained_.of(part.sequence.ptr()).ptr() != Py_False) return false;
         part.known = tokens_.of(part.sequence.ptr());
         int64_t longest = 0;
         if (!part.known.is_valid() || !PyList_Check(part.known.ptr())) return false;
@@ -149,7 +150,7 @@ class PlainCommitter {
     const Name error_{"error"}, drafted_{"drafted"}, verdict_{"verdict"}, accepted_{"accepted"}, drafted_by_{"drafted_by"};
     const Name logprobs_{"logprobs"}, max_length_{"max_length"}, stop_ids_{"stop_ids"}, text_{"text"}, choice_{"choice"};
     const Name unstopped_{"unstopped"}, known_texts_{"known_texts"}, counters_{"counters"}, request_id_{"request_id"}, rounds_{"rounds"};
-    const Name first_token_at_{"first_token_at"}, last_token_at_{"last_token_at"};
+    const Name first_token_at_{"first_token_at"}, last_token_at_{"last_token_at"}, constrained_{"constrained"};
 };
 
 }  // namespace

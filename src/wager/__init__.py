@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CacheIntegrityError,
         ClosedError,
         DownloadError,
+        GrammarError,
         MemoryPlanError,
         ModelError,
         NumericsError,
@@ -28,8 +29,17 @@ if TYPE_CHECKING:
         UsageError,
         WagerError,
     )
+    from wager.grammar import Grammar
     from wager.llm import LLM, OutputStream
-    from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats, TokenLogprob
+    from wager.types import (
+        Completion,
+        OutputDelta,
+        Request,
+        RequestSpeculation,
+        SamplingParams,
+        Stats,
+        TokenLogprob,
+    )
 
 __version__ = "0.1.0"
 
@@ -44,6 +54,8 @@ __all__ = [
     "DownloadError",
     "Engine",
     "EngineConfig",
+    "Grammar",
+    "GrammarError",
     "MemoryPlanError",
     "ModelConfig",
     "ModelError",
@@ -52,6 +64,7 @@ __all__ = [
     "OutputStream",
     "Request",
     "RequestError",
+    "RequestSpeculation",
     "SamplingParams",
     "SpeculationConfig",
     "Stats",
@@ -65,8 +78,17 @@ _MODULES = {
     "async_llm": ("AsyncLLM", "AsyncOutputStream"),
     "config": ("CapacityConfig", "EngineConfig", "ModelConfig", "SpeculationConfig"),
     "engine.core": ("Engine",),
+    "grammar": ("Grammar",),
     "llm": ("LLM", "OutputStream"),
-    "types": ("Completion", "OutputDelta", "Request", "SamplingParams", "Stats", "TokenLogprob"),
+    "types": (
+        "Completion",
+        "OutputDelta",
+        "Request",
+        "SamplingParams",
+        "RequestSpeculation",
+        "Stats",
+        "TokenLogprob",
+    ),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 """Names -> the module that has them; all others are errors."""

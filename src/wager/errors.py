@@ -69,5 +69,9 @@ class NumericsError(WagerError):
     """The model produced logits that are not numbers; the request ends with this error."""
 
 
+class GrammarError(WagerError):
+    """A grammar that allows no token at some position, or is too costly there; the request ends with this error."""
+
+
 class CacheIntegrityError(WagerError):
     """The block accounting of the cache contradicts itself: a defect in wager, not in its use."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wager.errors import UsageError
+from wager.grammar import Grammar
 from wager.token_ids import as_integer, as_token_ids
 
 GREEDY_TEMPERATURE = 1e-4
@@ -47,7 +48,8 @@ class SamplingParams:
     [-100, 100] added to its logit. `logprobs` is the number of most likely alternatives reported per token (None:
     none), `n` the number of choices; `repetition_penalty` counts tokens of prompt and output, `presence_penalty` and
     `frequency_penalty` of the output. `prediction` is what the output is expected to be like, a text or token ids:
-    drafters guess from it, and it changes no token.
+    drafters guess from it, and it changes no token. `grammar` is what the output must be like: only tokens that it
+    allows are sampled, and the output ends when it is complete.
     """
 
     max_tokens: int = 256
@@ -66,6 +68,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     prediction: str | Sequence[int] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, limits in _RANGES.items():
@@ -77,6 +80,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         object.__setattr__(self, "prediction", _prediction(self.prediction))
+        _check_grammar(self)
 
     @property
     def greedy(self) -> bool:
@@ -85,6 +89,11 @@ class SamplingParams:
     @property
     def plain(self) -> bool:
         """Whether only the temperature changes the logits: the token is argmax(z / T + g) over all token ids."""
+        return self.grammar is None and self.temperature_only
+
+    @property
+    def temperature_only(self) -> bool:
+        """The same over the token ids that the grammar allows, if there is one."""
         return (
             self.repetition_penalty == 1
             and self.presence_penalty == 0
@@ -109,6 +118,12 @@ def _stop_token_ids(value: object) -> tuple[int, ...]:
         raise UsageError(
             f"stop_token_ids is not possible: {error}.", "stop_token_ids must be a tuple of integers."
         ) from None
+
+
+def _check_grammar(params: SamplingParams) -> None:
+    _require("grammar", params.grammar, "a Grammar", ok=params.grammar is None or isinstance(params.grammar, Grammar))
+    if params.grammar is not None and params.ignore_eos:
+        raise UsageError("ignore_eos and grammar exclude each other.", "A grammar says where the output ends.")
 
 
 def _prediction(value: object) -> str | tuple[int, ...]:

@@ -6,15 +6,14 @@ is keyed by the sequence's id.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from wager.errors import RequestError
+from wager.request import Request as Request
+from wager.request import RequestSpeculation as RequestSpeculation
 from wager.sampling import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
 from wager.sampling import SamplingParams as SamplingParams
-from wager.token_ids import as_token_ids
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,29 +40,6 @@ RULES: Mapping[VerifyRule, RuleProperties] = {
     "block": RuleProperties(needs_draft_probs=True, verifies_trees=False),
     "traversal": RuleProperties(needs_draft_probs=True, verifies_trees=True),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A prompt in token ids (any sequence of integers; kept as a tuple) and how to answer it. `weight` is what its
-    tokens count for, relative to those of other requests, when the policy decides which guesses are verified."""
-
-    id: str
-    prompt: tuple[int, ...]
-    params: SamplingParams = field(default_factory=SamplingParams)
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "prompt", as_token_ids(self.prompt))
-        except TypeError as error:
-            raise RequestError(
-                f"Request {self.id!r} has no valid prompt: {error}.", "A prompt is a sequence of token ids."
-            ) from None
-        if not self.prompt:
-            raise RequestError(f"Request {self.id!r} has an empty prompt.", "Give at least one token.")
-        if not 0 < self.weight < math.inf:
-            raise RequestError(f"Request {self.id!r} has weight {self.weight!r}.", "Weights are numbers above 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +127,11 @@ class Draft:
             steps.append(node)
             node = self.parents[node]
         return tuple(reversed(steps))
+
+    def drafter_of(self, node: int) -> str:
+        """The name of the drafter that guessed a node."""
+        del node
+        return self.drafter
 
     def truncate(self, size: int) -> Draft:
         """The first `size` nodes. Parents precede children, so they are a tree."""

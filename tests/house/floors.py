@@ -8,16 +8,20 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
-_VALUES = {"types", "sampling", "prompts", "token_ids", "errors", "inputs", "arch"}
+_VALUES = {"types", "request", "sampling", "grammar", "prompts", "token_ids", "errors", "inputs", "arch"}
 _ECONOMICS = {"economics", "economics.costmodel", "economics.latency", "economics.policy", "economics.simulation"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
-_BELOW_ENGINE = _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "draft", "draft.registry", "draft.option"}
+_BELOW_ENGINE = (
+    _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "constrain", "draft", "draft.registry", "draft.option"}
+)
 _BELOW_BUILD = _BELOW_ENGINE | {"engine", "profiling"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     # floor 0
-    "types": {"errors", "sampling", "token_ids"},
-    "sampling": {"errors", "token_ids"},
+    "types": {"errors", "request", "sampling"},
+    "request": {"errors", "sampling", "token_ids"},
+    "grammar": {"errors"},
+    "sampling": {"errors", "grammar", "token_ids"},
     "prompts": {"errors", "token_ids"},
     "token_ids": set(),
     "errors": set(),
@@ -37,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": _NUMBERS,
     "kv": _NUMBERS,
     "verify": _NUMBERS,
+    "constrain": _VALUES,
     "bench": _NUMBERS | _ECONOMICS,
     # floor 3
     "draft": {"models", "kv", "kernels", "verify"} | _VALUES,

@@ -17,6 +17,7 @@ from wager.build import policy as policies
 from wager.build.memory_plan import MemoryPlan
 from wager.build.opened import OpenedModel, open_target
 from wager.config import EngineConfig, check_rule_for_trees
+from wager.constrain.compiler import GrammarCompiler
 from wager.draft.ahead import AheadDrafter
 from wager.draft.ahead_figures import AheadFigures
 from wager.draft.base import Drafter
@@ -257,6 +258,7 @@ def _assemble(
         proposer=Proposer(*(drafters if built.max_depth else ()), vocab=decoder.vocab, rule=rule),
         decoder=lambda prompt: IncrementalDecoder(model.tokenizer, after=prompt),
         eos=model.tokenizer.eos_ids,
+        grammars=GrammarCompiler(model.tokenizer),
         trace=trace,
     )
     engine.target, engine.memory_plan = target, plan

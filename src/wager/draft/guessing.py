@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.draft.trees import Candidate
-from wager.errors import NumericsError
+from wager.errors import GrammarError, NumericsError
 from wager.kernels.base import Kernels, TargetOutput
 from wager.kernels.noise import argmax_gumbel, gumbel
 from wager.kernels.sampling import SampleRequest, sample_rows
@@ -135,7 +135,7 @@ class GuessSampler:
             return self._plain_candidates(self.row(output, row.row), row, count)
         try:
             distribution = self._processed(output, row)
-        except NumericsError:
+        except (NumericsError, GrammarError):
             return []
         scores = distribution.scores
         best = _largest(scores, _SEARCHED)
@@ -195,7 +195,7 @@ class GuessSampler:
         the distribution that each was drawn from, float64 [tokens, vocab]."""
         try:
             distribution = self._processed(output, row)
-        except NumericsError:
+        except (NumericsError, GrammarError):
             return [], np.zeros((0, self.vocab))
         q, request = distribution.probabilities(self.vocab), row.request
         ranked = distribution.top(count, request.seed, row.position, request.choice, private=row.private)
@@ -203,14 +203,24 @@ class GuessSampler:
         return [Candidate(self.own_id(token), float(q[token])) for token in tokens], without_replacement(q, tokens)
 
     def _processed(self, output: TargetOutput, row: GuessedRow) -> ProcessedDistribution:
-        history = None if row.history is None else row.history.extended(self.verified_ids(row.path))
-        return process(self.row(output, row.row), row.request.params, history)
+        return process(self.row(output, row.row), row.request.params, self._history(row))
+
+    def _history(self, row: GuessedRow) -> History | None:
+        return None if row.history is None else row.history.extended(self.verified_ids(row.path))
+
+    def _allows(self, row: GuessedRow, token: int) -> bool:
+        """Whether the request's grammar allows the best token of all: then it is also the best of those allowed."""
+        if row.request.params.grammar is None or token < 0:
+            return True
+        history = self._history(row)
+        allowed = history.allowed() if history else None
+        return allowed is None or token in allowed
 
     def _guess(self, output: TargetOutput, row: GuessedRow, drawn: int | None) -> Guess:
         logits = self.row(output, row.row)
         try:
             token, probs = (drawn, None) if drawn is not None else self._drawn(output, row, logits)
-        except NumericsError:
+        except (NumericsError, GrammarError):
             return Guess(-1)
         if token < 0 or self.own_id(token) < 0:
             return Guess(-1)
@@ -226,11 +236,14 @@ class GuessSampler:
         self, output: TargetOutput, row: GuessedRow, logits: NDArray[np.float32]
     ) -> tuple[int, NDArray[np.float64] | None]:
         request = row.request
-        if request.params.plain and request.params.greedy and self._whole:
-            return int(output.greedy_tokens[row.row]), None
-        if request.params.plain and not request.needs_draft_probs:
-            temperature = request.params.temperature
-            return int(argmax_gumbel(logits, temperature, request.seed, row.position, request.choice)), None
+        params = request.params
+        if params.temperature_only and (not request.needs_draft_probs or (params.greedy and self._whole)):
+            if params.greedy and self._whole:
+                token = int(output.greedy_tokens[row.row])
+            else:
+                token = int(argmax_gumbel(logits, params.temperature, request.seed, row.position, request.choice))
+            if self._allows(row, token):
+                return token, None
         distribution = self._processed(output, row)
         if not request.needs_draft_probs:
             return distribution.choose(request.seed, row.position, request.choice), None

@@ -122,7 +122,7 @@ class DraftModel(TellsInner):
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Remember the prompt; it is computed when the first draft is requested."""
         self.end(seq_id)
-        history = None if params.plain else History(tokens)
+        history = History.of(tokens, params)
         self._states[seq_id] = DraftedSequence(self._own(tokens), history, len(tokens))
         if self._inner is not None:
             self._inner.begin(seq_id, tokens, params)

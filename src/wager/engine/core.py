@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
 from wager.economics.policy.base import Policy
 from wager.engine.calls import CallGuard
 from wager.engine.detokenizer import Detokenizer, TokenDecoder
+from wager.engine.limits import check_request
 from wager.engine.native import step_counter
 from wager.engine.outputs import OutputCollector
 from wager.engine.proposer import Proposer
 from wager.engine.records import StepCounter
+from wager.engine.request_policy import RequestPolicy
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.engine.sequence import Sequence as RunningSequence
@@ -42,8 +45,9 @@ class Engine:
     """Continuous batching with speculation over one target.
 
     `decoder` makes an incremental token decoder for what follows a prompt (None: outputs carry no text, stop strings
-    are refused); `eos` are the token ids that end a text. One thread at a time may call it, and nothing may step it
-    from within a step or a callback; UsageError otherwise (see calls.py).
+    are refused); `eos` are the token ids that end a text; `grammars` compiles grammars (None: they are refused). One
+    thread at a time may call it, and nothing may step it from within a step or a callback; UsageError otherwise (see
+    calls.py).
     """
 
     def __init__(
@@ -55,14 +59,18 @@ class Engine:
         proposer: Proposer,
         decoder: Callable[[Sequence[int]], TokenDecoder] | None = None,
         eos: Collection[int] = (),
+        grammars: GrammarCompiler | None = None,
         trace: Trace | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self._policy = policy
+        self._requested = RequestPolicy(policy, scheduler.sequences)
+        self._policy: Policy = self._requested
         self._proposer = proposer
         self._decoder = decoder
         self._eos = frozenset(eos)
+        self.grammars = grammars
+        """Compiles what `add` would compile: any thread may do that before, so that no step waits for it."""
         self._open: dict[str, int] = {}  # request id -> its choices that have not ended
         self._final_outputs: list[OutputDelta] = []  # of aborted requests, returned by the next step
         self._guard = CallGuard()
@@ -78,7 +86,12 @@ class Engine:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._policy = policy
+        around: Policy | None = policy  # what watches a policy is put around the one that was there
+        while around is not None and around is not self._requested:
+            around = getattr(around, "policy", None)
+        if around is None:
+            self._requested.replace(policy)
+        self._policy = self._requested if around is None else policy
         self._time_stages(self._trace)
 
     @property
@@ -158,7 +171,12 @@ class Engine:
     def _update_policy(self, outcomes: Mapping[str, Outcome], ended: Iterable[str]) -> None:
         self._policy.learn([outcome.verdict for outcome in outcomes.values()])
         for seq_id in ended:
-            self._policy.end(seq_id)
+            self._end_in_policy(seq_id)
+
+    def _end_in_policy(self, seq_id: str) -> None:
+        self._policy.end(seq_id)
+        if self._requested.remove(seq_id):
+            self._time_stages(self._trace)
 
     def _close_requests(self, deltas: Iterable[OutputDelta]) -> None:
         """The id of a request whose last choice has ended may be used again."""
@@ -187,6 +205,7 @@ class Engine:
 
     def _add(self, request: Request) -> None:
         self._check(request)
+        request = with_compiled_grammar(request, self.grammars)
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         choices = [self._sequence(request, choice, seed) for choice in range(request.params.n)]
         for sequence in choices:  # all have one length, so only the first can be refused
@@ -194,35 +213,19 @@ class Engine:
         self._open[request.id] = len(choices)
         for sequence in choices:
             self.proposer.begin(sequence.id, request.prompt, request.params)
-            self.policy.begin(sequence.id, weight=request.weight)
+            if self._requested.add(sequence, self.proposer.drafters):
+                self._time_stages(self._trace)
+            self._policy.begin(sequence.id, weight=request.weight)
 
     def _sequence(self, request: Request, choice: int, seed: int) -> RunningSequence:
         text = Detokenizer(self._decoder(request.prompt), request.params.stop) if self._decoder else None
         return RunningSequence(request, choice, seed=seed, text=text, eos=self._eos, drafter=self.proposer.name)
 
     def _check(self, request: Request) -> None:
-        vocab = self.runner.target.vocab
         if request.id in self._open:
             raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
-        if "#" in request.id:
-            raise RequestError(f"Request id {request.id!r} contains '#', which numbers choices.", "Leave it out.")
-        prediction = request.params.prediction
-        if isinstance(prediction, str):
-            raise RequestError("A predicted text needs a tokenizer; this engine has none.", "Give its token ids.")
-        for name, tokens, hint in (
-            ("", request.prompt, "Encode the prompt with the target's own tokenizer."),
-            (" under logit_bias", request.params.logit_bias, "Leave it out of logit_bias."),
-            (" under stop_token_ids", request.params.stop_token_ids, "Leave it out of stop_token_ids."),
-            (" under prediction", prediction, "Encode it with the target's own tokenizer."),
-        ):
-            for token in tokens:
-                if not 0 <= token < vocab:
-                    raise RequestError(
-                        f"Request {request.id!r} names token {token}{name}; the vocabulary has ids 0 to {vocab - 1}.",
-                        hint,
-                    )
-        if request.params.stop and self._decoder is None:
-            raise RequestError("Stop strings need a tokenizer; this engine has none.", "Use stop_token_ids instead.")
+        check_request(request, vocab=self.runner.target.vocab, has_tokenizer=self._decoder is not None)
+        self._requested.check(request, self.proposer.drafters)
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request now; their last outputs come with the next step. False if it is not running."""
@@ -233,7 +236,7 @@ class Engine:
             for delta in deltas:
                 seq_id = sequence_id(delta.request_id, delta.index)
                 self.proposer.end(seq_id)
-                self.policy.end(seq_id)
+                self._end_in_policy(seq_id)
             self._close_requests(deltas)
             self._final_outputs += deltas
             return True

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from wager.economics.policy.base import Policy
 from wager.engine.core import Engine
+from wager.engine.grammar_drafts import DraftOfSeveral
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
 
@@ -74,12 +75,19 @@ class DraftCounter(Policy):
             for verdict in verdicts:
                 draft = admitted.get(verdict.seq_id)
                 if draft is not None and draft.tokens:
-                    counts = self.drafters.get(draft.drafter)
-                    if counts is None:
-                        counts = self.drafters[draft.drafter] = DrafterCounts()
-                    _count(counts.verified, len(draft.tokens))
-                    _count(counts.accepted, len(verdict.accepted))
+                    self._count_draft(draft, verdict)
         self.policy.learn(verdicts)
+
+    def _count_draft(self, draft: Draft, verdict: Verdict) -> None:
+        names = draft.drafters if isinstance(draft, DraftOfSeveral) else (draft.drafter,)
+        for name in dict.fromkeys(names):
+            counts = self.drafters.get(name)
+            if counts is None:
+                counts = self.drafters[name] = DrafterCounts()
+            several = len(names) > 1
+            accepted = [node for node in verdict.accepted if draft.drafter_of(node) == name]
+            _count(counts.verified, names.count(name) if several else len(draft.tokens))
+            _count(counts.accepted, len(accepted))
 
     def observe(self, record: StepRecord) -> None:
         self.policy.observe(record)

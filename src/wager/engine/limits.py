@@ -23,3 +23,26 @@ def check_length(request: Request, *, max_context: int, num_blocks: int) -> None
             f"Request {request.id!r} may grow to {need} tokens; the cache holds {num_blocks * BLOCK_SIZE}.",
             "Lower max_tokens, shorten the prompt, or give the cache more memory (--memory).",
         )
+
+
+def check_request(request: Request, *, vocab: int, has_tokenizer: bool) -> None:
+    """RequestError if a request names tokens that are not below `vocab`, or needs a tokenizer that is not there."""
+    if "#" in request.id:
+        raise RequestError(f"Request id {request.id!r} contains '#', which numbers choices.", "Leave it out.")
+    prediction = request.params.prediction
+    if isinstance(prediction, str):
+        raise RequestError("A predicted text needs a tokenizer; this engine has none.", "Give its token ids.")
+    for name, tokens, hint in (
+        ("", request.prompt, "Encode the prompt with the target's own tokenizer."),
+        (" under logit_bias", request.params.logit_bias, "Leave it out of logit_bias."),
+        (" under stop_token_ids", request.params.stop_token_ids, "Leave it out of stop_token_ids."),
+        (" under prediction", prediction, "Encode it with the target's own tokenizer."),
+    ):
+        for token in tokens:
+            if not 0 <= token < vocab:
+                raise RequestError(
+                    f"Request {request.id!r} names token {token}{name}; the vocabulary has ids 0 to {vocab - 1}.",
+                    hint,
+                )
+    if request.params.stop and not has_tokenizer:
+        raise RequestError("Stop strings need a tokenizer; this engine has none.", "Use stop_token_ids instead.")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from wager.economics.policy.base import Policy
 from wager.engine.core import Engine
+from wager.engine.grammar_drafts import DraftOfSeveral
 from wager.engine.sequence import sequence_id
 from wager.types import DRAFT_STAGE, FORWARD_STAGE, Draft, OutputDelta, Plan, Request, Span, StepRecord, Verdict
 
@@ -34,10 +35,11 @@ class RoundSeconds:
 class Round:
     """One pass of the target that emitted tokens of one sequence.
 
-    `draft` holds the guesses as they were drafted; `verified` and `accepted` are indices of its nodes: those that the
-    policy admitted, and those of them that were emitted, in order. `emitted` are the accepted guesses and then the
-    target's own token, unless the text ended before it; `text` is the text that became complete. `rows` are those of
-    the sequence: its known tokens that were not computed yet, and the verified guesses.
+    `draft` holds the guesses as they were drafted, with those that a grammar added; `verified` and `accepted` are
+    indices of its nodes: those that the policy admitted, and those of them that were emitted, in order. `emitted` are
+    the accepted guesses and then the target's own token, unless the text ended before it; `text` is the text that
+    became complete. `rows` are those of the sequence: its known tokens that were not computed yet, and the verified
+    guesses.
     """
 
     draft: Draft
@@ -143,9 +145,10 @@ class RoundRecorder(Policy):
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         admitted = self.policy.admit(drafts, budget)
         for seq_id, done in self._step.items():
-            if seq_id in drafts:
-                done.draft = drafts[seq_id]
-                done.admitted = admitted.get(seq_id, Draft(seq_id))
+            draft, verified = drafts.get(seq_id), admitted.get(seq_id)
+            if draft is not None or verified is not None:
+                done.admitted = verified or Draft(seq_id)
+                done.draft = _with_forced(draft or Draft(seq_id), done.admitted)
         return admitted
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
@@ -169,6 +172,24 @@ class RoundRecorder(Policy):
 
     def explain(self) -> str:
         return self.policy.explain()
+
+
+def _with_forced(draft: Draft, admitted: Draft) -> Draft:
+    """The draft with the nodes of `admitted` that a grammar added."""
+    if not isinstance(admitted, DraftOfSeveral):
+        return draft
+    places = {(): -1, **{_tokens_to(draft, node): node for node in range(len(draft))}}
+    tokens, parents = list(draft.tokens), list(draft.parents)
+    drafters = [draft.drafter] * len(draft)
+    for node in range(len(admitted)):
+        path = _tokens_to(admitted, node)
+        if path not in places:
+            places[path] = len(tokens)
+            tokens.append(path[-1])
+            parents.append(places[path[:-1]])
+            drafters.append(admitted.drafter_of(node))
+    name = draft.drafter or admitted.drafter
+    return DraftOfSeveral(draft.seq_id, tuple(tokens), tuple(parents), (), name, None, tuple(drafters))
 
 
 def _nodes_in(draft: Draft, admitted: Draft) -> list[int]:

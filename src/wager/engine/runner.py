@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.engine.sequence import Sequence as RunningSequence
-from wager.errors import NumericsError, UsageError
+from wager.errors import GrammarError, NumericsError, UsageError
 from wager.kernels.base import BatchBuffers, Kernels, Target, TargetOutput
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.sampling import SampleRequest, sample_rows
@@ -29,9 +29,10 @@ NOT_FINITE = "The model produced a logit that is not finite at position {}."
 
 
 class InvalidRow(Exception):
-    """A row whose logits are not finite. What comes before it on the path is valid."""
+    """A row whose logits are not finite, or of which the grammar allows no token. What comes before it on the path is
+    valid."""
 
-    def __init__(self, row: int, error: NumericsError) -> None:
+    def __init__(self, row: int, error: NumericsError | GrammarError) -> None:
         super().__init__(str(error))
         self.row = row
         self.error = error
@@ -55,11 +56,12 @@ class TargetTokens(Sequence[int]):
 
     def __getitem__(self, row: int) -> int:  # type: ignore[override]
         params = self.sequence.params
-        if not params.plain:
-            return self.distribution(row).choose(self.sequence.seed, self.position(row), self.sequence.choice)
-        if params.greedy:
-            return self._checked(self.greedy[self.first + row], row)
-        return self._checked(self._sampled(row), row)
+        if not params.temperature_only:
+            return self._chosen(row)
+        token = self._checked(self.greedy[self.first + row] if params.greedy else self._sampled(row), row)
+        if params.grammar is None or self._allows(token, row):
+            return token
+        return self._chosen(row)
 
     def position(self, row: int) -> int:
         """Absolute position of the token that follows the row."""
@@ -79,8 +81,19 @@ class TargetTokens(Sequence[int]):
         """The processed distribution after a row; raises InvalidRow."""
         try:
             return process(self.logits(row), self.sequence.params, self.history(row))
-        except NumericsError as error:
+        except (NumericsError, GrammarError) as error:
             raise InvalidRow(row, error) from error
+
+    def _chosen(self, row: int) -> int:
+        return self.distribution(row).choose(self.sequence.seed, self.position(row), self.sequence.choice)
+
+    def _allows(self, token: int, row: int) -> bool:
+        """Whether the grammar allows the best token of all: then it is also the best of those allowed."""
+        try:
+            allowed = self.history(row).allowed()
+        except GrammarError as error:
+            raise InvalidRow(row, error) from error
+        return allowed is None or token in allowed
 
     def _sampled(self, row: int) -> int:
         s, position = self.sequence, self.position(row)
@@ -173,7 +186,7 @@ class Runner:
             path = draft.path(invalid.row - 1)
             verdict = Verdict(draft.seq_id, path, tuple(draft.tokens[node] for node in path))
             error = str(invalid.error)
-        drafted_by = (*(draft.drafter for _ in verdict.accepted), "")[: len(verdict.tokens)]
+        drafted_by = (*map(draft.drafter_of, verdict.accepted), "")[: len(verdict.tokens)]
         return Outcome(verdict, len(draft), drafted_by, _logprobs(rows, verdict), error)
 
 

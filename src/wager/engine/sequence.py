@@ -60,6 +60,8 @@ class Sequence:
         """Whether its tokens are the greedy ones and nothing else is reported of them."""
         self.temperature = float(params.temperature) if plain and not params.greedy else None
         """Of tokens that are sampled with nothing else changed, and of which nothing else is reported."""
+        self.constrained = params.grammar is not None
+        """Whether its output follows a grammar, which may end it."""
         self._history: History | None = None
         self._in_history = 0
         self.text = text
@@ -69,9 +71,10 @@ class Sequence:
 
     @property
     def history(self) -> History:
-        """The tokens that penalties depend on; kept from when it is first asked for."""
+        """What penalties and grammar depend on; kept from when it is first asked for."""
         if self._history is None:
-            self._history, self._in_history = History(self.request.prompt, ()), len(self.request.prompt)
+            prompt = self.request.prompt
+            self._history, self._in_history = History.of(prompt, self.params) or History(prompt), len(prompt)
         if self._in_history < len(self.tokens):
             self._history.append(self.tokens[self._in_history :])
             self._in_history = len(self.tokens)
@@ -107,9 +110,15 @@ class Sequence:
                 text += detokenizer.push(token)
                 if detokenizer.stopped:
                     return text, "stop"
+            if self.constrained and self._grammar_is_complete():
+                return text + self._flush(), "stop"
             if len(known) >= longest:
                 return text + self._flush(), "length"
         return text, None
+
+    def _grammar_is_complete(self) -> bool:
+        grammar = self.history.grammar
+        return grammar is not None and grammar.complete()
 
     def _flush(self) -> str:
         return self.text.flush() if self.text else ""

@@ -30,11 +30,12 @@ class FencedEncoder:
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._backend = parts.backend
-        self._control = _control_tokens(parts)
-        texts = sorted(self._control, key=len, reverse=True)  # the longest match wins, as in the library
+        self.control = _control_tokens(parts)
+        texts = sorted(self.control, key=len, reverse=True)  # the longest match wins, as in the library
         self._pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         unknown = parts.named.get("unk_token")
-        self._ids = frozenset(i for text, i in self._control.items() if text != unknown)  # any text may be unknown
+        self.control_ids = frozenset(self.control.values())
+        self._ids = frozenset(i for text, i in self.control.items() if text != unknown)  # any text may be unknown
 
     def encode(self, parts: Sequence[TextPart]) -> list[int]:
         text = "".join(part.text for part in parts)
@@ -46,7 +47,7 @@ class FencedEncoder:
                 allowed += list(self._pattern.finditer(text, at, end))
             at = end
         spans = [match.span() for match in allowed]
-        expected = [self._control[match[0]] for match in allowed]
+        expected = [self.control[match[0]] for match in allowed]
         if spans == [match.span() for match in self._pattern.finditer(text)]:
             ids = list(self._backend.encode(text, add_special_tokens=False).ids)
             if self._none_beyond(expected, ids):
@@ -61,7 +62,7 @@ class FencedEncoder:
 
     @cached_property
     def _renamed(self) -> _RenamedTokens:
-        return _RenamedTokens.of(self._backend, self._control)
+        return _RenamedTokens.of(self._backend, self.control)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from wager.models.tokenizer_parts import TokenizerParts
 from wager.prompts import TextPart
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_APART = "\x02"
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -85,6 +86,14 @@ class Tokenizer:
         with library_errors(self._parts.where):
             return self._fenced.encode(tuple(parts))
 
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of text that stands within another one: no control tokens, and no space before it."""
+        if self.space_prefix == "none":
+            return self.encode_parts([TextPart(text)])
+        ids = self.encode_parts([TextPart(_APART + text)])  # a byte of its own, with which nothing is merged
+        place = next((i for i, token in enumerate(ids) if self.token_bytes(token) == _APART.encode()), -1)
+        return ids[place + 1 :] if place >= 0 else self.encode_parts([TextPart(text)])
+
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of token ids; special tokens are shown only if `special`. Bytes that are not UTF-8 become U+FFFD."""
         stream = IncrementalDecoder(self, special=special)
@@ -96,6 +105,14 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._parts.special
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether only a template may write it: a special token, or an added one that templates use as such."""
+        return token_id in self._parts.special or token_id in self._fenced.control_ids
+
+    def control_id(self, text: str) -> int | None:
+        """The id of a control token by its text."""
+        return self._fenced.control.get(text)
 
     def ends_fragment(self, token_id: int) -> bool:
         """Whether encoding puts a space before text after this token, wherever it stands."""

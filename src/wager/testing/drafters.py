@@ -20,11 +20,13 @@ class ToyOracle:
         self._distribution = distribution
 
     def next_tokens(self, request: DraftRequest, known: Sequence[int], prompt_tokens: int) -> list[int]:
-        history = History(known[:prompt_tokens], known[prompt_tokens:])
+        history = History.of(known[:prompt_tokens], request.params)
+        if history is not None:
+            history.append(known[prompt_tokens:])
         path: list[int] = []
         for depth in range(request.depth):
             logits = self._distribution([*known, *path])
-            distribution = process(logits, request.params, None if request.params.plain else history.extended(path))
+            distribution = process(logits, request.params, history and history.extended(path))
             path.append(distribution.choose(request.seed, request.position + depth, request.choice))
         return path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wager.constrain.compiler import GrammarCompiler
 from wager.draft.base import Drafter
 from wager.economics.policy.base import Policy
 from wager.economics.policy.fixed import FixedDepth
@@ -31,6 +32,7 @@ def toy_engine(
     max_sequences: int = 8,
     max_context: int = 512,
     prefix_cache: bool = True,
+    grammars: GrammarCompiler | None = None,
     trace: Trace | None = None,
 ) -> Engine:
     """An engine on a ToyTarget. Few `num_blocks` make preemption common, few `max_rows` split prompts into chunks.
@@ -54,5 +56,6 @@ def toy_engine(
         policy=policy or FixedDepth(depth),
         proposer=Proposer(*([drafter] if drafter else []), *others, vocab=distribution.vocab, rule=rule),
         eos=() if distribution.eos is None else (distribution.eos,),
+        grammars=grammars,
         trace=trace,
     )

@@ -1,98 +1,27 @@
 """From a row of logits and a request's parameters to its processed distribution, and to tokens drawn from it.
 
 Order of the processors, the one of vLLM and the OpenAI API: repetition penalty (prompt and output), frequency and
-presence penalties (output), logit bias, temperature, top-k, top-p, min-p. Everything is float64 from float32 logits in
-one fixed order (value descending, id ascending), so that a row has one result wherever it is computed.
+presence penalties (output), logit bias, grammar, temperature, top-k, top-p, min-p. Everything is float64 from float32
+logits in one fixed order (value descending, id ascending), so that a row has one result wherever it is computed.
 A drafter processes its own logits with the same function; that is what makes q comparable with p.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.errors import NumericsError, UsageError
+from wager.errors import GrammarError, NumericsError, UsageError
+from wager.grammar import AllowedTokens
 from wager.kernels import noise
 from wager.types import SamplingParams, TokenLogprob
+from wager.verify.history import History as History
 
 _NUCLEUS_GUESSES = (2.0**-6, 2.0**-10, 2.0**-14)
 """Shares of the mass outside the nucleus that single ids are compared with, to find it among few candidates."""
-
-
-class _TokenCounts:
-    """Distinct ids of a sequence, and how often each is in its output; grows by doubling."""
-
-    __slots__ = ("counts", "ids", "index", "size")
-
-    def __init__(self, prompt: Iterable[int]) -> None:
-        unique = dict.fromkeys(prompt)
-        self.index = {token: slot for slot, token in enumerate(unique)}
-        self.size = len(unique)
-        self.ids = np.zeros(self.size + 64, np.int64)
-        self.ids[: self.size] = list(unique)
-        self.counts = np.zeros(self.size + 64, np.int64)
-
-    def add(self, token: int) -> None:
-        slot = self.index.get(token)
-        if slot is None:
-            slot = self.index[token] = self.size
-            if slot == len(self.ids):
-                self.ids = np.concatenate((self.ids, np.zeros_like(self.ids)))
-                self.counts = np.concatenate((self.counts, np.zeros_like(self.counts)))
-            self.ids[slot] = token
-            self.size += 1
-        self.counts[slot] += 1
-
-
-class History:
-    """The tokens that a position's penalties depend on.
-
-    The engine keeps one per sequence and appends committed tokens; `extended` gives the history of a guess further down
-    a path. A view shares its base and is valid until the base is appended to.
-    """
-
-    __slots__ = ("_counts_by_id", "_path")
-
-    def __init__(self, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> None:
-        self._counts_by_id = _TokenCounts(prompt)
-        self._path: tuple[int, ...] = ()
-        self.append(output)
-
-    def append(self, tokens: Iterable[int]) -> None:
-        """Tokens that are now part of the output."""
-        if self._path:
-            raise UsageError("A view of a history cannot be appended to.", "Append to the history it was taken from.")
-        for token in tokens:
-            self._counts_by_id.add(token)
-
-    def extended(self, path: Sequence[int]) -> History:
-        """The history after the further tokens of `path`; copies nothing but the path."""
-        view = object.__new__(History)
-        view._counts_by_id = self._counts_by_id
-        view._path = self._path + tuple(path)
-        return view
-
-    def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Distinct ids of prompt and output, and how often each is in the output; both int64 [m], not to be written."""
-        counts_by_id = self._counts_by_id
-        ids, counts = counts_by_id.ids[: counts_by_id.size], counts_by_id.counts[: counts_by_id.size]
-        if not self._path:
-            return ids, counts
-        counts = counts.copy()
-        fresh: dict[int, int] = {}
-        for token in self._path:
-            slot = counts_by_id.index.get(token)
-            if slot is None:
-                fresh[token] = fresh.get(token, 0) + 1
-            else:
-                counts[slot] += 1
-        return (
-            np.concatenate((ids, np.array(list(fresh), np.int64))),
-            np.concatenate((counts, np.array(list(fresh.values()), np.int64))),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +85,22 @@ def process(
 ) -> ProcessedDistribution:
     """The processed distribution of one row of logits, float32 [V].
 
-    `history` is what the penalties depend on; without penalties it is not read. Raises NumericsError if a logit is NaN
-    or infinite, before the processors or after them: like `Tape.argmax` and `Kernels.sample`, it treats -inf as
-    invalid, not as a ban (bans are finite: `logit_bias`).
+    `history` is what penalties and grammar depend on; without these it is not read. Raises NumericsError if a logit is
+    NaN or infinite, before the processors or after them: like `Tape.argmax` and `Kernels.sample`, it treats -inf as
+    invalid, not as a ban (bans are finite: `logit_bias`); GrammarError as `History.allowed`.
     """
     z = logits.astype(np.float64)
     _apply_penalties(z, params, history)
     if not params.greedy:
         z /= params.temperature
     _require_finite(z)  # the processors keep what is not finite, so one check at their end covers both
-    if params.greedy:
-        return ProcessedDistribution(None, z, greedy=True)
+    allowed = history.allowed() if history is not None and params.grammar is not None else None
     ids: NDArray[np.int64] | None = None
+    if allowed is not None:
+        ids = _ids_of(allowed, len(z))
+        z = z[ids]
+    if params.greedy:
+        return ProcessedDistribution(ids, z, greedy=True)
     for kept in (_top_k, _top_p, _min_p):
         keep = kept(z, params)
         if keep is not None:
@@ -205,6 +138,13 @@ def token_logprob(logits: NDArray[np.float32], token: int, top: int = 0) -> Toke
     ids = ids[np.argsort(-z[ids], kind="stable")]
     alternatives = tuple((int(i), float(z[i] - normaliser)) for i in ids)
     return TokenLogprob(token, float(z[token] - normaliser), alternatives)
+
+
+def _ids_of(allowed: AllowedTokens, vocab: int) -> NDArray[np.int64]:
+    ids = allowed.ids(vocab)
+    if not len(ids):
+        raise GrammarError("The grammar allows no token that the model has.", "Use the model's own tokenizer.")
+    return ids
 
 
 def _apply_penalties(z: NDArray[np.float64], params: SamplingParams, history: History | None) -> None:

@@ -157,7 +157,7 @@ class HeadDrafter:
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Remember the prompt; its entries are computed when the first draft is requested."""
         self.end(seq_id)
-        state = self._states[seq_id] = self._sequence(None if params.plain else History(tokens))
+        state = self._states[seq_id] = self._sequence(History.of(tokens, params))
         state.append(tokens)
 
     def _sequence(self, history: History | None) -> HeadSequence:

@@ -76,8 +76,7 @@ class BlockDrafter:
         self._states: dict[str, BlockSequence] = {}
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        history = None if params.plain else History(tokens)
-        self._states[seq_id] = BlockSequence(len(tokens), tokens[-1], history)
+        self._states[seq_id] = BlockSequence(len(tokens), tokens[-1], History.of(tokens, params))
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """Keep the states of positions that are new."""

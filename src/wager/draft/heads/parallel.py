@@ -61,7 +61,7 @@ class ParallelDrafter:
         self._states: dict[str, _LastState] = {}
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        self._states[seq_id] = _LastState(None if params.plain else History(tokens))
+        self._states[seq_id] = _LastState(History.of(tokens, params))
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """Keep the state of each sequence's newest position."""

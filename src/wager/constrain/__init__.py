@@ -1,0 +1,1 @@
+"""Grammars that the output of a request must follow, and tool calls."""

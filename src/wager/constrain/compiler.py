@@ -1,0 +1,196 @@
+"""Compiles grammars for one tokenizer, with llguidance.
+
+llguidance needs the bytes of every token, which of them are control tokens (these never stand for text), and how a text
+is usually written in tokens. It is imported, and its view of the vocabulary built, with the first grammar.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from wager.constrain.matching import GrammarMatcher
+from wager.errors import GrammarError, RequestError, UsageError
+from wager.grammar import Grammar
+from wager.types import Request
+
+MAX_LEXER_STATES = 50_000
+"""Of one grammar, each of 1 to 2 kB: what a grammar may take of memory. Other limits are llguidance's own: some 20 ms
+for a regular expression, 40 ms for one token, 500,000 symbols."""
+
+_KEPT = 32  # grammars that are kept compiled
+_STACK_BYTES = 256 << 20  # of the thread that compiles: chains of rules are followed recursively
+
+
+class GrammarTokenizer(Protocol):
+    """What a compiler needs of a tokenizer. `encode_text` encodes a text within another one: no special tokens, and
+    no space before it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> Sequence[int]: ...
+
+    def token_bytes(self, token_id: int, /) -> bytes: ...
+
+    def is_control(self, token_id: int, /) -> bool: ...
+
+    def encode_text(self, text: str, /) -> list[int]: ...
+
+
+class GrammarCompiler:
+    """Compiles grammars for `tokenizer`. Several threads may use it; compiling releases the interpreter's lock."""
+
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._compiled: OrderedDict[Grammar, StartedGrammar] = OrderedDict()
+        self._lock, self._vocabulary_lock = threading.Lock(), threading.Lock()
+
+    def compile(self, grammar: Grammar) -> Grammar:
+        """The grammar with `compiled` set. RequestError with the reason if it cannot be compiled, allows no token to
+        begin with, or is too large; UsageError where llguidance is not installed."""
+        with self._lock:
+            compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = self._compile(grammar)  # others need not wait for it
+        with self._lock:
+            self._compiled[grammar] = compiled
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return replace(grammar, compiled=compiled)
+
+    @property
+    def _vocabulary(self) -> Any:
+        """llguidance's view of the tokenizer."""
+        with self._vocabulary_lock:
+            return self._built_vocabulary
+
+    @cached_property
+    def _built_vocabulary(self) -> Any:
+        tokenizer, library = self._tokenizer, _library()
+        if not tokenizer.eos_ids:
+            raise RequestError("The model has no token that ends a text, which a grammar needs.", "Use another model.")
+        wrapped = _WrappedTokenizer(tokenizer)
+        vocabulary = library.LLTokenizer(library.TokenizerWrapper(wrapped), eos_token=list(tokenizer.eos_ids))
+        wrapped.longest_first = vocabulary.greedy_tokenize
+        return vocabulary
+
+    def _compile(self, grammar: Grammar) -> StartedGrammar:
+        library, vocabulary = _library(), self._vocabulary
+        limits = library.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        matcher = _with_large_stack(
+            lambda: library.LLMatcher(vocabulary, _source(grammar, library.LLMatcher), limits=limits, log_level=0)
+        )
+        if matcher.is_error():
+            raise _refused(grammar, matcher.get_error())
+        started = StartedGrammar(matcher)
+        try:
+            started.start().allowed(())
+        except GrammarError as error:
+            raise _refused(grammar, error.message) from error
+        return started
+
+
+def with_compiled_grammar(request: Request, compiler: GrammarCompiler | None) -> Request:
+    """The request with its grammar, if it has one, compiled. RequestError as `compile`, and without a compiler."""
+    grammar = request.params.grammar
+    if grammar is None:
+        return request
+    if compiler is None:
+        raise RequestError("A grammar needs a tokenizer; this engine has none.", "Leave it out.")
+    return replace(request, params=replace(request.params, grammar=compiler.compile(grammar)))
+
+
+class StartedGrammar:
+    """A compiled grammar; every sequence starts with a copy of `matcher`."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def start(self) -> GrammarMatcher:
+        return GrammarMatcher(self._matcher)
+
+
+class _WrappedTokenizer:
+    """In the form that llguidance takes. `longest_first` encodes what the tokenizer would change."""
+
+    bos_token_id = None
+    longest_first: Callable[[str], list[int]] | None = None
+
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        ids = range(tokenizer.vocab_size)
+        self.tokens = [tokenizer.token_bytes(token) for token in ids]
+        self.special_token_ids = sorted({token for token in ids if tokenizer.is_control(token)} | {*tokenizer.eos_ids})
+        self.eos_token_id = tokenizer.eos_ids[0]
+        self._encode = tokenizer.encode_text
+
+    def __call__(self, text: str) -> list[int]:
+        ids = self._encode(text)
+        exact = b"".join([self.tokens[token] for token in ids]) == text.encode()
+        return ids if exact or self.longest_first is None else self.longest_first(text)
+
+
+def _source(grammar: Grammar, matcher: Any) -> str:
+    """The grammar as llguidance takes it."""
+    if grammar.kind == "json_schema":
+        one_line = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        return matcher.grammar_from_json_schema(grammar.text, None if grammar.any_whitespace else one_line)  # type: ignore[no-any-return]
+    if grammar.kind == "regex":
+        return matcher.grammar_from_regex(grammar.text)  # type: ignore[no-any-return]
+    if grammar.kind == "choice":
+        texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text)]
+        return matcher.grammar_from_lark("start: " + " | ".join(texts))  # type: ignore[no-any-return]
+    return matcher.grammar_from_lark(grammar.text)  # type: ignore[no-any-return]
+
+
+def _refused(grammar: Grammar, reason: str) -> RequestError:
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    name = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice", "lark": "Lark grammar"}
+    return RequestError(
+        f"The {name[grammar.kind]} cannot be used as a grammar: {' '.join(lines)[:400]}.",
+        "Keywords and syntax that cannot be enforced are refused; see docs/grammars.md.",
+    )
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise UsageError(
+            f"Grammars need llguidance, which cannot be imported ({error}).", "Install it: pip install llguidance."
+        ) from error
+    return llguidance
+
+
+_stack_lock = threading.Lock()
+
+
+def _with_large_stack(call: Callable[[], Any]) -> Any:
+    """What `call` returns, or raises, in a thread whose stack is large enough for any grammar of the greatest size."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    with _stack_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=run, name="wager-grammar")
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -1,0 +1,154 @@
+"""Requests that say themselves how they speculate: the text is the same, and the policy decides for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from grammar_toys import COMPILER
+from grammar_toys import LAW as JSON_LAW
+
+from wager.draft.ngram import NgramDrafter
+from wager.economics.policy.fixed import FixedDepth
+from wager.engine.draft_counts import DraftCounter
+from wager.engine.rounds import RoundRecorder
+from wager.errors import RequestError
+from wager.grammar import Grammar
+from wager.testing import AdversaryDrafter, OracleDrafter, ToyDistribution, ToyOracle
+from wager.testing.engines import toy_engine
+from wager.types import Draft, OutputDelta, Plan, Request, RequestSpeculation, SamplingParams, Span, Verdict
+
+LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0)
+PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=7)
+
+
+class SeenByPolicy(FixedDepth):
+    """A fixed depth that keeps what it sees."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self.begun: list[str] = []
+        self.decoding: set[str] = set()
+        self.admitted: set[str] = set()
+        self.learned: set[str] = set()
+        self.ended: list[str] = []
+
+    def begin(self, sequence: str, *, weight: float) -> None:
+        self.begun.append(sequence)
+
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        self.decoding |= {span.seq_id for span in spans if span.needs_logits}
+        return super().plan(spans, budget)
+
+    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        self.admitted |= set(drafts)
+        return super().admit(drafts, budget)
+
+    def learn(self, verdicts: Iterable[Verdict]) -> None:
+        self.learned |= {verdict.seq_id for verdict in verdicts}
+
+    def end(self, sequence: str) -> None:
+        self.ended.append(sequence)
+
+
+def requests() -> list[Request]:
+    choices = {
+        "plain": None,
+        "off": RequestSpeculation(depth=0),
+        "default": RequestSpeculation(),
+        "two": RequestSpeculation("oracle", 2),
+        "other": RequestSpeculation("blind-adversary", 3),
+        "deepest": RequestSpeculation(depth=1000),
+    }
+    return [
+        Request(name, (1, 2, 3 + i), replace(PARAMS, n=2 if name == "two" else 1), speculation=choice)
+        for i, (name, choice) in enumerate(choices.items())
+    ]
+
+
+@pytest.mark.parametrize("max_rows", [64, 11])
+@pytest.mark.parametrize("depth", [0, 3])
+def test_every_request_drafts_as_it_says_and_the_text_is_the_same(depth: int, max_rows: int) -> None:
+    expected = [c.token_ids for c in toy_engine(LAW).generate([replace(r, speculation=None) for r in requests()])]
+    policy = SeenByPolicy(depth)
+    other = AdversaryDrafter(LAW.vocab)
+    other.name = "blind-adversary"
+    engine = toy_engine(
+        LAW, drafter=OracleDrafter(ToyOracle(LAW)), others=[other], policy=policy, depth=8, max_rows=max_rows
+    )
+    completions = {f"{c.request_id}{c.index}": c for c in engine.generate(requests())}
+    assert [c.token_ids for c in completions.values()] == expected
+    by_name = {name: (c.stats.drafted, set(c.drafted_by), c.stats.rounds) for name, c in completions.items()}
+    assert by_name["off0"] == (0, {""}, 24)
+    assert (by_name["plain0"][0] > 0) == (depth > 0)
+    assert by_name["other0"][0] > 0 and "oracle" not in by_name["other0"][1]
+    if max_rows == 64:
+        assert by_name["two0"] == by_name["two1"] == (by_name["two0"][0], {"oracle", ""}, 8)
+        assert by_name["default0"][2] == 5  # four guesses and one token a round
+        assert by_name["deepest0"][2] == 3  # as deep as the drafter goes
+    assert policy.begun == ["plain"] and policy.decoding == policy.learned == {"plain"}
+    assert policy.admitted == ({"plain"} if depth else set())
+    assert "plain" in policy.ended
+    engine.check()
+
+
+def test_what_the_engine_lacks_is_refused() -> None:
+    engine = toy_engine(LAW, drafter=NgramDrafter())
+    with pytest.raises(RequestError, match="wants drafter 'medusa'; this engine has ngram"):
+        engine.add(Request("r", (1,), PARAMS, speculation=RequestSpeculation("medusa")))
+    with pytest.raises(RequestError, match="this engine has none"):
+        toy_engine(LAW).add(Request("r", (1,), PARAMS, speculation=RequestSpeculation()))
+    toy_engine(LAW).add(Request("r", (1,), PARAMS, speculation=RequestSpeculation("medusa", 0)))
+    for depth in (-1, True, 2.5):
+        with pytest.raises(RequestError, match="depth"):
+            RequestSpeculation(depth=depth)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="drafter"):
+        RequestSpeculation(3)  # type: ignore[arg-type]
+
+
+def test_without_such_requests_the_policy_is_called_without_a_detour() -> None:
+    policy = SeenByPolicy(2)
+    engine = toy_engine(LAW, drafter=NgramDrafter(), policy=policy)
+    for _ in range(2):
+        assert all(getattr(engine.policy, name) == getattr(policy, name) for name in ("plan", "admit", "learn", "end"))
+        engine.add(Request("r", (1, 2), PARAMS, speculation=RequestSpeculation(depth=1)))
+        assert engine.policy.plan != policy.plan
+        while engine.busy:
+            engine.step()
+    engine.add(Request("r", (1, 2), PARAMS, speculation=RequestSpeculation(depth=1)))
+    engine.abort("r")
+    assert engine.policy.plan == policy.plan
+    engine.policy = replaced = SeenByPolicy(3)
+    engine.generate([Request("r", (1, 2), PARAMS)])
+    assert replaced.begun == ["r"]
+
+
+def test_what_watches_the_policy_sees_all_drafts() -> None:
+    """Those of requests that choose for themselves, and those that a grammar made."""
+    engine = toy_engine(JSON_LAW, drafter=NgramDrafter(), depth=6, policy=FixedDepth(2), grammars=COMPILER)
+    counter, recorder = DraftCounter.attach(engine), RoundRecorder.attach(engine)
+    grammar = Grammar.json_schema({"type": "object", "properties": {"name": {"enum": ["ab"]}}, "required": ["name"]})
+    made = [
+        Request("grammar", (1, 2, 4), SamplingParams(grammar=grammar, max_tokens=30)),
+        Request("chosen", (5, 6, 7) * 6, SamplingParams(max_tokens=20), speculation=RequestSpeculation("ngram", 4)),
+        Request(
+            "off", (5, 6, 8) * 6, SamplingParams(max_tokens=20, grammar=grammar), speculation=RequestSpeculation("", 0)
+        ),
+    ]
+    rounds: dict[str, list[object]] = {}
+
+    def keep(delta: OutputDelta) -> None:
+        done = recorder.take(delta)
+        if done is not None:
+            rounds.setdefault(delta.request_id, []).append(done)
+            assert [done.draft.tokens[node] for node in done.accepted] == list(delta.token_ids[: len(done.accepted)])
+
+    completions = {c.request_id: c for c in engine.generate(made, on_output=keep)}
+    drafted = sum(c.stats.drafted for c in completions.values())
+    assert drafted == sum(counts.verified_tokens for counts in counter.drafters.values()) > 0
+    forced = completions["grammar"].drafted_by.count("grammar")
+    assert counter.drafters["grammar"].accepted_tokens == forced > 0
+    assert completions["chosen"].stats.drafted > 0
+    assert completions["off"].stats.drafted == 0
+    assert {len(rounds[name]) for name in rounds} == {completions[name].stats.rounds for name in rounds}

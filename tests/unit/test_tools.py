@@ -1,0 +1,197 @@
+"""Tool calls: the grammar that demands them, and the parser that finds them in an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from wager.constrain.compiler import GrammarCompiler
+from wager.constrain.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
+from wager.constrain.tools import ToolFormat, tool_grammar, tools_message
+from wager.errors import UsageError
+from wager.grammar import Grammar
+
+EOS, OPEN, CLOSE, CALLS = 256, 257, 258, 259
+_CONTROL = {OPEN: "<tool_call>", CLOSE: "</tool_call>", CALLS: "[TOOL_CALLS]"}
+
+
+class ByteTokenizer:
+    """A token for every byte, and control tokens."""
+
+    vocab_size = 260
+    eos_ids = (EOS,)
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        return bytes([token_id]) if token_id < 256 else _CONTROL.get(token_id, "<|end|>").encode()
+
+    def is_control(self, token_id: int, /) -> bool:
+        return token_id >= 256
+
+    def encode_text(self, text: str, /) -> list[int]:
+        return list(text.encode())
+
+
+COMPILER = GrammarCompiler(ByteTokenizer())
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather of a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"$ref": "#/$defs/days"}},
+                "required": ["city"],
+                "additionalProperties": False,
+                "$defs": {"days": {"type": "integer"}},
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+FORMS = {
+    "json": ToolFormat.of("no tools"),
+    "hermes": ToolFormat.of("... <tool_call> ..."),
+    "hermes-control": ToolFormat.of("<tool_call>", {v: k for k, v in _CONTROL.items()}.get),
+    "mistral": ToolFormat.of("[TOOL_CALLS]"),
+    "mistral-control": ToolFormat.of("[TOOL_CALLS]", {v: k for k, v in _CONTROL.items()}.get, lambda text: True),
+    "llama3": ToolFormat.of("Environment: ipython"),
+}
+CALL = ToolCall("weather", '{"city": "Sai\\"gon {", "days": 3}')
+NOW = ToolCall("now", "{}")
+
+
+def written(form: ToolFormat, calls: Sequence[ToolCall]) -> str:
+    """Calls as a model writes them."""
+    bodies = [f'{{"name": {json.dumps(c.name)}, "{form.arguments}": {c.arguments}}}' for c in calls]
+    joined = form.separator.join(f"{form.begin}{body}{form.end}" for body in bodies)
+    return f"{form.opening}{joined}{form.closing}"
+
+
+def tokens(form: ToolFormat, text: str) -> list[int]:
+    """A text in tokens, control tokens of the form included."""
+    for tag, number in (form.ids or {}).items():
+        before, found, after = text.partition(tag)
+        if found:
+            return [*tokens(form, before), number, *tokens(form, after)]
+    return list(text.encode())
+
+
+def shown(form: ToolFormat, text: str) -> str:
+    """As decoded text shows it."""
+    for tag in form.hidden:
+        text = text.replace(tag, "")
+    return text
+
+
+def accepts(grammar: Grammar | None, ids: Sequence[int]) -> bool:
+    """Whether a grammar allows tokens one by one and may end after them."""
+    assert grammar is not None
+    compiled = COMPILER.compile(grammar).compiled
+    assert compiled is not None
+    state = compiled.start()
+    for token in ids:
+        allowed = state.allowed(())
+        if allowed is None or token not in allowed:
+            return False
+        state.append([token])
+    allowed = state.allowed(())
+    return allowed is not None and EOS in allowed
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_demanded_may_be_written_and_nothing_else(name: str) -> None:
+    form = FORMS[name]
+    required = tool_grammar(TOOLS, "required", form=form)
+    auto = tool_grammar(TOOLS, "auto", form=form)
+    named = tool_grammar(TOOLS, {"type": "function", "function": {"name": "weather"}}, form=form)
+    single = tool_grammar(TOOLS, "required", form=form, parallel=False)
+    for calls in ([CALL], [NOW], [CALL, NOW, CALL]):
+        ids = tokens(form, written(form, calls))
+        assert accepts(required, ids), (name, calls)
+        assert accepts(single, ids) == (len(calls) == 1)
+        assert accepts(named, ids) == (calls == [CALL])
+    assert accepts(auto, tokens(form, written(form, [CALL]))) and accepts(auto, list(b"The weather is fine."))
+    assert accepts(auto, [])
+    assert not accepts(required, list(b"The weather")) and not accepts(required, [])
+    for wrong in ('{"name": "weather", "X": {"days": 3}}', '{"name": "nothing", "X": {}}'):
+        body = wrong.replace("X", form.arguments)
+        text = f"{form.opening}{form.begin}{body}{form.end}{form.closing}"
+        assert not accepts(required, tokens(form, text))
+        assert not accepts(auto, tokens(form, text))
+    assert tool_grammar(TOOLS, "none", form=form) is None
+
+
+def test_text_may_come_before_calls_where_a_tag_tells_them_apart() -> None:
+    for name in ("hermes", "hermes-control", "mistral", "mistral-control"):
+        form = FORMS[name]
+        auto = tool_grammar(TOOLS, "auto", form=form)
+        assert accepts(auto, tokens(form, "Let me see. " + written(form, [CALL]))), name
+        assert not accepts(auto, tokens(form, "Let me see. " + written(form, [ToolCall("nothing", "{}")]))), name
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("name", FORMS)
+def test_the_parser_finds_what_was_written_however_it_is_cut(name: str, size: int) -> None:
+    form = FORMS[name]
+    tagged = bool(form.opening + form.begin) and not form.hidden
+    for before in ("", "Let me see.\n") if tagged else ("",):
+        for calls in ([CALL], [NOW], [CALL, NOW, CALL]):
+            text = shown(form, before + written(form, calls))
+            parser = ToolCallParser(form)
+            deltas = [parser.push(text[at : at + size]) for at in range(0, len(text), size)] + [parser.flush()]
+            assert "".join(delta.content for delta in deltas).strip() == before.strip()
+            names = {part.index: part.name for delta in deltas for part in delta.calls if part.name is not None}
+            found = [
+                ToolCall(names[i], "".join(p.arguments for delta in deltas for p in delta.calls if p.index == i))
+                for i in names
+            ]
+            assert found == calls
+            assert parse_tool_calls(text, form)[1] == calls
+    for text in ("The weather is <tool fine> [TOOL, and {nothing} is called.", "", " a \n"):
+        assert parse_tool_calls(text, form) == (text, [])
+
+
+def test_calls_that_are_cut_off_keep_what_is_known() -> None:
+    form = FORMS["hermes"]
+    assert parse_tool_calls('<tool_call>\n{"name": "weather", "arguments": {"city": "Sa', form) == (
+        "",
+        [ToolCall("weather", '{"city": "Sa')],
+    )
+    assert parse_tool_calls('<tool_call>\n{"name": "wea', form) == ('<tool_call>\n{"name": "wea', [])
+
+
+def test_arguments_stream_before_the_call_is_whole() -> None:
+    parser = ToolCallParser(FORMS["hermes"])
+    assert parser.push('Well, <tool_call>\n{"name": "now", "arguments": {"a"').content == "Well,"
+    delta = parser.push(": 1")
+    assert [(part.index, part.name, part.arguments) for part in delta.calls] == [(0, None, ": 1")]
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "words"),
+    [
+        ([], "auto", "must be a list"),
+        ({}, "auto", "must be a list"),
+        ([{"type": "code"}], "auto", r"tools\[0\] is no function"),
+        ([{"function": {"name": "a b"}}], "auto", "has the name 'a b'"),
+        ([{"function": {"name": "a", "parameters": []}}], "auto", "no JSON schema"),
+        ([*TOOLS, TOOLS[0]], "auto", "'weather' twice"),
+        (TOOLS, "sometimes", "tool_choice"),
+        (TOOLS, {"function": {"name": "other"}}, "'other', which is not"),
+        (TOOLS, {"function": 3}, "tool_choice"),
+    ],
+)
+def test_impossible_tools_are_refused_by_name(tools: object, choice: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        tool_grammar(tools, choice, form=FORMS["json"])
+
+
+def test_a_model_whose_template_knows_no_tools_is_told_of_them() -> None:
+    assert not FORMS["json"].in_template and FORMS["hermes"].in_template
+    message = tools_message(TOOLS)
+    assert '"name": "weather"' in message and '"arguments"' in message
