@@ -13,7 +13,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wager.async_llm import AsyncLLM, AsyncOutputStream
+    from wager.async_llm import AsyncLLM
+    from wager.async_stream import AsyncOutputStream
     from wager.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
     from wager.engine.core import Engine
     from wager.errors import (
@@ -75,7 +76,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "async_llm": ("AsyncLLM", "AsyncOutputStream"),
+    "async_llm": ("AsyncLLM",),
+    "async_stream": ("AsyncOutputStream",),
     "config": ("CapacityConfig", "EngineConfig", "ModelConfig", "SpeculationConfig"),
     "engine.core": ("Engine",),
     "grammar": ("Grammar",),

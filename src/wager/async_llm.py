@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from wager.async_stream import AsyncOutputStream, DeltaRound
 from wager.build.load import LoadedEngine, load
 from wager.config import EngineConfig
-from wager.engine.outputs import OutputCollector
 from wager.engine.rounds import Round, RoundRecorder
 from wager.engine.thread import EngineThread
 from wager.errors import ClosedError, RequestError, UsageError, WagerError
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import Message, Prompt, check_conversation, encode_chat, encode_prompt, is_conversation
-from wager.types import Completion, OutputDelta, Request, SamplingParams, StepRecord
+from wager.types import Completion, OutputDelta, Request, RequestSpeculation, SamplingParams, StepRecord
 
 R = TypeVar("R")
 
@@ -86,9 +84,17 @@ class AsyncLLM:
         encode = encode_chat if is_conversation(prompt) else encode_prompt
         return self.open_stream(self.request(encode(self.tokenizer, prompt), params))  # type: ignore[arg-type]
 
-    def request(self, tokens: tuple[int, ...], params: SamplingParams | None = None, *, weight: float = 1.0) -> Request:
+    def request(
+        self,
+        tokens: tuple[int, ...],
+        params: SamplingParams | None = None,
+        *,
+        weight: float = 1.0,
+        speculation: RequestSpeculation | None = None,
+    ) -> Request:
         """A request with an id of its own; `params` are by default those of the configuration."""
-        return Request(f"async-{next(self._numbers)}", tokens, params or self.config.sampling, weight=weight)
+        name = f"async-{next(self._numbers)}"
+        return Request(name, tokens, params or self.config.sampling, weight=weight, speculation=speculation)
 
     def open_stream(self, request: Request) -> AsyncOutputStream:
         """The stream of a request, whose id must not be in use; it is added when the stream is started or iterated."""
@@ -207,103 +213,3 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaRound:
-    """A delta, and the round that it came from, if rounds are recorded."""
-
-    delta: OutputDelta
-    round: Round | None = None
-
-
-class AsyncOutputStream(AsyncIterator[OutputDelta]):
-    """The answer to one `request` as it grows. The last delta of each choice has its finish_reason and stats."""
-
-    def __init__(self, llm: AsyncLLM, request: Request) -> None:
-        self.request = request
-        self.with_rounds = False
-        """Whether to record what was guessed in every round; set it before the stream starts."""
-        self._llm, self._collector = llm, OutputCollector()
-        self._deltas: deque[DeltaRound] = deque()
-        self._arrived = asyncio.Event()
-        self._open_choices = request.params.n
-        self._started = self._closed = False
-        self._failure: WagerError | None = None
-        self.stage_seconds: dict[str, float] | None = None
-        """Seconds by stage of the steps that emitted tokens of it, if it is set to a dict before it starts."""
-        self._collector.expect(request)
-
-    async def start(self) -> None:
-        """Give the engine the request, unless that was done: RequestError if it cannot be served."""
-        if not self._started:
-            self._started = True
-            await self._llm.add(self)
-
-    async def __anext__(self) -> OutputDelta:
-        """The next delta. Raises WagerError if the engine failed, StopAsyncIteration after the last one."""
-        await self._wait()
-        if not self._deltas:
-            raise StopAsyncIteration
-        return self._deltas.popleft().delta
-
-    async def next_deltas(self) -> list[DeltaRound]:
-        """All deltas that have come since the last call, at least one; none after the last one."""
-        await self._wait()
-        deltas = list(self._deltas)
-        self._deltas.clear()
-        return deltas
-
-    async def _wait(self) -> None:
-        """Until there are deltas, or none will come."""
-        await self.start()
-        while not (self._deltas or self._closed or self._failure or not self._open_choices):
-            self._arrived.clear()
-            await self._arrived.wait()
-        if self._failure and not self._deltas:
-            raise self._failure
-
-    def completions(self) -> list[Completion]:
-        """Every completed choice, in order of `index`, once all have ended. RequestError before that."""
-        if self._open_choices:
-            raise RequestError("The stream has not ended yet.", "Iterate over it until it stops.")
-        return self._collector.completions()
-
-    def abort(self) -> None:
-        """End the request; the stream still yields its last deltas, with finish_reason "abort"."""
-        self._llm.abort(self.request.id)
-
-    def close(self) -> None:
-        """End the request, if it still runs, and the stream. May be repeated."""
-        self._closed = True
-        self._deltas.clear()
-        self._arrived.set()
-        self._llm.drop(self)
-
-    async def __aenter__(self) -> AsyncOutputStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if self._started and self._open_choices and not self._closed:
-            self._llm.abort(self.request.id)
-
-    # ---- called by AsyncLLM, in the event loop ---------------------------------------------------------------------
-
-    def take(self, item: DeltaRound, record: StepRecord | None) -> bool:
-        """Add a delta of a step; whether it is the last of the request."""
-        if self.stage_seconds is not None and record is not None:
-            for stage, seconds in record.seconds.items():
-                self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
-        self._collector.add(item.delta)
-        self._deltas.append(item)
-        self._open_choices -= item.delta.finish_reason is not None
-        self._arrived.set()
-        return not self._open_choices
-
-    def fail(self, error: WagerError) -> None:
-        """The engine failed: no further delta will come."""
-        self._failure = error
-        self._arrived.set()

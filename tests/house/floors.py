@@ -54,12 +54,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     # floor 5
     "build": _BELOW_BUILD,
     "llm": _BELOW_BUILD | {"build"},
-    "async_llm": _BELOW_BUILD | {"build"},
+    "async_stream": _BELOW_BUILD,
+    "async_llm": _BELOW_BUILD | {"build", "async_stream"},
     "train": _BELOW_BUILD | {"build"},
     # above: wager/__init__.py imports all but the command line, which imports all but testing
-    "serve": _BELOW_BUILD | {"build", "async_llm"},
-    "": _BELOW_BUILD | {"build", "llm", "async_llm"},
-    "cli": _BELOW_BUILD | {"", "build", "llm", "async_llm", "bench", "train", "serve"},
+    "serve": _BELOW_BUILD | {"", "build", "async_llm", "async_stream"},
+    "": _BELOW_BUILD | {"build", "llm", "async_llm", "async_stream"},
+    "cli": _BELOW_BUILD | {"", "build", "llm", "async_llm", "async_stream", "bench", "train", "serve"},
 }
 """Package -> packages it may import besides itself; "" is wager/__init__.py."""
 

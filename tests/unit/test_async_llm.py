@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import wager
-from wager.async_llm import DeltaRound
+from wager.async_stream import DeltaRound
 from wager.types import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True)

@@ -10,6 +10,7 @@ import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,19 @@ class Tokenizer:
         """
         with library_errors(self._parts.where):
             return self._fenced.encode(tuple(parts))
+
+    def encode_untrusted(self, text: str) -> list[int]:
+        """As `encode`, with the tokens that are put around every text, but control tokens written out in it are
+        ordinary text: for prompts of strangers."""
+        before, after = self._around
+        return [*before, *self.encode_parts([TextPart(text)]), *after]
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The tokens put before every text, and those behind it."""
+        alone, whole = self.encode("a", special=False), self.encode("a")
+        start = next((at for at in range(len(whole)) if whole[at : at + len(alone)] == alone), 0)
+        return whole[:start], whole[start + len(alone) :]
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of text that stands within another one: no control tokens, and no space before it."""

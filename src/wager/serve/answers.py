@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from wager.async_llm import AsyncLLM, AsyncOutputStream, DeltaRound
+from wager.async_llm import AsyncLLM
+from wager.async_stream import AsyncOutputStream, DeltaRound
 from wager.engine.rounds import Round
 from wager.types import Completion, OutputDelta, Request
 

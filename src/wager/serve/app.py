@@ -128,7 +128,7 @@ class Server:
         if body.messages is not None:
             tokens = list(self.generation.encode_messages(body.messages))
         else:
-            tokens = self.llm.tokenizer.encode(body.prompt or "", special=False)
+            tokens = self.llm.tokenizer.encode_untrusted(body.prompt or "")
         limit = self.llm.engine.scheduler.max_context
         return JSONResponse({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from wager.grammar import Grammar
 from wager.serve.errors import ApiError
 
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
@@ -18,7 +19,6 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "metadata": ({},),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
-    "parallel_tool_calls": (),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -68,6 +68,35 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     speculation: SpeculationChoice | Literal["off"] | None = None
     speculation_stats: bool | None = None
+    response_format: ResponseFormat | None = None
+
+
+class SchemaFormat(Strict):
+    """A JSON schema as OpenAI's API gives it. It is always enforced, whatever `strict` says."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What the answer must be: text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """ApiError if the schema is missing or not wanted."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ApiError(
+                400, f"response_format of type {self.type!r} does not go with what it has.",
+                "A json_schema is given with type json_schema, and only there.", param="response_format",
+            )  # fmt: skip
+        if self.json_schema is not None:
+            return Grammar.json_schema(self.json_schema.schema_)
+        return Grammar.json_object() if self.type == "json_object" else None
 
 
 class CompletionBody(SamplingFields):
@@ -87,6 +116,9 @@ class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextContent] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
 
     @property
     def text(self) -> str:
@@ -115,6 +147,9 @@ class ChatBody(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     prediction: PredictedContent | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeBody(Strict):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from wager.serve.predictions import PredictionUse
+from wager.serve.tools import CallWriter, whole_calls
 from wager.types import Completion, OutputDelta, TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
@@ -93,30 +94,48 @@ class CompletionFormat:
 
 
 class ChatFormat:
-    """Choices of /v1/chat/completions. `logprobs`: whether they were asked for."""
+    """Choices of /v1/chat/completions. `logprobs`: whether they were asked for. `calls` makes what finds tool calls in
+    a choice, if there are tools."""
 
-    def __init__(self, head: AnswerHead, token_bytes: TokenBytes, *, logprobs: bool) -> None:
+    def __init__(
+        self,
+        head: AnswerHead,
+        token_bytes: TokenBytes,
+        *,
+        logprobs: bool,
+        calls: Callable[[], CallWriter] | None = None,
+    ) -> None:
         self.head = head
-        self._token_bytes, self._logprobs = token_bytes, logprobs
+        self._token_bytes, self._logprobs, self._calls = token_bytes, logprobs, calls
+        self._writers: dict[int, CallWriter] = {}
 
     def first(self, index: int) -> Mapping[str, Any]:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def part(self, index: int, delta: OutputDelta) -> dict[str, Any]:
-        content = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
+        reason: str | None = delta.finish_reason
+        if self._calls is None:
+            content: dict[str, Any] = {"content": delta.text} if delta.text or reason is None else {}
+        else:
+            writer = self._writers.setdefault(index, self._calls())
+            content = writer.push(delta.text, last=reason is not None)
+            reason = "tool_calls" if reason == "stop" and writer.called else reason
         logprobs = self._content(delta.logprobs) if delta.logprobs else None
-        return {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": delta.finish_reason}
+        return {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": reason}
 
     def choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        message = {"role": "assistant", "content": completion.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
+        reason: str = completion.finish_reason
+        if self._calls is not None:
+            written = self._calls().push(completion.text, last=True)
+            calls = whole_calls(written)
+            message["content"] = written.get("content") or (None if calls else "")
+            if calls:
+                message["tool_calls"] = calls
+                reason = "tool_calls" if reason == "stop" else reason
         logprobs = self._content(completion.logprobs) if self._logprobs else None
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": completion.finish_reason,
-        }
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def envelope(self, *, stream: bool) -> dict[str, Any]:
         kind = "chat.completion.chunk" if stream else "chat.completion"

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -23,9 +24,10 @@ from wager.serve.guesses import GuessReport
 from wager.serve.limits import read_body
 from wager.serve.metrics import Metrics
 from wager.serve.options import ServeOptions
-from wager.serve.parameters import chat_params, completion_params
+from wager.serve.parameters import chat_params, completion_params, speculation
 from wager.serve.predictions import prediction_use
 from wager.serve.sse import EventStream, StreamPlan
+from wager.serve.tools import CallWriter, ChatTools, template_message
 from wager.types import Completion, Request, Stats
 
 _MOST_PROMPTS = 64
@@ -84,12 +86,22 @@ class Generation:
     def _chat_work(self, raw: bytes, request_id: str) -> Work:
         body = parse(ChatBody, raw)
         self.check_model(body.model)
-        tokens = self.encode_messages(body.messages)
-        room = self._llm.engine.scheduler.max_context - len(tokens)
-        params = chat_params(body, room=room, temperature=self._options.default_temperature)
-        head = AnswerHead.of(f"chatcmpl-{request_id}", self._options.model_name)
-        form = ChatFormat(head, self._llm.tokenizer.token_bytes, logprobs=params.logprobs is not None)
-        predicted = self._llm.tokenizer.encode(body.prediction.text, special=False) if body.prediction else None
+        tokenizer = self._llm.tokenizer
+        tools = ChatTools.of(body, tokenizer)
+        tokens = self.encode_messages(body.messages, tools)
+        params = chat_params(
+            body,
+            room=self._llm.engine.scheduler.max_context - len(tokens),
+            temperature=self._options.default_temperature,
+            tool_grammar=tools.grammar if tools else None,
+        )
+        form = ChatFormat(
+            AnswerHead.of(f"chatcmpl-{request_id}", self._options.model_name),
+            tokenizer.token_bytes,
+            logprobs=params.logprobs is not None,
+            calls=partial(CallWriter, tools.form) if tools else None,
+        )
+        predicted = tokenizer.encode_text(body.prediction.text) if body.prediction else None
         return Work(body, [self._request(body, tokens, params)], form, predicted)
 
     def check_model(self, name: str | None) -> None:
@@ -100,11 +112,16 @@ class Generation:
                 param="model",
             )  # fmt: skip
 
-    def encode_messages(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    def encode_messages(self, messages: Sequence[ChatMessage], tools: ChatTools | None = None) -> tuple[int, ...]:
         """Token ids of a conversation. What the template refuses is the caller's mistake."""
+        knows_tools = tools is not None and tools.form.in_template
+        turns: Sequence[Any] = [template_message(message, knows_tools=knows_tools) for message in messages]
         tokenizer = self._llm.tokenizer
         try:
-            parts = tokenizer.chat_parts([_message(message) for message in messages])
+            if tools is None:
+                parts = tokenizer.chat_parts(turns)
+            else:
+                parts = tokenizer.chat_parts(tools.messages(turns), variables=tools.variables)
         except WagerError as error:
             raise ApiError(400, error.message, error.hint, param="messages") from None
         return tuple(tokenizer.encode_parts(parts))
@@ -112,7 +129,7 @@ class Generation:
     def _encode(self, prompt: Any) -> tuple[int, ...]:
         """Token ids of a prompt; control tokens written out in a text stay text: callers may be strangers."""
         if isinstance(prompt, str):
-            tokens = tuple(self._llm.tokenizer.encode(prompt, special=False))
+            tokens = tuple(self._llm.tokenizer.encode_untrusted(prompt))
         else:
             tokens = encode_prompt(self._llm.tokenizer, prompt)
         if not tokens:
@@ -122,7 +139,7 @@ class Generation:
     def _request(self, body: SamplingFields, tokens: tuple[int, ...], params: Any) -> Request:
         choice = body.speculation
         weight = 1.0 if choice is None or choice == "off" else choice.weight or 1.0
-        return self._llm.request(tokens, params, weight=weight)
+        return self._llm.request(tokens, params, weight=weight, speculation=speculation(body))
 
     # ---- answers -----------------------------------------------------------------------------------------------------
 
@@ -130,6 +147,9 @@ class Generation:
         raw = await read_body(http, self._options)
         request_id = http.state.request_id
         work = await asyncio.to_thread(make, raw, request_id) if len(raw) > _QUICK else make(raw, request_id)
+        grammars, grammar = self._llm.engine.grammars, work.requests[0].params.grammar
+        if grammar is not None and grammars is not None:  # no step waits for it
+            await asyncio.to_thread(grammars.compile, grammar)
         async with AsyncExitStack() as stack:
             stack.enter_context(self._admission.place(work.sequences))
             answer = await stack.enter_async_context(Answer(self._llm, work.requests))
@@ -151,7 +171,7 @@ class Generation:
             include_usage=bool(options and options.include_usage),
             usage=work.usage,
             timeout=self._options.request_timeout,
-            details=(lambda done: speculation(answer, done)) if told else None,
+            details=(lambda done: draft_report(answer, done)) if told else None,
             guesses=GuessReport(self._llm.tokenizer, work.requests) if told else None,
         )
 
@@ -185,11 +205,11 @@ class Generation:
         found["choices"] = [work.format.choice(index, completion) for index, completion in enumerate(completions)]
         found["usage"] = work.usage(completions)
         if work.body.speculation_stats:
-            found["speculation"] = speculation(answer, completions)
+            found["speculation"] = draft_report(answer, completions)
         return found
 
 
-def speculation(answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
+def draft_report(answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
     """What drafting brought to an answer: a row for each choice, and the seconds by stage of its steps."""
     return {
         "choices": [_choice_stats(completion.stats) for completion in completions],
@@ -209,12 +229,6 @@ def _choice_stats(stats: Stats) -> dict[str, Any]:
         "preemptions": stats.preemptions,
         "seed": stats.seed,
     }
-
-
-def _message(message: ChatMessage) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
-    named = {"name": message.name} if message.name else {}
-    return {"role": role, "content": message.text, **named}
 
 
 async def _finish(answer: Answer) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from wager.errors import UsageError
+from wager.grammar import Grammar
+from wager.request import RequestSpeculation
 from wager.sampling import SamplingParams
 from wager.serve.bodies import ChatBody, CompletionBody, SamplingFields
 from wager.serve.errors import ApiError
@@ -16,19 +18,41 @@ def completion_params(body: CompletionBody, *, temperature: float) -> SamplingPa
     return _params(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs, temperature=temperature)
 
 
-def chat_params(body: ChatBody, *, room: int, temperature: float) -> SamplingParams:
-    """The parameters of a chat; `room` is what the context leaves for its answer."""
+def chat_params(
+    body: ChatBody, *, room: int, temperature: float, tool_grammar: Grammar | None = None
+) -> SamplingParams:
+    """The parameters of a chat; `room` is what the context leaves for its answer, `tool_grammar` what its tools
+    demand."""
     most = body.max_completion_tokens or body.max_tokens or max(1, room)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs.", "Send logprobs: true too.", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     prediction = body.prediction.text if body.prediction else ""
-    return _params(body, most, logprobs, temperature=temperature, prediction=prediction)
+    return _params(body, most, logprobs, temperature=temperature, prediction=prediction, tool_grammar=tool_grammar)
+
+
+def speculation(body: SamplingFields) -> RequestSpeculation | None:
+    """What the request says about how it is drafted, if anything."""
+    choice = body.speculation
+    if choice is None:
+        return None
+    if choice == "off":
+        return RequestSpeculation(depth=0)
+    if choice.drafter is None and choice.depth is None:
+        return None
+    return RequestSpeculation(choice.drafter or "", choice.depth)
 
 
 def _params(
-    body: SamplingFields, max_tokens: int, logprobs: int | None, *, temperature: float, prediction: str = ""
+    body: SamplingFields,
+    max_tokens: int,
+    logprobs: int | None,
+    *,
+    temperature: float,
+    prediction: str = "",
+    tool_grammar: Grammar | None = None,
 ) -> SamplingParams:
+    wanted = body.response_format.grammar if body.response_format else None
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -47,6 +71,7 @@ def _params(
             logprobs=logprobs,
             n=body.n or 1,
             prediction=prediction,
+            grammar=tool_grammar or wanted,
         )
     except UsageError as error:
         name = error.message.split(" ", 1)[0].split("[", 1)[0]
