@@ -133,7 +133,7 @@ class GrammarMatcher:
         rest = list(path[same:])
         if not rest:
             return True
-        consumed = self._matcher.try_consume_tokens(rest)
+        consumed: int = self._matcher.try_consume_tokens(rest)
         if self._matcher.is_error():
             return self._renewed(path)
         ahead += rest[:consumed]
