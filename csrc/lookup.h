@@ -17,6 +17,7 @@ enum LookupSource { kOwnText, kSharedTexts, kStore, kSources };
 
 // Continuations of a source in a tree of guesses, and followers of a run, the latest ones, among which they are chosen.
 constexpr int kContinuations = 4, kLatest = 32;
+constexpr double kOtherWeights[kSources] = {2.2, 0.9, 2.2};  // lookup_rates.py: OTHER_WEIGHTS
 
 constexpr int kTreeCells = 32, kStoreCells = 16, kMatchCells = 8;
 
@@ -211,29 +212,39 @@ class LookupText {
         return std::any_of(tokens.begin(), tokens.end(), [&](const LikelyToken& each) { return each.token == token; });
     }
 
-    // The tokens that the sources name, and their other continuations: as much less likely as they were less frequent.
+    // The tokens that the sources name, and their other continuations: lookup_reference.py says how likely these are.
     void continuations(const LookupPlace& place, const LookupGuess (&guesses)[kSources], std::vector<LikelyToken>& out) {
         named(guesses, out);
         const size_t count = out.size();
         for (int source = 0; source < kSources; ++source) {
             if (guesses[source].cell < 0) continue;
-            double most = 0.0;
+            double named = 0.0;
             for (size_t i = 0; i < count; ++i)
-                if (out[i].token == guesses[source].token) most = std::min(out[i].probability, 1.0 - out[i].probability);
-            if (source == kStore) {
-                store_->find(place.last + place.known, place.known, kContinuations, found_);
-                const double best = found_[0].probability;
-                for (const StoreTable::Continuation& other : found_)
-                    if (!has(out, other.token)) out.push_back({other.token, most * (other.probability / best)});
-                continue;
-            }
-            SuffixTree& tree = source == kOwnText ? own_ : shared_->tree();
-            const SuffixTree::Match match = known(tree, source == kOwnText ? place.own : place.shared);
-            const double best = tree.best(match.node).count;
-            tree.frequent(match.node, kLatest, kContinuations, followers_);
-            for (const SuffixTree::Follower& other : followers_)
-                if (!has(out, other.token)) out.push_back({other.token, most * (other.count / best)});
+                if (out[i].token == guesses[source].token) named = out[i].probability;
+            find_others(place, source, guesses[source].token);
+            double all = 1.0;
+            for (const LikelyToken& other : others_) all += other.probability;
+            const double most = kOtherWeights[source] * named * (1.0 - named) / all;
+            for (const LikelyToken& other : others_)
+                if (!has(out, other.token)) out.push_back({other.token, std::min(named, most) * other.probability});
         }
+    }
+
+    // The other continuations of a source than `best`, and how frequent each is beside it.
+    void find_others(const LookupPlace& place, int source, int32_t best) {
+        others_.clear();
+        if (source == kStore) {
+            store_->find(place.last + place.known, place.known, kContinuations, found_);
+            for (const StoreTable::Continuation& other : found_)
+                if (other.token != best) others_.push_back({other.token, double(other.probability) / found_[0].probability});
+            return;
+        }
+        SuffixTree& tree = source == kOwnText ? own_ : shared_->tree();
+        const SuffixTree::Match match = known(tree, source == kOwnText ? place.own : place.shared);
+        const double most = tree.best(match.node).count;
+        tree.frequent(match.node, kLatest, kContinuations, followers_);
+        for (const SuffixTree::Follower& other : followers_)
+            if (other.token != best) others_.push_back({other.token, other.count / most});
     }
 
     static SuffixTree::Match known(SuffixTree& tree, SuffixTree::Match match) {
@@ -262,7 +273,7 @@ class LookupText {
     std::vector<double> rates_, tried_;
     std::vector<StoreTable::Continuation> found_;
     std::vector<SuffixTree::Follower> followers_;
-    std::vector<LikelyToken> likely_;
+    std::vector<LikelyToken> likely_, others_;
 };
 
 }  // namespace wager

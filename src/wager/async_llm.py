@@ -199,6 +199,7 @@ class AsyncLLM:
     async def close(self) -> None:
         """End every request with finish_reason "abort" and release the engine. May be repeated."""
         await asyncio.get_running_loop().run_in_executor(None, self._thread.close)
+        self.engine.close()
         await asyncio.sleep(0)  # the last deltas were posted before the thread ended
 
     async def __aenter__(self) -> AsyncLLM:

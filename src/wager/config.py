@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from wager.draft.option import parse_drafters
+from wager.draft.option import check_draft_threads, parse_drafters
 from wager.draft.registry import DrafterSpec, makes_trees
 from wager.economics.policy.objective import Objective, parse_objective
 from wager.economics.policy_spec import DEEPEST, PolicySpec, parse_policy
@@ -75,7 +75,8 @@ class SpeculationConfig:
     drafter: `none`, `auto` or NAME[:ARG],... of the registry. policy: `adaptive`, `threshold[:P]` or `fixed` (None:
     adaptive, or fixed if a depth is given). depth: draft tokens per step and sequence; under the adaptive policy the
     maximum (None: the drafter's default; 0: none). objective: the goal of the adaptive policy, `throughput`, `latency`
-    or `slo:TIME` per token, such as slo:20ms. verify: the acceptance rule.
+    or `slo:TIME` per token, such as slo:20ms. verify: the acceptance rule. draft_threads: threads of drafters that run
+    a model, which then draft while the target verifies (0: they take turns). draft_device: what these run on, `cpu`.
 
     `drafters`, `parsed_policy` and `parsed_objective` are the parsed values of those texts. Raises UsageError for a
     text that cannot be parsed and for options that contradict each other.
@@ -86,6 +87,8 @@ class SpeculationConfig:
     depth: int | None = None
     objective: str = "throughput"
     verify: VerifyRule = "match"
+    draft_threads: int = 0
+    draft_device: str | None = None
     drafters: tuple[DrafterSpec, ...] = field(init=False, repr=False, compare=False)
     parsed_policy: PolicySpec = field(init=False, repr=False, compare=False)
     parsed_objective: Objective = field(init=False, repr=False, compare=False)
@@ -101,6 +104,7 @@ class SpeculationConfig:
         object.__setattr__(self, "parsed_policy", parse_policy(default if self.policy is None else self.policy))
         object.__setattr__(self, "parsed_objective", parse_objective(self.objective))
         self._check_trees()
+        self._check_draft_threads()
         if self.drafters and self.depth != 0:
             self.check_policy(len(self.drafters))
 
@@ -119,6 +123,11 @@ class SpeculationConfig:
                 f"Policy {kind!r} uses one drafter, but there are {drafter_count}: {self.drafter}.",
                 "Name one drafter, or use --policy adaptive.",
             )
+
+    def _check_draft_threads(self) -> None:
+        _check_integer("draft_threads", self.draft_threads, minimum=0, optional=False)
+        _check_text("draft_device", self.draft_device, optional=True)
+        check_draft_threads(self.drafters, self.draft_threads, device=self.draft_device, rule=self.verify)
 
     def _check_trees(self) -> None:
         for spec in self.drafters:

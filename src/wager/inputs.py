@@ -76,11 +76,11 @@ def read_text(path: Path, what: str, hint: str) -> str:
     raise UsageError(f"The {what} {path} cannot be read: {cause}.", hint)
 
 
-def check_threads(threads: int) -> None:
-    """UsageError for a number of threads that the machine cannot use."""
+def check_threads(threads: int, *, name: str = "threads") -> None:
+    """UsageError for a number of threads that the machine cannot use; `name` is the option's."""
     most = THREADS_PER_PROCESSOR * (os.cpu_count() or 1)
     if not 1 <= threads <= most:
         raise UsageError(
-            f"threads = {shown(str(threads))[1:-1]} is out of range.",
-            f"threads must be from 1 to {most} on this machine ({THREADS_PER_PROCESSOR} for each processor).",
+            f"{name} = {shown(str(threads))[1:-1]} is out of range.",
+            f"{name} must be from 1 to {most} on this machine ({THREADS_PER_PROCESSOR} for each processor).",
         )

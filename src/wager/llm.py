@@ -131,6 +131,8 @@ class LLM:
     def close(self) -> None:
         """End every request (open streams end with finish_reason "abort") and release the model. May be repeated."""
         self._shared.close()
+        if self._engine is not None:
+            self._engine.close()
         self._engine = None
 
     def __enter__(self) -> LLM:

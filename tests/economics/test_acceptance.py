@@ -54,6 +54,17 @@ def test_the_prior_is_the_published_curve() -> None:
         assert certain == pytest.approx(curve[:8], abs=1e-6)
 
 
+def test_the_nodes_of_a_tree_stand_for_the_depths_of_a_chain() -> None:
+    """However many of them are siblings: what is forecast of n guesses is what the n likeliest nodes bring."""
+    model, sequences = opened(1)
+    draw = np.random.default_rng(3)
+    for _ in range(400):
+        first = draw.uniform(0.2, 0.6)
+        model.learn_tree(sequences[0], [0.5 * first, first, 0.4 * first, 0.1 * first])
+    survival = model.forecast(sequences, 4)[0]
+    assert survival == pytest.approx([0.4, 0.2, 0.16, 0.04], abs=0.02)
+
+
 def test_rates_are_learned_by_depth() -> None:
     rates = [0.6, 0.9, 0.5, 0.95, 0.7, 0.8, 0.85]
     model, sequences = opened(16)

@@ -594,6 +594,7 @@ def test_trees_are_admitted_closed_under_parents_and_learned_from() -> None:
     survival = model.survival(tree, model.start_sequence())
     assert survival[0] > 0.85
     assert survival[1] < 0.15
+    assert model.confidence_shifts[:, :2].max() > 1.2  # this tree is likelier than the depths of the forecast were
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

@@ -89,7 +89,12 @@ VALID: dict[str, tuple[str, ...]] = {
     "link_latency": _TIMES, "overhead": _TIMES, "policy_time": ("measured", *_TIMES),
     "precision": _FORMATS, "cache": _FORMATS,
     "output": ("{folder}/trained", "{folder}", "{missing}", "{text}"),
+    "url": ("http://127.0.0.1:9", "https://127.0.0.1:9/v1", "127.0.0.1:9", "http://", "http://[::1", "ftp://x",
+            "http://127.0.0.1:99999", "http://127.0.0.1:9/\u00e9", "http://u:p@127.0.0.1:9"),
+    "slo": ("ttft:500ms,itl:50ms", "ttft:1", "tft:1s", "itl:1s,itl:1s", ",", "e2e:nan"),
+    "body": ("{}", "[]", '{"a": 1}', "{", '{"stream": 1}', "[" * 5000), "duration": _TIMES, "timeout": _TIMES,
     "size": ("1MiB", "1k", "1", "0", "nan", "4GiB", "x"), "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),
+    "layers": ("1", "0", "0,1", "1,1", "9", "300", *_LISTS),
 }  # fmt: skip
 """Forms of each text, right and nearly right, by the name of its parameter."""
 

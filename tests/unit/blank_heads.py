@@ -67,5 +67,37 @@ def block_head(folder: Path, target: ModelSpec, **further: Any) -> Path:
     return _save(folder, config, shapes)
 
 
-HEADS: Mapping[str, Callable[..., Path]] = {"eagle3": blank_head, "medusa": medusa_head, "dflash": block_head}
+def mtp_modules(folder: Path, target: ModelSpec, **further: Any) -> Path:
+    """One module in speculators' format, of the target's attention."""
+    hidden, attention = target.hidden, target.attention
+    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    layer = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
+        "intermediate_size": _INNER, "num_hidden_layers": target.num_layers, "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads, "head_dim": attention.head_dim, "rope_theta": 1e4,
+        "max_position_embeddings": target.context, "vocab_size": target.vocab, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
+    config = {
+        "speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": layer,
+        "speculators_config": {"algorithm": "mtp", "proposal_methods": methods}, **further,
+    }  # fmt: skip
+    norms = ("token_layernorm", "hidden_layernorm", "final_layernorm", "input_layernorm", "post_attention_layernorm")
+    shapes: dict[str, tuple[int, ...]] = {f"mtp_layers.0.{name}": (hidden,) for name in norms}
+    shapes["mtp_layers.0.input_proj"] = (hidden, 2 * hidden)
+    for part, size in (("q", queries), ("k", keys), ("v", keys)):
+        shapes[f"mtp_layers.0.self_attn.{part}_proj"] = (size, hidden)
+    shapes["mtp_layers.0.self_attn.o_proj"] = (hidden, queries)
+    shapes |= {f"mtp_layers.0.mlp.{part}_proj": (_INNER, hidden) for part in ("gate", "up")}
+    shapes["mtp_layers.0.mlp.down_proj"] = (hidden, _INNER)
+    return _save(folder, config, shapes)
+
+
+HEADS: Mapping[str, Callable[..., Path]] = {
+    "eagle3": blank_head,
+    "medusa": medusa_head,
+    "dflash": block_head,
+    "mtp": mtp_modules,
+}
 """A head of each kind, by the drafter's name: written into a folder for a target."""

@@ -22,7 +22,7 @@ def every_drafter(model: str, folder: Path, *, layers: str = "0") -> dict[str, s
     found = {}
     for name, kind in KINDS.items():
         argument = arguments.get(kind.argument, "")
-        if kind.argument == "head":
+        if kind.argument in ("head", "modules"):
             argument = str(HEADS[_kind_of_head(name)](folder / name, weights.spec))
         found[name] = f"{name}:{argument}" if argument else name
     return found

@@ -19,9 +19,10 @@ from wager.cli import cli, loading
 from wager.config import EngineConfig
 from wager.errors import UsageError
 from wager.profiling.acceptance import estimate_acceptance
-from wager.profiling.draft_records import DraftedAnswer, PositionDraft
+from wager.profiling.draft_records import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
 from wager.testing import SetAcceptanceDrafter, ToyDistribution, ToyOracle
 from wager.testing.engines import toy_engine
+from wager.types import Draft, Request, SamplingParams
 
 TEXT = ToyDistribution(vocab=64)
 RATES = (0.8, 0.6, 0.5)
@@ -46,7 +47,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     gaps."""
 
     def open_engine(config: EngineConfig, *, like: object = None) -> Any:
-        kinds: dict[str, type[SetAcceptanceDrafter]] = {"ngram": SetAcceptanceDrafter, "ngram:1": SometimesDeclining}
+        kinds: dict[str, type[SetAcceptanceDrafter]] = {
+            "ngram": SetAcceptanceDrafter, "ngram:1": SometimesDeclining, "auto": SetAcceptanceDrafter
+        }  # fmt: skip
         drafter = kinds[config.speculation.drafter](TEXT.vocab, RATES, oracle=ToyOracle(TEXT))
         engine: Any = toy_engine(TEXT, drafter=drafter, num_blocks=400, max_rows=256)
         engine.tokenizer = SimpleNamespace(encode=lambda text: [ord(letter) % 64 for letter in text])
@@ -161,6 +164,19 @@ def test_misuse_is_named(run: Any, arguments: list[str], complaint: str) -> None
         run(*arguments)
 
 
+def test_auto_is_what_the_engine_takes_it_for(run: Any) -> None:
+    """The store that comes with a model, not what `auto` is where there is none."""
+    result = run("--drafter", "auto", "--depth", "1")
+    assert result.exit_code == 0, result.stderr
+    assert "set, drafts of 1, by category" in " ".join(result.stdout.split())
+
+
+def test_a_trace_of_trees_is_refused(run: Any) -> None:
+    for name in ("suffix-tree", "ngram//suffix"):
+        with pytest.raises(UsageError, match=f"{name} makes trees, and a trace holds chains"):
+            run("--drafter", name, "--trace", "x.jsonl")
+
+
 def test_a_file_that_cannot_be_written_is_named(run: Any) -> None:
     result = run("--drafter", "ngram", "-o", "/nowhere/x.json")
     assert result.exit_code == 2
@@ -173,7 +189,7 @@ def test_a_file_that_cannot_be_written_is_named(run: Any) -> None:
 def answer(matching: Sequence[int], *, drafted: int = 4, room: int = 4) -> DraftedAnswer:
     """An answer whose drafts all have `drafted` tokens."""
     drafts = tuple(PositionDraft(room, tuple(range(drafted))) for _ in matching)
-    return DraftedAnswer(10, drafts, tuple(matching))
+    return DraftedAnswer(10, drafts, tuple(AnswerPath.chain(count, drafted=drafted) for count in matching))
 
 
 def test_a_depth_beyond_the_end_of_an_answer_is_unobserved() -> None:
@@ -186,8 +202,37 @@ def test_a_depth_beyond_the_end_of_an_answer_is_unobserved() -> None:
     assert (estimate.tau.low, estimate.tau.high) == (None, None)
 
 
+class TreeOfTwo(SetAcceptanceDrafter):
+    """Two candidates, of which the first is right with probability 0.5 and the second with 0.3; one guess below each,
+    right with probability 0.6 if its candidate is."""
+
+    name = "two"
+    makes_trees = True
+
+    def _draft(self, request: Any) -> Any:
+        rng = random.Random(f"{request.seq_id} {request.position}")
+        right, below, *_ = [*self._next_tokens(request), 0]
+        wrong = [token for token in (7, 8, 9) if token != right]
+        draw = rng.random()
+        tokens = [right if draw < 0.5 else wrong[0], right if 0.5 <= draw < 0.8 else wrong[1]]
+        tokens += [below if rng.random() < 0.6 else (below + 1) % 64 for _ in range(2)]
+        return Draft(request.seq_id, tuple(tokens), (-1, -1, 0, 1), (0.5, 0.3, 0.3, 0.18), self.name)
+
+
+def test_estimates_of_trees_of_known_acceptance() -> None:
+    """The second candidate is right in 0.6 of the half in which the first is not. Of every number of guesses the
+    likeliest are verified, so every way that a round can go is known."""
+    engine = toy_engine(TEXT, drafter=TreeOfTwo(64, RATES, oracle=ToyOracle(TEXT)), num_blocks=400)
+    requests = [Request(str(i), (1 + i, 2, 3), SamplingParams(max_tokens=150, ignore_eos=True)) for i in range(24)]
+    estimate = estimate_acceptance(record_drafts(engine, requests, depth=4, concurrency=8).answers, 4)
+    assert estimate.tokens == 24 * 150
+    assert [each.value for each in estimate.survival] == pytest.approx([0.8, 0.48, 0, 0], abs=0.04)
+    assert [each.tau.value for each in estimate.depths] == pytest.approx([1.5, 1.8, 2.1, 2.28], abs=0.06)
+    assert estimate.alpha.value == pytest.approx(1.28 / (1.28 + 0.2 + 0.8 * 0.4), abs=0.03)
+
+
 def test_a_limit_on_the_length_leaves_depths_unobserved() -> None:
-    limited = DraftedAnswer(10, (PositionDraft(1, (7,)), PositionDraft(0)), (1, 0))
+    limited = DraftedAnswer.of((7, 8), [PositionDraft(1, (7,)), PositionDraft(0)], prompt_tokens=10)
     estimate = estimate_acceptance([limited], 2)
     assert [each.value for each in estimate.survival] == [1.0, 0.0]
     assert estimate.coverage == 1.0

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from wager.draft.base import Drafter
+from wager.draft.lookup import LookupDrafter
+from wager.draft.lookup_rates import LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.fixed import FixedDepth
@@ -19,8 +21,8 @@ from wager.economics.simulation.server import SimulatedServer
 from wager.economics.simulation.traces import RecordedTraces
 from wager.economics.simulation.workload import Workload
 from wager.errors import UsageError, WagerError
-from wager.profiling.draft_records import DraftedAnswer, PositionDraft, record_drafts
-from wager.testing import FailingDrafter, RandomTreeDrafter, SetAcceptanceDrafter, ToyDistribution, ToyOracle, ToyTarget
+from wager.profiling.draft_records import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
+from wager.testing import FailingDrafter, SetAcceptanceDrafter, ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams
 
@@ -103,6 +105,98 @@ def test_replaying_the_trace_at_a_fixed_depth_gives_the_rounds_of_the_engine(nam
         assert result.rounds == sum(answer.stats.rounds for answer in answers)
 
 
+TREES: dict[str, Callable[[], Drafter]] = {
+    "suffix-tree": lambda: LookupDrafter("suffix-tree", LookupSources(4, 0, None), trees=True),
+    "model-tree": lambda: DraftModel(ToyTarget(SIMILAR), vocab=VOCAB, trees=True),
+}
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", TREES)
+def test_recorded_rounds_of_trees_are_those_of_the_engine_that_verifies_as_many_nodes(
+    name: str, params: SamplingParams
+) -> None:
+    answered = requests(params)
+    branched = 0
+    for nodes in (1, 3, 7):
+        engine = toy_engine(TEXT, drafter=TREES[name](), num_blocks=200)
+        recording = record_drafts(engine, answered, depth=nodes, concurrency=1)
+        emitted, answers = engine_rounds(answered, TREES[name](), nodes)
+        for answer, recorded, per_round in zip(answers, recording.answers, emitted, strict=True):
+            rounds = recorded.rounds_at(nodes)
+            starts = [each.position for each in rounds] + [len(answer.token_ids)]
+            assert [end - start for start, end in zip(starts, starts[1:], strict=False)] == per_round
+            assert sum(each.drafted for each in rounds) == answer.stats.drafted
+            branched += sum(bool(draft.parents) for draft in recorded.drafts)
+        assert recording.trees
+    assert branched > 50
+
+
+def test_the_rounds_of_fewer_guesses_verify_the_likeliest_nodes() -> None:
+    """Tokens 4 and 5 below the root, 6 and 7 below 4, 8 below 6. By their estimates 4 comes first, then 6, 5, 8, 7."""
+    tree = PositionDraft(5, (4, 5, 6, 7, 8), (0.6, 0.3, 0.4, 0.1, 0.2), (-1, -1, 0, 0, 2))
+
+    def accepted(*ahead: int) -> list[int]:
+        path = AnswerPath.of(tree, ahead)
+        return [path.accepted(guesses) for guesses in range(6)]
+
+    assert accepted(4, 6, 8) == [0, 1, 2, 2, 3, 3]
+    assert accepted(4, 7, 8) == [0, 1, 1, 1, 1, 2]
+    assert accepted(5, 6) == [0, 0, 0, 1, 1, 1]
+    assert accepted(9) == [0] * 6
+    answer = DraftedAnswer.of((5, 4, 7, 9), [tree] * 4, prompt_tokens=1)
+    [first, *_] = answer.rounds_at(3)
+    assert (first.drafted, first.accepted, first.rejected) == (3, 1, False)  # nothing was guessed below 5
+    [first, *_] = answer.rounds_at(1)
+    assert (first.drafted, first.accepted, first.rejected) == (1, 0, True)
+
+
+def accepted_of_the_likeliest(draft: PositionDraft, ahead: list[int], guesses: int) -> tuple[int, bool]:
+    """How many tokens of the answer the likeliest guesses hold, node by node, and whether one was wrong there."""
+    kept: list[int] = []
+    while len(kept) < min(guesses, len(draft.tokens)):
+        free = [node for node in range(len(draft.tokens)) if node not in kept]
+        open_nodes = [node for node in free if draft.parents[node] in (-1, *kept)]
+        kept.append(max(open_nodes, key=lambda node: (draft.scores[node], -node)))
+    at, count = -1, 0
+    while True:
+        below = [node for node in kept if draft.parents[node] == at]
+        right = [node for node in below if ahead[count : count + 1] == [draft.tokens[node]]]
+        if not right:
+            return count, bool(below)
+        at, count = right[0], count + 1
+
+
+def test_acceptance_of_every_number_of_guesses_agrees_with_enumeration() -> None:
+    rng = np.random.default_rng(3)
+    rejected = accepted = 0
+    for _ in range(300):
+        size = int(rng.integers(1, 10))
+        parents = [-1, *(int(rng.integers(-1, node)) for node in range(1, size))]
+        scores: list[float] = []
+        tokens: list[int] = []
+        for node, parent in enumerate(parents):
+            above = 1.0 if parent < 0 else scores[parent]
+            scores.append(above * float(rng.choice([1.0, 0.5, 0.3])))
+            taken = [tokens[other] for other in range(node) if parents[other] == parent]
+            tokens.append(int(rng.choice([token for token in range(12) if token not in taken][: 3 + len(taken)])))
+        draft = PositionDraft(size, tuple(tokens), tuple(scores), tuple(parents))
+        ahead = rng.integers(0, 3, 6).tolist()
+        path = AnswerPath.of(draft, ahead)
+        for guesses in range(size + 2):
+            count, wrong = accepted_of_the_likeliest(draft, ahead, guesses)
+            assert path.accepted(guesses) == count
+            assert (path.guessed[count] <= guesses) == wrong
+            accepted += count
+            rejected += wrong
+    assert min(accepted, rejected) > 300
+
+
+def test_a_node_whose_estimate_is_above_its_parents_comes_after_it() -> None:
+    tree = PositionDraft(3, (4, 5, 6), (0.2, 0.5, 0.9), (-1, -1, 0))
+    assert AnswerPath.of(tree, (4, 6)).needed == (2, 3)
+
+
 def test_the_text_is_that_of_plain_decoding() -> None:
     answered = requests(SAMPLED, count=3)
     plain = toy_engine(TEXT, num_blocks=200).generate(answered)
@@ -121,8 +215,6 @@ def test_what_cannot_be_measured_is_refused() -> None:
     def record(drafter: Drafter, depth: int | None = None) -> None:
         record_drafts(toy_engine(TEXT, drafter=drafter, num_blocks=200), requests(GREEDY, count=2), depth=depth)
 
-    with pytest.raises(UsageError, match="'random-tree' makes trees"):
-        record(RandomTreeDrafter(VOCAB))
     with pytest.raises(UsageError, match="Depth 16 is out of range: ngram drafts at most 15"):
         record(NgramDrafter(), 16)
     with pytest.raises(WagerError, match="'failing' failed"):

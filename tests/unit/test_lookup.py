@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.draft.lookup import LookupDrafter, LookupTexts, lookup_table
-from wager.draft.lookup_rates import MIN_SURVIVAL, MOST_LONGEST, OWN_PRIOR, STORE_PRIOR, LookupSources
+from wager.draft.lookup_rates import MIN_SURVIVAL, MOST_LONGEST, OTHER_WEIGHTS, OWN_PRIOR, STORE_PRIOR, LookupSources
 from wager.draft.lookup_reference import PythonLookupTable
 from wager.draft.store_file import StoreFile, build_store
 from wager.draft.suffix_tree import SuffixCounts
@@ -132,6 +132,8 @@ def test_a_tree_has_other_continuations_where_they_are_likelier_than_going_on() 
     assert draft.tokens[0] == 40 and 50 in draft.tokens
     siblings = [token for token, parent in zip(draft.tokens, draft.parents, strict=True) if parent == -1]
     assert siblings == [40, 50] and list(draft.scores) == sorted(draft.scores, reverse=True)
+    named, other = (draft.scores[draft.tokens.index(token)] for token in siblings)  # seen twice, and once
+    assert other == pytest.approx(OTHER_WEIGHTS[0] * named * (1 - named) / 3)
 
 
 @settings(max_examples=100, deadline=None)

@@ -235,7 +235,7 @@ class TimedDrafter(NgramDrafter):
 def test_drafting_is_timed_by_requests_and_depth_and_its_sequences_end() -> None:
     clock = FakeClock()
     drafter = TimedDrafter(clock)
-    curve = time_drafting(Proposer(drafter, vocab=500), vocab=500, seconds=9.0, clock=clock)
+    curve = time_drafting(Proposer(drafter, vocab=500), vocab=500, hidden=8, seconds=9.0, clock=clock)
     for requests, depth in ((1, 1), (4, 8), (24, 3)):
         assert curve.seconds(requests, depth) == pytest.approx(2e-4 + 3e-5 * requests * depth)
     assert not drafter.known
@@ -243,7 +243,7 @@ def test_drafting_is_timed_by_requests_and_depth_and_its_sequences_end() -> None
 
 def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
     with pytest.raises(UsageError, match="'declining' made no draft"):
-        time_drafting(Proposer(DecliningDrafter(), vocab=50), vocab=50, seconds=1.0, clock=FakeClock())
+        time_drafting(Proposer(DecliningDrafter(), vocab=50), vocab=50, hidden=8, seconds=1.0, clock=FakeClock())
 
 
 # ---- the setup -----------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def test_a_head_is_trained_and_described(
     found = wager(*given)
     assert found.code == 0, found.err
     assert "step 3 of 3: loss" in found.err
+    assert f"written to {out}: --drafter eagle3:{out}" in found.err
     result = json.loads(found.out)
     assert result["steps"] == len(result["history"]) == 3
     assert len(result["held_out"]["survival"]) == 3

@@ -267,6 +267,9 @@ def test_the_command_makes_a_draft_model_that_a_prompt_is_answered_with(wager: C
     ran = wager("run", "Say 3", *short, "--drafter", f"model:{out}", "--max-tokens", "8", "--depth", "2")
     assert ran.code == 0, ran.err
     assert ran.out == wager("run", "Say 3", *short, "--drafter", "none", "--max-tokens", "8").out
+    short_texts = ("--limit", "2", "--max-tokens", "8", "--concurrency", "2")
+    proved = wager("prove", *short[:4], "--drafter", f"model:{out}", *short_texts)
+    assert proved.code == 0, proved.err
     for layers, message in (
         ("2", "2 of 2 layers cannot be kept"),
         ("0,5", "Layer 5 cannot be kept"),

@@ -99,6 +99,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(
         "Qwen2ForCausalLM", read.sliding_by_layer, read.dense, _QWEN, EngineSupport(qkv_bias=True, gguf=GgufLayout())
     ),
+    "mimo": Family(
+        "MiMoForCausalLM", read.sliding_by_layer, read.dense, _QWEN, EngineSupport(qkv_bias=True)
+    ),
     "qwen3": Family(
         "Qwen3ForCausalLM", read.sliding_by_layer, read.dense, {**_QWEN, "head_dim": 128},
         EngineSupport(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, gguf=GgufLayout()),

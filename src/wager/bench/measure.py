@@ -93,7 +93,7 @@ def measure(
     turns = [[index] for index in range(len(requests))] if concurrency == 1 else [list(range(len(requests)))]
     records = {name: Measurement([[] for _ in requests]) for name in engines}
     for engine in engines.values():
-        _answer(engine, [_short(requests[0])], concurrency=1, on_output=None)
+        _answer(engine, [short_request(requests[0])], concurrency=1, on_output=None)
     for repeat in range(repeats):
         for record in records.values():
             record.walls.append(0.0)
@@ -111,7 +111,7 @@ def measure(
     return records
 
 
-def _short(request: Request) -> Request:
+def short_request(request: Request) -> Request:
     return replace(request, params=replace(request.params, max_tokens=min(8, request.params.max_tokens)))
 
 

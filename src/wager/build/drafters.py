@@ -6,19 +6,32 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wager.build.opened import OpenedModel, open_draft, open_layers
-from wager.build.opened_heads import OpenedHead, open_head
 from wager.build.shipped_store import shipped_store
 from wager.config import EngineConfig
+from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter
 from wager.draft.history import TargetOracle
-from wager.draft.registry import KINDS, DrafterKind, DrafterParts, DrafterSpec, build_drafter, merge_drafters
+from wager.draft.option import can_draft_ahead
+from wager.draft.registry import (
+    KINDS,
+    DrafterKind,
+    DrafterParts,
+    DrafterSpec,
+    build_drafter,
+    merge_drafters,
+)
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest
+from wager.kernels import select
 from wager.kernels.base import Kernels
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
+
+if TYPE_CHECKING:
+    from wager.build.opened_heads import OpenedHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,7 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
         label,
         spec,
         _open_model(config, target, kind, argument) if kind else None,
-        open_head(spec, target) if kind and kind.argument == "head" else None,
+        _open_head(spec, target) if kind and kind.runs_a_head else None,
         _open_store(Path(argument), target) if kind and kind.argument == "store" else None,
         _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
         tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
@@ -77,6 +90,12 @@ def _open_model(config: EngineConfig, target: OpenedModel, kind: DrafterKind, ar
     if not kind.runs_a_model:
         return None
     return open_draft(config, target, argument, other_vocabulary=kind.other_vocabulary)
+
+
+def _open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
+    from wager.build.opened_heads import open_head  # a start without heads does not wait for all that they import
+
+    return open_head(spec, target)
 
 
 def _open_store(path: Path, target: OpenedModel) -> StoreFile:
@@ -109,18 +128,34 @@ def build(
     num_blocks: int,
     oracle: TargetOracle | None = None,
 ) -> Drafter:
-    """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks. `oracle`
-    is for drafters made for proofs."""
-    drafter = _build(opened, config, decoder, num_blocks=num_blocks, oracle=oracle)
+    """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks. One that
+    can draft ahead gets the threads that the configuration has for it. `oracle` is for drafters made for proofs."""
+    threads = config.speculation.draft_threads if can_draft_ahead(opened.spec) else 0
+    kernels = _own_kernels(config, decoder.kernels, threads) if threads else decoder.kernels
+    drafter = _build(opened, config, decoder, num_blocks=num_blocks, oracle=oracle, kernels=kernels)
+    if threads:
+        drafter = AheadDrafter(drafter)
     drafter.name = opened.label
     return drafter
 
 
+def _own_kernels(config: EngineConfig, kernels: Kernels, threads: int) -> Kernels:
+    """Kernels like the target's, with threads of their own."""
+    name = "reference" if kernels.name.startswith("reference") else "native"
+    return select(name, dtype=config.model.activations, threads=threads)
+
+
 def _build(
-    opened: OpenedDrafter, config: EngineConfig, decoder: Decoder, *, num_blocks: int, oracle: TargetOracle | None
+    opened: OpenedDrafter,
+    config: EngineConfig,
+    decoder: Decoder,
+    *,
+    num_blocks: int,
+    oracle: TargetOracle | None,
+    kernels: Kernels,
 ) -> Drafter:
     def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, config, decoder, num_blocks=num_blocks, oracle=oracle)
+        return _build(below, config, decoder, num_blocks=num_blocks, oracle=oracle, kernels=kernels)
 
     if opened.parts:
         return merge_drafters([part(each) for each in opened.parts], vocab=decoder.vocab)
@@ -128,8 +163,8 @@ def _build(
     parts = DrafterParts(
         decoder.vocab,
         max_context=model.limits.context if model else None,
-        model=model.load(decoder.kernels, num_blocks) if model else None,
-        kernels=decoder.kernels,
+        model=model.load(kernels, num_blocks) if model else None,
+        kernels=kernels,
         prefix_cache=config.capacity.prefix_cache,
         head=head.load(decoder, num_blocks) if head else None,
         depth=head.depth if head else None,

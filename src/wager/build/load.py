@@ -18,6 +18,8 @@ from wager.build.memory_plan import MemoryPlan
 from wager.build.opened import OpenedModel, open_target
 from wager.config import EngineConfig, check_rule_for_trees
 from wager.constrain.compiler import GrammarCompiler
+from wager.draft.ahead import AheadDrafter
+from wager.draft.ahead_figures import AheadFigures
 from wager.draft.base import Drafter
 from wager.draft.history import TargetOracle
 from wager.economics.latency.surface import LatencySurface
@@ -27,7 +29,7 @@ from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.errors import UsageError
-from wager.kernels import select
+from wager.kernels import physical_cores, select
 from wager.kernels.base import Kernels
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
@@ -95,6 +97,18 @@ class LoadedEngine(Engine):
     def drafter_name(self) -> str:
         """The drafters in use, separated by commas; `none` once a failing drafter was switched off."""
         return self.proposer.name
+
+    @property
+    def ahead(self) -> dict[str, AheadFigures]:
+        """What each drafter with threads of its own did, by name; one that was switched off is left out."""
+        drafters = self.proposer.drafters
+        return {name: each.figures for name, each in drafters.items() if isinstance(each, AheadDrafter)}
+
+    def close(self) -> None:
+        """End the threads of drafters that have their own. May be repeated; those drafters draft no more."""
+        for drafter in self.proposer.drafters.values():
+            if isinstance(drafter, AheadDrafter):
+                drafter.close()
 
     def _add(self, request: Request) -> None:
         """As Engine's. A prediction may be a text. Resets the prefix cache if another engine has used the target's
@@ -173,8 +187,11 @@ def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:
 def _select_kernels(config: EngineConfig, model: OpenedModel) -> Kernels:
     attention, options = model.spec.attention, config.model
     latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
+    threads, own = options.threads, config.speculation.draft_threads
+    if threads is None and own and config.speculation.drafters:  # the drafter's cores are left to it
+        threads = max(1, physical_cores() - own)
     kernels = select(
-        options.kernels, dtype=options.activations, threads=options.threads, head_dim=attention.head_dim, latent=latent
+        options.kernels, dtype=options.activations, threads=threads, head_dim=attention.head_dim, latent=latent
     )
     if options.kernels == "auto" and kernels.name.startswith("reference"):
         log.warning("Answers are computed by the slower reference kernels: %s.", kernels.reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from wager.draft.heads.autoregressive import StateHead
 from wager.draft.heads.block import SlotHead
 from wager.draft.heads.kinds import head_kind
 from wager.draft.heads.parallel import ParallelHead
-from wager.draft.registry import DrafterSpec
+from wager.draft.registry import KINDS, DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.base import Kernels
 from wager.models.fingerprint import trained_for_another
@@ -19,10 +19,11 @@ from wager.models.head_block import OpenedBlock, open_block
 from wager.models.head_eagle import OpenedEagle, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import OpenedMedusa, open_medusa
+from wager.models.head_mtp import OpenedMtp, open_mtp
 from wager.models.matrices import Matrices
 from wager.models.transformer import Decoder
 
-Opened = OpenedEagle | OpenedMedusa | OpenedBlock
+Opened = OpenedEagle | OpenedMedusa | OpenedBlock | OpenedMtp
 
 _OPEN: Mapping[str, Callable[..., Opened]] = {"eagle3": open_eagle, "medusa": open_medusa, "dflash": open_block}
 
@@ -60,11 +61,53 @@ class OpenedHead:
 def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     """The head that a drafter option names. Its matrices are quantised where the target's are. ModelError if it is
     absent, damaged, or was made for another target or tokenizer."""
-    path = Path(spec.argument or "").expanduser()
+    modules = KINDS[spec.name].argument == "modules"
+    where, side = _split_side(spec.argument or "") if modules else (spec.argument or "", None)
+    inside = modules and not where
+    path = target.path if inside else Path(where).expanduser()
+    if inside and not path.is_dir():
+        raise ModelError(
+            f"{path.name} has no MTP weights: they are read from directories with safetensors.",
+            f"Give a directory that has them, {spec.name}:PATH, or another drafter.",
+        )
     files = HeadFiles(path)
     check_provenance(files, target)
     quantised = any(Matrices(target.weights, target.dtype).formats.values())
-    return OpenedHead(path, target, _OPEN[head_kind(spec.name)](files, target.spec, quantised=quantised))
+    if not modules:
+        opened = _OPEN[head_kind(spec.name)](files, target.spec, quantised=quantised)
+        _check_taps(files, opened)
+        return OpenedHead(path, target, opened)
+    after_norm = None if side is None else side == "after"
+    opened_mtp = open_mtp(files, target.spec, quantised=quantised, inside=inside, after_norm=after_norm)
+    if KINDS[spec.name].makes_trees and opened_mtp.spec.modules > 1:
+        raise ModelError(
+            f"{path.name} has {opened_mtp.spec.modules} MTP modules, which guess in turn; trees are those of a single "
+            "one.",
+            "Use mtp.",
+        )
+    return OpenedHead(path, target, opened_mtp)
+
+
+def _check_taps(files: HeadFiles, head: Opened) -> None:
+    """ModelError if the head reads other layers of the target than `wager train` notes that it was trained on."""
+    noted = files.keys.section("wager").integers("taps")
+    taps = list(head.spec.taps) if isinstance(head, (OpenedEagle, OpenedBlock)) else []
+    if noted and taps and taps != noted:
+        raise ModelError(
+            f"The head in {files.where} taps the target after layers {_listed(taps)}; it was trained on "
+            f"{_listed(noted)}.",
+            "Its config.json was changed, or belongs to another head.",
+        )
+
+
+def _listed(taps: Sequence[int]) -> str:
+    return ", ".join(map(str, taps))
+
+
+def _split_side(argument: str) -> tuple[str, str | None]:
+    """PATH@SIDE as both; no side where none of those that are known is written."""
+    path, _, side = argument.rpartition("@")
+    return (path, side) if side in ("before", "after") else (argument, None)
 
 
 def check_provenance(files: HeadFiles, target: OpenedModel) -> None:

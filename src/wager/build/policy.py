@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wager.config import SpeculationConfig
+from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.drafts_ahead import DraftsAheadLatency
+from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.fixed import FixedDepth
@@ -29,7 +31,7 @@ class BuiltPolicy:
 
 
 def build(
-    speculation: SpeculationConfig, drafters: Sequence[Drafter], measure: Callable[[], LatencySurface]
+    speculation: SpeculationConfig, drafters: Sequence[Drafter], measure: Callable[[], LatencyModel]
 ) -> BuiltPolicy:
     """The policy over `drafters`. `measure` returns the latency model; it is called only for a policy that needs one.
 
@@ -41,7 +43,10 @@ def build(
     speculation.check_policy(len(drafters))
     if spec.kind == "adaptive":
         depths = {drafter.name: drafter.max_depth if depth is None else depth for drafter in drafters}
-        latency = measure()
+        latency: LatencyModel = measure()
+        ahead = {drafter.name: drafter for drafter in drafters if isinstance(drafter, AheadDrafter)}
+        if ahead:
+            latency = DraftsAheadLatency(latency, ahead)
         capabilities = {drafter.name: _capabilities(drafter, depths[drafter.name], latency) for drafter in drafters}
         policy = Adaptive(
             latency, drafters=capabilities, objective=speculation.parsed_objective, rule=speculation.verify
@@ -53,7 +58,7 @@ def build(
     return BuiltPolicy(FixedDepth(depth), depth)
 
 
-def _capabilities(drafter: Drafter, depth: int, latency: LatencySurface) -> DrafterCapabilities:
+def _capabilities(drafter: Drafter, depth: int, latency: LatencyModel) -> DrafterCapabilities:
     guess_s = latency.draft_seconds(drafter.name, 1, 1) or _DRAFT_SHARE * latency.seconds(1, 1, 0)
     catch_up_s = guess_s / _CATCH_UP_TOKENS if drafter.samples else 0.0
     return DrafterCapabilities(depth, stops_early=drafter.samples, catch_up_s=catch_up_s)

@@ -13,6 +13,7 @@ from wager.cli import console, flags, parameters
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.draft.option import parse_drafters
+from wager.draft.registry import makes_trees
 from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
 from wager.types import OutputDelta, Request, SamplingParams
@@ -35,7 +36,7 @@ _PATH = parameters.OutputPath()
     only=("model", "kv_dtype", "kernels", "threads", "memory", "max_context"),
 )
 @click.option("--depth", type=click.IntRange(1, DEEPEST), metavar="N",
-              help="Deepest draft to measure. Without it as deep as the drafter can.")  # fmt: skip
+              help="Deepest draft to measure, or largest tree. Without it as the drafter can.")  # fmt: skip
 @flags.sampling_flags(max_tokens=128, seed=0)
 @click.option("-o", "--output", "output_path", type=parameters.OutputPath(allow_dash=True), metavar="FILE",
               help="Write the file that `wager plan --acceptance` reads; for one drafter.")  # fmt: skip
@@ -58,11 +59,14 @@ def command(
     Survival S_k is the probability that the draft token at depth k is reached and accepted, in rounds of the deepest
     depth; a round without a draft counts as not accepted. Alpha is accepted / (accepted + first rejections), the rate
     of one draft token. τ is tokens per pass of the model, the bonus token included. Intervals hold 95 % over resampled
-    prompts.
+    prompts. Of a drafter that makes trees --depth is the number of guesses, and the likeliest of them are verified;
+    several drafters are compared at equal guesses.
     """
     from wager.cli import acceptance_report
 
     specs = _drafter_specs(drafters)
+    if trace_path:
+        _refuse_traces_of_trees(specs)
     _check_outputs(specs, output_path, plot_path, others=(trace_path, json_path))
     with console.meter("answers") as update:
         count = count_answers(update, "Answering and drafting", len(prompts) * len(specs))
@@ -91,9 +95,17 @@ def _names(measured: Sequence[MeasuredDrafter]) -> list[str]:
     return [drafter.name for drafter in measured]
 
 
+def _refuse_traces_of_trees(specs: Sequence[str]) -> None:
+    for text in specs:
+        if any(makes_trees(spec) for spec in parse_drafters(text)):
+            raise UsageError(f"Drafter {text} makes trees, and a trace holds chains.", "Leave out --trace, or it.")
+
+
 def _drafter_specs(drafters: Sequence[str]) -> tuple[str, ...]:
     """The drafters to measure, each by itself. UsageError for none, or one that is named twice."""
-    specs = [str(spec) for text in drafters for spec in parse_drafters(text)]
+    specs: list[str] = []
+    for text in drafters:  # what auto stands for depends on the model
+        specs += [text] if text.strip() == "auto" else map(str, parse_drafters(text))
     if not specs:
         raise UsageError("There is nothing to measure: --drafter is none.", "Name a drafter, such as ngram.")
     for spec in specs:

@@ -44,6 +44,7 @@ class MeasuredDrafter:
             **{key: settings[key] for key in conditions},
             "drafter": self.name,
             "depth": self.recording.depth,
+            "trees": self.recording.trees,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **self.total.as_dict(),
             "categories": {category: estimate.as_dict() for category, estimate in self.categories.items()},
@@ -91,15 +92,33 @@ def _curve(label: str, acceptance: DrafterAcceptance, *, banded: bool) -> Any:
 
 
 def show(measured: Sequence[MeasuredDrafter], *, to_stdout: bool) -> None:
-    """Two tables for each drafter: by category, and by depth."""
+    """Two tables for each drafter, by category and by depth; of several drafters one of them at equal guesses."""
     for drafter in measured:
         rows = [_category_row(category, estimate) for category, estimate in drafter.categories.items()]
-        columns = ["", "prompts", "tokens", "coverage", "α", "τ", "S_1", f"S_{drafter.recording.depth}"]
-        title = f"{drafter.name}, drafts of {drafter.recording.depth}, by category (95 % intervals)"
+        deepest = drafter.recording.depth
+        size = f"trees of {deepest} guesses" if drafter.recording.trees else f"drafts of {deepest}"
+        columns = ["", "prompts", "tokens", "coverage", "α", "τ", "S_1", f"S_{deepest}"]
+        title = f"{drafter.name}, {size}, by category (95 % intervals)"
         console.table(title, columns, [*rows, _category_row("all", drafter.total)], to_stdout=to_stdout)
-        columns = ["depth k", "S_k", "given a draft", "S_k / S_k-1", "τ if drafted to k", "drafted a round"]
+        drafted = "τ of k guesses" if drafter.recording.trees else "τ if drafted to k"
+        columns = ["depth k", "S_k", "given a draft", "S_k / S_k-1", drafted, "drafted a round"]
         title = f"{drafter.name}, by depth, all prompts"
         console.table(title, columns, _depth_rows(drafter.total), to_stdout=to_stdout)
+    if len(measured) > 1:
+        columns = ["guesses", *(drafter.name for drafter in measured)]
+        console.table("τ at equal guesses, all prompts", columns, _equal_rows(measured), to_stdout=to_stdout)
+
+
+def _equal_rows(measured: Sequence[MeasuredDrafter]) -> list[list[str]]:
+    """τ of every drafter by the guesses of a round, which are as many rows of a step: a chain's length, a tree's
+    nodes."""
+    deepest = max(drafter.recording.depth for drafter in measured)
+    rows = []
+    for guesses in range(1, deepest + 1):
+        depths = [drafter.total.depths[:guesses] for drafter in measured]
+        taus = [_interval(each[-1].tau) if len(each) == guesses else _NONE for each in depths]
+        rows.append([str(guesses), *taus])
+    return rows
 
 
 def _category_row(name: str, estimate: DrafterAcceptance) -> list[str]:

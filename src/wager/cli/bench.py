@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wager.bench.workload import Prompt
-from wager.cli import console, flags, parameters
+from wager.cli import bench_load, console, flags, parameters
 from wager.config import EngineConfig
 from wager.errors import UsageError
 from wager.types import OutputDelta, Request, SamplingParams
@@ -34,6 +34,7 @@ FAST, PLAIN = "speculative", "plain"
 @flags.sampling_flags(max_tokens=128, seed=0)
 @flags.concurrency_flag
 @flags.json_flag
+@bench_load.load_flags
 def command(
     *,
     prompts: list[Prompt],
@@ -45,14 +46,21 @@ def command(
     params: SamplingParams,
     concurrency: int,
     json_path: Path | None,
+    load: bench_load.LoadOptions | None,
 ) -> None:
     """Answer the prompts of FILE and report speed by task family.
 
     FILE holds one JSON object per line, {"id", "category", "prompt"} or Spec-Bench's {"question_id", "category",
     "turns"} (first turn). Without FILE a small set that comes with wager is used. The prefix cache is off by default.
+
+    With --url a server answers them, under load, and the times are those its users see.
     """
     from wager.bench import measure
 
+    if load:
+        bench_load.measure_server(load, prompts, framing=framing, params=params, model=config.model.model,
+                                  concurrency=concurrency, json_path=json_path)  # fmt: skip
+        return
     engines = _open_engines(config, compare=compare)
     found = _quality(engines[FAST]) if quality else None
     steps = {name: measure.DecodeSteps(concurrency) for name in engines}
@@ -68,8 +76,12 @@ def command(
     form = engines[FAST].target.decoder.weight_form
     card = {**card_of(config, engines[FAST], settings), "weights": form, "quality": found}
     result = _result(prompts, records, steps, card)
+    if ahead := engines[FAST].ahead:
+        result["summary"]["ahead"] = {name: figures.as_dict() for name, figures in ahead.items()}
     if json_path:
         console.write_json(result, json_path)
+    for name, figures in ahead.items():
+        console.say(f"{name}, ahead of the target: {figures}")
     _show(result, to_stdout=str(json_path) != "-")
 
 

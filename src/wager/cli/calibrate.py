@@ -164,6 +164,7 @@ def _time_drafters(
         name: time_drafting(
             Proposer(drafter, vocab=vocab),
             vocab=vocab,
+            hidden=engine.spec.hidden,
             seconds=seconds,
             clock=time.perf_counter,
             between=lambda: timer.step((3,)),

@@ -54,10 +54,11 @@ def _refuse_without_drafter(drafters: tuple[str, ...], values: Mapping[str, Any]
     if any(parse_drafters(drafter) for drafter in drafters):
         return
     given = click.get_current_context().get_parameter_source
-    for name in ("depth", "policy", "objective"):
+    for name in ("depth", "policy", "objective", "draft_threads", "draft_device"):
         if values.get(name) and given(name) is ParameterSource.COMMANDLINE:
             raise UsageError(
-                f"--{name} {values[name]} has no effect with --drafter none.", "Leave it out, or name a drafter."
+                f"--{name.replace('_', '-')} {values[name]} has no effect with --drafter none.",
+                "Leave it out, or name a drafter.",
             )
 
 
@@ -131,6 +132,11 @@ ENGINE_FLAGS: Mapping[str, Function] = {
                  show_default=True, help="Which kernels compute; see `wager doctor`."),
     "threads": click.option("--threads", type=click.IntRange(min=1), metavar="N",
                  help="Without it one per physical core."),
+    "draft_threads": click.option("--draft-threads", type=click.IntRange(min=0), default=0, show_default=True,
+                 metavar="N", help="Threads of a drafter that runs a model, which then drafts while the target "
+                 "verifies, on cores that --threads leaves. 0: they take turns."),
+    "draft_device": click.option("--draft-device", metavar="DEVICE",
+                 help="What such a drafter runs on: cpu, the only one that there is."),
     "memory": click.option("--memory", callback=_parse_memory, metavar="SIZE",
                  help="Limit for weights, cache and drafters, such as 4GiB. Without it most of the free memory."),
     "max_context": click.option("--max-context", type=click.IntRange(2, MOST_POSITIONS), metavar="N",
@@ -166,7 +172,7 @@ def engine_flags(
             options.pop("drafter", None)
             _refuse_without_drafter(drafter if isinstance(drafter, tuple) else (drafter,), options)
             if isinstance(drafter, tuple):
-                return function(config=EngineConfig.from_options(**options), drafters=drafter, **values)
+                return function(config=EngineConfig.from_options(**options, drafter="none"), drafters=drafter, **values)
             return function(config=EngineConfig.from_options(**options, drafter=drafter), **values)
 
         return add([*(flags[name] for name in chosen), config_flag])(command)

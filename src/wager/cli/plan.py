@@ -95,6 +95,13 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     metavar="P",
     help="Share of rounds whose outcome --draft-async drafted for; in the others the sum is paid.  [default: 1]",
 )
+@click.option(
+    "--draft-outcomes",
+    type=int,
+    metavar="N",
+    help="Instead of that share: so many likely outcomes of each sequence are drafted for, and how often one of them "
+    "comes follows from the acceptance (docs/drafters.md).",
+)
 @click.option("--depth", type=int, metavar="N", help="Plan this depth. Without it the one with the largest speed-up.")
 @click.option("--max-depth", type=int, metavar="N", help="Deepest draft to try.  [default: 16]")
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")

@@ -60,6 +60,7 @@ class PlanSettings:
     drafter_link: str | None = None
     draft_async: bool = False
     hit_rate: float | None = None
+    draft_outcomes: int | None = None
     depth: int | None = None
     max_depth: int | None = None
     tp: int = 1
@@ -83,16 +84,31 @@ def plan_query(model: str, hardware: str, settings: PlanSettings) -> PlanQuery:
     cost: CostModel = calibrated_cost(model, hardware) or _datasheet_cost(model, hardware, settings)
     if isinstance(cost, CalibratedCostModel):
         _refuse_for_measurements(settings, hardware)
-    if settings.hit_rate is not None and not settings.draft_async:
-        raise UsageError("--draft-hit-rate has no effect without --draft-async.", "Leave it out, or add --draft-async.")
-    hit_rate = (1.0 if settings.hit_rate is None else settings.hit_rate) if settings.draft_async else None
+    hit_rate = parse_hit_rate(settings.hit_rate, draft_async=settings.draft_async, outcomes=settings.draft_outcomes)
     own = None if settings.drafter_hardware is None else find_hardware(settings.drafter_hardware)
     options = DrafterOptions(settings.shape, settings.drafter_cost, settings.drafter_tp, own, settings.drafter_link)
     drafter = plan_drafters.draft_cost(cost, options, models=find_plan_model)
     if None not in (settings.depth, settings.max_depth):
         raise UsageError("--depth and --max-depth both say how deep to draft.", "Give one of the two.")
     max_depth = DEFAULT_MAX_DEPTH if settings.max_depth is None else settings.max_depth
-    return PlanQuery(cost, drafter, max_depth, settings.depth, hit_rate)
+    return PlanQuery(cost, drafter, max_depth, settings.depth, hit_rate, settings.draft_outcomes)
+
+
+def parse_hit_rate(hit_rate: float | None, *, draft_async: bool, outcomes: int | None = None) -> float | None:
+    """The share of drafts that are ready; None where drafting is not asynchronous, and where that follows from how many
+    `outcomes` are drafted for."""
+    for flag, value in (("hit-rate", hit_rate), ("outcomes", outcomes)):
+        if value is not None and not draft_async:
+            raise UsageError(
+                f"--draft-{flag} has no effect without --draft-async.", "Leave it out, or add --draft-async."
+            )
+    if outcomes is not None:
+        if hit_rate is not None:
+            raise UsageError(
+                "--draft-hit-rate and --draft-outcomes both say how often drafts are ready.", "Give one of the two."
+            )
+        return None
+    return (1.0 if hit_rate is None else hit_rate) if draft_async else None
 
 
 def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostModel:
@@ -217,6 +233,15 @@ def find_hardware(name: str) -> Device:
     return B200_ROUNDED if name.lower() == B200_ROUNDED.name.lower() else find_device(name)
 
 
-def draft_cost(cost: CostModel, *, shape: str | None, drafter_cost: str | None) -> DraftCost:
-    """A drafter on the target's devices, from a shape or from a fixed `drafter_cost`."""
-    return plan_drafters.draft_cost(cost, DrafterOptions(shape, drafter_cost), models=find_plan_model)
+def draft_cost(
+    cost: CostModel,
+    *,
+    shape: str | None,
+    drafter_cost: str | None,
+    hardware: str | None = None,
+    link: str | None = None,
+) -> DraftCost:
+    """A drafter, from a shape or from a fixed `drafter_cost`, on the target's devices or on `hardware` of its own."""
+    own = None if hardware is None else find_hardware(hardware)
+    options = DrafterOptions(shape, drafter_cost, hardware=own, link=link)
+    return plan_drafters.draft_cost(cost, options, models=find_plan_model)

@@ -108,10 +108,15 @@ def _vocabulary(query: PlanQuery) -> list[str]:
 
 
 def _asynchronous(query: PlanQuery) -> list[str]:
-    if query.hit_rate is None:
+    if not query.asynchronous:
         return []
+    if query.hit_rate is not None:
+        share = f"{query.hit_rate:.0%} of the rounds take"
+    else:
+        number = query.draft_outcomes
+        share = f"rounds whose outcome was one of the {number} likeliest, for all sequences of a batch, take"
     lines = [
-        f"Asynchronous drafting: {query.hit_rate:.0%} of the rounds take the longer of step and draft, the others "
+        f"Asynchronous drafting: {share} the longer of step and draft, the others "
         "their sum. Drafting for several outcomes is priced as one draft."
     ]
     drafter, remote = query.drafter, isinstance(query.drafter, RemoteDraftCost)

@@ -73,7 +73,7 @@ class PlanReport:
         """What the drafter runs on, where that is not what the target runs on, and beside what."""
         device = self.query.drafter.own_device
         return (f", on {device.name} of its own" if device else "") + (
-            ", beside verification" if self.query.hit_rate is not None else ""
+            ", beside verification" if self.query.asynchronous else ""
         )
 
     def _memory(self) -> str:
@@ -178,6 +178,7 @@ class PlanReport:
                 "name": drafter.name, "resident_bytes": drafter.resident_bytes, "device_bytes": drafter.device_bytes,
                 "own_device": drafter.own_device.name if drafter.own_device else None,
                 "max_depth": drafter.max_depth, "max_context": drafter.max_context, "hit_rate": self.query.hit_rate,
+                "draft_outcomes": self.query.draft_outcomes,
             },
             "remarks": remarks(self.query, self.points),
             "routing": {"locality": cost.routing.locality, "popularity": cost.routing.popularity},

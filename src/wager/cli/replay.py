@@ -42,6 +42,13 @@ _MAX_ROUNDS = 10_000_000
               help="What drafting costs: free, mtp, block[:N], model:NAME; see `wager plan`. NAME is a curve or a "
               "drafter of TRACE; repeat it for several. Known by name: mtp, dflash (block:16), ngram (free) and, with "
               "--hardware this, calibrated ones; others are priced as mtp.")  # fmt: skip
+@click.option("--drafter-hardware", metavar="NAME", help="A device of their own for drafters, named as --hardware.")
+@click.option("--drafter-link", metavar="SPEED", help="The link to it, such as 50GB/s.  [default: the slower of both "
+              "devices' own]")  # fmt: skip
+@click.option("--draft-async", is_flag=True, help="Drafting runs beside verification, for its likely outcomes: a step "
+              "waits only for what it takes longer, and for drafts that are not ready.")  # fmt: skip
+@click.option("--draft-hit-rate", "hit_rate", type=float, metavar="P",
+              help="Share of drafts that are ready with --draft-async.  [default: 1]")  # fmt: skip
 @click.option("--max-depth", type=click.IntRange(1, DEEPEST), metavar="N",
               help="Deepest draft.  [default: what its curve and its shape allow, 8 for a constant rate]")  # fmt: skip
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")

@@ -77,7 +77,7 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
     prices, costs = [], {}
     for name, limit in limits.items():
         shape, reason = _shape(name, words, cost)
-        costs[name] = plan_inputs.draft_cost(cost, shape=shape, drafter_cost=None)
+        costs[name] = _draft_cost(cost, shape, options)
         depth = _depth(costs[name], shape, limit, options)
         prices.append(DrafterPrice(name, shape, reason, depth))
     depths = {price.name: price.depth for price in prices}
@@ -96,6 +96,7 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
     setting = ReplaySetting(
         traces, PublishedLatency({price.name: price.shape for price in prices}) if published else machine,
         parse_objective(options.objective), options.tp, _policy_seconds(options.policy_time), machine,
+        plan_inputs.parse_hit_rate(options.hit_rate, draft_async=options.draft_async),
     )  # fmt: skip
     return ReplayQuery(setting, replay_loads.workloads(traces, options), _step_times(cost, published=published), prices)
 
@@ -124,6 +125,18 @@ def _curve(word: str, max_depth: int | None) -> tuple[str, tuple[float, ...]]:
     [rates] = parse_acceptances(word)
     depth = rates.max_depth or max_depth or CONSTANT_RATE_DEPTH
     return rates.label, tuple([max(1e-4, chance) for chance in rates.survival(depth)])
+
+
+def _draft_cost(cost: CostModel, shape: str, options: ReplayOptions) -> DraftCost:
+    """On a device of its own if there is one for drafters; what takes no time needs none."""
+    hardware, link = options.drafter_hardware, options.drafter_link
+    if hardware is not None and _is_published(options):
+        raise UsageError(
+            "--drafter-hardware has no effect on the published step times.", "Name another --hardware, or leave it out."
+        )
+    if shape == "free":
+        hardware = link = None
+    return plan_inputs.draft_cost(cost, shape=shape, drafter_cost=None, hardware=hardware, link=link)
 
 
 # ---- what steps and drafters cost -----------------------------------------------------------------------------------

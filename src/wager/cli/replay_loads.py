@@ -45,6 +45,10 @@ class ReplayOptions:
     output: int | None
     rounds: int
     seed: int
+    draft_async: bool = False
+    hit_rate: float | None = None
+    drafter_hardware: str | None = None
+    drafter_link: str | None = None
 
 
 def workloads(traces: TraceSource, options: ReplayOptions) -> list[Workload]:

@@ -19,6 +19,7 @@ from wager.inputs import read_text
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
+    from wager.build.load import LoadedEngine
     from wager.cli.coloring import DraftColorer
     from wager.cli.rounds import RoundReport
     from wager.llm import LLM
@@ -79,15 +80,21 @@ def command(
             deque(stream, maxlen=0)
         [answer] = stream.completions()
         if json_path:
-            details = {"round_details": report.as_dicts()} if report else {}
-            console.write_json(_result(answer, config, llm.engine.kernels.name) | details, json_path)
+            details: dict[str, object] = {"round_details": report.as_dicts()} if report else {}
+            console.write_json(_result(answer, config, llm.engine) | details, json_path)
         if colorer:
             click.echo(f"guessed by: {colorer.legend()}", err=True, color=True)
-        if explain:
-            console.say(llm.engine.policy.explain())
+        _say_details(llm.engine, explain=explain)
     console.say(footer(answer.stats))
     if answer.finish_reason == "error":
         raise click.ClickException(answer.error)
+
+
+def _say_details(engine: LoadedEngine, *, explain: bool) -> None:
+    for name, figures in engine.ahead.items():
+        console.say(f"{name}, ahead of the target: {figures}")
+    if explain:
+        console.say(engine.policy.explain())
 
 
 def _check_predictions(drafters: Sequence[DrafterSpec]) -> None:
@@ -158,11 +165,12 @@ def _colorer(tokenizer: Tokenizer, prompt: Sequence[int]) -> DraftColorer:
     return DraftColorer(IncrementalDecoder(tokenizer, after=prompt))
 
 
-def _result(answer: Completion, config: EngineConfig, kernels: str) -> dict[str, object]:
+def _result(answer: Completion, config: EngineConfig, engine: LoadedEngine) -> dict[str, object]:
     stats = answer.stats
+    ahead = {name: figures.as_dict() for name, figures in engine.ahead.items()}
     return {
         "model": config.model.model,
-        "kernels": kernels,
+        "kernels": engine.kernels.name,
         "prompt_tokens": stats.prompt_tokens,
         "tokens": stats.completion_tokens,
         "token_ids": list(answer.token_ids),
@@ -178,4 +186,5 @@ def _result(answer: Completion, config: EngineConfig, kernels: str) -> dict[str,
         "accepted": stats.accepted,
         "drafter": stats.drafter,
         "mean_acceptance_length": stats.mean_acceptance_length,
+        **({"ahead": ahead} if ahead else {}),
     }

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from wager.train.training_target import TrainingTarget
 
 KINDS = ("eagle3", "dspark", "medusa", "pruned", "store")
+_DRAFTERS = {"eagle3": "eagle3", "dspark": "dflash", "medusa": "medusa", "pruned": "model"}
+"""The drafter that runs what is trained, by its kind."""
 _REPORTS = 10
 """Steps between two lines of progress."""
 
@@ -156,7 +158,7 @@ def command(*, kind: str, output: str, config: EngineConfig, json_path: Path | N
     if json_path:
         console.write_json({**result.figures, "history": list(result.history)}, json_path)
     _show_survival(result.figures["held_out"], to_stdout=str(json_path) != "-")
-    console.say(f"written to {folder}")
+    console.say(f"written to {folder}: --drafter {_DRAFTERS[kind]}:{folder}")
 
 
 def _session(kind: str, folder: Path, config: EngineConfig, options: Mapping[str, Any]) -> TrainingSession:

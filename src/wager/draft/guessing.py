@@ -23,8 +23,14 @@ from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import DraftRequest
 from wager.verify.distribution import History, ProcessedDistribution, process, without_replacement
 
+_EXCLUDED = -1e30
+"""The logit of a token that is left out: finite, and no noise lifts it."""
+
 _SEARCHED = 256
 """Likeliest ids of a row among which candidates are searched: noise is computed for these alone."""
+
+_DISTANCES = (5.0, 10.0)
+"""From the greatest logit: within them the likeliest ids are looked for before all of a row is sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +58,12 @@ class GuessedRow:
 
 class Guess(NamedTuple):
     """A token (-1: the row's logits are not finite), its probability under q before processing and, where it was
-    requested, the q that it was drawn from, float64 [vocab]."""
+    requested, the q that it was drawn from, float64 [vocab]; `others` are the tokens that come next after it."""
 
     token: int
     probability: float = 0.0
     probs: NDArray[np.float64] | None = None
+    others: tuple[int, ...] = ()
 
 
 class GuessSampler:
@@ -68,6 +75,8 @@ class GuessSampler:
     def __init__(self, width: int, *, vocab: int, kernels: Kernels | None = None) -> None:
         self.vocab = vocab
         self._whole = vocab >= width
+        self._exponentials = np.empty(vocab, np.float32)  # kept: a row's worth of fresh memory takes longer
+        self._near = np.empty(vocab, np.bool_)
         self._kernels = kernels if self._whole else None
 
     def row(self, output: TargetOutput, index: int) -> NDArray[np.float32]:
@@ -89,12 +98,41 @@ class GuessSampler:
         drawn = {id(each): token for each, token in zip(native, self._native(native, output), strict=True)}
         return [self._guess(output, each, drawn.get(id(each))) for each in rows]
 
+    def others(self, output: TargetOutput, row: GuessedRow, token: int, count: int) -> tuple[int, ...]:
+        """The `count` tokens that come next after the guess `token` (the draft model's id) under the row's noise: what
+        the target says instead where the guess is wrong, most likely. The row's logits are left as they are."""
+        request = row.request
+        if not request.params.plain or request.needs_draft_probs or not self._whole:
+            ranked = self.candidates(output, row, count + 1)
+            return tuple(each.token for each in ranked if each.token != token)[:count]
+        logits, taken = output.logits[row.row], [token]
+        kept = []
+        for _ in range(min(count, len(logits) - 1)):
+            kept.append(logits[taken[-1]])
+            logits[taken[-1]] = _EXCLUDED
+            taken.append(self._best(output, row))
+        for each, value in zip(taken, kept, strict=False):
+            logits[each] = value
+        return tuple(taken[1:])
+
+    def _best(self, output: TargetOutput, row: GuessedRow) -> int:
+        """The likeliest token of a row of a request without processors, whose logits may have been changed."""
+        request, logits = row.request, output.logits[row.row]
+        if request.params.greedy:
+            return int(logits.argmax())
+        if self._kernels is not None:
+            return self._native([row], output)[0]
+        temperature = request.params.temperature
+        return int(argmax_gumbel(logits, temperature, request.seed, row.position, request.choice))
+
     def candidates(self, output: TargetOutput, row: GuessedRow, count: int) -> list[Candidate]:
         """The `count` likeliest tokens under the row's noise, best first; none if logits are not finite.
 
         The probability of each is a share of exp(T (log q + g)), so that of q itself where the request is greedy:
         the nearer the best ones are, the likelier the target, whose logits differ a little, prefers another.
         """
+        if row.request.params.plain:
+            return self._plain_candidates(self.row(output, row.row), row, count)
         try:
             distribution = self._processed(output, row)
         except (NumericsError, GrammarError):
@@ -113,8 +151,41 @@ class GuessSampler:
         everything = scores if distribution.greedy else values
         total = float(np.exp(everything - top).sum())
         shares = np.exp(values[order] - top) / total
-        ids = best[order] if distribution.ids is None else distribution.ids[best[order]]
-        owned = [(self.own_id(int(token)), float(share)) for token, share in zip(ids, shares, strict=True)]
+        return self._owned(best[order] if distribution.ids is None else distribution.ids[best[order]], shares)
+
+    def _plain_candidates(self, logits: NDArray[np.float32], row: GuessedRow, count: int) -> list[Candidate]:
+        """The same for a request whose distribution is a softmax of the logits: few passes over them."""
+        params, top = row.request.params, logits.max()
+        if not (math.isfinite(top) and math.isfinite(logits.min())):
+            return []
+        best = self._likeliest(logits, top, count if params.greedy else _SEARCHED)
+        values = logits[best].astype(np.float64)
+        if params.greedy:
+            total = self._sum_exp(logits, top)
+        else:
+            noise = gumbel(row.request.seed, row.position, best, choice=row.request.choice)
+            values += params.temperature * noise
+            top = values.max()
+            total = float(np.exp(values - top).sum())
+        order = np.argsort(-values, kind="stable")[:count]
+        return self._owned(best[order], np.exp(values[order] - top) / total)
+
+    def _likeliest(self, logits: NDArray[np.float32], top: np.float32, count: int) -> NDArray[np.int64]:
+        """Ids, ascending, of the `count` greatest logits. Few are near the greatest one, and finding these takes a part
+        of what sorting everything does."""
+        for distance in _DISTANCES if count < len(logits) else ():
+            near = np.flatnonzero(np.greater(logits, top - np.float32(distance), out=self._near[: len(logits)]))
+            if len(near) >= count:
+                return near[_largest(logits[near], count)]
+        return _largest(logits, count)
+
+    def _sum_exp(self, logits: NDArray[np.float32], top: np.float32) -> float:
+        """The sum of exp(logits - top)."""
+        found = np.subtract(logits, top, out=self._exponentials[: len(logits)])
+        return float(np.exp(found, out=found).sum(dtype=np.float64))
+
+    def _owned(self, tokens: NDArray[np.int64], shares: NDArray[np.float64]) -> list[Candidate]:
+        owned = [(self.own_id(int(token)), float(share)) for token, share in zip(tokens, shares, strict=True)]
         return [Candidate(token, share) for token, share in owned if token >= 0]
 
     def siblings(
@@ -153,7 +224,13 @@ class GuessSampler:
             return Guess(-1)
         if token < 0 or self.own_id(token) < 0:
             return Guess(-1)
-        return Guess(self.own_id(token), math.exp(min(0.0, float(logits[token]) - _log_sum_exp(logits))), probs)
+        return Guess(self.own_id(token), self._probability(logits, token), probs)
+
+    def _probability(self, logits: NDArray[np.float32], token: int) -> float:
+        """Of a token, under the softmax of the logits."""
+        top = logits.max()
+        with np.errstate(all="ignore"):
+            return min(1.0, math.exp(float(logits[token]) - float(top)) / self._sum_exp(logits, top))
 
     def _drawn(
         self, output: TargetOutput, row: GuessedRow, logits: NDArray[np.float32]
@@ -187,14 +264,7 @@ def _sampled_natively(request: DraftRequest) -> bool:
     return request.params.plain and not request.params.greedy and not request.needs_draft_probs
 
 
-def _log_sum_exp(logits: NDArray[np.float32]) -> float:
-    """NaN where a logit is not finite."""
-    with np.errstate(all="ignore"):
-        most = logits.max()
-        return float(most + np.log(np.exp(logits - most).sum()))
-
-
-def _largest(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def _largest(scores: NDArray[np.floating], count: int) -> NDArray[np.int64]:
     """Indices, ascending, of the `count` largest."""
     if count >= len(scores):
         return np.arange(len(scores))

@@ -26,6 +26,11 @@ MOST_CERTAIN = 0.995
 CONTINUATIONS = 4
 """Continuations of one source in a tree of guesses."""
 
+OTHER_WEIGHTS = (2.2, 0.9, 2.2)
+"""Of the text itself, of earlier answers and of a store: what a continuation is right with, as a multiple of its share
+of those that the source knows and of p (1 - p), where p is the probability of the token that the source names. Fitted
+to which continuations were right in 64 answers (SmolLM2-135M, temperature 0 and 0.8)."""
+
 MATCHES = 8  # longer matches count as this long
 STORE_CELLS = 16
 

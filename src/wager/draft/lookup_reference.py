@@ -20,6 +20,7 @@ from wager.draft.lookup_rates import (
     MOST_CERTAIN,
     MOSTLY,
     ONCE,
+    OTHER_WEIGHTS,
     PRIOR_WEIGHT,
     STORE_CELLS,
     LookupSources,
@@ -170,11 +171,16 @@ class _Text:
 
     def _continuations(self, guesses: Sequence[LookupGuess]) -> dict[int, float]:
         """The tokens that the sources name, and their other continuations: as much less likely as they were less
-        frequent."""
+        frequent, and the less likely the surer the source is of what it names, see OTHER_WEIGHTS."""
         likely = self._named(guesses)
-        for guess, most in [(guess, min(likely[guess.token], 1.0 - likely[guess.token])) for guess in guesses]:
-            for token, share in guess.others:
-                likely.setdefault(token, most * share)
+        for guess, named in [(guess, likely[guess.token]) for guess in guesses]:
+            others = [(token, share) for token, share in guess.others if token != guess.token]
+            every = 1.0
+            for _, share in others:
+                every += share
+            most = OTHER_WEIGHTS[guess.cell // (4 * MATCHES)] * named * (1.0 - named) / every
+            for token, share in others:
+                likely.setdefault(token, min(named, most) * share)
         return likely
 
     def _named(self, guesses: Sequence[LookupGuess]) -> dict[int, float]:

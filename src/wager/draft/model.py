@@ -14,16 +14,18 @@ is the product along the path, and drafting ends after the first guesses whose s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
 
+from wager.draft.drafted_sequence import DraftedSequence
 from wager.draft.guessed_tree import WIDTH
-from wager.draft.guessing import GuessedRow, GuessSampler
+from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.intersection import IntersectionSampler, SharedIds
-from wager.draft.model_rounds import ChainRound, DraftedSequence, DraftRound, TreeRound
-from wager.draft.stages import InnerDrafter
+from wager.draft.model_rounds import ChainRound, DraftRound, TreeRound
+from wager.draft.stages import InnerDrafter, TellsInner
 from wager.draft.tree_templates import RankRates, sequoia
 from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
 from wager.kernels.base import BLOCK_SIZE, Kernels, Target, TargetOutput
@@ -39,7 +41,7 @@ _LEVELS = 8
 """Levels of a tree at most: passes of the model."""
 
 
-class DraftModel:
+class DraftModel(TellsInner):
     """Drafts with `target`, a model that is not the one to be verified.
 
     `vocab` is the verified model's number of logits; ids beyond it are never guessed, and rows of draft_probs have that
@@ -73,6 +75,8 @@ class DraftModel:
         self.makes_trees = trees
         self.block_pool = BlockPool(target.cache.num_blocks, prefix_cache=prefix_cache)
         self.rank_rates = RankRates()
+        self.on_pass: Callable[[], bool] | None = None
+        self.num_others = 0
         self._cache = PagedKVCache(self.block_pool, target.cache)
         self._target = target
         self._max_context = max_context
@@ -86,6 +90,32 @@ class DraftModel:
             else IntersectionSampler(width, vocab=verified, shared=shared)
         )
         self._states: dict[str, DraftedSequence] = {}
+
+    # ---- several continuations of one sequence (see draft/branches.py) -----------------------------------------------
+
+    def fork(self, seq_id: str, new_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        """See ForksSequences: keys and values of known tokens, and of guesses where they lie in their places, are
+        shared or copied."""
+        source, own = self._states[seq_id], self._own(tokens)
+        history = deepcopy(source.history)
+        if history is not None:
+            history.append(tokens)
+        state = DraftedSequence([*source.tokens, *own], history, source.prompt_tokens)
+        self._states[new_id] = state
+        if self._inner is not None:
+            self._inner.begin(new_id, source.tokens[: source.prompt_tokens], params)
+        if self.block_pool.block_table(seq_id):
+            known = source.num_computed_tokens
+            self.block_pool.commit(seq_id, source.tokens, length=known)
+            computed = min(source.computed_with(own), len(state.tokens) - 1)
+            state.num_computed_tokens = self._cache.fork(
+                seq_id, new_id, committed=min(known, computed), computed=computed
+            )
+
+    def others(self, seq_id: str) -> Sequence[tuple[int, ...]]:
+        """See ForksSequences."""
+        state = self._states[seq_id]
+        return [tuple(self._sampler.verified_ids(tokens)) for tokens in state.others]
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
@@ -145,13 +175,15 @@ class DraftModel:
             waiting.sort(key=DraftRound.num_pending)  # a prompt that takes several passes does not delay the others
             self._pass(waiting)
             waiting = [r for r in waiting if not r.done]
+            if self.on_pass is not None and not self.on_pass():
+                break
         drafts = {r.request.seq_id: self._finish(r) for r in rounds}
         return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
 
     def _finish(self, r: DraftRound) -> Draft:
+        r.state.others = r.others if isinstance(r, ChainRound) else ()
         draft = r.draft(self.name)
-        if self.makes_trees:
-            self.rank_rates.drafted(draft)
+        self.rank_rates.drafted(draft)
         return draft if self._shared is None else replace(draft, tokens=tuple(self._sampler.verified_ids(draft.tokens)))
 
     # ---- one round --------------------------------------------------------------------------------------------------
@@ -170,14 +202,12 @@ class DraftModel:
         state.num_computed_tokens = min(state.num_computed_tokens, known - 1)
         if self.makes_trees:
             return self._start_tree(request, state, depth, levels)
-        if not self.block_pool.reserve(request.seq_id, known + depth - 1):
-            return None
-        return ChainRound(request, state, depth)
+        reserved = self.block_pool.reserve(request.seq_id, known + depth - 1)
+        return ChainRound(request, state, depth) if reserved else None
 
     def _start_tree(self, request: DraftRequest, state: DraftedSequence, depth: int, levels: int) -> TreeRound | None:
         """Blocks for a tree's rows, or for those of a chain if they are too few."""
-        template, width = None, min(WIDTH, depth, self._max_logits_rows)
-        levels = min(levels, depth)
+        levels, template, width = min(levels, depth), None, min(WIDTH, depth, self._max_logits_rows)
         if request.needs_draft_probs and not request.params.greedy:
             template = sequoia(self.rank_rates.rates, min(depth, self._max_logits_rows), levels)
         for attempt in (width, 1) if template is None else (width,):
@@ -234,9 +264,18 @@ class DraftModel:
             first += rows
         while walking:
             guesses = self._sampler.guesses(output, [row for _, row in walking])
+            if self.num_others:
+                guesses = [
+                    self._with_others(row, guess, output) for (_, row), guess in zip(walking, guesses, strict=True)
+                ]
             walking = [
                 (r, row) for (r, _), guess in zip(walking, guesses, strict=True) if (row := r.take(guess)) is not None
             ]
+
+    def _with_others(self, row: GuessedRow, guess: Guess, output: TargetOutput) -> Guess:
+        if guess.token < 0:
+            return guess
+        return guess._replace(others=self._sampler.others(output, row, guess.token, self.num_others))
 
     def _compare(self, seq_id: str, state: DraftedSequence, token: int, position: int) -> None:
         """A token became known at `position`: the fed guess that it is, if it is one, is final now."""

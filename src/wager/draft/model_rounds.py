@@ -8,50 +8,16 @@ nodes to be expanded, and what lies between them and the root, are the rows of a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.draft.drafted_sequence import DraftedSequence, FedTree
 from wager.draft.guessed_tree import GuessedTree
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.tree_templates import TreeTemplate
 from wager.kernels.base import TargetOutput
 from wager.types import Draft, DraftRequest, Span
-from wager.verify.distribution import History
-
-
-@dataclass(slots=True)
-class FedTree:
-    """Guesses whose keys and values are in the cache, provisionally: node i at the slot of position `start` + i."""
-
-    start: int
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-
-    def append(self, token: int) -> None:
-        """One more node of a chain."""
-        self.parents.append(len(self.tokens) - 1)
-        self.tokens.append(token)
-
-    def child(self, node: int, token: int) -> int | None:
-        """The child of a node (-1: the root) with that token."""
-        edges = zip(self.parents, self.tokens, strict=True)
-        return next((child for child, edge in enumerate(edges) if edge == (node, token)), None)
-
-
-@dataclass(slots=True)
-class DraftedSequence:
-    """One sequence in the drafter's cache, whose first `num_computed_tokens` have final keys and values. `fed` are
-    guesses that have provisional ones, and `reached` the last of them that turned out right (-1: the root; None:
-    another token came, so none of the others can)."""
-
-    tokens: list[int]
-    history: History | None
-    prompt_tokens: int = 0
-    num_computed_tokens: int = 0
-    fed: FedTree = field(default_factory=lambda: FedTree(0))
-    reached: int | None = None
 
 
 class DraftRound(ABC):
@@ -109,6 +75,8 @@ class ChainRound(DraftRound):
     def __init__(self, request: DraftRequest, state: DraftedSequence, depth: int) -> None:
         super().__init__(request, state, depth)
         self.guesses: list[int] = []
+        self.others: list[tuple[int, ...]] = []
+        """Of each guess, the tokens that come next after it."""
         self._probs: list[NDArray[np.float64]] = []
         self._survival: list[float] = []
         self._guessed: Draft | None = None
@@ -150,11 +118,12 @@ class ChainRound(DraftRound):
         return GuessedRow(row, self.request, tuple(self.guesses), self.state.history)
 
     def take(self, guess: Guess) -> GuessedRow | None:
-        token, probability, probs = guess
+        token, probability, probs, others = guess
         if token < 0:  # not finite: this chain ends here, the others go on
             self.depth = len(self.guesses)
             return None
         self.guesses.append(token)
+        self.others.append(others)
         self._survival.append((self._survival[-1] if self._survival else 1.0) * probability)
         if probs is not None:
             self._probs.append(probs)

@@ -6,11 +6,12 @@ It imports no drafter: the configuration parses names with it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from wager.draft.registry import KINDS, DrafterSpec
 from wager.errors import UsageError
-from wager.inputs import did_you_mean, shown, whole_number
+from wager.inputs import check_threads, did_you_mean, shown, whole_number
 
 MERGED = "A//B"
 """How one tree of the guesses of several drafters is written."""
@@ -22,9 +23,18 @@ AUTO = (DrafterSpec("suffix"),)
 """What `auto` stands for, unless a store comes with wager that fits the model: see build/shipped_store.py."""
 
 
+_READ_ROWS = ("recycle",)
+"""Drafters that read the target's rows, also as drafters of drafters."""
+
+DRAFT_DEVICE = "cpu"
+"""The only device that draft models run on."""
+
+
 def descriptions() -> dict[str, str]:
     """What can be written on the command line, and what it does."""
-    form = {"none": "", "number": "[:{}]"} | dict.fromkeys(("path", "head", "store", "layers"), ":{}")
+    form = {"none": "", "number": "[:{}]", "modules": "[:[{}][@before|@after]]"} | dict.fromkeys(
+        ("path", "head", "store", "layers"), ":{}"
+    )
     kinds = {name + form[kind.argument].format(kind.placeholder): kind.description for name, kind in KINDS.items()}
     return {**WORDS, **kinds, MERGED: "one tree of the guesses of both, such as ngram//model:PATH"}
 
@@ -65,7 +75,7 @@ def _parse_merged(text: str) -> DrafterSpec:
 
 
 def _refuse_head(spec: DrafterSpec, text: str) -> None:
-    if spec.name in KINDS and KINDS[spec.name].argument == "head":
+    if spec.name in KINDS and KINDS[spec.name].runs_a_head:
         raise UsageError(
             f"Drafter {spec.name!r} reads the target's states, which a draft model in {text!r} does not have.",
             f"Write {spec} beside it, with a comma or //.",
@@ -107,3 +117,39 @@ def _parse_one(text: str) -> DrafterSpec:
         if not least <= number <= most:
             raise UsageError(f"{text} is out of range.", f"{placeholder} must be from {least} to {most}.")
     return DrafterSpec(name, argument or None)
+
+
+def can_draft_ahead(spec: DrafterSpec) -> bool:
+    """Whether it can have threads of its own: it runs a model, and reads nothing of the target."""
+    reads_target = any(each.name in _READ_ROWS for each in spec.all)
+    return not spec.parts and not reads_target and KINDS[spec.name].argument in ("path", "layers")
+
+
+def check_draft_threads(drafters: Sequence[DrafterSpec], threads: int, *, device: str | None, rule: str) -> None:
+    """UsageError for threads of drafters that cannot have them, or that the machine cannot use, and for a device that
+    draft models do not run on. Without drafters threads are for none."""
+    if device is not None and device.lower() != DRAFT_DEVICE:
+        raise UsageError(
+            f"draft_device = {shown(device)} is not possible: draft models run on the CPU here.",
+            f"Leave it out, or write {DRAFT_DEVICE}.",
+        )
+    if not threads:
+        if device is not None:
+            raise UsageError(
+                f"draft_device = {device!r} has no effect without threads for the drafter.",
+                "Add --draft-threads N, or leave it out.",
+            )
+        return
+    check_threads(threads, name="draft_threads")
+    if drafters and not any(can_draft_ahead(spec) for spec in drafters):
+        named = ",".join(map(str, drafters))
+        raise UsageError(
+            f"draft_threads = {threads} has no effect with drafter {named!r}: only drafters that run a model, and read "
+            "nothing of the target, can draft while it verifies.",
+            "Leave it out, or use one such as model:PATH, tli:PATH or layers:0-9.",
+        )
+    if rule != "match":
+        raise UsageError(
+            f"Drafting while the target verifies (draft_threads = {threads}) is for the rule match, not {rule}.",
+            "Use --verify match, or leave out --draft-threads.",
+        )

@@ -80,16 +80,17 @@ class DrafterKind:
     """A name in the registry.
 
     argument: what may follow the name: "none", "number" (optional), "path" (required, of the draft model that is
-    loaded for it), "head" (required, of a head on the target's states), "store" (required, the file of a store) or
-    "layers" (required, of the target). placeholder: what the argument is called in help. range: least and largest
-    number. makes_trees: drafts may branch. samples: guesses are draws from a distribution, not certain. takes_inner: it
-    may have a drafter of its own. reads_predictions: guesses may come from SamplingParams.prediction. other_vocabulary:
-    its model's tokenizer may be another one. breaks: it fails on purpose.
+    loaded for it), "head" (required, of a head on the target's states), "modules" (optional, of one that the target's
+    own files may have), "store" (required, the file of a store) or "layers" (required, of the target). placeholder:
+    what the argument is called in help. range: least and largest number. makes_trees: drafts may branch. samples:
+    guesses are draws from a distribution, not certain. takes_inner: it may have a drafter of its own.
+    reads_predictions: guesses may come from SamplingParams.prediction. other_vocabulary: its model's tokenizer may be
+    another one. breaks: it fails on purpose.
     """
 
     description: str
     factory: Factory
-    argument: Literal["none", "number", "path", "head", "store", "layers"] = "none"
+    argument: Literal["none", "number", "path", "head", "modules", "store", "layers"] = "none"
     placeholder: str = ""
     range: tuple[int, int] = (0, 0)
     makes_trees: bool = False
@@ -102,6 +103,11 @@ class DrafterKind:
     @property
     def runs_a_model(self) -> bool:
         return self.argument == "path"
+
+    @property
+    def runs_a_head(self) -> bool:
+        """Whether it runs something on the target's states."""
+        return self.argument in ("head", "modules")
 
 
 def _ngram(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
@@ -188,6 +194,10 @@ def _for_proofs(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     return proof_drafter(spec.name, parts.vocab, oracle=parts.oracle)
 
 
+_MTP = (
+    "modules of multi-token prediction, the model's own or those in PATH, on its states before or after its last norm"
+)
+_MODEL_TREES = "the same, drafting trees: several candidates where it is in doubt"
 _HEAD_TREES = DrafterKind("the same, drafting trees", _head, "head", "PATH", makes_trees=True, samples=True)
 
 KINDS: Mapping[str, DrafterKind] = {
@@ -210,13 +220,7 @@ KINDS: Mapping[str, DrafterKind] = {
         reads_predictions=True,
     ),
     "suffix-tree": DrafterKind(
-        "as suffix, drafting trees",
-        _lookup,
-        "number",
-        "N",
-        (1, 24),
-        makes_trees=True,
-        reads_predictions=True,
+        "as suffix, drafting trees", _lookup, "number", "N", (1, 24), makes_trees=True, reads_predictions=True
     ),
     "store-tree": DrafterKind(
         "as store, drafting trees", _lookup, "store", "PATH", makes_trees=True, reads_predictions=True
@@ -235,16 +239,11 @@ KINDS: Mapping[str, DrafterKind] = {
         samples=True,
         takes_inner=True,
     ),
-    "model-tree": DrafterKind(
-        "the same, drafting trees: several candidates where it is in doubt",
-        _model,
-        "path",
-        "PATH",
-        makes_trees=True,
-        samples=True,
-    ),
+    "model-tree": DrafterKind(_MODEL_TREES, _model, "path", "PATH", makes_trees=True, samples=True),
     "eagle3": DrafterKind("an EAGLE-3 head on the target's states", _head, "head", "PATH", samples=True),
     "eagle3-tree": _HEAD_TREES,
+    "mtp": DrafterKind(_MTP, _head, "modules", "PATH", samples=True),
+    "mtp-tree": replace(_HEAD_TREES, argument="modules"),
     "layers": DrafterKind(
         "some layers of the model itself, such as 0-9 or 0-9.20-29",
         _model,

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from wager.draft.base import Drafter
+from wager.draft.base import Drafter, RemembersRequests, RowReader
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.model_rounds import ChainRound
+from wager.kernels.base import TargetOutput
 from wager.types import Draft, DraftRequest, SamplingParams
 
 
@@ -48,6 +49,20 @@ class InnerDrafter:
         if told is not None and told.tokens:
             self._guarded.call(lambda drafter: drafter.end(seq_id), otherwise=None)
 
+    def forget(self) -> None:
+        """See RemembersRequests."""
+        self._guarded.call(lambda drafter: _forget(drafter), otherwise=None)
+
+    @property
+    def reads_rows(self) -> bool:
+        """See RowReader."""
+        drafter: object = self.drafter
+        return isinstance(drafter, RowReader) and drafter.reads_rows
+
+    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+        """The verified model's rows: what it finds likely a draft model mostly does, too."""
+        self._guarded.call(lambda drafter: _read_rows(drafter, output, tokens), otherwise=None)
+
     def guess(self, rounds: Sequence[ChainRound]) -> dict[str, Draft]:
         """Its guesses of what follows each round's tokens, valid trees of known tokens; none where it has none."""
         requests: list[DraftRequest] = []
@@ -58,6 +73,37 @@ class InnerDrafter:
                 self._guarded.call(tell, otherwise=None)
                 requests.append(_inner_request(r.request, len(tokens), room))
         return self._guarded.propose(requests)
+
+
+class TellsInner:
+    """What a drafter with an `_inner` one tells that."""
+
+    _inner: InnerDrafter | None
+
+    def forget(self) -> None:
+        """See RemembersRequests."""
+        if self._inner is not None:
+            self._inner.forget()
+
+    @property
+    def reads_rows(self) -> bool:
+        """See RowReader."""
+        return self._inner is not None and self._inner.reads_rows
+
+    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+        """See RowReader."""
+        if self._inner is not None:
+            self._inner.read_rows(output, tokens)
+
+
+def _forget(drafter: Drafter) -> None:
+    if isinstance(drafter, RemembersRequests):
+        drafter.forget()
+
+
+def _read_rows(drafter: Drafter, output: TargetOutput, tokens: Sequence[int]) -> None:
+    if isinstance(drafter, RowReader) and drafter.reads_rows:
+        drafter.read_rows(output, tokens)
 
 
 def _tell(drafter: Drafter, seq_id: str, told: _ToldSequence, tokens: list[int]) -> None:

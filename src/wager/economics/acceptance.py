@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.economics.log_odds import HIGHEST_RATE, MAX_LOG_ODDS, MAX_ODDS, LogOddsTable, log_odds_of
 from wager.economics.survival import MTP_SURVIVAL, conditional
 from wager.types import Draft
 
@@ -26,13 +27,8 @@ Bools = NDArray[np.bool_]
 
 LARGE_BATCH = 16  # sequences from which arrays, and groups of similar sequences, take less than one after another
 AGING_INTERVAL = 32  # steps between calls of `age`
-_AGED = 0.92  # weight an observation keeps then: half of it after some 250 steps
 _MAX_DEPTH = 16  # deeper tokens share the estimate of this depth
 BIN_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # of conditional confidence
-HIGHEST_RATE = 0.999  # bound of an acceptance rate, so that its log-odds stay moderate; 1 less it is the lowest
-_MAX_ODDS = HIGHEST_RATE / (1 - HIGHEST_RATE)
-_MAX_LOG_ODDS = math.log(_MAX_ODDS)
-_PRIOR_TRIALS, _CHAINED_PRIOR_TRIALS = 5.0, 12.0  # trials that a prior counts for; where it follows the depth above
 _SPREAD = 0.4  # variance of log-odds between sequences, before any was observed
 _PRIOR_SEQUENCES = 4.0  # sequences that this counts for
 _ENDED = 0.97  # weight that sequences that ended keep at each further end
@@ -41,48 +37,6 @@ _TRIAL_WEIGHT = 0.5  # of a trial in a sequence's offset: trials of one round ar
 _CONFIDENCE_SHIFTS = 64  # drafts remembered for how much confidence moved their survival
 _HERMITE_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gauss-Hermite quadrature
 _HERMITE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])[:, None, None]
-
-
-class LogOddsTable:
-    """Log-odds by cell (depth or confidence bin), and their exponentials; a trial has those of its cell plus an offset.
-    `prior` are log-odds before any trial. `chained`: a cell's prior moves as the cell before it moved from its own."""
-
-    def __init__(self, prior: Sequence[float], *, chained: bool) -> None:
-        self.log_odds, self.odds = list(prior), [math.exp(log_odds) for log_odds in prior]
-        self.trials, self._accepted, self._offsets = ([0.0] * len(prior) for _ in range(3))
-        self._prior, self._chained = list(prior), chained
-        self._new_trials, self._known_trials = 0, 0.0
-
-    def add(self, cell: int, *, accepted: bool, offset: float, odds: float) -> float:
-        """Count a trial with its offset (`odds` is exp(offset)) and return the acceptance rate expected of it."""
-        self.trials[cell] += 1
-        self._accepted[cell] += accepted
-        self._offsets[cell] += offset
-        self._new_trials += 1
-        expected = self.odds[cell] * odds
-        return expected / (1.0 + expected)
-
-    def age(self) -> None:
-        """Discount older trials; the current estimates become the prior."""
-        self._prior = list(self.log_odds)
-        for counts in (self.trials, self._accepted, self._offsets):
-            counts[:] = [_AGED * count for count in counts]
-
-    def refresh(self) -> None:
-        """Estimate the cells anew, if more than a sixteenth of the trials are new."""
-        if 16 * self._new_trials <= self._known_trials:
-            return
-        self._known_trials, self._new_trials = sum(self.trials), 0
-        moved = 0.0  # of the cell above, from its prior
-        for cell, prior in enumerate(self._prior):
-            prior_trials = _CHAINED_PRIOR_TRIALS if self._chained and cell else _PRIOR_TRIALS
-            log_odds, trials = prior + moved, self.trials[cell]
-            if trials:
-                offset = self._offsets[cell] / trials  # the prior trials are taken to have the same
-                accepted = self._accepted[cell] + prior_trials / (1 + math.exp(-log_odds - offset))
-                log_odds = _log_odds(accepted / (trials + prior_trials)) - offset
-            self.log_odds[cell], self.odds[cell] = log_odds, math.exp(log_odds)
-            moved = log_odds - prior if self._chained else 0.0
 
 
 class SequenceAcceptance:
@@ -101,7 +55,7 @@ class SequenceAcceptance:
         self.set(self.mean + self.variance * _TRIAL_WEIGHT * surprise, self.variance)
 
     def set(self, mean: float, variance: float) -> None:
-        self.mean, self.variance = min(_MAX_LOG_ODDS, max(-_MAX_LOG_ODDS, mean)), variance
+        self.mean, self.variance = min(MAX_LOG_ODDS, max(-MAX_LOG_ODDS, mean)), variance
         self.odds = math.exp(self.mean)
 
 
@@ -118,7 +72,7 @@ class AcceptanceModel:
 
     def __init__(self, prior: Sequence[float] = MTP_SURVIVAL) -> None:
         rates = conditional(prior)
-        by_depth = [_log_odds(rates[min(depth, len(rates) - 1)]) for depth in range(_MAX_DEPTH)]
+        by_depth = [log_odds_of(rates[min(depth, len(rates) - 1)]) for depth in range(_MAX_DEPTH)]
         self.depths = LogOddsTable(by_depth, chained=True)
         self.bins = LogOddsTable([0.0] * (len(BIN_BORDERS) + 1), chained=False)
         self.has_scores = False  # whether its last draft carried confidence
@@ -264,6 +218,21 @@ class AcceptanceModel:
         sequence.update(surprise, information, spread=self._spread)
         self.depths.refresh()
 
+    def learn_tree(self, sequence: SequenceAcceptance, survival: Sequence[float]) -> None:
+        """A draft that is no chain: its n-th likeliest node takes the place of a chain's token at depth n. `survival`
+        is that of its nodes, by their confidence; which of them were accepted is learned by `learn_scores`."""
+        above, surprise, information, add = 1.0, 0.0, 0.0, self.depths.add
+        for index, reached in enumerate(sorted(survival, reverse=True)):
+            if above <= 0:
+                break
+            rate, cell = reached / above, min(index, _MAX_DEPTH - 1)
+            expected = add(cell, accepted=rate, offset=sequence.mean, odds=sequence.odds, weight=above)
+            surprise += above * (rate - expected)
+            information += above * expected * (1.0 - expected)
+            above = reached
+        sequence.update(surprise, information, spread=self._spread)
+        self.depths.refresh()
+
     def learn_scores(self, draft: Draft, tested: Sequence[int], accepted: Container[int]) -> None:
         """Nodes of a draft with scores that were tested, and which of them were accepted."""
         scores, parents, add = draft.scores, draft.parents, self.bins.add
@@ -271,7 +240,7 @@ class AcceptanceModel:
             parent = parents[node]
             confidence = _conditional_confidence(scores[node], scores[parent] if parent >= 0 else 1.0)
             cell, odds = bisect(BIN_BORDERS, confidence), confidence / (1.0 - confidence)
-            add(cell, accepted=node in accepted, offset=_log_odds(confidence), odds=odds)
+            add(cell, accepted=node in accepted, offset=log_odds_of(confidence), odds=odds)
         self.bins.refresh()
 
     def learn_shift(self, forecast: Sequence[float], survival: Sequence[float]) -> None:
@@ -280,7 +249,7 @@ class AcceptanceModel:
         shifts: list[float] = []
         for rates in zip(survival[:_MAX_DEPTH], forecast, strict=False):
             after, before = [max(1e-6, rate) / max(1e-6, 1.0 - rate) for rate in rates]
-            shifts.append(min(_MAX_ODDS, max(1 / _MAX_ODDS, after / before)))
+            shifts.append(min(MAX_ODDS, max(1 / MAX_ODDS, after / before)))
         self._shifts[self._num_shifts % _CONFIDENCE_SHIFTS] = shifts + shifts[-1:] * (_MAX_DEPTH - len(shifts))
         self._num_shifts += 1
 
@@ -293,8 +262,3 @@ class AcceptanceModel:
 def _conditional_confidence(score: float, score_above: float) -> float:
     """The drafter's confidence that a token is accepted if the one above it is."""
     return min(HIGHEST_RATE, score / score_above) if score_above > 0 else 0.0
-
-
-def _log_odds(probability: float) -> float:
-    probability = min(HIGHEST_RATE, max(1 - HIGHEST_RATE, probability))
-    return math.log(probability / (1.0 - probability))

@@ -33,6 +33,24 @@ class PagedKVCache:
             source, target = np.array(slots, np.int32).T
             self.tensors.move(source, target)
 
+    def fork(self, source: str, target: str, *, committed: int, computed: int) -> int:
+        """Let a new sequence begin with the source's first `computed` positions, of which its blocks below `committed`
+        are committed: full blocks are shared, the positions behind them copied. Returns how many it has; fewer where
+        blocks run out."""
+        self.pool.fork(source, target, committed)
+        shared = len(self.pool.block_table(target)) * BLOCK_SIZE
+        if computed <= shared:
+            return computed
+        if not self.pool.reserve(target, computed):
+            return shared
+        tables = self.pool.block_table(source), self.pool.block_table(target)
+        slots = [
+            [table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(shared, computed)]
+            for table in tables
+        ]
+        self.tensors.move(np.array(slots[0], np.int32), np.array(slots[1], np.int32))
+        return computed
+
     def discard(self, blocks: Iterable[int]) -> None:
         """Blocks of ended sequences hold values that are not finite: they must not be attached again, nor be read by
         a later pass, not even through a mask (0 x NaN is NaN). A block that another sequence holds too has that

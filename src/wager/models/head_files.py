@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from wager.arch.config_keys import ConfigKeys, brief
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, Array, DType, all_finite
+from wager.kernels.blocks import QuantisedMatrix
+from wager.models.gguf_blocks import StoredAs
 from wager.models.json_files import read_json
 from wager.models.weights import Source
 
@@ -58,7 +60,7 @@ class HeadFiles:
         for name in shapes:
             if name not in expected and not any(re.fullmatch(pattern, name) for pattern in optional):
                 raise ModelError(
-                    f"The head in {self.where} has a tensor {brief(name)} that is not used.",
+                    f"The head in {self.where} has a tensor {brief(self._names[name])} that is not used.",
                     "It has parts that its config.json does not describe, so its guesses would be wrong.",
                 )
 
@@ -66,8 +68,8 @@ class HeadFiles:
         """ModelError if a tensor that is there has another shape."""
         if self.shapes[name] != expected:
             raise ModelError(
-                f"{name} in {self.where} has shape {list(self.shapes[name])}; this target and the head's config.json "
-                f"require {list(expected)}.",
+                f"{self._names[name]} in {self.where} has shape {list(self.shapes[name])}; this target and the head's "
+                f"config.json require {list(expected)}.",
                 "The head was trained for another target, or its files do not belong together.",
             )
 
@@ -76,10 +78,18 @@ class HeadFiles:
         tensor = self._source.read(self._names[name], dtype)
         if not all_finite(tensor):
             raise ModelError(
-                f"{name} in {self.where} has weights that are no finite numbers.",
+                f"{self._names[name]} in {self.where} has weights that are no finite numbers.",
                 "The file is damaged, or was saved before the target's weights were loaded.",
             )
         return tensor
+
+    def stored(self, name: str) -> StoredAs:
+        """How a tensor is stored."""
+        return self._source.stored(self._names[name])
+
+    def read_blocks(self, name: str) -> QuantisedMatrix:
+        """A matrix in the format that `stored` gives, which is not None."""
+        return self._source.read_blocks(self._names[name])
 
     def integers(self, name: str) -> Array:
         """One tensor of whole numbers or truth values, as int64."""

@@ -8,6 +8,7 @@ original repository's (`{head}.{layer}.linear`, `{head}.{layers}`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -145,8 +146,14 @@ def read_medusa(files: HeadFiles, target: ModelSpec) -> MedusaSpec:
     keys, shapes = files.keys, files.shapes
     kind = keys.text("model_type") or "medusa"
     if kind not in ("medusa", target.details.architecture.lower(), "llama") or "speculators_model_type" in files.config:
-        raise ModelError(f"The head in {files.where} is no Medusa head: its model_type is {shown(kind)}.")
+        key = "speculators_model_type" if "speculators_model_type" in files.config else "model_type"
+        raise ModelError(
+            f"The head in {files.where} is no Medusa head: its {key} is {shown(str(files.config.get(key)))}.",
+            "Medusa heads are wanted here.",
+        )
     heads = keys.integer("num_heads", "medusa_num_heads", default=5, most=_MOST_HEADS)
+    if keys.get("num_heads") is None:  # published configurations of the original format name fewer than there are
+        heads = max(heads, _count_heads(shapes))
     layers = keys.integer("num_hidden_layers", "medusa_num_layers", default=1, most=_MOST_LAYERS)
     hidden = keys.integer("hidden_size", default=target.hidden)
     vocab = keys.integer("vocab_size", default=target.vocab)
@@ -164,6 +171,11 @@ def read_medusa(files: HeadFiles, target: ModelSpec) -> MedusaSpec:
     spec = MedusaSpec(heads, layers, hidden, output, HeadVocabulary(ids, vocab))
     files.check(_tensors(spec, files))
     return spec
+
+
+def _count_heads(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    found = [int(match[1]) + 1 for name in shapes if (match := re.match(r"blocks\.(\d{1,2})\.", name))]
+    return max((count for count in found if count <= _MOST_HEADS), default=0)
 
 
 def _ids(files: HeadFiles, count: int, vocab: int) -> Array:

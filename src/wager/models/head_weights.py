@@ -48,20 +48,20 @@ class HeadWeights:
     """The tensors of a head, packed as they are asked for."""
 
     def __init__(self, files: HeadFiles, form: HeadForm) -> None:
-        self._files, self.form = files, form
+        self.files, self.form = files, form
 
     def vector(self, name: str) -> Array:
-        return self._files.read(name)
+        return self.files.read(name)
 
     def pack(self, names: Sequence[str], columns: slice = slice(None), *, biased: bool = True) -> Any:
         """Matrices of the same inputs, one below the other, of which only `columns` are taken, with their biases."""
         matrix = np.concatenate([self.matrix(name)[:, columns] for name in names])
-        biases = [self.vector(bias) for bias in _biases(names) if biased and bias in self._files.shapes]
+        biases = [self.vector(bias) for bias in _biases(names) if biased and bias in self.files.shapes]
         return self.form.kernels.pack(self.form.matrix(matrix), np.concatenate(biases) if biases else None)
 
     def pack_gated(self, gate: str, up: str) -> Any:
         first, second = (self.form.matrix(self.matrix(name)) for name in (gate, up))
-        biases = [self.vector(bias) for bias in _biases([gate, up]) if bias in self._files.shapes]
+        biases = [self.vector(bias) for bias in _biases([gate, up]) if bias in self.files.shapes]
         return self.form.kernels.pack_gated(first, second, bias=(biases[0], biases[1]) if biases else None)
 
     def pack_values(self, matrix: Array) -> Any:
@@ -69,7 +69,7 @@ class HeadWeights:
         return self.form.kernels.pack(self.form.matrix(matrix))
 
     def matrix(self, name: str) -> Array:
-        return self._files.read(name, self.form.kernels.act)
+        return self.files.read(name, self.form.kernels.act)
 
 
 def _biases(names: Sequence[str]) -> Iterator[str]:

@@ -29,10 +29,12 @@ class Matrices:
     """The matrices of `weights`, by the names of tensors.tensor_shapes, in the form that `dtype` (a key of WANTED) asks
     for. Floats are of the kernels' activation type `act`; with float32 activations all are."""
 
-    def __init__(self, weights: Weights, dtype: str, act: DType = BFLOAT16) -> None:
+    def __init__(self, weights: Weights, dtype: str, act: DType = BFLOAT16, *, only_layers: bool = False) -> None:
         self._weights, self.spec, self.act = weights, weights.spec, act
         self._dtype = dtype if act == BFLOAT16 else "float32"
         self._shapes = {name: shape for name, shape in tensor_shapes(weights.spec).items() if len(shape) == 2}
+        if only_layers:
+            self._shapes = {name: shape for name, shape in self._shapes.items() if name.startswith("layers.")}
         self.formats = {name: self._format_of(name) for name in self._shapes}
         """Each matrix's block format; None: floats."""
 

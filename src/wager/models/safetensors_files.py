@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from wager.kernels.arrays import BFLOAT16, Array, DType
 from wager.kernels.blocks import QuantisedMatrix
 from wager.models.gguf_blocks import StoredAs
 from wager.models.json_files import read_json
+from wager.models.pickled_files import pickled_weights
 
 _FLOATS: Mapping[str, DType] = {
     "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": BFLOAT16, "F64": np.dtype("<f8"),
@@ -83,10 +85,7 @@ def _shards(path: Path) -> list[Path]:
     if not index.exists():
         single = path / "model.safetensors"
         if not single.exists():
-            raise ModelError(
-                f"{path} has neither model.safetensors nor model.safetensors.index.json.",
-                "wager reads safetensors; convert other checkpoints first (save_pretrained does).",
-            )
+            raise _absent(path)
         return [single]
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -96,6 +95,18 @@ def _shards(path: Path) -> list[Path]:
         if not file.exists():
             raise ModelError(f"{file}, which {index.name} lists, is absent.", "Fetch the model again.")
     return files
+
+
+def _absent(path: Path) -> ModelError:
+    if files := pickled_weights(path):
+        return ModelError(
+            f"{files[0]} is a pickle, which may run any code when it is read, and wager reads safetensors.",
+            f"Convert it (needs wager[train]): python -m wager.train.convert {shlex.quote(str(path))}",
+        )
+    return ModelError(
+        f"{path} has neither model.safetensors nor model.safetensors.index.json.",
+        "wager reads safetensors; convert other checkpoints first (save_pretrained does).",
+    )
 
 
 def _open_shard(file: Path) -> dict[str, _Stored]:

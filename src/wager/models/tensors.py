@@ -56,6 +56,9 @@ _ARCHITECTURE_NAMES: Mapping[str, Mapping[str, str]] = {
 """Names that differ from NAMES, by architecture."""
 
 _MOST_FURTHER = 100
+_MODULES = (r"mtp\..*", r"model\.mtp_layers\..*")
+"""Tensors of modules that predict further tokens; see head_mtp_spec.FORMATS."""
+
 _IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors that a checkpoint may repeat: stored RoPE frequencies, and the head of a tied model."""
 
@@ -96,7 +99,7 @@ def ignored_tensors(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ..
     """Patterns of further tensors that a checkpoint may have: repeated ones, and layers that predict further tokens."""
     further = ConfigKeys(config).count("num_nextn_predict_layers", most=_MOST_FURTHER)
     layers = tuple(rf"model\.layers\.{spec.num_layers + i}\..*" for i in range(further))
-    return (*(_IGNORED if spec.tied else _IGNORED[:1]), *layers)
+    return (*(_IGNORED if spec.tied else _IGNORED[:1]), *_MODULES, *layers)
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

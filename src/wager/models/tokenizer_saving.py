@@ -22,7 +22,7 @@ def tokenizer_files(parts: TokenizerParts) -> dict[str, str]:
 
 
 def _description(parts: TokenizerParts) -> str:
-    """tokenizer.json. That of a GGUF file has no decoder of the library's; readers learn the spelling from it."""
+    """tokenizer.json. A tokenizer of a GGUF file has no decoder of the library's; readers tell its spelling by that."""
     with library_errors(parts.where):
         text = parts.backend.to_str()
         if parts.backend.decoder is not None:

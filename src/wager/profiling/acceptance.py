@@ -161,8 +161,7 @@ class _DepthCounts:
         lengths = np.zeros((len(answers), depth + 1))
         for index, answer in enumerate(answers):
             for each in answer.rounds_at(depth):
-                was_rejected = each.accepted < min(each.drafted, each.observable)
-                scalars[1:, index] += (1, was_rejected, each.observable > 0, each.drafted > 0)
+                scalars[1:, index] += (1, each.rejected, each.observable > 0, each.drafted > 0)
                 lengths[index, each.drafted] += 1
                 deepest = min(each.accepted + 1, each.observable)
                 by_depth[0, index, :deepest] += 1

@@ -108,6 +108,7 @@ def eagle_config(
         "norm_before_residual": sizes.norm_before_residual,
         "norm_before_fc": False,
         "fc_norm": sizes.fc_norm,
+        "wager": {**asdict(provenance), "taps": list(sizes.taps)},
         "norm_output": sizes.norm_output,
         "target_hidden_size": spec.hidden,
         "eagle_aux_hidden_state_layer_ids": list(sizes.taps),
@@ -135,6 +136,7 @@ def block_config(
         "transformer_layer_config": layer,
         "draft_vocab_size": len(vocabulary.ids),
         "block_size": depth,
+        "wager": {**asdict(provenance), "taps": list(sizes.taps)},
         "aux_hidden_state_layer_ids": list(sizes.taps),
         "mask_token_id": sizes.mask_token,
         "sample_from_anchor": True,
@@ -178,7 +180,7 @@ def write_export(folder: Path, config: Mapping[str, Any], module: DraftModule, v
         tensors["d2t"] = torch.from_numpy(vocabulary.offsets())
         tensors["t2d"] = torch.from_numpy(vocabulary.known())
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder, tensors)
+    save_tensors(folder / "model.safetensors", tensors)
     replace_file(folder / "config.json", (json.dumps(dict(config), indent=2) + "\n").encode())
 
 
@@ -191,9 +193,9 @@ def float_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """model.safetensors."""
-    replace_file(folder / "model.safetensors", save(dict(tensors), metadata={"format": "pt"}))
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A safetensors file, written under another name and renamed."""
+    replace_file(path, save(dict(tensors), metadata={"format": "pt"}))
 
 
 def replace_file(path: Path, data: bytes) -> None:

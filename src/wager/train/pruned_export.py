@@ -17,7 +17,7 @@ from wager.arch.spec import ModelSpec
 from wager.errors import UsageError
 from wager.train.checkpoint import Provenance
 from wager.train.draft_module import DraftSizes
-from wager.train.export import float_tensors, replace_file, write_tensors
+from wager.train.export import float_tensors, replace_file, save_tensors
 from wager.train.pruned import PrunedModule
 from wager.train.training_target import TrainingTarget
 
@@ -78,6 +78,6 @@ def write_pruned(
     texts = {**target.tokenizer.files(), "config.json": json.dumps(config, indent=2) + "\n"}
     written = float_tensors(tensors)
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder, written)
+    save_tensors(folder / "model.safetensors", written)
     for name, text in texts.items():
         replace_file(folder / name, text.encode())

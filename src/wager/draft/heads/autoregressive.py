@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -57,18 +58,19 @@ class HeadSequence:
 
     tokens: list[int]
     history: History | None
+    ahead: int = 1
     states: PendingStates = field(default_factory=PendingStates)
     origin: int = 0
     num_entries: int = 0
     keys: list[int] = field(default_factory=list)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Tokens that became known. An entry is cached under the token that it embeds, the first one under both: it
-        depends on all tokens up to that."""
-        before = len(self.tokens)
+        """Tokens that became known. An entry embeds the token `ahead` places behind it and is cached under that, the
+        first one under all up to it: it depends on them."""
+        before, first = len(self.tokens), self.ahead + 1
         self.tokens += tokens
-        if not self.keys and len(self.tokens) > 1:
-            self.keys, before = [self.tokens[0] << 32 | self.tokens[1]], 2
+        if not self.keys and len(self.tokens) >= first:
+            self.keys, before = [reduce(lambda key, token: key << 32 | token, self.tokens[:first])], first
         self.keys += self.tokens[before:] if self.keys else []
 
 
@@ -155,8 +157,11 @@ class HeadDrafter:
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Remember the prompt; its entries are computed when the first draft is requested."""
         self.end(seq_id)
-        state = self._states[seq_id] = HeadSequence([], History.of(tokens, params))
+        state = self._states[seq_id] = self._sequence(History.of(tokens, params))
         state.append(tokens)
+
+    def _sequence(self, history: History | None) -> HeadSequence:
+        return HeadSequence([], history)
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """Keep the states of positions that are new."""
@@ -193,7 +198,7 @@ class HeadDrafter:
         rounds = [started for request in requests if (started := self._start(request)) is not None]
         waiting = list(rounds)
         while waiting:
-            waiting.sort(key=HeadRound.num_pending)  # a prompt that takes several passes does not delay the others
+            waiting.sort(key=lambda r: r.num_pending())  # a prompt that takes several passes does not delay the others
             self._pass(waiting)
             waiting = [r for r in waiting if not r.done]
         for r in rounds:

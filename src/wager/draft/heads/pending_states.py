@@ -44,6 +44,16 @@ class PendingStates:
             rest = self._joined()[rows:]
             self.first, self.parts = self.first + rows, [rest] if len(rest) else []
 
+    def cut(self, end: int) -> None:
+        """Forget the positions from `end` on."""
+        rows = max(0, min(end - self.first, self.count))
+        if rows < self.count:
+            self.parts = [self._joined()[:rows]] if rows else []
+
+    def rows(self, start: int, end: int) -> Array:
+        """The states of those positions."""
+        return self._joined()[start - self.first : end - self.first]
+
     def take(self, rows: int) -> Array:
         """Remove and return the first rows."""
         joined = self._joined()

@@ -15,6 +15,7 @@ from wager.economics.costmodel.measured_rounds import MeasuredRound
 from wager.economics.costmodel.memory import Footprint, drafter_footprint, footprint
 from wager.economics.costmodel.roofline import CostModel, SequenceLoad, StepCost
 from wager.economics.costmodel.speedup import DepthOutcome, best_outcome, break_even_acceptance, depth_outcomes
+from wager.economics.drafts_ahead import hit_rate_of
 from wager.economics.policy_spec import DEEPEST
 from wager.economics.survival import survival
 from wager.errors import UsageError
@@ -23,6 +24,9 @@ LARGEST_BATCH = 1 << 20
 """Far beyond any server; a larger figure is a slip of the keyboard."""
 
 DEFAULT_MAX_DEPTH = 16
+
+MOST_OUTCOMES = 1024
+"""Outcomes of a round that may be drafted for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +160,29 @@ class PlanPoint:
 @dataclass(frozen=True, slots=True)
 class PlanQuery:
     """What is evaluated at every point: which target and drafter, and how deep. `depth` fixes the depth (None: the best
-    one up to `max_depth`). With a `hit_rate` drafting is asynchronous: see speedup.round_seconds."""
+    one up to `max_depth`). With a `hit_rate`, or drafts for so many `draft_outcomes` of each sequence, drafting is
+    asynchronous: see speedup.round_seconds."""
 
     cost: CostModel
     drafter: DraftCost
     max_depth: int = DEFAULT_MAX_DEPTH
     depth: int | None = None
     hit_rate: float | None = None
+    draft_outcomes: int | None = None
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.hit_rate is not None or self.draft_outcomes is not None
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_depth <= DEEPEST:
             raise UsageError(f"A largest depth of {self.max_depth} is out of range.", f"It is 0 to {DEEPEST}.")
         if self.hit_rate is not None and not 0 <= self.hit_rate <= 1:
             raise UsageError(f"A hit rate of {self.hit_rate} is out of range.", "It lies between 0 and 1.")
+        if self.draft_outcomes is not None and not 1 <= self.draft_outcomes <= MOST_OUTCOMES:
+            raise UsageError(
+                f"{self.draft_outcomes} outcomes are out of range.", f"They are 1 to {MOST_OUTCOMES} of each sequence."
+            )
         if self.depth is not None and not 0 <= self.depth <= min(DEEPEST, self._limit(None)):
             raise UsageError(
                 f"Depth {self.depth} is out of range.",
@@ -190,7 +204,14 @@ class PlanQuery:
             for depth in depths
         ]
         drafts = [self.drafter.seconds(batch, depth, context=context) for depth in depths]
-        return depth_outcomes(steps, drafts, acceptance.added_tokens(len(depths) - 1), hit_rate=self.hit_rate)
+        rate = self.hit_rate if self.draft_outcomes is None else self._hit_rates(acceptance, len(depths), batch=batch)
+        return depth_outcomes(steps, drafts, acceptance.added_tokens(len(depths) - 1), hit_rate=rate)
+
+    def _hit_rates(self, acceptance: AcceptanceRates, depths: int, *, batch: float) -> list[float]:
+        """The share of rounds in which the outcome of every sequence of the batch was drafted for, by depth."""
+        outcomes = self.draft_outcomes or 0
+        rates = [hit_rate_of(acceptance.survival(depth), outcomes) for depth in range(1, depths)]
+        return [1.0, *(rate**batch for rate in rates)]
 
     def point(self, acceptance: AcceptanceRates, *, batch: int, context: int) -> PlanPoint:
         """The answer at one point. UsageError for a batch below 1, or a context the model was not made for."""

@@ -12,7 +12,7 @@ from wager.economics.survival import tokens_per_round
 class DepthOutcome:
     """A round of one depth: expected tokens per request (bonus token included), seconds of the step, of drafting and of
     the round (their sum, or less where drafting runs beside the step), and how much faster tokens come than with depth
-    0."""
+    0; `hit_rate` is the share of rounds whose draft was ready then."""
 
     depth: int
     tokens: float
@@ -20,6 +20,7 @@ class DepthOutcome:
     draft_s: float
     speedup: float
     round_s: float
+    hit_rate: float | None = None
 
 
 def round_seconds(step: float, draft: float, *, hit_rate: float | None = None) -> float:
@@ -36,15 +37,20 @@ def round_seconds(step: float, draft: float, *, hit_rate: float | None = None) -
 
 
 def depth_outcomes(
-    steps: Sequence[float], drafts: Sequence[float], survival: Sequence[float], *, hit_rate: float | None = None
+    steps: Sequence[float],
+    drafts: Sequence[float],
+    survival: Sequence[float],
+    *,
+    hit_rate: float | Sequence[float] | None = None,
 ) -> list[DepthOutcome]:
     """Every depth from 0 to len(steps) - 1. `steps[g]` are seconds of a step with g draft tokens per request,
-    `drafts[g]` seconds of drafting them. Speed-up is tokens x steps[0] / round; at depth 0 it is 1. `hit_rate`: see
-    round_seconds."""
+    `drafts[g]` seconds of drafting them. Speed-up is tokens x steps[0] / round; at depth 0 it is 1. `hit_rate`,
+    one or one for each depth: see round_seconds."""
     outcomes = []
     for depth, (step, draft) in enumerate(zip(steps, drafts, strict=True)):
-        tokens, seconds = tokens_per_round(survival, depth), round_seconds(step, draft, hit_rate=hit_rate)
-        outcomes.append(DepthOutcome(depth, tokens, step, draft, tokens * steps[0] / seconds, seconds))
+        rate = hit_rate[depth] if isinstance(hit_rate, Sequence) else hit_rate
+        tokens, seconds = tokens_per_round(survival, depth), round_seconds(step, draft, hit_rate=rate)
+        outcomes.append(DepthOutcome(depth, tokens, step, draft, tokens * steps[0] / seconds, seconds, rate))
     return outcomes
 
 

@@ -13,6 +13,7 @@ from wager.economics.acceptance import AGING_INTERVAL, LARGE_BATCH, AcceptanceMo
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL, DrafterCapabilities, Policy, truncate_to
+from wager.economics.policy.collapse import CollapseWatch
 from wager.economics.policy.draft_exploration import DraftExploration
 from wager.economics.policy.draft_seconds import DraftSeconds
 from wager.economics.policy.explain import explain
@@ -60,18 +61,15 @@ class Adaptive(Policy):
         self._latency, self._goodput = LatencyCache(latency), GoodputEstimator()
         self._weights = ObjectiveWeights(objective)
         self._exploration = DraftExploration(self._drafters, self._latency, share=exploration_share)
-        self._own, self._observed = OwnSeconds(), ObservedSteps()
+        own = self._own = OwnSeconds()
+        self._observed, self._watch = ObservedSteps(), CollapseWatch()
         self._loads = StepLoads(self._latency, self._weights, goodput=self._goodput)
         self._rows = RowExploration(latency, self._latency, self._drafters, share=exploration_share, own=self._own)
         self._planner = Planner(self._drafters, self._latency, goodput=self._goodput, own=self._own)
+        self._planner.unused = self._watch.unused
         self._draft_seconds = DraftSeconds(latency, self._latency, self._drafters, own=self._own)
         self._judge = DraftJudge(
-            self._drafters,
-            self._latency,
-            self._weights,
-            drafting=self._draft_seconds,
-            goodput=self._goodput,
-            own=self._own,
+            self._drafters, self._latency, self._weights, drafting=self._draft_seconds, goodput=self._goodput, own=own
         )
         self._learning = DeferredLearning(list(self.acceptance.values()), latency, own=self._own)
         self._exact = RULES[rule].needs_draft_probs
@@ -84,16 +82,16 @@ class Adaptive(Policy):
             planner=self._planner,
             budgets=[self._exploration, self._rows],
             observed=self._observed,
+            watch=self._watch,
         )
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, SequencePolicyState] = {}
         self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
         self._ids: list[str] | None = None  # the same, until one of them ends
         self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
-        self._steps = 0
+        self._steps, self._next_aging = 0, AGING_INTERVAL
         self._interval = 1  # steps after which the policy learns, and looks at its plan again
         self._repeats_until = 0  # the step until which the same sequences repeat the plan
-        self._next_aging = AGING_INTERVAL
         self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
 
     def begin(self, sequence: str, *, weight: float) -> None:
@@ -268,9 +266,15 @@ class Adaptive(Policy):
             self._taken.learn()
             self._repeats_until = min(self._repeats_until, self._planner.next_plan)
 
+    @property
+    def collapsed(self) -> Mapping[str, str]:
+        """The drafters whose acceptance has collapsed, and a sentence about each."""
+        return self._watch.collapsed
+
     def explain(self) -> str:
         self._taken.count()
         slo = self._weights.slo_report([state.weight for state in self._step.decoding_states])
         return explain(
-            self._step, self._drafters, latency=self._latency, goodput=self._goodput, observed=self._observed, slo=slo
-        )
+            self._step, self._drafters, latency=self._latency, goodput=self._goodput, observed=self._observed, slo=slo,
+            collapsed=self.collapsed,
+        )  # fmt: skip

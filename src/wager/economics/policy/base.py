@@ -43,6 +43,11 @@ class Policy(Protocol):
         """The sequence finished or was aborted (not: preempted). Unknown sequences are ignored."""
         return
 
+    @property
+    def collapsed(self) -> Mapping[str, str]:
+        """The drafters that are not used since their acceptance collapsed, and a sentence about each."""
+        return {}
+
     def explain(self) -> str:
         """Why the last step was planned as it was, in words."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.goodput import GoodputEstimator
@@ -21,8 +21,9 @@ def explain(
     goodput: GoodputEstimator,
     observed: ObservedSteps,
     slo: SloReport | None,
+    collapsed: Mapping[str, str],
 ) -> str:
-    """Lines of one or two sentences; `slo` is how an SLO is met."""
+    """Lines of one or two sentences; `slo` is how an SLO is met, `collapsed` are drafters that are good no more."""
     states = step.decoding_states
     decoding = len(states)
     if not decoding:
@@ -39,6 +40,7 @@ def explain(
         draft_seconds = latency.draft_seconds(profile.name, decoding, 1)
         forecast = _drafter(step, step.candidates or states, index, profile=profile, draft_seconds=draft_seconds)
         lines.append(f"{forecast}. {_counts(observed.drafts(profile.name))}")
+    lines += collapsed.values()
     if step.explored:
         lines.append(f"Drafted for exploration only: {', '.join(sorted(step.explored))}.")
     drafts = list(step.drafted.values())

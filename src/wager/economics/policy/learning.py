@@ -126,7 +126,10 @@ class DeferredLearning:
         right, deepest = len(path), len(draft.tokens) if draft.is_chain else max(draft.depths)
         # the drafter could have drafted deeper and did not: a token that is not accepted
         declined = right == deepest < step_draft.depth and not step_draft.min_survival and len(emitted) > right
-        model.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))
+        if comparable and draft.scores and not draft.is_chain:
+            model.learn_tree(sequence, model.survival(draft, sequence))
+        else:
+            model.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))
         if comparable and draft.scores:
             model.learn_scores(draft, tested, path)
         if comparable and right == len(emitted) < deepest == len(draft):
@@ -147,8 +150,9 @@ class DeferredLearning:
 
     def _learn_shift(self, step_draft: StepDraft, plan: SequencePlan) -> None:
         draft, model, state = step_draft.draft, self._models[step_draft.drafter], step_draft.state
-        if plan.forecasts and model.has_scores and (draft is None or draft.is_chain):
+        if plan.forecasts and model.has_scores:
             survival = model.survival(draft, state.acceptance[step_draft.drafter]) if draft else []
+            survival.sort(reverse=True)  # of a tree too: see AcceptanceModel.learn_tree
             forecast = plan.forecasts[step_draft.drafter][plan.row].tolist()
             model.learn_shift(forecast, survival + [0.0] * (step_draft.passes - len(survival)))
 

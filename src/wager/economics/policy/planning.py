@@ -7,7 +7,7 @@ row, and the most profitable one is kept; profit is weighted tokens - goodput * 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from wager.types import DraftDecision
 
 MAX_INTERVAL = 32  # steps between plans; as many plans in which the interval grows to that
 _EARLY_PLANNING = 2.0  # by how much the first plans may exceed the time that planning may take
+_NEVER = -50.0  # log-odds of what is not expected
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 
 
@@ -43,6 +44,7 @@ class Planner:
     ) -> None:
         self.standing: dict[str, DraftDecision] = {}
         self.deepest = 0
+        self.unused: Container[str] = ()  # drafters of which nothing is expected
         self.speculates = True  # whether any sequence drafts, by the last plan
         self._drafters, self._latency, self._goodput, self._own = drafters, latency, goodput, own
         self._native = can_choose_natively()
@@ -155,7 +157,7 @@ class Planner:
         depth = min(capabilities.max_depth, int(rooms.max()))
         model.compare_sequences([state.acceptance[index] for state in states])
         survival = model.forecast([state.acceptance[index] for state in states], depth)
-        survival = np.where(np.arange(depth) < rooms[:, None], survival, 0.0)
+        survival = np.where(np.arange(depth) < rooms[:, None], survival, 0.0) * (name not in self.unused)
         seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
         unjudged = np.array([state.unjudged for state in states])
         catch_up = np.array(self._catch_up(index, states))
@@ -167,7 +169,7 @@ class Planner:
         model.compare_sequences(sequences)
         return ListedForecast(
             model,
-            [sequence.mean for sequence in sequences],
+            [_NEVER if name in self.unused else sequence.mean for sequence in sequences],
             [sequence.variance for sequence in sequences],
             self._latency.listed_draft_seconds(name, len(states), depth),
             self._catch_up(index, states),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wager.economics.latency_cache import LatencyCache
+from wager.economics.policy.collapse import CollapseWatch
 from wager.economics.policy.draft_exploration import DraftExploration
 from wager.economics.policy.draft_seconds import DraftSeconds
 from wager.economics.policy.learning import DeferredLearning
@@ -35,16 +36,20 @@ class TakenSteps:
         planner: Planner,
         budgets: Sequence[DraftExploration | RowExploration],
         observed: ObservedSteps,
+        watch: CollapseWatch,
     ) -> None:
         self.steps: list[PolicyStep] = []
         self.verified = 0
         self._counted = self._verdicts = 0  # of the steps: how many were counted, and whose verdicts were learned
         self._learning, self._own, self._latency, self._drafting = learning, own, latency, drafting
         self._weights, self._planner, self._budgets, self._observed = weights, planner, budgets, observed
+        self._watch = watch
 
     def learn(self) -> None:
         """Learn from all of them."""
         self.count()
+        if self._watch.add(self.steps):
+            self._planner.plan_now()
         self.learn_verdicts()
         self._learn_records()
         self.steps.clear()

@@ -6,7 +6,7 @@ in tokens per second of one user for open-loop ones (where throughput is the arr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 from wager.economics.costmodel.latency import RooflineLatency
 from wager.economics.costmodel.memory import Footprint
+from wager.economics.drafts_ahead import DraftsAheadLatency
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
@@ -22,6 +23,7 @@ from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.objective import THROUGHPUT, Objective
 from wager.economics.policy.threshold import Threshold
 from wager.economics.policy_spec import parse_policy
+from wager.economics.simulation.ahead import SimulatedAheadDrafter
 from wager.economics.simulation.policy_time import PolicyClock, UncountedLatency
 from wager.economics.simulation.server import SimulatedServer, SimulationResult
 from wager.economics.simulation.traces import TraceSource
@@ -38,7 +40,8 @@ _PER_PASS = 1.5
 class ReplaySetting:
     """What is replayed: requests, step times, the objective of adaptive policies, and how many devices throughput is
     divided by. `policy_seconds` is what a policy's decisions take in each step (None: as measured), `machine` the
-    cost model whose memory the requests must fit (None: not checked)."""
+    cost model whose memory the requests must fit (None: not checked). `hit_rate`: drafters draft while the target
+    verifies, and so large a share of their drafts is ready (None: they take turns)."""
 
     traces: TraceSource
     latency: LatencyModel
@@ -46,6 +49,17 @@ class ReplaySetting:
     devices: int = 1
     policy_seconds: float | None = 0.0
     machine: RooflineLatency | None = None
+    hit_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.hit_rate is not None and not 0 <= self.hit_rate <= 1:
+            raise UsageError(f"A hit rate of {self.hit_rate} is out of range.", "It lies between 0 and 1.")
+
+    def ahead(self) -> dict[str, SimulatedAheadDrafter]:
+        """Drafters that draft ahead, as new."""
+        if self.hit_rate is None:
+            return {}
+        return {name: SimulatedAheadDrafter(self.hit_rate) for name in self.traces.max_depths()}
 
     def drafters(self) -> dict[str, DrafterCapabilities]:
         """What each drafter can do; one that makes a pass for each draft token can stop early."""
@@ -97,9 +111,15 @@ class ReplayPoint:
         return {**asdict(self), "memory": memory}
 
 
-def build_policy(name: str, setting: ReplaySetting, *, clock: PolicyClock | None = None) -> Policy:
+def build_policy(
+    name: str,
+    setting: ReplaySetting,
+    *,
+    clock: PolicyClock | None = None,
+    ahead: Mapping[str, SimulatedAheadDrafter] | None = None,
+) -> Policy:
     """A policy by name (parse_policy), with a latency model of its own: what it learns does not change the setting's,
-    and what that takes does not count in `clock`.
+    and what that takes does not count in `clock`. `ahead` are the drafters that draft ahead, as they are simulated.
 
     UsageError for a policy that is not known, an unknown drafter, or a depth that it cannot draft.
     """
@@ -120,7 +140,10 @@ def build_policy(name: str, setting: ReplaySetting, *, clock: PolicyClock | None
         return FixedDepth(depth, drafter=drafter)
     if spec.kind == "threshold":
         return Threshold(max_depth, drafter=drafter, threshold=spec.threshold)
-    latency = UncountedLatency(deepcopy(setting.latency), clock or PolicyClock(0.0))
+    latency: LatencyModel = deepcopy(setting.latency)
+    if ahead:
+        latency = DraftsAheadLatency(latency, ahead)
+    latency = UncountedLatency(latency, clock or PolicyClock(0.0))
     return Adaptive(latency, drafters=drafters, objective=setting.objective)
 
 
@@ -160,10 +183,11 @@ def simulate(
     setting: ReplaySetting, name: str, workload: Workload, *, drafted_before: DraftDecision | None = None
 ) -> ReplayPoint:
     """One simulation; `drafted_before` (see SimulatedServer) is by default what the policy drafts, at most."""
-    clock = PolicyClock(setting.policy_seconds)
+    clock, ahead = PolicyClock(setting.policy_seconds), setting.ahead()
+    policy = build_policy(name, setting, clock=clock, ahead=ahead)
     server = SimulatedServer(
-        setting.traces, setting.latency, policy=build_policy(name, setting, clock=clock), workload=workload,
-        clock=clock, drafted_before=drafted_before or _decision(name, setting),
+        setting.traces, setting.latency, policy=policy, workload=workload,
+        clock=clock, ahead=ahead, drafted_before=drafted_before or _decision(name, setting),
     )  # fmt: skip
     return _point(name, setting, workload, server.run())
 

@@ -11,11 +11,13 @@ import sys
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.base import Policy
+from wager.economics.simulation.ahead import SimulatedAheadDrafter
 from wager.economics.simulation.policy_time import PolicyClock, TimedPolicy
 from wager.economics.simulation.requests import RequestTimes, SimulatedDraft, SimulatedRequest
 from wager.economics.simulation.traces import TraceSource
@@ -69,7 +71,8 @@ class SimulatedServer:
     """Requests of `traces`, arriving by `workload`, served under `policy`. `latency` gives the seconds of steps;
     the policy may assume another latency model.
 
-    Every step is charged what `clock` says of the policy's own decisions (None: nothing).
+    Every step is charged what `clock` says of the policy's own decisions (None: nothing). The drafters in `ahead` draft
+    while the target verifies.
     `drafted_before` is how the requests that run at first were decoded until then: the slow ones are more often met.
     """
 
@@ -81,10 +84,12 @@ class SimulatedServer:
         policy: Policy,
         workload: Workload,
         clock: PolicyClock | None = None,
+        ahead: Mapping[str, SimulatedAheadDrafter] | None = None,
         drafted_before: DraftDecision = _PLAIN,
     ) -> None:
         self._traces, self._latency, self._workload = traces, latency, workload
         self._clock = clock or PolicyClock(0.0)
+        self._ahead = dict(ahead or {})
         self._policy = TimedPolicy(policy, self._clock)
         self._max_depths = dict(traces.max_depths())
         self._max_depth = max(self._max_depths.values(), default=0)
@@ -167,7 +172,7 @@ class SimulatedServer:
         verdicts = [requests[span.seq_id].verify(admitted.get(span.seq_id)) for span in spans if span.needs_logits]
         self._policy.learn(verdicts)
         ended = self._commit(spans, requests, verdicts)
-        record = self._record(spans, admitted, verdicts, drafting=self._draft_seconds(drafted.values()))
+        record = self._record(spans, admitted, verdicts, drafting=self._draft_seconds(drafted, requests))
         self._count(record, drafts, verdicts)
         for verdict in verdicts:
             requests[verdict.seq_id].times.add_round(self.result.seconds, len(verdict.tokens))
@@ -196,16 +201,22 @@ class SimulatedServer:
             seq_id: requests[seq_id].draft(decision.drafter or first, decision) for seq_id, decision in plan.items()
         }
 
-    def _draft_seconds(self, drafted: Collection[SimulatedDraft]) -> float:
-        """Seconds of drafting: for each drafter a pass per depth, for the requests drafted that deep."""
-        passes: dict[str, dict[int, int]] = {}
-        for (name, depth), count in Counter([(each.draft.drafter, each.passes) for each in drafted]).items():
-            passes.setdefault(name, {})[depth] = count
-        return sum([self._seconds_of_passes(name, depths) for name, depths in passes.items()])
+    def _draft_seconds(self, drafted: Mapping[str, SimulatedDraft], requests: Mapping[str, SimulatedRequest]) -> float:
+        """Seconds of drafting, drafter by drafter; of one that drafts ahead, what the step waits for it."""
+        by_name: dict[str, list[tuple[SimulatedRequest, SimulatedDraft]]] = {}
+        for seq_id, draft in drafted.items():
+            by_name.setdefault(draft.draft.drafter, []).append((requests[seq_id], draft))
+        total = 0.0
+        for name, each in by_name.items():
+            price = partial(self._seconds_of_passes, name)
+            ahead = self._ahead.get(name)
+            total += ahead.waited(each, price) if ahead else price([draft.passes for _, draft in each])
+        return total
 
-    def _seconds_of_passes(self, drafter: str, depths: Mapping[int, int]) -> float:
-        """`depths` counts requests by the passes they take. Between two depths at which some stop, all others go on."""
+    def _seconds_of_passes(self, drafter: str, passes: Collection[int]) -> float:
+        """`passes` are those of each request. Between two depths at which some stop, all others go on."""
         seconds_at, total, before = self._latency.draft_seconds, 0.0, 0
+        depths = Counter(passes)
         going_on = sum(depths.values())
         for depth in sorted(depths):
             if depth > before:
@@ -218,10 +229,13 @@ class SimulatedServer:
     def _record(
         self, spans: Sequence[Span], admitted: Mapping[str, Draft], verdicts: Sequence[Verdict], *, drafting: float
     ) -> StepRecord:
-        """What the step did and took, as the engine reports it."""
+        """What the step did and took, as the engine reports it; the next drafts are made beside its pass."""
         guesses = sum([len(draft.tokens) for draft in admitted.values()])
         rows = guesses + sum([len(span.tokens) for span in spans])
         context_lens = tuple([span.num_computed_tokens for span in spans])
+        forward = self._latency.seconds(rows, len(spans), sum(context_lens))
+        for drafter in self._ahead.values():
+            drafter.step_took(forward)
         return StepRecord(
             rows=rows,
             sequences=len(spans),
@@ -231,7 +245,7 @@ class SimulatedServer:
             seconds={
                 POLICY_STAGE: self._clock.take(),
                 DRAFT_STAGE: drafting,
-                "forward": self._latency.seconds(rows, len(spans), sum(context_lens)),
+                "forward": forward,
             },
             context_lens=context_lens,
         )

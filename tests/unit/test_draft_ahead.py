@@ -1,0 +1,284 @@
+"""Drafts made ahead are those that the drafter would make when they are requested, whatever was verified meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from wager.draft.ahead import AheadDrafter
+from wager.draft.base import Drafter
+from wager.draft.branches import BranchingDrafter
+from wager.draft.model import DraftModel
+from wager.draft.ngram import NgramDrafter
+from wager.draft.ordered_calls import OrderedCalls, StalledError
+from wager.draft.outcomes import OutcomeRates, below
+from wager.draft.stages import InnerDrafter
+from wager.engine.core import Engine
+from wager.testing import FailingDrafter, ToyDistribution, ToyOracle, ToyTarget
+from wager.testing.engines import toy_engine
+from wager.types import Draft, DraftRequest, Request, SamplingParams
+
+VOCAB = 32
+LAW = ToyDistribution(vocab=VOCAB)
+NEAR = replace(LAW, drift=0.15, salt=4)
+"""A draft model's: mostly right."""
+
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=8, top_p=0.9),
+    SamplingParams(repetition_penalty=1.4, presence_penalty=0.5),
+]
+
+
+def draft_model(*, trees: bool = False, num_blocks: int = 200, max_rows: int = 64, staged: bool = False) -> DraftModel:
+    inner = InnerDrafter(NgramDrafter(), vocab=VOCAB) if staged else None
+    return DraftModel(ToyTarget(NEAR, num_blocks=num_blocks, max_rows=max_rows), trees=trees, inner=inner)
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("wager-draft-")]
+
+
+# --- what is drafted ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_blocks", "staged"), [(200, False), (200, True), (12, False)])
+@pytest.mark.parametrize("params", PARAMS)
+def test_guesses_are_the_models_own_through_any_history(params: SamplingParams, num_blocks: int, staged: bool) -> None:
+    rng, oracle = random.Random(num_blocks), ToyOracle(NEAR)
+    inner = draft_model(num_blocks=num_blocks, staged=staged)
+    drafter = AheadDrafter(inner, rows=6, redrafts=True)
+    known: dict[str, list[int]] = {}
+    guessed = 0
+    for step in range(60):
+        if len(known) < 3:
+            tokens = np.random.default_rng(step % 4).integers(0, VOCAB, 18).tolist()
+            known[f"s{step}"] = tokens
+            drafter.begin(f"s{step}", tokens, params)
+        chosen = [name for name in known if rng.random() < 0.9]
+        requests = [DraftRequest(name, len(known[name]), rng.randint(1, 4), params, seed=7) for name in chosen]
+        for request, draft in zip(requests, drafter.propose(requests), strict=True):
+            text = known[request.seq_id]
+            size = len(draft)
+            guessed += size
+            assert (draft.seq_id, draft.drafter) == (request.seq_id, "model") and size <= request.depth
+            own = oracle.next_tokens(replace(request, depth=size), text, 18)
+            assert list(draft.tokens) == own and len(draft.scores) == size
+        for name, text in known.items():  # the target's own tokens: a part of the guesses, then another or the next
+            truth = ToyOracle(LAW).next_tokens(
+                DraftRequest(name, len(text), rng.randint(1, 5), params, seed=7), text, 18
+            )
+            text += truth
+            drafter.accept(name, truth[:1])
+            drafter.accept(name, truth[1:])
+        for name in [name for name in known if len(known[name]) > 60 or rng.random() < 0.03]:
+            drafter.end(name)
+            del known[name]
+    figures = drafter.figures
+    assert figures.hits > 8 and figures.misses > 8 and figures.branches > figures.hits
+    assert guessed > 100
+    for name in known:
+        drafter.end(name)
+    drafter.close()
+    assert not threads()
+    inner.block_pool.check({})  # every continuation was ended
+
+
+def test_a_whole_draft_and_a_second_choice_are_hits() -> None:
+    """With a draft model that equals the target every round is accepted to its end, and foreseen."""
+    drafter = AheadDrafter(DraftModel(ToyTarget(LAW)), redrafts=True)
+    engine = toy_engine(LAW, drafter=drafter, depth=3)
+    engine.generate([Request("a", (1, 2, 3), SamplingParams(max_tokens=40, temperature=0.9, seed=3))])
+    assert drafter.figures.misses == 0 and drafter.figures.hits >= 8
+    drafter.close()
+    inner = draft_model()
+    branching = BranchingDrafter(inner, rows=8)
+    inner.begin("s", [1, 2, 3], SamplingParams())
+    (draft,) = inner.propose([DraftRequest("s", 3, 3, SamplingParams(), seed=0)])
+    for depth, others in enumerate(inner.others("s")):
+        logits = NEAR([1, 2, 3, *draft.tokens[:depth]])
+        order = np.argsort(-logits, kind="stable")
+        assert (draft.tokens[depth], *others) == tuple(order[:3].tolist())
+    outcomes = branching.rates.likely(draft, inner.others("s"))
+    assert {o.tokens for o in outcomes} >= {draft.tokens, (*draft.tokens[:1], inner.others("s")[1][0])}
+    assert sum(o.probability for o in outcomes) < 1 and len(outcomes) == 7
+
+
+# --- the production path --------------------------------------------------------------------------------------
+
+
+def requests(params: SamplingParams) -> list[Request]:
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(0, VOCAB, size).tolist() for size in (5, 40, 17, 33, 21)]
+    prompts[3][:16] = prompts[1][:16]
+    return [
+        Request(f"r{i}", tuple(prompt), replace(params, max_tokens=30 + 7 * i, seed=i))
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def texts(engine: Engine, params: SamplingParams, *, disturbed: bool = False) -> list[tuple[int, ...]]:
+    """The answers of five requests together; `disturbed`: with preemptions, and other requests aborted on the way."""
+    if not disturbed:
+        return [answer.token_ids for answer in engine.generate(requests(params))]
+    done: dict[str, list[int]] = {}
+    for request in requests(params):
+        engine.add(request)
+    for step in range(10_000):
+        if step % 5 == 1:
+            engine.add(Request(f"other{step}", (1, 2, step % VOCAB), SamplingParams(max_tokens=50)))
+        if step % 5 == 3:
+            assert engine.abort(f"other{step - 2}")
+        if step % 7 == 6:
+            engine.preempt_all()
+        for delta in engine.step():
+            done.setdefault(delta.request_id, []).extend(delta.token_ids)
+        if not engine.busy:
+            break
+    engine.check()
+    return [tuple(done[request.id]) for request in requests(params)]
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("params", PARAMS)
+def test_texts_are_the_targets_own(params: SamplingParams, trees: bool, disturbed: bool) -> None:
+    expected = texts(toy_engine(LAW), params)
+    drafter = AheadDrafter(draft_model(trees=trees), rows=8)
+    engine = toy_engine(LAW, drafter=drafter, depth=4, num_blocks=40)
+    for _ in range(2):  # the second time with a warm prefix cache
+        assert texts(engine, params, disturbed=disturbed) == expected
+    figures = drafter.figures
+    assert figures.hits > 10 and figures.misses > 10
+    assert engine.proposer.name == "model"
+    drafter.close()
+    assert not threads()
+
+
+def test_what_is_missed_may_be_left_out() -> None:
+    drafter = AheadDrafter(draft_model(), redrafts=False)
+    engine = toy_engine(LAW, drafter=drafter, depth=4)
+    assert texts(engine, PARAMS[1]) == texts(toy_engine(LAW), PARAMS[1])
+    figures = drafter.figures
+    assert figures.left_out >= figures.misses > 0 and figures.hits > 20  # the first of a sequence is no miss
+    drafter.close()
+
+
+# --- failures -------------------------------------------------------------------------------------------------
+
+
+class Garbage(DraftModel):
+    """Continuations whose drafts are nonsense."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft(r.seq_id, (VOCAB + 5, -1, 3), (-1, 7, 0), (2.0, 2.0, 2.0), "x") for r in requests]
+
+
+class Dead(DraftModel):
+    """Hangs after some calls, until it is released."""
+
+    def __init__(self, target: ToyTarget, calls: int) -> None:
+        super().__init__(target)
+        self.calls, self.released = calls, threading.Event()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.calls -= 1
+        if self.calls < 0:
+            self.released.wait(20)
+        return super().propose(requests)
+
+
+@pytest.mark.parametrize("made", [lambda: FailingDrafter(calls=7), lambda: Garbage(ToyTarget(NEAR))])
+def test_a_drafter_that_fails_or_talks_nonsense_changes_nothing(
+    made: Callable[[], Drafter], caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = AheadDrafter(made(), redrafts=True)
+    engine = toy_engine(LAW, drafter=drafter, depth=4)
+    assert texts(engine, PARAMS[1]) == texts(toy_engine(LAW), PARAMS[1])
+    if drafter.name == "failing":
+        assert "Drafter 'failing' failed and is switched off: RuntimeError: the drafter failed" in caplog.text
+        assert not threads()
+    drafter.close()
+
+
+@pytest.mark.parametrize("calls", [0, 1, 5])
+def test_a_drafter_that_hangs_is_switched_off_and_no_request_is_lost(
+    calls: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = Dead(ToyTarget(NEAR), calls)
+    drafter = AheadDrafter(dead, patience_s=0.2, redrafts=True)
+    engine = toy_engine(LAW, drafter=drafter, depth=4)
+    begin = time.monotonic()
+    assert texts(engine, PARAMS[0]) == texts(toy_engine(LAW), PARAMS[0])
+    assert time.monotonic() - begin < 10
+    assert "StalledError: it has not answered for 0.2 s" in caplog.text and engine.proposer.name == "none"
+    dead.released.set()
+    for thread in threads():
+        thread.join(5)
+    assert not threads()
+
+
+def test_an_engine_that_is_dropped_leaves_no_thread() -> None:
+    engine = toy_engine(LAW, drafter=AheadDrafter(draft_model()), depth=4)
+    engine.generate(requests(PARAMS[0])[:2])
+    assert threads()
+    del engine
+    gc.collect()
+    assert not threads()
+
+
+# --- the parts ------------------------------------------------------------------------------------------------
+
+
+def test_calls_are_made_in_order_and_an_error_ends_them() -> None:
+    made: list[int] = []
+    calls = OrderedCalls("wager-draft-test", patience_s=5)
+    pending = [calls.give(lambda number=number: made.append(number) or number) for number in range(50)]  # type: ignore[misc]
+    assert calls.wait(pending[-1]) == 49 and made == list(range(50))
+    calls.give(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        calls.wait(calls.give(lambda: made.append(-1)))
+    assert made[-1] == 49
+    calls.close()
+    calls.close()
+    assert not calls.thread.is_alive()
+    calls = OrderedCalls("wager-draft-test", patience_s=0.05)
+    sign, released = calls.sign(), threading.Event()
+
+    def slow() -> str:
+        for _ in range(4):  # longer than the patience, but with signs of life
+            time.sleep(0.03)
+            sign()
+        return "done"
+
+    assert calls.wait(calls.give(slow)) == "done"
+    with pytest.raises(StalledError):
+        calls.wait(calls.give(lambda: released.wait(10)))
+    released.set()
+    calls.close()
+
+
+def test_rates_are_learned_from_rounds() -> None:
+    rates, draft, others = OutcomeRates(), Draft.chain("s", [1, 2, 3], drafter="x"), [(4, 5), (6, 7), (8, 9)]
+    for _ in range(300):
+        rates.learn(draft, others, [1, 2, 8])  # always the second choice at the third place
+    assert rates.guess_rate(0) > 0.95 and rates.guess_rate(2) < 0.1 and rates.other_rate(0) > 0.95
+    assert rates.likely(draft, others)[0].tokens == (1, 2, 8)
+    for _ in range(300):
+        rates.learn(draft, others, [1, 2, 3, 0])
+    assert rates.likely(draft, others)[0].tokens == (1, 2, 3)
+
+
+def test_what_lies_below_a_node() -> None:
+    tree = Draft("s", (1, 2, 3, 4, 5), (-1, 0, 0, 2, -1), (0.8, 0.4, 0.3, 0.2, 0.1), "x")
+    rest = below(tree, 0)
+    assert rest.tokens == (2, 3, 4) and rest.parents == (-1, -1, 1)
+    assert np.allclose(rest.scores, (0.5, 0.375, 0.25)) and below(tree, -1) is tree and len(below(tree, 4)) == 0

@@ -1,0 +1,223 @@
+"""Measured drafters: the file of results, prices of rows, the bound of a fixed number of guesses, and the tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wager.bench.drafter_figures import DrafterFigures, RowPrices, StaticOptimum, by_family, static_optimum
+from wager.bench.drafter_runs import (
+    PLAIN,
+    DecodeSeconds,
+    DrafterCurve,
+    DrafterRuns,
+    FixedRounds,
+    RowSeconds,
+    RunFile,
+    Turn,
+    TurnAnswer,
+)
+from wager.bench.drafter_table import Goal, tables
+from wager.errors import UsageError
+from wager.types import StepRecord
+
+CARD = {"model": "toy", "kernels": {"name": "k"}, "settings": {"dtype": "auto", "max_tokens": 9}, "date": "2026-01-01"}
+
+
+def answer(rows: dict[int, tuple[int, float]], *, tokens: int, draft: float = 0.0, same: bool = True) -> TurnAnswer:
+    """An answer whose decoding took these steps: their number and seconds by rows."""
+    steps = DecodeSeconds({each: RowSeconds(*value) for each, value in rows.items()}, draft=draft)
+    rounds = 1 + sum(count for count, _ in rows.values())
+    seconds = draft + sum(value for _, value in rows.values())
+    return TurnAnswer(tokens, rounds, 0, 0, 1.0, seconds, steps, same)
+
+
+def turn(prompt: str, family: str, pace: float, **changes: TurnAnswer) -> Turn:
+    """A plain step takes `pace` seconds; steps of 2 rows 1.5 and of 4 rows 2 times that."""
+    answers = {
+        PLAIN: answer({1: (20, 20 * pace)}, tokens=21),
+        "two": answer({1: (2, 2 * pace), 2: (9, 9 * 1.5 * pace)}, tokens=21, draft=1.1 * pace),
+        "four": answer({4: (8, 8 * 2 * pace)}, tokens=21),
+    }
+    return Turn(0.0, prompt, family, answers | changes)
+
+
+TURNS = [turn("a", "qa", 0.01), turn("b", "qa", 0.03), turn("c", "rag", 0.002)]
+
+
+# ---- prices of rows ------------------------------------------------------------------------------------------------
+
+
+def test_prices_are_those_of_each_turns_own_pace() -> None:
+    """The paces differ by a factor of 15, so a mean over all seconds would be off."""
+    prices = RowPrices.of(TURNS)
+    assert prices.rows == (1, 2, 4)
+    assert [prices.price(rows) for rows in (1, 2, 3, 4, 6)] == pytest.approx([1, 1.5, 1.75, 2, 2.5])
+
+
+def test_prices_never_fall_and_few_steps_do_not_count() -> None:
+    odd = turn("d", "qa", 0.01, four=answer({4: (8, 0.08), 9: (1, 5.0)}, tokens=21))
+    prices = RowPrices.of([odd])
+    assert prices.rows == (1, 2, 4)
+    assert prices.price(4) == prices.price(2) == pytest.approx(1.5)
+
+
+def test_only_steps_that_decode_are_counted() -> None:
+    seconds = DecodeSeconds()
+    seconds.add(StepRecord(5, 1, 4, 2, 3, {"draft": 1.0, "policy": 2.0, "forward": 4.0, "accept": 8.0}))
+    seconds.add(StepRecord(30, 1, 0, 0, 1, {"forward": 100.0}))  # a prompt
+    seconds.add(StepRecord(5, 1, 4, 2, 3, {"forward": 1.0}))
+    assert seconds == DecodeSeconds({5: RowSeconds(2, 13.0)}, draft=1.0, policy=2.0)
+
+
+# ---- the bound -----------------------------------------------------------------------------------------------------
+
+
+def curve(taus: list[float], lengths: list[tuple[float, ...]], draft_s: list[float]) -> DrafterCurve:
+    rounds = tuple(FixedRounds(tau, length) for tau, length in zip(taus, lengths, strict=True))
+    return DrafterCurve("two", 0.0, 4, False, (0.5,) * len(taus), rounds, tuple(draft_s), 0.5)
+
+
+def simulated_speedup(rng: np.random.Generator, curve: DrafterCurve, prices: RowPrices, guesses: int) -> float:
+    """Tokens over seconds of many rounds, drawn one by one, against those of plain steps."""
+    rounds = curve.rounds[guesses - 1]
+    made = rng.choice(len(rounds.lengths), size=200_000, p=rounds.lengths)
+    seconds = sum(prices.price(1 + length) * int((made == length).sum()) for length in range(guesses + 1))
+    return rounds.tau * len(made) / (seconds + len(made) * curve.draft_s[guesses - 1] / curve.step_s)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_bound_is_the_best_of_all_numbers_of_guesses(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rates = rng.uniform(0.2, 0.95, 7)
+    taus = [1 + float(np.cumprod(rates[:depth]).sum()) for depth in range(1, 8)]
+    lengths = [tuple(rng.dirichlet(np.ones(depth + 1)).tolist()) for depth in range(1, 8)]
+    drafted = curve(taus, lengths, np.sort(rng.uniform(0, 0.4, 7)).tolist())
+    prices = RowPrices((1, 2, 4, 8), (1.0, *np.sort(1 + rng.uniform(0, 1.5, 3)).tolist()))
+    tried = [simulated_speedup(rng, drafted, prices, guesses) for guesses in range(1, 8)]
+    found = static_optimum(drafted, prices)
+    assert found.speedup == pytest.approx(max(1.0, *tried), rel=5e-3)
+    assert found.guesses == (1 + int(np.argmax(tried)) if max(tried) > 1 else 0)
+
+
+def test_the_bound_follows_wrong_prices() -> None:
+    """Free rows and guesses: as many as there are. Dear rows: one. Dear guesses: none."""
+    taus, full = [1.8, 2.4, 2.9], [(0, 1.0), (0, 0, 1.0), (0, 0, 0, 1.0)]
+    free, dear = RowPrices((1, 4), (1.0, 1.0)), RowPrices((1, 2, 4), (1.0, 1.1, 9.0))
+    assert static_optimum(curve(taus, full, [0.0] * 3), free) == StaticOptimum(3, pytest.approx(2.9))
+    assert static_optimum(curve(taus, full, [0.0] * 3), dear) == StaticOptimum(1, pytest.approx(1.8 / 1.1))
+    assert static_optimum(curve(taus, full, [0.5, 1.0, 1.5]), free) == StaticOptimum(0, 1.0)
+
+
+# ---- figures -------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_ratios_of_sums_on_the_same_prompts() -> None:
+    figures = DrafterFigures.of(TURNS, "two")
+    assert figures is not None
+    assert (figures.prompts, figures.changed) == (3, 0)
+    assert figures.tau == pytest.approx(63 / 36)
+    assert figures.speedup == pytest.approx(20 / (2 + 13.5 + 1.1))
+    assert figures.draft_share == pytest.approx(1.1 / 11)
+    assert DrafterFigures.of(TURNS, "three") is None
+    changed = turn("d", "rag", 0.01, two=answer({1: (10, 0.2)}, tokens=21, same=False))
+    families = by_family([*TURNS, changed], "two")
+    assert {name: each.changed for name, each in families.items()} == {"qa": 0, "rag": 1}
+    assert families["rag"].speedup == pytest.approx((0.04 + 0.2) / (16.6 * 0.002 + 0.2))
+
+
+# ---- the file ------------------------------------------------------------------------------------------------------
+
+
+def measured(path: Path) -> DrafterRuns:
+    file = RunFile(path)
+    file.begin(CARD, ["two", "four"])
+    file.add_curve(curve([1.5, 1.8], [(0.5, 0.5), (0.4, 0.2, 0.4)], [0.05, 0.1]))
+    for each in TURNS:
+        file.add_turn(each)
+    found = file.read()
+    assert found is not None
+    return found
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    runs = measured(tmp_path / "runs.jsonl")
+    assert runs.turns == TURNS
+    assert runs.drafters == ["two", "four"]
+    assert runs.curve(0.0, "two") == curve([1.5, 1.8], [(0.5, 0.5), (0.4, 0.2, 0.4)], [0.05, 0.1])
+    assert runs.curve(0.8, "two") is None
+    assert runs.measured(0.0, "a") == {PLAIN, "two", "four"}
+    assert runs.measured(0.8, "a") == set()
+
+
+def test_a_measurement_that_was_killed_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    measured(path)
+    path.write_text(path.read_text()[:-20])  # within the last turn
+    file = RunFile(path)
+    runs = file.begin(CARD, ["four", "more"])
+    assert runs.turns == TURNS[:-1]
+    assert runs.drafters == ["two", "four", "more"]
+    file.add_turn(TURNS[-1])
+    again = file.read()
+    assert again is not None
+    assert again.turns == TURNS
+    assert again.drafters == ["two", "four", "more"]
+
+
+def test_other_conditions_and_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    measured(path)
+    other = {**CARD, "settings": {"dtype": "bf16", "max_tokens": 9}}
+    with pytest.raises(UsageError, match="was measured with dtype = 'auto', and this is 'bf16'"):
+        RunFile(path).begin(other, [])
+    for line in ("{}", "[]", "half", json.dumps({"kind": "turn"}), json.dumps({"kind": "card"})):
+        path.write_text(line + "\n")
+        with pytest.raises(UsageError, match="line 1, is no result of measured drafters"):
+            RunFile(path).read()
+    assert RunFile(tmp_path / "none.jsonl").read() is None
+
+
+# ---- the tables ----------------------------------------------------------------------------------------------------
+
+
+def cells(text: str, name: str, table: int) -> dict[str, str]:
+    """The row of a drafter in a table, by column."""
+    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("| drafter")]
+    columns, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in blocks[table]]
+    return dict(zip(columns, next(row for row in rows if row[0].startswith(f"`{name}`")), strict=True))
+
+
+def test_tables_of_a_file(tmp_path: Path) -> None:
+    goals = [Goal("two", 0.0, 1.1, family=1.3, tau=1.7), Goal("two", 0.8, 9.0), Goal("absent", 0.0, 9.0)]
+    text = tables(measured(tmp_path / "runs.jsonl"), goals=goals)
+    assert "3 turns, 63 plain tokens. A step of several rows, in plain steps: 2 rows 1.50, 4 rows 2.00." in text
+    # one guess: 1.5 / (1.25 + 0.1); two: 1.8 / (0.4 + 0.2 x 1.5 + 0.4 x 1.75 + 0.2)
+    assert cells(text, "two", 0) == {
+        "drafter": "`two`", "prompts": "3", "τ": "1.75", "drafting a round": "10.0%", "1 guess": "10.0%",
+        "most guesses": "20.0% (2)", "allowed": "1.12 (2)", "speed-up": "**1.20**", "qa": "1.20", "rag": "1.20",
+        "changed": "0",
+    }  # fmt: skip
+    assert cells(text, "four", 0)["allowed"] == "–"
+    assert cells(text, "four", 1) == {"drafter": "`four`", "qa": "2.33", "rag": "2.33"}
+    assert cells(text, "two", 2) == {
+        "drafter": "`two`", "S_1": "0.500", "S_2": "0.500", "τ of 1": "1.50", "τ of 2": "1.80"
+    }  # fmt: skip
+    goal_lines = [line for line in text.splitlines() if line.startswith("- Goal")]
+    assert goal_lines == [
+        "- Goal, `two`: speed-up at least 1.10: 1.20, reached.",
+        "- Goal, `two`: least of a family (qa) at least 1.30: 1.20, missed.",
+        "- Goal, `two`: τ at least 1.70: 1.75, reached.",
+    ]
+
+
+def test_every_temperature_has_its_own_tables(tmp_path: Path) -> None:
+    runs = measured(tmp_path / "runs.jsonl")
+    runs.turns.append(replace(TURNS[0], temperature=0.8))
+    text = tables(runs)
+    assert text.index("### Weights `auto`, greedy") < text.index("### Weights `auto`, temperature 0.8")
+    assert cells(text, "two", 3)["prompts"] == "1"

@@ -1,0 +1,311 @@
+"""Modules of multi-token prediction: their guesses are those of a reference without cache or batch, whatever the engine
+does around them, and the text is that of plain decoding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from decoder_engines import answers, decoder_on, engine_on, requests
+from mtp_modules import LAYERS, VARIANTS, VOCAB, ReferenceModules
+from packing import batch, chain
+from tiny_models import TOKENS
+
+from closeness import assert_close
+from wager.draft.base import Drafter
+from wager.draft.heads.kinds import head_drafter
+from wager.kernels.arrays import Array
+from wager.kernels.base import Kernels
+from wager.kernels.reference import ReferenceKernels
+from wager.models.head_files import HeadFiles
+from wager.models.head_mtp import MtpHead, open_mtp
+from wager.models.transformer import Decoder
+from wager.models.weights import Weights, open_weights
+from wager.types import Draft, DraftRequest, SamplingParams, VerifyRule
+
+PARAMS = [
+    SamplingParams(max_tokens=24),
+    SamplingParams(max_tokens=24, temperature=1.0, seed=7),
+    SamplingParams(max_tokens=24, temperature=0.8, top_k=12, top_p=0.9, repetition_penalty=1.2, seed=3),
+]
+
+
+def native() -> Kernels:
+    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+    from wager.kernels.cpu import CpuKernels
+
+    return CpuKernels(threads=2)
+
+
+@cache
+def reference_of(name: str) -> ReferenceModules:
+    return ReferenceModules(VARIANTS[name])
+
+
+def head_of(reference: ReferenceModules, folder: Path, decoder: Decoder, *, quantised: bool = False) -> MtpHead:
+    """The modules inside the target, or in a directory of their own where their format has one."""
+    inside = reference.variant.format != "speculators"
+    files = HeadFiles(reference.save_target(folder) if inside else reference.save_modules(folder / "modules"))
+    opened = open_mtp(files, decoder.spec, quantised=quantised, inside=inside)
+    return opened.load(decoder, open_weights(folder), num_blocks=48)
+
+
+def states_of(weights: Weights, tokens: Sequence[int], kernels: Kernels) -> Array:
+    """The states of a text behind all layers, f32 [tokens, hidden], by a decoder of their own."""
+    decoder = decoder_on(weights, kernels, max_rows=96)
+    decoder.tap([LAYERS])
+    return decoder.forward(batch([chain(0, tokens, list(range(6)))], [0])).taps[LAYERS].copy()
+
+
+class Recorded:
+    """Keeps what a drafter drafted, and hands on something else: the right tokens of `texts`, now and then a wrong one,
+    so that drafts are accepted in part."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.made: dict[tuple[str, int], Draft] = {}
+        self.texts: dict[str, list[int]] = {}
+        self._name, self._propose, self._rng = drafter.name, drafter.propose, random.Random(4)
+        drafter.propose = self.propose  # type: ignore[method-assign]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        handed = []
+        for request, draft in zip(requests, self._propose(requests), strict=True):
+            assert draft.seq_id == request.seq_id and len(draft) <= request.depth
+            self.made[request.seq_id, request.position] = draft
+            right = self.texts[request.seq_id][request.position : request.position + len(draft)]
+            tokens = [token if self._rng.random() < 0.7 else (token + 1) % VOCAB for token in right]
+            handed.append(Draft.chain(request.seq_id, tokens, drafter=self._name))
+        return handed
+
+
+@pytest.mark.parametrize("depth", [2, 5])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, depth: int, tmp_path: Path) -> None:
+    reference, kernels = reference_of(name), ReferenceKernels("float32")
+    weights = open_weights(reference.save_target(tmp_path))
+    decoder = decoder_on(weights, kernels)
+    prompts, params = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]], SamplingParams(max_tokens=14)
+    plain = answers(engine_on(decoder), requests(prompts, params))
+    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=None)
+    recorded = Recorded(drafter)
+    recorded.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
+    engine = engine_on(decoder, drafter, depth=depth, max_rows=11)
+    assert answers(engine, requests(prompts, params), preempt_every=6) == plain
+    drafter.block_pool.check({})
+    made = {key: draft for key, draft in recorded.made.items() if len(draft)}
+    assert len(made) > 12 and len(made) > 0.7 * len(recorded.made)  # others were asked for before their states came
+    states = {seq_id: states_of(weights, text, kernels) for seq_id, text in recorded.texts.items()}
+    for (seq_id, position), draft in made.items():
+        guesses, rows = reference.guesses(states[seq_id], recorded.texts[seq_id][:position], len(draft))
+        assert list(draft.tokens) == guesses, (seq_id, position)
+        probabilities = [np.exp(row.max() - np.logaddexp.reduce(row)) for row in rows]
+        assert_close(np.array(draft.scores), np.cumprod(probabilities), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["deepseek", "qwen-experts-two", "deepseek-three"])
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_text_is_that_of_plain_decoding(name: str, params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
+    reference, kernels = reference_of(name), native()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9], [5]], params)
+    plain = answers(engine_on(decoder), asked)
+    for preempt_every, max_rows, blocks in ((0, 48, 48), (4, 13, 48), (0, 48, 9)):
+        drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
+        engine = engine_on(decoder, drafter, max_rows=max_rows, num_blocks=blocks)
+        for _ in range(2):  # the second time with prefixes in the cache
+            assert answers(engine, asked, preempt_every=preempt_every) == plain
+        assert drafter.name in engine.proposer.drafters
+        drafter.block_pool.check({})
+
+
+@pytest.mark.parametrize("name", ["deepseek", "deepseek-three"])
+def test_entries_of_a_cached_prefix_are_found_or_left_out(name: str, tmp_path: Path) -> None:
+    """A second request with the same prompt: its states never come. The guesses are those of the whole text if the
+    modules' own cache has the prefix, else those of modules that see only what came."""
+    reference, kernels = reference_of(name), ReferenceKernels("float32")
+    weights = open_weights(reference.save_target(tmp_path))
+    decoder = decoder_on(weights, kernels)
+    asked = requests([TOKENS[:40]], SamplingParams(max_tokens=6))
+    plain = answers(engine_on(decoder), asked)["r0#0"]
+    text = [*TOKENS[:40], *plain]
+    states = states_of(weights, text, kernels)
+    for prefix_cache, seen in ((True, 0), (False, 32)):
+        head = head_of(reference, tmp_path, decoder)
+        drafter = head_drafter("mtp", head, kernels=None, prefix_cache=prefix_cache)
+        recorded = Recorded(drafter)
+        recorded.texts = {"r0": text}
+        engine = engine_on(decoder, drafter, depth=4)
+        for first in (0, seen):
+            recorded.made.clear()
+            assert answers(engine, asked)["r0#0"] == plain
+            made = {position: draft for (_, position), draft in recorded.made.items() if len(draft)}
+            assert made
+            for position, draft in made.items():
+                guesses, _ = reference.guesses(states[first:], text[first:position], len(draft))
+                assert list(draft.tokens) == guesses
+
+
+@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
+@pytest.mark.parametrize("params", PARAMS[:2])
+@pytest.mark.parametrize("quantised", [False, True])
+def test_modules_that_know_the_target_are_accepted(
+    name: str, params: SamplingParams, quantised: bool, tmp_path: Path
+) -> None:
+    reference, kernels = ReferenceModules(VARIANTS[name]), native()
+    reference.make_right()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    asked = requests([TOKENS[:20], TOKENS[3:40]], params)
+    plain = answers(engine_on(decoder), asked)
+    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
+    engine = engine_on(decoder, drafter, depth=5)
+    accepted = []
+    for request in asked:
+        engine.add(request)
+    found: dict[str, list[int]] = {}
+    while engine.busy:
+        for delta in engine.step():
+            found.setdefault(f"{delta.request_id}#0", []).extend(delta.token_ids)
+            accepted.append(len(delta.token_ids) - 1)
+    assert found == plain
+    assert sum(accepted) / len(accepted) > 3.5  # of five guesses; the last rounds are cut short
+
+
+@pytest.mark.parametrize("name", ["deepseek", "mimo"])
+@pytest.mark.parametrize("params", PARAMS)
+def test_trees_of_a_module_change_no_text(name: str, params: SamplingParams, tmp_path: Path) -> None:
+    reference, kernels = reference_of(name), native()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    asked = requests([TOKENS[:20], TOKENS[3:40], TOKENS[5:9]], params)
+    plain = answers(engine_on(decoder), asked)
+    drafter = head_drafter("mtp-tree", head_of(reference, tmp_path, decoder), kernels=kernels)
+    drafts, propose = [], drafter.propose
+
+    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
+        drafts.extend(propose(asked))
+        return drafts[-len(asked) :]
+
+    drafter.propose = kept  # type: ignore[method-assign]
+    engine = engine_on(decoder, drafter, depth=6)
+    assert answers(engine, asked, preempt_every=5) == plain and drafter.name in engine.proposer.drafters
+    assert any(draft.parents != tuple(range(-1, len(draft) - 1)) for draft in drafts)
+
+
+@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_rules_that_need_q_get_it(name: str, rule: VerifyRule, tmp_path: Path) -> None:
+    reference, kernels = reference_of(name), native()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=kernels)
+    made: list[Draft] = []
+    propose = drafter.propose
+
+    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
+        made.extend(propose(asked))
+        return made[-len(asked) :]
+
+    drafter.propose = kept  # type: ignore[method-assign]
+    engine = engine_on(decoder, drafter, rule=rule, depth=2)
+    asked = requests([TOKENS[:20]], PARAMS[1])
+    assert answers(engine, asked) == answers(engine, asked)
+    drafts = [draft for draft in made if len(draft)]
+    assert len(drafts) > 12 and drafter.name in engine.proposer.drafters
+    for draft in drafts:
+        assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB) and len(draft) <= 2
+        assert_close(draft.draft_probs.sum(axis=1), np.ones(len(draft)), rtol=1e-9, atol=0)
+        assert all(q[token] > 0 for q, token in zip(draft.draft_probs, draft.tokens, strict=True))
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_native_kernels_guess_as_the_reference(quantised: bool, tmp_path: Path) -> None:
+    for name in ("mimo", "qwen-experts-two", "deepseek"):
+        reference, logits = reference_of(name), []
+        for kernels in (native(), ReferenceKernels()):
+            decoder = decoder_on(open_weights(reference.save_target(tmp_path / name)), kernels)
+            head = head_of(reference, tmp_path / name, decoder, quantised=quantised)
+            rng = np.random.default_rng(3)
+            states, fed = (rng.standard_normal((rows, head.hidden)).astype(np.float32) for rows in (10, 1))
+            packed = batch([chain(0, TOKENS[:10], [3]), chain(0, TOKENS[3:4], [5])], [9, 10])
+            output = head.forward(packed, states, fed)
+            logits.append(output.logits.copy())
+            assert np.array_equal(output.greedy_tokens, output.logits.argmax(axis=1))
+        assert_close(*logits, rtol=0.05, atol=0.5 if quantised else 0.25)
+
+
+@pytest.mark.parametrize("name", ["deepseek", "qwen-experts-two"])
+def test_rows_of_a_module_do_not_depend_on_chunks_or_neighbours(name: str, tmp_path: Path) -> None:
+    reference, kernels = reference_of(name), native()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    head = head_of(reference, tmp_path, decoder, quantised=True)
+    states = np.random.default_rng(3).standard_normal((20, head.hidden)).astype(np.float32)
+    none = states[:0]
+    for module in range(head.modules):
+        given = (none, states) if module else (states, none)
+        output = head.forward(batch([chain(0, TOKENS[:20], [3, 1])], [19]), *given, module)
+        whole, rows = output.logits.copy(), output.taps.get(0)
+        part = states[[*range(7), 3]]
+        packed = batch([chain(0, TOKENS[:7], [4, 2]), chain(0, TOKENS[8:9], [7])], [])
+        head.forward(packed, *((none, part) if module else (part, none)), module)
+        part = states[[*range(7, 20), 0, 1, 2]]
+        packed = batch([chain(7, TOKENS[7:20], [4, 2]), chain(1, TOKENS[9:12], [7])], [12])
+        cut = head.forward(packed, *((none, part) if module else (part, none)), module)
+        assert np.array_equal(cut.logits, whole)
+        assert rows is None or np.array_equal(cut.taps[0][:13], rows[7:])
+
+
+@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
+@pytest.mark.parametrize("failing", ["read", "forward", "not finite"])
+def test_modules_that_fail_leave_the_text_as_it_is(name: str, failing: str, tmp_path: Path) -> None:
+    """One that raises is switched off; logits that are no numbers end chains."""
+    reference, kernels = reference_of(name), native()
+    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
+    head, calls = head_of(reference, tmp_path, decoder), 0
+    drafter = head_drafter("mtp", head, kernels=kernels)
+    owner, method = (drafter, "read") if failing == "read" else (head, "forward")
+    working = getattr(owner, method)
+
+    def fails_later(first: object, states: Array, *others: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > 4 and failing == "not finite":
+            states = states * np.float32("nan")
+        elif calls > 4:
+            raise MemoryError("no room")
+        return working(first, states, *others)
+
+    setattr(owner, method, fails_later)
+    asked = requests([TOKENS[:20], TOKENS[4:30]], PARAMS[1])
+    engine = engine_on(decoder, drafter)
+    assert answers(engine, asked) == answers(engine_on(decoder), asked)
+    assert calls >= 5 and (drafter.name in engine.proposer.drafters) == (failing == "not finite")
+
+
+@pytest.mark.parametrize(("name", "first"), [("qwen", 0), ("deepseek-three", 16)])
+def test_a_cached_block_is_found_by_all_tokens_that_its_entries_embed(name: str, first: int, tmp_path: Path) -> None:
+    """Texts that agree in 17 tokens: the first block of a single module embeds no other, that of three modules two."""
+    reference, kernels = reference_of(name), ReferenceKernels("float32")
+    weights = open_weights(reference.save_target(tmp_path))
+    decoder = decoder_on(weights, kernels)
+    prompts = [TOKENS[:40], [*TOKENS[:17], *TOKENS[30:45]]]
+    params = SamplingParams(max_tokens=5)
+    plain = [answers(engine_on(decoder), requests([prompt], params))["r0#0"] for prompt in prompts]
+    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=None)
+    recorded = Recorded(drafter)
+    engine = engine_on(decoder, drafter, depth=4)
+    for prompt, answer in zip(prompts, plain, strict=True):
+        recorded.texts = {"r0": [*prompt, *answer]}
+        recorded.made.clear()
+        assert answers(engine, requests([prompt], params))["r0#0"] == answer
+    text = recorded.texts["r0"]
+    states = states_of(weights, text, kernels)
+    made = {position: draft for (_, position), draft in recorded.made.items() if len(draft)}
+    assert made
+    for position, draft in made.items():
+        guesses, rows = reference.guesses(states[first:], text[first:position], len(draft))
+        assert list(draft.tokens) == guesses
+        probabilities = [np.exp(row.max() - np.logaddexp.reduce(row)) for row in rows]
+        assert_close(np.array(draft.scores), np.cumprod(probabilities), rtol=1e-3, atol=1e-5)

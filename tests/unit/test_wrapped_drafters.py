@@ -1,0 +1,204 @@
+"""A drafter that works for another one, or beside others in one tree, is told everything: what became known, what
+ended, what to forget, the states and rows that it reads. Over all the ways in which the registry puts drafters
+together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from wager.draft.ahead import AheadDrafter
+from wager.draft.base import ComputedRows, Drafter, RemembersRequests, RowReader, StateReader
+from wager.draft.history import HistoryDrafter
+from wager.draft.ngram import NgramDrafter
+from wager.draft.option import can_draft_ahead, parse_drafters
+from wager.draft.recycling import RecyclingDrafter
+from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter, merge_drafters
+from wager.errors import UsageError
+from wager.kernels.base import TargetOutput
+from wager.testing import ToyDistribution, ToyTarget
+from wager.testing.engines import toy_engine
+from wager.types import Draft, DraftRequest, Request, SamplingParams, StepRecord
+
+LAW = ToyDistribution(vocab=32, order=2, sharpness=9.0)
+NEAR = ToyDistribution(vocab=32, order=2, sharpness=9.0, drift=0.3, salt=4)
+ARGUMENTS = {"path": "toy", "head": "toy", "modules": "toy", "store": "toy", "layers": "0"}
+
+
+class Watched(HistoryDrafter):
+    """Has every capability that a drafter may have, and notes what it is told."""
+
+    name = "watched"
+    reads_rows = True
+    samples = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taps: tuple[int, ...] = ()
+        self.calls: list[tuple[str, str]] = []
+        self.asked: list[DraftRequest] = []
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        self.calls.append(("begin", seq_id))
+        assert params.prediction == (1, 2)
+        super().begin(seq_id, tokens, params)
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        self.calls.append(("accept", seq_id))
+        super().accept(seq_id, tokens)
+
+    def end(self, seq_id: str) -> None:
+        self.calls.append(("end", seq_id))
+        super().end(seq_id)
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        self.calls.append(("read", ""))
+
+    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+        assert len(output.logits) == len(tokens)
+        self.calls.append(("read_rows", ""))
+
+    def forget(self) -> None:
+        self.calls.append(("forget", ""))
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        self.asked.append(request)
+        return Draft.chain(request.seq_id, self.known[request.seq_id][-request.depth :], drafter=self.name)
+
+    def count(self, call: str, seq_id: str = "") -> int:
+        return self.calls.count((call, seq_id))
+
+
+def _model(name: str, inner: Drafter | None) -> Drafter:
+    parts = DrafterParts(LAW.vocab, model=ToyTarget(NEAR, num_blocks=80), inner=inner)
+    return build_drafter(DrafterSpec(name, ARGUMENTS[KINDS[name].argument]), parts)
+
+
+def _wrappers() -> dict[str, Callable[[Watched], Drafter]]:
+    """All ways to put a drafter into another one."""
+    found: dict[str, Callable[[Watched], Drafter]] = {}
+    for name in (name for name, kind in KINDS.items() if kind.takes_inner):
+        found[f"{name}+"] = lambda inner, name=name: _model(name, inner)
+        for other in (name for name, kind in KINDS.items() if kind.takes_inner):
+            found[f"{name}+{other}+"] = lambda inner, name=name, other=other: _model(name, _model(other, inner))
+        found[f"ngram//{name}+"] = lambda inner, name=name: merge_drafters(
+            [NgramDrafter(), _model(name, inner)], vocab=LAW.vocab
+        )
+    found["ngram//"] = lambda inner: merge_drafters([NgramDrafter(), inner], vocab=LAW.vocab)
+    found["//ngram"] = lambda inner: merge_drafters([inner, NgramDrafter()], vocab=LAW.vocab)
+    return found
+
+
+def _requests(count: int = 6) -> list[Request]:
+    params = SamplingParams(max_tokens=24, ignore_eos=True, prediction=(1, 2))
+    return [Request(f"r{i}", (1, 2, 3, 1, 2, 3, i), params) for i in range(count)]
+
+
+@pytest.mark.parametrize("name", sorted(_wrappers()))
+def test_a_drafter_in_another_one_is_told_everything(name: str) -> None:
+    watched = Watched()
+    wrapper = _wrappers()[name](watched)
+    below = "+" in name  # it works for a model: what it reads of the target's states, no model has
+    assert isinstance(wrapper, RemembersRequests)
+    assert isinstance(wrapper, RowReader) and wrapper.reads_rows
+    if not below:
+        assert isinstance(wrapper, StateReader) and wrapper.taps == []
+    engine = toy_engine(LAW, drafter=wrapper, depth=5, num_blocks=200)
+    steps: list[StepRecord] = []
+    engine.on_step = steps.append
+    engine.add(Request("gone", (1, 2, 3), _requests()[0].params))
+    for _ in range(4):
+        engine.step()
+    engine.abort("gone")
+    plain = toy_engine(LAW, depth=0).generate(_requests())
+    assert [each.token_ids for each in engine.generate(_requests())] == [each.token_ids for each in plain]
+    ids = ["gone", *(request.id for request in _requests())]
+    assert {request.seq_id for request in watched.asked} == {*ids}
+    for seq_id in ids:
+        assert watched.count("accept", seq_id) > 0
+        # one that works for a model begins again where the text went on otherwise, and ends as often
+        assert watched.count("begin", seq_id) == watched.count("end", seq_id) >= 1
+    assert not watched.known and watched.calls[-1][0] == "end"
+    assert watched.count("read_rows") == len(steps) and watched.count("read") == (0 if below else len(steps))
+    assert watched.count("forget") == 0
+    engine.forget_requests()
+    assert watched.count("forget") == 1
+    assert engine.proposer.drafters  # nothing failed
+
+
+def test_heads_do_not_work_for_models() -> None:
+    """The only capability that is not forwarded is refused by name."""
+    for name in (name for name, kind in KINDS.items() if kind.takes_inner):
+        for head in (name for name, kind in KINDS.items() if kind.argument in ("head", "modules")):
+            with pytest.raises(UsageError, match="reads the target's states"):
+                parse_drafters(f"{name}:{ARGUMENTS[KINDS[name].argument]}+{head}:toy")
+
+
+def test_no_drafter_that_reads_rows_is_on_another_thread() -> None:
+    """There nothing of the target is read."""
+    assert [can_draft_ahead(spec) for spec in parse_drafters("model:a,model:a+suffix,model:a+layers:0+suffix")] == [
+        True
+    ] * 3
+    for text in ("model:a+recycle", "model:a+model:b+recycle", "recycle", "ngram//model:a"):
+        assert not can_draft_ahead(parse_drafters(text)[0])
+
+
+def test_a_drafter_on_another_thread_is_told_to_forget() -> None:
+    """With the drafter of its model, in the order of the other calls."""
+    watched = Watched()
+    ahead = AheadDrafter(_model("model", watched))
+    engine = toy_engine(LAW, drafter=ahead, depth=5, num_blocks=200)
+    plain = toy_engine(LAW, depth=0).generate(_requests())
+    assert [each.token_ids for each in engine.generate(_requests())] == [each.token_ids for each in plain]
+    engine.forget_requests()
+    engine.generate(_requests(1))
+    ahead.close()
+    assert isinstance(ahead, RemembersRequests) and watched.count("forget") == 1
+    assert watched.asked and not watched.known
+
+
+def test_a_recycling_drafter_works_for_a_model() -> None:
+    """It guesses from the rows that the target computed, so the model needs fewer passes, and drafts the same."""
+
+    class Passes(ToyTarget):
+        count = 0
+
+        def forward(self, batch):  # type: ignore[no-untyped-def]
+            self.count += 1
+            return super().forward(batch)
+
+    law = ToyDistribution(vocab=32, order=1, sharpness=9.0)
+    counts, drafts = [], []
+    for inner in (None, RecyclingDrafter(LAW.vocab)):
+        target = Passes(replace(law, drift=0.3, salt=4), num_blocks=80)
+        parts = DrafterParts(LAW.vocab, model=target, inner=inner)
+        engine = toy_engine(law, drafter=build_drafter(DrafterSpec("model", "toy"), parts), depth=5, num_blocks=200)
+        found = engine.generate(_requests(), concurrency=1)
+        counts.append(target.count)
+        drafts.append([(each.token_ids, each.stats.drafted, each.stats.accepted) for each in found])
+    assert drafts[0] == drafts[1] and counts[1] < 0.9 * counts[0]
+
+
+@pytest.mark.parametrize("call", ["begin", "accept", "end", "read_rows", "forget", "propose"])
+@pytest.mark.parametrize("name", sorted(_wrappers()))
+def test_one_that_raises_is_left_out(name: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any call; the others go on, and the text stays."""
+    watched = Watched()
+    engine = toy_engine(LAW, drafter=_wrappers()[name](watched), depth=5, num_blocks=200)
+    engine.generate(_requests(2))
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(watched, call, fails)
+    engine.forget_requests()
+    plain = toy_engine(LAW, depth=0).generate(_requests())
+    found = engine.generate(_requests())
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+    assert sum(each.stats.drafted for each in found) > 0
+    assert engine.proposer.drafters
+    watched_again = len(watched.asked)
+    engine.generate(_requests())
+    assert len(watched.asked) == watched_again
