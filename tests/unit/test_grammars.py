@@ -15,6 +15,8 @@ import pytest
 from grammar_toys import COMPILER, EOS, LAW, VOCAB, plain_text, text_of
 from scipy import stats
 
+from wager.constrain import compiler
+from wager.constrain.compiler import GrammarCompiler
 from wager.draft.base import Drafter
 from wager.draft.lookup import LookupDrafter
 from wager.draft.lookup_rates import LookupSources
@@ -346,6 +348,28 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_with_an_error_and_no_other
         assert "grammar" in first.error
         assert second.token_ids == plain_text(alive)
         engine.check()
+
+
+def test_what_a_limit_stops_depends_on_the_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences share what the lexer has met, and guesses make it meet more; neither must end a sequence."""
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 60)
+    grammar = Grammar.regex("[ab]*a[ab]{6}(c[ab]*)?")
+    made = [
+        Request(f"r{seed}", (1, 2, 4), SamplingParams(max_tokens=24, temperature=2.0, seed=seed, grammar=grammar))
+        for seed in range(24)
+    ]
+    expected = []
+    for request in made:
+        monkeypatch.setattr(toys, "COMPILER", GrammarCompiler(toys.ToyTokenizer()))  # nothing was met before
+        expected.append(plain_text(request))
+    fresh = GrammarCompiler(toys.ToyTokenizer())
+    seen: list[list[str]] = []
+    for drafter in (None, model(), NgramDrafter(), RandomTreeDrafter(VOCAB)):
+        engine = toy_engine(LAW, drafter=drafter, depth=6, grammars=fresh)
+        completions = engine.generate(made)
+        assert [c.token_ids for c in completions] == expected
+        seen.append([c.finish_reason for c in completions])
+    assert all(each == seen[0] for each in seen) and "stop" in seen[0]
 
 
 def test_hostile_grammars_take_bounded_time_and_no_stack() -> None:

@@ -19,11 +19,15 @@ from wager.errors import GrammarError, RequestError, UsageError
 from wager.grammar import Grammar
 from wager.types import Request
 
-MAX_LEXER_STATES = 50_000
+MAX_LEXER_STATES = 20_000
 """Of one grammar, each of 1 to 2 kB: what a grammar may take of memory. Other limits are llguidance's own: some 20 ms
-for a regular expression, 40 ms for one token, 500,000 symbols."""
+for a regular expression, 500,000 symbols."""
 
-_KEPT = 32  # grammars that are kept compiled
+MAX_LEXER_FUEL = 2_000_000
+"""For one mask: some 150 ms. What is known from earlier masks costs none, so it is ten times the library's default: no
+grammar in use must reach it, since whether one does depends on what was asked before."""
+
+_KEPT = 16  # grammars that are kept compiled
 _STACK_BYTES = 256 << 20  # of the thread that compiles: chains of rules are followed recursively
 
 
@@ -84,13 +88,17 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> StartedGrammar:
         library, vocabulary = _library(), self._vocabulary
-        limits = library.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        matcher = _with_large_stack(
-            lambda: library.LLMatcher(vocabulary, _source(grammar, library.LLMatcher), limits=limits, log_level=0)
+        limits = library.LLParserLimits(
+            max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=MAX_LEXER_FUEL, verbose_errors=False
         )
-        if matcher.is_error():
-            raise _refused(grammar, matcher.get_error())
-        started = StartedGrammar(matcher)
+
+        def make() -> Any:
+            source = _source(grammar, library.LLMatcher)
+            return _with_large_stack(lambda: library.LLMatcher(vocabulary, source, limits=limits, log_level=0))
+
+        started = StartedGrammar(make, self._tokenizer.vocab_size)
+        if started.matcher.is_error():
+            raise _refused(grammar, started.matcher.get_error())
         try:
             started.start().allowed(())
         except GrammarError as error:
@@ -109,13 +117,19 @@ def with_compiled_grammar(request: Request, compiler: GrammarCompiler | None) ->
 
 
 class StartedGrammar:
-    """A compiled grammar; every sequence starts with a copy of `matcher`."""
+    """A compiled grammar; every sequence starts with a copy of `matcher`. Copies share the states of the lexer that one
+    of them has met, and these are limited; `renew` begins with none."""
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+    def __init__(self, make: Callable[[], Any], vocab_size: int) -> None:
+        self._make, self.vocab_size = make, vocab_size
+        self.matcher = make()
 
     def start(self) -> GrammarMatcher:
-        return GrammarMatcher(self._matcher)
+        return GrammarMatcher(self)
+
+    def renew(self) -> None:
+        """A matcher in place of one whose states, or those of its copies, were too many."""
+        self.matcher = self._make()
 
 
 class _WrappedTokenizer:

@@ -7,7 +7,7 @@ where a question is asked. Answers depend on the tokens alone, never on what was
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +40,26 @@ class TokenMask:
         return np.flatnonzero(bits)
 
 
-class GrammarMatcher:
-    """A `GrammarState`: starts from a copy of llguidance's matcher `start`, which stays as it is."""
+class RenewableMatcher(Protocol):
+    """llguidance's matcher at the beginning of a grammar, which stays there; `renew` makes another one."""
 
-    def __init__(self, start: Any) -> None:
-        self._start = start
-        self._matcher = start.deep_copy()
+    matcher: Any
+    vocab_size: int
+
+    def renew(self) -> None: ...
+
+
+class GrammarMatcher:
+    """A `GrammarState`: starts from a copy of the matcher of `grammar`.
+
+    Copies share what the lexer has met, and it may get too much for its limits because of others. A question that fails
+    is asked again of a new matcher that has met nothing but the tokens before it: so whether it fails depends on
+    these alone. (What succeeds along with others succeeds alone, where less is met.)
+    """
+
+    def __init__(self, grammar: RenewableMatcher) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.matcher.deep_copy()
         self._output: list[int] = []
         self._ahead: list[int] = []  # tokens behind the output that the matcher has consumed
         self._left = False  # whether the output left the grammar after all
@@ -68,9 +82,13 @@ class GrammarMatcher:
         mask = self._masks.get(key)
         if mask is None:
             if not self._move(key):
+                if self._matcher.is_error():
+                    raise self._failure()
                 return None
-            mask = TokenMask(self._matcher.compute_bitmask())
-            if self._matcher.is_error() or not self._can_go_on(mask):
+            mask = self._mask()
+            if mask is None and self._renewed(key):
+                mask = self._mask()
+            if mask is None:
                 raise self._failure()
             self._masks[key] = mask
         return mask
@@ -80,14 +98,16 @@ class GrammarMatcher:
         if self._left or not self._move(path) or self._matcher.is_stopped():
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()
-        if self._matcher.is_error():
-            self._restart()
-            return []
-        return tokens
+        return [] if self._matcher.is_error() else tokens
 
     def complete(self) -> bool:
         """See GrammarState."""
         return not self._left and self._move(()) and bool(self._matcher.is_stopped())
+
+    def _mask(self) -> TokenMask | None:
+        """The mask where the matcher is; None if it fails."""
+        mask = TokenMask(self._matcher.compute_bitmask())
+        return None if self._matcher.is_error() or not self._can_go_on(mask) else mask
 
     def _can_go_on(self, mask: TokenMask) -> bool:
         """Whether a token is allowed that the matcher would take: a single one is how the tokenizer writes what the
@@ -99,32 +119,40 @@ class GrammarMatcher:
 
     def _move(self, path: Sequence[int]) -> bool:
         """Move the matcher behind output and path; False if the path leaves the grammar."""
-        ahead = self._ahead
-        same = 0
+        if path and not 0 <= min(path) <= max(path) < self._grammar.vocab_size:
+            return False  # an id of the model's own, of which the tokenizer knows nothing
+        if self._matcher.is_error():
+            return self._renewed(path)
+        ahead, same = self._ahead, 0
         while same < len(ahead) and same < len(path) and ahead[same] == path[same]:
             same += 1
         if same < len(ahead):
             if not self._matcher.rollback(len(ahead) - same):
-                self._restart()
-                return self._move(path)
+                return self._renewed(path)
             del ahead[same:]
         rest = list(path[same:])
-        if rest:
-            consumed = self._matcher.try_consume_tokens(rest)
-            if self._matcher.is_error():
-                self._restart()
-                return False
-            ahead += rest[:consumed]
-            return bool(consumed == len(rest))
-        return True
+        if not rest:
+            return True
+        consumed: int = self._matcher.try_consume_tokens(rest)
+        if self._matcher.is_error():
+            return self._renewed(path)
+        ahead += rest[:consumed]
+        if consumed == len(rest) or self._matcher.is_stopped():
+            return consumed == len(rest)
+        # a lexer that may meet no more refuses without a word, even what the mask has
+        mask = self._masks.get(tuple(ahead)) or self._mask()
+        return (mask is None or rest[consumed] in mask) and self._renewed(path)
+
+    def _renewed(self, path: Sequence[int]) -> bool:
+        """A new matcher behind output and path; False if the path leaves the grammar, or the matcher fails there."""
+        self._grammar.renew()
+        self._matcher, self._ahead = self._grammar.matcher.deep_copy(), []
+        if self._matcher.try_consume_tokens(self._output) < len(self._output):
+            return False
+        self._ahead = list(path[: self._matcher.try_consume_tokens(list(path))])
+        return len(self._ahead) == len(path) and not self._matcher.is_error()
 
     def _failure(self) -> GrammarError:
         lines = self._matcher.get_error().splitlines()
-        self._restart()
         reason = lines[0] if lines else "no token is allowed"
         return GrammarError(f"The grammar cannot go on: {reason}.", "Simplify the grammar, or let it end.")
-
-    def _restart(self) -> None:
-        """A matcher that failed stays so: replace it by one that has consumed the output."""
-        self._matcher, self._ahead = self._start.deep_copy(), []
-        self._matcher.try_consume_tokens(self._output)

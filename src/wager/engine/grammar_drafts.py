@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from wager.engine.sequence import Sequence as RunningSequence
+from wager.errors import GrammarError
 from wager.grammar import GrammarState
 from wager.types import Draft, Span, Verdict
 
@@ -107,7 +108,10 @@ class _ConstrainedDraft:
             place = self._add(token, node, place, NAME)
             path = (*path, token)
         following = self._children.get(node, ()) if node >= -1 else ()
-        allowed = self._grammar.allowed(path) if following else None
+        try:
+            allowed = self._grammar.allowed(path) if following else None
+        except GrammarError:  # which ends the sequence if it comes here
+            return
         for child in following:
             token = self._source.tokens[child]
             if len(self._tokens) < self._limit and (allowed is None or token in allowed):
