@@ -94,6 +94,8 @@ VALID: dict[str, tuple[str, ...]] = {
     "slo": ("ttft:500ms,itl:50ms", "ttft:1", "tft:1s", "itl:1s,itl:1s", ",", "e2e:nan"),
     "body": ("{}", "[]", '{"a": 1}', "{", '{"stream": 1}', "[" * 5000), "duration": _TIMES, "timeout": _TIMES,
     "size": ("1MiB", "1k", "1", "0", "nan", "4GiB", "x"), "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),
+    "host": ("127.0.0.1", "::1", "localhost", "256.1.1.1", "no-such-host.invalid", "", "é", "a" * 300),
+    "served_name": ("m", "é" * 50), "cors": ("*", "https://example.org", ""),
     "layers": ("1", "0", "0,1", "1,1", "9", "300", *_LISTS),
 }  # fmt: skip
 """Forms of each text, right and nearly right, by the name of its parameter."""
@@ -102,6 +104,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "pull": ("{missing}.gguf",),
     "run": ("hello", "--model", MODEL, "--max-tokens", "3", "--memory", "64MiB", "--threads", "1"),
     "chat": ("--model", MODEL, "--max-tokens", "3", "--memory", "64MiB", "--threads", "1"),
+    "serve": ("--model", "{missing}.gguf", "--port", "0"),
     "bench": ("--model", MODEL, "--max-tokens", "2", "--memory", "64MiB", "--threads", "1", "--limit", "1"),
     "prove": ("--model", MODEL, "--max-tokens", "2", "--memory", "64MiB", "--threads", "1", "--limit", "1",
               "--drafter", "ngram", "--concurrency", "2"),
@@ -115,9 +118,9 @@ BASES: dict[str, tuple[str, ...]] = {
     "replay": ("--rounds", "50", "--concurrency", "1", "--output", "16", "--policy-time", "0us"),
     "doctor": (),
 }  # fmt: skip
-"""A short call of each command that succeeds (`pull`: that fails without a network)."""
+"""A short call of each command that succeeds (`pull`: that fails without a network; `serve`: that finds no model)."""
 
-FAILS = {"pull"}
+FAILS = {"pull", "serve"}
 """Commands whose base fails."""
 
 

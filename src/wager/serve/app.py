@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -153,11 +153,10 @@ class Server:
 
 async def _refuse(http: Request, error: Exception) -> Response:
     del http
-    assert isinstance(error, WagerError)
-    return error_response(error)
+    return error_response(cast(WagerError, error))
 
 
 async def _refuse_http(http: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+    error = cast(HTTPException, error)
     message = {404: f"There is nothing at {http.url.path[:200]}.", 405: f"{http.method} is not possible here."}
     return error_response(ApiError(error.status_code, message.get(error.status_code, str(error.detail))))
