@@ -28,10 +28,12 @@ class Admission:
 
     @contextmanager
     def place(self, sequences: int) -> Iterator[None]:
-        """Room for so many sequences, while the block lasts. ApiError 429 or 503 if there is none."""
+        """Room for so many sequences, while the block lasts. ApiError 400, 429 or 503 if there is none."""
         if self.draining:
             raise ApiError(503, "The server is shutting down.", "Try another one.", retry_after=30)
-        if self.open and self.open + sequences > self._most:
+        if sequences > self._most:
+            raise ApiError(400, f"The request has {sequences} choices.", f"Ask for at most {self._most}.", param="n")
+        if self.open + sequences > self._most:
             wait = self.retry_after(self.open + sequences - self._most)
             raise ApiError(
                 429, f"{self.open} requests wait or run already.", f"Try again in {wait} s.", retry_after=wait

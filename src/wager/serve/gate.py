@@ -81,7 +81,7 @@ class Gate:
             log.info(
                 "%s %s %d",
                 scope["method"],
-                path,
+                _printable(path),
                 status,
                 extra={
                     "fields": {
@@ -92,6 +92,11 @@ class Gate:
                     }
                 },
             )
+
+
+def _printable(path: str) -> str:
+    """A path for the log: what is no letter could end the line and forge another."""
+    return "".join(letter if letter.isprintable() else "?" for letter in path[:200])
 
 
 def _request_id(given: str | None) -> str:

@@ -17,7 +17,7 @@ from wager.errors import WagerError
 from wager.prompts import encode_prompt
 from wager.serve.admission import Admission
 from wager.serve.answers import Answer
-from wager.serve.bodies import ChatBody, ChatMessage, CompletionBody, SamplingFields, parse
+from wager.serve.bodies import ChatBody, ChatMessage, CompletionBody, SamplingFields, StreamOptions, parse
 from wager.serve.errors import ApiError
 from wager.serve.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, encoded, usage
 from wager.serve.guesses import GuessReport
@@ -26,7 +26,7 @@ from wager.serve.metrics import Metrics
 from wager.serve.options import ServeOptions
 from wager.serve.parameters import chat_params, completion_params, speculation
 from wager.serve.predictions import prediction_use
-from wager.serve.sse import EventStream, StreamPlan
+from wager.serve.sse import EventStream, StreamPlan, until_gone
 from wager.serve.tools import CallWriter, ChatTools, template_message
 from wager.types import Completion, Request, Stats
 
@@ -158,10 +158,18 @@ class Generation:
             for request in work.requests:
                 stack.callback(self._metrics.request_dropped, request.id)
                 self._metrics.request_opened(request)
-            await answer.start()
+            await self._start(answer)
             if not work.body.stream:
                 return await self._whole(http, work, answer)
             return EventStream(answer, self._plan(work, answer), stack.pop_all())
+
+    async def _start(self, answer: Answer) -> None:
+        try:
+            await answer.start()
+        except WagerError:
+            for stream in answer.streams:
+                self._metrics.request_refused(stream.request.id)
+            raise
 
     def _plan(self, work: Work, answer: Answer) -> StreamPlan:
         options, told = work.body.stream_options, bool(work.body.speculation_stats)
@@ -169,6 +177,7 @@ class Generation:
             work.format,
             work.sequences,
             include_usage=bool(options and options.include_usage),
+            prompt_tokens=sum(len(request.prompt) for request in work.requests) if _continuous(options) else None,
             usage=work.usage,
             timeout=self._options.request_timeout,
             details=(lambda done: draft_report(answer, done)) if told else None,
@@ -176,7 +185,7 @@ class Generation:
         )
 
     async def _whole(self, http: HttpRequest, work: Work, answer: Answer) -> Response:
-        gone = asyncio.create_task(_until_gone(http))
+        gone = asyncio.create_task(until_gone(http.receive))
         finished = asyncio.create_task(_finish(answer))
         try:
             done, _ = await asyncio.wait(
@@ -231,12 +240,10 @@ def _choice_stats(stats: Stats) -> dict[str, Any]:
     }
 
 
+def _continuous(options: StreamOptions | None) -> bool:
+    return bool(options and options.include_usage and options.continuous_usage_stats)
+
+
 async def _finish(answer: Answer) -> None:
     while await answer.next_deltas():
-        pass
-
-
-async def _until_gone(http: HttpRequest) -> None:
-    """Until the client closes the connection."""
-    while (await http.receive())["type"] != "http.disconnect":
         pass

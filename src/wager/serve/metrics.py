@@ -45,10 +45,12 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 
 @dataclass(slots=True)
 class _Times:
-    """When a request came, and when each of its choices last got a token (perf_counter; 0: not yet)."""
+    """When a request came, and when each of its choices last got a token (perf_counter; 0: not yet). `prompt_tokens`
+    is 0 once they were counted."""
 
     arrived: float
     last: dict[int, float]
+    prompt_tokens: int
 
 
 class Metrics:
@@ -88,10 +90,13 @@ class Metrics:
     # ---- what happens ------------------------------------------------------------------------------------------------
 
     def request_opened(self, request: Request) -> None:
-        """A request was given to the engine."""
-        self._times[request.id] = _Times(time.perf_counter(), dict.fromkeys(range(request.params.n), 0.0))
-        self._prompt.observe(len(request.prompt))
-        self._prompt_tokens.inc(len(request.prompt))
+        """A request is about to be given to the engine."""
+        last = dict.fromkeys(range(request.params.n), 0.0)
+        self._times[request.id] = _Times(time.perf_counter(), last, len(request.prompt))
+
+    def request_refused(self, request_id: str) -> None:
+        """The engine did not take it."""
+        self._times.pop(request_id, None)
 
     def request_dropped(self, request_id: str) -> None:
         """Nobody waits for it any more. Unknown ones are ignored."""
@@ -118,6 +123,10 @@ class Metrics:
         self._http.labels(path, str(status)).inc()
 
     def _delta(self, delta: OutputDelta, times: _Times, now: float) -> None:
+        if times.prompt_tokens:
+            self._prompt.observe(times.prompt_tokens)
+            self._prompt_tokens.inc(times.prompt_tokens)
+            times.prompt_tokens = 0
         if delta.token_ids:
             last = times.last[delta.index]
             (self._itl.observe(now - last) if last else self._ttft.observe(now - times.arrived))

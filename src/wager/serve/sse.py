@@ -24,7 +24,8 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
     """How an answer is streamed. `usage` and `details` make objects of the completed choices; `guesses` describes what
-    was guessed in each delta. Without `details` or `guesses` there are none. `timeout`: seconds after which the answer
+    was guessed in each delta. Without `details` or `guesses` there are none. With `prompt_tokens` every chunk has the
+    usage so far. `timeout`: seconds after which the answer
     ends with an error."""
 
     format: AnswerFormat
@@ -32,6 +33,7 @@ class StreamPlan:
     include_usage: bool
     usage: Callable[[Sequence[Completion]], dict[str, Any]]
     timeout: float
+    prompt_tokens: int | None = None
     details: Callable[[Sequence[Completion]], dict[str, Any]] | None = None
     guesses: GuessReport | None = None
 
@@ -51,7 +53,7 @@ class EventStream(Response):
         async with self._resources:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             sending = asyncio.create_task(self._send(send))
-            gone = asyncio.create_task(_until_gone(receive))
+            gone = asyncio.create_task(until_gone(receive))
             try:
                 await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -78,6 +80,7 @@ class EventStream(Response):
         plan, form = self._plan, self._plan.format
         base = form.envelope(stream=True) | ({"usage": None} if plan.include_usage else {})
         opened: set[int] = set()
+        tokens = 0
         while deltas := await self._answer.next_deltas():
             parts: list[bytes] = []
             for item in deltas:
@@ -86,6 +89,14 @@ class EventStream(Response):
                     first = form.first(item.index)
                     if first is not None:
                         parts.append(_event(base | {"choices": [first]}))
+                tokens += len(item.delta.token_ids)
+                if plan.prompt_tokens is not None:
+                    total = plan.prompt_tokens + tokens
+                    base["usage"] = {
+                        "prompt_tokens": plan.prompt_tokens,
+                        "completion_tokens": tokens,
+                        "total_tokens": total,
+                    }
                 if item.delta.text or item.delta.finish_reason or item.delta.logprobs or plan.guesses:
                     parts.append(self._chunk(base, item))
             if parts:
@@ -111,7 +122,7 @@ def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + encoded(value) + b"\n\n"
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
     """Until the client closes the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
