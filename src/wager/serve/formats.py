@@ -30,9 +30,11 @@ class AnswerHead:
 
 
 class AnswerFormat(Protocol):
-    """How the choices of an answer are written."""
+    """How the choices of an answer are written. `plain`: a delta that does not end its choice is its text, and all
+    else about it is the same for all of them."""
 
     head: AnswerHead
+    plain: bool
 
     def first(self, index: int) -> Mapping[str, Any] | None:
         """The choice object that opens choice `index` in a stream, if there is one."""
@@ -52,6 +54,7 @@ class CompletionFormat:
 
     def __init__(self, head: AnswerHead, token_bytes: TokenBytes, *, logprobs: bool) -> None:
         self.head = head
+        self.plain = not logprobs
         self._token_bytes, self._logprobs = token_bytes, logprobs
         self._offsets: dict[int, int] = {}  # characters of a choice's text so far
 
@@ -106,6 +109,7 @@ class ChatFormat:
         calls: Callable[[], CallWriter] | None = None,
     ) -> None:
         self.head = head
+        self.plain = not logprobs and calls is None
         self._token_bytes, self._logprobs, self._calls = token_bytes, logprobs, calls
         self._writers: dict[int, CallWriter] = {}
 

@@ -18,6 +18,7 @@ from wager.prompts import encode_prompt
 from wager.serve.admission import Admission
 from wager.serve.answers import Answer
 from wager.serve.bodies import ChatBody, ChatMessage, CompletionBody, SamplingFields, StreamOptions, parse
+from wager.serve.chunks import StreamPlan
 from wager.serve.errors import ApiError
 from wager.serve.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, encoded, usage
 from wager.serve.guesses import GuessReport
@@ -26,7 +27,7 @@ from wager.serve.metrics import Metrics
 from wager.serve.options import ServeOptions
 from wager.serve.parameters import chat_params, completion_params, speculation
 from wager.serve.predictions import prediction_use
-from wager.serve.sse import EventStream, StreamPlan, until_gone
+from wager.serve.sse import EventStream, until_gone
 from wager.serve.tools import CallWriter, ChatTools, template_message
 from wager.types import Completion, Request, Stats
 
