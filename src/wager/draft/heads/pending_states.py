@@ -10,20 +10,23 @@ import numpy as np
 from wager.kernels.arrays import Array, DType
 from wager.kernels.base import TargetOutput
 
+_NO_ROWS: Array = np.empty((0, 0), np.float32)
+
+_LEAST_ROWS = 30
+
 _BUDGET = 64 << 20
 """Bytes of states that are kept for all sequences together."""
 
 
 @dataclass(slots=True)
 class PendingStates:
-    """States of the positions `first` to `end` - 1 of a sequence."""
+    """States of the positions `first` to `end` - 1 of a sequence, `count` of them. Adding some costs the same however
+    many wait: a head that rests gets one in every step."""
 
     first: int = 0
-    parts: list[Array] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return sum(len(part) for part in self.parts)
+    count: int = 0
+    _memory: Array = field(default_factory=lambda: _NO_ROWS)  # they are its rows from _begin on
+    _begin: int = 0
 
     @property
     def end(self) -> int:
@@ -32,36 +35,46 @@ class PendingStates:
     def add(self, start: int, rows: Array) -> None:
         """Rows of the positions from `start` on. Those that are known are left out; those behind a gap begin anew."""
         end = self.end
-        if start > end or not self.parts:
-            self.first, self.parts, end = start, [], start
-        if start + len(rows) > end:
-            self.parts.append(rows[end - start :])
+        if start > end or not self.count:
+            self.first, self.count, end = start, 0, start
+        new = start + len(rows) - end
+        if new > 0:
+            self._room(new, rows)[:] = rows[len(rows) - new :]
+            self.count += new
 
     def drop(self, below: int) -> None:
         """Forget the positions below."""
         rows = max(0, min(below - self.first, self.count))
-        if rows:
-            rest = self._joined()[rows:]
-            self.first, self.parts = self.first + rows, [rest] if len(rest) else []
+        self.first, self.count, self._begin = self.first + rows, self.count - rows, self._begin + rows
 
     def cut(self, end: int) -> None:
         """Forget the positions from `end` on."""
-        rows = max(0, min(end - self.first, self.count))
-        if rows < self.count:
-            self.parts = [self._joined()[:rows]] if rows else []
+        self.count = max(0, min(end - self.first, self.count))
 
     def rows(self, start: int, end: int) -> Array:
-        """The states of those positions."""
-        return self._joined()[start - self.first : end - self.first]
+        """The states of those positions, until more are added."""
+        return self._kept()[start - self.first : end - self.first]
 
     def take(self, rows: int) -> Array:
         """Remove and return the first rows."""
-        joined = self._joined()
-        self.first, self.parts = self.first + rows, [joined[rows:]] if rows < len(joined) else []
-        return joined[:rows]
+        taken = self._kept()[:rows].copy()
+        self.drop(self.first + rows)
+        return taken
 
-    def _joined(self) -> Array:
-        return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)
+    def _kept(self) -> Array:
+        return self._memory[self._begin : self._begin + self.count]
+
+    def _room(self, rows: int, like: Array) -> Array:
+        """Memory for so many further rows."""
+        if not self.count:
+            self._begin = 0
+        used = self._begin + self.count
+        if used + rows > len(self._memory):
+            memory = np.empty((2 * (self.count + rows) + _LEAST_ROWS, *like.shape[1:]), like.dtype)
+            if self.count:
+                memory[: self.count] = self._kept()
+            self._memory, self._begin, used = memory, 0, self.count
+        return self._memory[used : used + rows]
 
 
 @dataclass(frozen=True, slots=True)
