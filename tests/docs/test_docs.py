@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -154,7 +156,10 @@ SHORT = {
 }  # fmt: skip
 """Options that make a command of the README short enough for a test."""
 
-README_CALLS = sorted({call for page, call in CALLS if page == "README.md"})
+SERVER_CALLS = ("wager serve", "wager bench --url URL")
+"""Tested together below: the one does not end by itself, the other needs it."""
+
+README_CALLS = sorted({call for page, call in CALLS if page == "README.md"} - {*SERVER_CALLS})
 
 
 @pytest.mark.real
@@ -183,6 +188,29 @@ def test_the_readmes_commands_run(
     assert code == 0, err
     assert out.strip()
     assert "Traceback" not in err
+
+
+@pytest.mark.real
+def test_the_readmes_server_answers_its_load_client_and_ends_in_order(smollm2: Path, tmp_path: Path) -> None:
+    assert set(SERVER_CALLS) <= {call for page, call in CALLS if page == "README.md"}
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"id": number, "category": "qa", "prompt": f"What is {number} + {number}?"} for number in range(8)]
+    prompts.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    environment = {**os.environ, "WAGER_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
+    serve = [sys.executable, "-m", "wager.cli", "serve", "--port", "0", "--model", str(smollm2)]
+    with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stderr is not None
+        try:
+            lines = iter(server.stderr.readline, "")
+            url = next(line.split()[-1] for line in lines if "serving" in line)
+            bench = [sys.executable, "-m", "wager.cli", "bench", str(prompts), "--url", url, "--requests", "4",
+                     "--max-tokens", "8", "--concurrency", "2", "--json", "-"]  # fmt: skip
+            done = subprocess.run(bench, capture_output=True, text=True, env=environment, timeout=120)
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)
+        finally:
+            server.terminate()
+        assert server.wait(60) == 0
 
 
 @pytest.mark.real
