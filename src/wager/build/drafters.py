@@ -29,6 +29,7 @@ from wager.kernels import select
 from wager.kernels.base import Kernels
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
+from wager.types import RULES
 
 if TYPE_CHECKING:
     from wager.build.opened_heads import OpenedHead
@@ -59,11 +60,14 @@ class OpenedDrafter:
 
 def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
     """The drafters of a configuration. The label is the name, with the argument if a name occurs twice. `auto` looks in
-    the store that comes with wager for this tokenizer, if there is one."""
+    the store that comes with wager for this tokenizer, if there is one: for trees where rows are cheap, which they are
+    beside weights of 16 bits (docs/drafters_measured.md), and the rule verifies trees."""
     specs = config.speculation.drafters
     store = shipped_store(target.tokenizer) if config.speculation.drafter == "auto" else None
     if store is not None:
-        return [OpenedDrafter("store", DrafterSpec("store", str(store.path)), store=store, target=target.tokenizer)]
+        trees = not target.quantised and RULES[config.speculation.verify].verifies_trees
+        name = "store-tree" if trees else "store"
+        return [OpenedDrafter(name, DrafterSpec(name, str(store.path)), store=store, target=target.tokenizer)]
     counts = Counter(spec.name for spec in specs)
     return [
         _open(config, target, spec, label=spec.name if counts[spec.name] == 1 else str(spec)) for spec in specs

@@ -66,6 +66,11 @@ class OpenedModel:
     def spec(self) -> ModelSpec:
         return self.weights.spec
 
+    @property
+    def quantised(self) -> bool:
+        """Whether some matrix is multiplied in fewer than 16 bits."""
+        return any(Matrices(self.weights, self.dtype).formats.values())
+
     def weight_bytes(self, kernels: Kernels) -> int:
         return footprint.weight_bytes(self.matrices(kernels), kernels)
 
@@ -146,7 +151,7 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_v
     if isinstance(weights.spec.attention, Mla):
         limits = replace(limits, kv_dtype="bf16")
     dtype = config.model.dtype
-    if dtype == "auto" and any(Matrices(target.weights, dtype).formats.values()):
+    if dtype == "auto" and target.quantised:
         dtype = "q8"
     return OpenedModel(path, weights, tokenizer, limits, dtype)
 

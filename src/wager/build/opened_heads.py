@@ -20,7 +20,6 @@ from wager.models.head_eagle import OpenedEagle, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import OpenedMedusa, open_medusa
 from wager.models.head_mtp import OpenedMtp, open_mtp
-from wager.models.matrices import Matrices
 from wager.models.transformer import Decoder
 
 Opened = OpenedEagle | OpenedMedusa | OpenedBlock | OpenedMtp
@@ -72,7 +71,7 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
         )
     files = HeadFiles(path)
     check_provenance(files, target)
-    quantised = any(Matrices(target.weights, target.dtype).formats.values())
+    quantised = target.quantised
     if not modules:
         opened = _OPEN[head_kind(spec.name)](files, target.spec, quantised=quantised)
         _check_taps(files, opened)
