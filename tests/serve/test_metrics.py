@@ -56,6 +56,17 @@ def test_counters_are_those_of_the_answers() -> None:
     assert found["wager:http_requests_total,path=/v1/chat/completions,status=200"] == 2
     assert found["wager:http_requests_total,path=/v1/chat/completions,status=400"] == 1
     assert found["wager:http_requests_total,path=other,status=404"] == 1
+    assert found["wager:drafter_collapsed,drafter=ngram"] == 0
+
+
+def test_what_the_adaptive_policy_expects_and_gets() -> None:
+    with running({"depth": None}) as server:
+        for _ in range(3):
+            server.post(CHAT, {**BODY, "max_tokens": 200})
+        found = values(server)
+    assert found["wager:plain_step_seconds"] > 0
+    assert found["wager:predicted_speedup"] > 0 < found["wager:observed_speedup"]
+    assert found["wager:row_cost_tokens"] >= 0
 
 
 def test_requests_of_vanished_clients_count_as_aborted() -> None:

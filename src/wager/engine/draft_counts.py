@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wager.economics.policy.base import Policy
+from wager.economics.policy.base import Policy, WrappedPolicy
 from wager.engine.core import Engine
 from wager.engine.grammar_drafts import DraftOfSeveral
-from wager.types import Draft, Plan, Span, StepRecord, Verdict
+from wager.types import Draft, Plan, Span, Verdict
 
 
 @dataclass(slots=True)
@@ -40,11 +40,11 @@ class DrafterCounts:
         return [sum(self.accepted[length:]) for length in range(1, len(self.accepted))]
 
 
-class DraftCounter(Policy):
+class DraftCounter(WrappedPolicy):
     """Decides as `policy` does. `planned[n]`: draft decisions for n guesses."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self.drafters: dict[str, DrafterCounts] = {}
         self.planned: list[int] = []
         self._admitted: Mapping[str, Draft] = {}
@@ -55,9 +55,6 @@ class DraftCounter(Policy):
         counter = cls(engine.policy)
         engine.policy = counter
         return counter
-
-    def begin(self, sequence: str, *, weight: float) -> None:
-        self.policy.begin(sequence, weight=weight)
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         plan = self.policy.plan(spans, budget)
@@ -88,15 +85,6 @@ class DraftCounter(Policy):
             accepted = [node for node in verdict.accepted if draft.drafter_of(node) == name]
             _count(counts.verified, names.count(name) if several else len(draft.tokens))
             _count(counts.accepted, len(accepted))
-
-    def observe(self, record: StepRecord) -> None:
-        self.policy.observe(record)
-
-    def end(self, sequence: str) -> None:
-        self.policy.end(sequence)
-
-    def explain(self) -> str:
-        return self.policy.explain()
 
 
 def _count(counts: list[int], index: int) -> None:

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from wager.draft.base import Drafter
-from wager.economics.policy.base import Policy, longest_that_fits, truncate_to
+from wager.economics.policy.base import Policy, WrappedPolicy, longest_that_fits, truncate_to
 from wager.engine.grammar_drafts import GrammarDrafts
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.errors import RequestError
-from wager.types import Draft, DraftDecision, Plan, Request, RequestSpeculation, Span, StepRecord, Verdict
+from wager.types import Draft, DraftDecision, Plan, Request, RequestSpeculation, Span, Verdict
 
 _METHODS = ("begin", "plan", "admit", "learn", "observe", "end")
 
 
-class RequestPolicy(Policy):
+class RequestPolicy(WrappedPolicy):
     """Decides as `policy`, except for requests that say how they speculate or have a grammar. `sequences` are the
     engine's."""
 
@@ -29,7 +29,7 @@ class RequestPolicy(Policy):
         self._constrained: set[str] = set()
         self._grammar_drafts = GrammarDrafts()
         self._spans: Sequence[Span] = ()
-        self.policy = policy
+        super().__init__(policy)
         self._bind()
 
     def replace(self, policy: Policy) -> None:
@@ -124,12 +124,6 @@ class RequestPolicy(Policy):
     def learn(self, verdicts: Iterable[Verdict]) -> None:
         others = [verdict for verdict in verdicts if verdict.seq_id not in self._decisions]
         self.policy.learn(self._grammar_drafts.verdicts(others) if self._constrained else others)
-
-    def observe(self, record: StepRecord) -> None:
-        self.policy.observe(record)
-
-    def end(self, sequence: str) -> None:
-        self.policy.end(sequence)
 
     def explain(self) -> str:
         count, why = len(self._decisions), self.policy.explain()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from wager.economics.policy.base import Policy
+from wager.economics.policy.base import Policy, WrappedPolicy
 from wager.engine.core import Engine
 from wager.engine.grammar_drafts import DraftOfSeveral
 from wager.engine.sequence import sequence_id
@@ -85,12 +85,12 @@ class _Pass:
     seconds: RoundSeconds | None = None
 
 
-class RoundRecorder(Policy):
+class RoundRecorder(WrappedPolicy):
     """Decides as `policy` does, and keeps the passes of every sequence until `take` is called for their outputs.
     `requests`: ids of the requests whose sequences are recorded (None: all)."""
 
     def __init__(self, policy: Policy, requests: set[str] | None = None) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self.requests = requests
         self._step: dict[str, _Pass] = {}
         self._passes: dict[str, deque[_Pass]] = {}
@@ -131,9 +131,6 @@ class RoundRecorder(Policy):
 
     # ---- the interface of a policy ---------------------------------------------------------------------------------
 
-    def begin(self, sequence: str, *, weight: float) -> None:
-        self.policy.begin(sequence, weight=weight)
-
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         self._step = {
             span.seq_id: _Pass(span, Draft(span.seq_id), Draft(span.seq_id))
@@ -166,12 +163,6 @@ class RoundRecorder(Policy):
             self._passes.setdefault(seq_id, deque()).append(done)
         self._step = {}
         self.policy.observe(record)
-
-    def end(self, sequence: str) -> None:
-        self.policy.end(sequence)
-
-    def explain(self) -> str:
-        return self.policy.explain()
 
 
 def _with_forced(draft: Draft, admitted: Draft) -> Draft:

@@ -118,7 +118,7 @@ class Server:
 
     async def read_metrics(self, http: Request) -> Response:
         del http
-        return Response(self.metrics.render(), media_type=CONTENT_TYPE)
+        return Response(await self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def tokenize(self, http: Request) -> Response:
         body = parse(TokenizeBody, await read_body(http, self.options))

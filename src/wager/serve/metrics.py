@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from wager.async_llm import AsyncLLM
+from wager.economics.policy.base import PolicyFigures
 from wager.engine.draft_counts import DraftCounter
 from wager.serve.admission import Admission
 from wager.types import OutputDelta, Request, Stats, StepRecord
@@ -59,6 +60,8 @@ class Metrics:
     def __init__(self, llm: AsyncLLM, admission: Admission, *, model: str) -> None:
         self._llm, self._admission, self._model = llm, admission, model
         self._times: dict[str, _Times] = {}
+        self._figures: PolicyFigures | None = None
+        self._collapsed: Mapping[str, str] = {}
         self.registry = CollectorRegistry()
         self.drafts = DraftCounter.attach(llm.engine)
         self._success = self._counter("request_success", "Ended requests.", ("finished_reason",))
@@ -83,8 +86,13 @@ class Metrics:
         self._rows = self._histogram("iteration_tokens", "Rows of a step: prompt tokens, tokens and guesses.", _TOKENS)
         self.registry.register(_EngineGauges(self._gauges))
 
-    def render(self) -> bytes:
-        """The text that Prometheus reads."""
+    async def render(self) -> bytes:
+        """The text that Prometheus reads. The policy is asked in the engine's thread, between two steps."""
+        if self._llm.failure is None:
+            policy = self._llm.engine.policy
+            self._figures, self._collapsed = await self._llm.between_steps(
+                lambda: (policy.figures(), dict(policy.collapsed))
+            )
         return generate_latest(self.registry)
 
     # ---- what happens ------------------------------------------------------------------------------------------------
@@ -186,6 +194,27 @@ class Metrics:
         for depth, count in enumerate(list(self.drafts.planned)):
             depths.add_metric((self._model, str(depth)), count)
         yield depths
+        yield from self._policy()
+
+    def _policy(self) -> Iterable[Metric]:
+        collapsed = GaugeMetricFamily(
+            "wager:drafter_collapsed", "1 for a drafter that is not used since its acceptance collapsed.",
+            labels=("model_name", "drafter"),
+        )  # fmt: skip
+        for name in self._llm.engine.drafter_name.split(","):
+            collapsed.add_metric((self._model, name), float(name in self._collapsed))
+        yield collapsed
+        figures = self._figures
+        if figures is None:
+            return
+        if figures.row_cost is not None:
+            yield self._gauge("row_cost_tokens", "What one more row costs, in tokens given up.", figures.row_cost)
+        yield self._gauge(
+            "predicted_speedup", "Tokens a second over plain decoding's, as planned.", figures.predicted_speedup
+        )
+        if figures.observed_speedup is not None:
+            yield self._gauge("observed_speedup", "The same in the latest steps.", figures.observed_speedup)
+        yield self._gauge("plain_step_seconds", "A step without drafts, as estimated.", figures.plain_step_s)
 
     # ---- making them -------------------------------------------------------------------------------------------------
 

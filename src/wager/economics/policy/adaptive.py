@@ -12,7 +12,14 @@ from dataclasses import replace
 from wager.economics.acceptance import AGING_INTERVAL, LARGE_BATCH, AcceptanceModel
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.latency_model import LatencyModel
-from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL, DrafterCapabilities, Policy, truncate_to
+from wager.economics.policy.base import (
+    EARLY_STEPS,
+    UPDATE_INTERVAL,
+    DrafterCapabilities,
+    Policy,
+    PolicyFigures,
+    truncate_to,
+)
 from wager.economics.policy.collapse import CollapseWatch
 from wager.economics.policy.draft_exploration import DraftExploration
 from wager.economics.policy.draft_seconds import DraftSeconds
@@ -29,16 +36,7 @@ from wager.economics.policy.row_exploration import RowExploration
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState
 from wager.economics.policy.step_load import StepLoads
 from wager.economics.policy.taken_steps import TakenSteps
-from wager.types import (
-    RULES,
-    Draft,
-    DraftDecision,
-    Plan,
-    Span,
-    StepRecord,
-    Verdict,
-    VerifyRule,
-)
+from wager.types import RULES, Draft, DraftDecision, Plan, Span, StepRecord, Verdict, VerifyRule
 
 
 class Adaptive(Policy):
@@ -278,3 +276,16 @@ class Adaptive(Policy):
             self._step, self._drafters, latency=self._latency, goodput=self._goodput, observed=self._observed, slo=slo,
             collapsed=self.collapsed,
         )  # fmt: skip
+
+    def figures(self) -> PolicyFigures | None:
+        step, decoding = self._step, len(self._step.decoding_states)
+        if not decoding:
+            return None
+        self._taken.count()
+        speed = self._observed.speed(self._latency.plain_seconds)
+        return PolicyFigures(
+            self._goodput.row_cost(decoding),
+            self._goodput.ratio(decoding),
+            speed.ratio if speed else None,
+            step.load.plain_seconds,
+        )

@@ -51,6 +51,58 @@ class Policy(Protocol):
     def explain(self) -> str:
         """Why the last step was planned as it was, in words."""
 
+    def figures(self) -> PolicyFigures | None:
+        """The same in figures; None of a policy that estimates none, and before a step."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFigures:
+    """What the last step was planned by. `row_cost`: what one more row costs, in tokens that are given up for it, None
+    before it is known; `predicted_speedup`: tokens a second over plain decoding's, as the plan expects them;
+    `observed_speedup`: as they were in the latest steps, None before any; `plain_step_s`: seconds of a step without
+    drafts, as estimated."""
+
+    row_cost: float | None
+    predicted_speedup: float
+    observed_speedup: float | None
+    plain_step_s: float
+
+
+class WrappedPolicy(Policy):
+    """Decides as `policy` does. Subclasses look on."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def begin(self, sequence: str, *, weight: float) -> None:
+        self.policy.begin(sequence, weight=weight)
+
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        return self.policy.plan(spans, budget)
+
+    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        return self.policy.admit(drafts, budget)
+
+    def learn(self, verdicts: Iterable[Verdict]) -> None:
+        self.policy.learn(verdicts)
+
+    def observe(self, record: StepRecord) -> None:
+        self.policy.observe(record)
+
+    def end(self, sequence: str) -> None:
+        self.policy.end(sequence)
+
+    def explain(self) -> str:
+        return self.policy.explain()
+
+    def figures(self) -> PolicyFigures | None:
+        return self.policy.figures()
+
+    @property
+    def collapsed(self) -> Mapping[str, str]:
+        return self.policy.collapsed
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterCapabilities:
