@@ -224,4 +224,4 @@ def test_the_readmes_python_runs(smollm2: Path, capfd: pytest.CaptureFixture[str
 
 
 def test_every_verb_of_the_readme_is_run() -> None:
-    assert {shlex.split(call)[1] for call in README_CALLS} == set(VERBS)
+    assert {shlex.split(call)[1] for call in (*README_CALLS, *SERVER_CALLS)} == set(VERBS)

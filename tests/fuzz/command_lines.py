@@ -94,6 +94,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "slo": ("ttft:500ms,itl:50ms", "ttft:1", "tft:1s", "itl:1s,itl:1s", ",", "e2e:nan"),
     "body": ("{}", "[]", '{"a": 1}', "{", '{"stream": 1}', "[" * 5000), "duration": _TIMES, "timeout": _TIMES,
     "size": ("1MiB", "1k", "1", "0", "nan", "4GiB", "x"), "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),
+    "draft_device": ("cpu", "cuda", "", "CPU", "é"),
     "host": ("127.0.0.1", "::1", "localhost", "256.1.1.1", "no-such-host.invalid", "", "é", "a" * 300),
     "served_name": ("m", "é" * 50), "cors": ("*", "https://example.org", ""),
     "layers": ("1", "0", "0,1", "1,1", "9", "300", *_LISTS),
