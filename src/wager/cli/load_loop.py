@@ -1,7 +1,7 @@
 """The event loop of the load client: uvloop, which takes half of asyncio's time, where it is installed.
 
-SIGTERM and SIGHUP cancel what runs in it, and are then raised again: uvloop drops the exceptions of Python's own
-handlers.
+Ctrl-C, SIGTERM and SIGHUP cancel what runs in it, and are then raised again: uvloop drops the exceptions of Python's
+own handlers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 def run(work: Coroutine[Any, Any, T]) -> tuple[T, str]:
@@ -32,7 +32,7 @@ def run(work: Coroutine[Any, Any, T]) -> tuple[T, str]:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             watched = [number for number, taken in before.items() if taken is not signal.SIG_IGN]
             result = runner.run(_cancelled_by(watched, received, work))
-    except asyncio.CancelledError:
+    except BaseException:  # what was cancelled may end with another error
         if not received:
             raise
     finally:
