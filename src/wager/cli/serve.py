@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
 from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
+
+_SWITCH_S = 0.0002
+"""Seconds after which a thread that waits for the interpreter gets it. After every pass the engine's thread waits for
+it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tokens a second."""
 
 
 @click.command("serve", cls=parameters.Verb)
@@ -70,5 +75,6 @@ def command(
     if not options.is_loopback and not options.api_keys:
         console.say(f"warning: everybody who reaches {host} may use the model: there is no --api-key-file.")
     llm = open_async_llm(config)
+    sys.setswitchinterval(_SWITCH_S)
     server = Server(llm, options)
     serving(server, ready=lambda url: console.say(f"serving {options.model_name} at {url}")).run([listener])
