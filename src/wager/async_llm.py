@@ -119,7 +119,7 @@ class AsyncLLM:
             raise RequestError(f"Request id {request_id!r} is in use.", "Give every request its own id.")
         self._streams[request_id] = stream
         if stream.with_rounds:
-            await asyncio.wrap_future(self._thread.call(lambda: self._record_rounds(request_id)))
+            await self.between_steps(lambda: self._record_rounds(request_id))
         added = self._thread.add(stream.request)
         try:
             await asyncio.wrap_future(added)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -16,18 +15,6 @@ from wager.types import SamplingParams
 MESSAGES: Any = [{"role": "user", "content": "one two three one two three"}]
 VOCABULARY = 512
 SAMPLED: Any = dict(temperature=0.8, seed=3)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with running() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def expected(prompt: Any, **params: Any) -> list[wager.Completion]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from serve.serving import NAME, Running, running
+from serve.serving import NAME, Running
 
 MESSAGES: Any = [{"role": "user", "content": "one two three one two three"}]
 CHAT = "/v1/chat/completions"
@@ -33,18 +32,6 @@ WEATHER: Any = {
     },
 }
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with running() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

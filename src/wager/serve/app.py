@@ -27,6 +27,7 @@ from wager.serve.limits import read_body
 from wager.serve.live import PAGE_PATHS, LiveView
 from wager.serve.metrics import CONTENT_TYPE, Metrics
 from wager.serve.options import ServeOptions
+from wager.serve.totals import StepTotals
 from wager.types import OutputDelta, StepRecord
 
 
@@ -39,8 +40,9 @@ class Server:
     def __init__(self, llm: AsyncLLM, options: ServeOptions) -> None:
         self.llm, self.options = llm, options
         self.admission = Admission(running=llm.engine.scheduler.max_sequences, max_waiting=options.max_waiting)
-        self.metrics = Metrics(llm, self.admission, model=options.model_name)
-        self.live = LiveView(llm, self.admission, self.metrics.drafts, model=options.model_name)
+        self._totals, name = StepTotals(), options.model_name
+        self.metrics = Metrics(llm, self.admission, self._totals, model=name)
+        self.live = LiveView(llm, self.admission, self._totals, self.metrics.drafts, model=name)
         llm.on_step = self._on_step
         self.generation = Generation(llm, options, self.admission, self.metrics)
         self._started = int(time.time())
@@ -64,8 +66,8 @@ class Server:
         ]
         paths = {route.path for route in routes}
 
-        def report(path: str, status: int, seconds: float) -> None:
-            self.metrics.http(path if path in paths else "other", status, seconds)
+        def report(path: str, status: int) -> None:
+            self.metrics.http(path if path in paths else "other", status)
 
         middleware = [Middleware(Gate, keys=ApiKeys(self.options.api_keys), report=report)]
         if self.options.cors:
@@ -84,7 +86,9 @@ class Server:
 
     def _on_step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
         self.metrics.step(deltas, record)
-        self.live.step(deltas, record)
+        if record is not None:
+            self._totals.add(record)
+            self.live.step(record)
 
     # ---- questions about the server ----------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ class StreamPlan:
     usage so far. `timeout`: seconds after which the answer ends with an error."""
 
     format: AnswerFormat
-    choices: int
     include_usage: bool
     usage: Callable[[Sequence[Completion]], dict[str, Any]]
     timeout: float

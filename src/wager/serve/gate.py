@@ -44,9 +44,9 @@ class ApiKeys:
 
 
 class Gate:
-    """ASGI middleware. `report` is told path, status and seconds of every request that has ended."""
+    """ASGI middleware. `report` is told path and status of every request that has ended."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, report: Callable[[str, int, float], object]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, report: Callable[[str, int], object]) -> None:
         self._app, self._keys, self._report = app, keys, report
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +76,7 @@ class Gate:
                 await error_response(error)(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - begin
-            self._report(path, status, seconds)
+            self._report(path, status)
             client = scope.get("client")
             log.info(
                 "%s %s %d",

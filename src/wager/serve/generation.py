@@ -176,7 +176,6 @@ class Generation:
         options, told = work.body.stream_options, bool(work.body.speculation_stats)
         return StreamPlan(
             work.format,
-            work.sequences,
             include_usage=bool(options and options.include_usage),
             prompt_tokens=sum(len(request.prompt) for request in work.requests) if _continuous(options) else None,
             usage=work.usage,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -15,7 +15,8 @@ from wager import __version__
 from wager.async_llm import AsyncLLM
 from wager.engine.draft_counts import DraftCounter
 from wager.serve.admission import Admission
-from wager.types import OutputDelta, StepRecord
+from wager.serve.totals import StepTotals
+from wager.types import StepRecord
 
 _FILES: Mapping[str, str] = {
     "index.html": "text/html; charset=utf-8",
@@ -37,25 +38,16 @@ _RECENT_STEPS = 512
 class LiveView:
     """Serves the page and its numbers. `step` is called in the event loop after every step."""
 
-    def __init__(self, llm: AsyncLLM, admission: Admission, drafts: DraftCounter, *, model: str) -> None:
-        self._llm, self._admission, self._drafts, self._model = llm, admission, drafts, model
+    def __init__(
+        self, llm: AsyncLLM, admission: Admission, totals: StepTotals, drafts: DraftCounter, *, model: str
+    ) -> None:
+        self._llm, self._admission, self._totals, self._drafts = llm, admission, totals, drafts
+        self._model = model
         self._started = time.monotonic()
-        self._steps = self._tokens = self._rows = 0
-        self._stages: dict[str, float] = {}
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)  # seconds of the latest steps
 
-    def step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
-        del deltas
-        if record is None:
-            return
-        self._steps += 1
-        self._tokens += record.emitted
-        self._rows += record.rows
-        total = 0.0
-        for stage, seconds in record.seconds.items():
-            self._stages[stage] = self._stages.get(stage, 0.0) + seconds
-            total += seconds
-        self._recent.append(total)
+    def step(self, record: StepRecord) -> None:
+        self._recent.append(sum(record.seconds.values()))
 
     async def read(self, http: Request) -> Response:
         """The numbers as JSON. The policy's own words are made in the engine's thread, between two steps."""
@@ -72,10 +64,10 @@ class LiveView:
             "waiting": len(scheduler.waiting),
             "open": self._admission.open,
             "cache_usage": 1 - pool.num_free_blocks / pool.num_blocks,
-            "steps": self._steps,
-            "tokens": self._tokens,
-            "rows": self._rows,
-            "stage_seconds": self._stages,
+            "steps": self._totals.steps,
+            "tokens": self._totals.tokens,
+            "rows": self._totals.rows,
+            "stage_seconds": self._totals.stage_seconds,
             "step_p50_s": recent[len(recent) // 2] if recent else 0.0,
             "step_p99_s": recent[len(recent) * 99 // 100] if recent else 0.0,
             "drafts": {

@@ -14,6 +14,7 @@ from wager.async_llm import AsyncLLM
 from wager.economics.policy.base import PolicyFigures
 from wager.engine.draft_counts import DraftCounter
 from wager.serve.admission import Admission
+from wager.serve.totals import StepTotals
 from wager.types import OutputDelta, Request, Stats, StepRecord
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -57,8 +58,8 @@ class _Times:
 class Metrics:
     """Everything that is counted. `request_opened`, `step` and `http` are called in the event loop."""
 
-    def __init__(self, llm: AsyncLLM, admission: Admission, *, model: str) -> None:
-        self._llm, self._admission, self._model = llm, admission, model
+    def __init__(self, llm: AsyncLLM, admission: Admission, totals: StepTotals, *, model: str) -> None:
+        self._llm, self._admission, self._totals, self._model = llm, admission, totals, model
         self._times: dict[str, _Times] = {}
         self._figures: PolicyFigures | None = None
         self._collapsed: Mapping[str, str] = {}
@@ -67,10 +68,7 @@ class Metrics:
         self._success = self._counter("request_success", "Ended requests.", ("finished_reason",))
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Tokens of prompts found in the prefix cache.")
-        self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
         self._preemptions = self._counter("num_preemptions", "Preemptions.")
-        self._stages = self._counter("step_stage_seconds", "Seconds of steps by stage.", ("stage",))
-        self._steps = self._counter("steps", "Steps of the engine.")
         self._http = self._counter("http_requests", "Requests by path and status.", ("path", "status"))
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self._itl = self._histogram("inter_token_latency_seconds", "Between two steps that emitted for a choice.")
@@ -115,19 +113,14 @@ class Metrics:
         """A step was taken."""
         now = time.perf_counter()
         if record is not None:
-            self._steps.inc()
             self._rows.observe(record.rows)
-            self._generation_tokens.inc(record.emitted)
-            for stage, seconds in record.seconds.items():
-                self._stages.labels(stage).inc(seconds)
         for delta in deltas:
             times = self._times.get(delta.request_id)
             if times is not None:
                 self._delta(delta, times, now)
 
-    def http(self, path: str, status: int, seconds: float) -> None:
+    def http(self, path: str, status: int) -> None:
         """A request over HTTP was answered; `path` is one of the server's own."""
-        del seconds
         self._http.labels(path, str(status)).inc()
 
     def _delta(self, delta: OutputDelta, times: _Times, now: float) -> None:
@@ -168,7 +161,24 @@ class Metrics:
         yield self._gauge("num_requests_open", "Sequences that were let in.", self._admission.open)
         used = 1 - pool.num_free_blocks / pool.num_blocks if pool.num_blocks else 0.0
         yield self._gauge("kv_cache_usage_perc", "Share of the cache's blocks in use, 1 is all.", used)
+        yield from self._step_totals()
         yield from self._speculation()
+
+    def _step_totals(self) -> Iterable[Metric]:
+        totals = self._totals
+        for name, text, value in (
+            ("steps", "Steps of the engine.", totals.steps),
+            ("generation_tokens", "Generated tokens.", totals.tokens),
+        ):
+            family = CounterMetricFamily(f"wager:{name}", text, labels=("model_name",))
+            family.add_metric((self._model,), value)
+            yield family
+        stages = CounterMetricFamily(
+            "wager:step_stage_seconds", "Seconds of steps by stage.", labels=("model_name", "stage")
+        )
+        for stage, seconds in totals.stage_seconds.items():
+            stages.add_metric((self._model, stage), seconds)
+        yield stages
 
     def _speculation(self) -> Iterable[Metric]:
         labels = ("model_name", "drafter")
