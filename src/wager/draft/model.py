@@ -122,8 +122,7 @@ class DraftModel(TellsInner):
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Remember the prompt; it is computed when the first draft is requested."""
         self.end(seq_id)
-        history = History.of(tokens, params)
-        self._states[seq_id] = DraftedSequence(self._own(tokens), history, len(tokens))
+        self._states[seq_id] = DraftedSequence(self._own(tokens), History.of(tokens, params), len(tokens))
         if self._inner is not None:
             self._inner.begin(seq_id, tokens, params)
 
@@ -183,7 +182,8 @@ class DraftModel(TellsInner):
     def _finish(self, r: DraftRound) -> Draft:
         r.state.others = r.others if isinstance(r, ChainRound) else ()
         draft = r.draft(self.name)
-        self.rank_rates.drafted(draft)
+        if self.makes_trees:  # chains have no ranks, and nobody reads what was learned of them
+            self.rank_rates.drafted(draft)
         return draft if self._shared is None else replace(draft, tokens=tuple(self._sampler.verified_ids(draft.tokens)))
 
     # ---- one round --------------------------------------------------------------------------------------------------
