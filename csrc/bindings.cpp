@@ -189,7 +189,7 @@ void bind_cache(nb::module_& m) {
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // kernels kept in a module's globals outlive the interpreter, and may
     nb::class_<Buffer>(m, "Buffer")
-        .def(nb::init<size_t>(), "bytes"_a)
+        .def(nb::init<size_t, bool>(), "bytes"_a, "huge_pages"_a = true)
         .def_prop_ro("address", [](const Buffer& b) { return reinterpret_cast<Address>(b.data()); })
         .def_prop_ro("nbytes", &Buffer::size);
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);

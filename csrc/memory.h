@@ -1,5 +1,7 @@
-// Zeroed memory for weights and caches, in huge pages where the system grants them: weights are streamed once per pass,
-// and small pages would cost TLB misses. Small buffers share a mapping, because many matrices are smaller than a huge page.
+// Zeroed memory for weights and caches. Weights are in huge pages where the system grants them: they are streamed once per
+// pass, and small pages would cost TLB misses. Small buffers share a mapping, because many matrices are smaller than a huge
+// page. A cache is in small pages: its heads lie far apart, so the first request would wait for hundreds of huge pages to be
+// zeroed, most of which it does not use.
 #pragma once
 
 #include <cstddef>
@@ -19,14 +21,14 @@ namespace wager {
 // One mapping, unmapped with the last buffer in it. No part is used twice, so every buffer is zeroed.
 class Chunk {
   public:
-    explicit Chunk(size_t bytes) : size_(bytes) {
+    explicit Chunk(size_t bytes, bool huge = true) : size_(bytes) {
 #if defined(__linux__)
         mapped_ = size_ + kHuge;
         base_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (base_ == MAP_FAILED) throw std::bad_alloc();
         const uintptr_t start = reinterpret_cast<uintptr_t>(base_);
         data_ = reinterpret_cast<uint8_t*>((start + kHuge - 1) / kHuge * kHuge);
-        madvise(data_, size_, MADV_HUGEPAGE);
+        madvise(data_, size_, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #else
         base_ = std::calloc(1, size_ + kLine);
         if (base_ == nullptr) throw std::bad_alloc();
@@ -59,10 +61,10 @@ class Chunk {
 
 class Buffer {
   public:
-    explicit Buffer(size_t bytes) : size_(bytes) {
+    explicit Buffer(size_t bytes, bool huge = true) : size_(bytes) {
         const size_t room = (bytes + kGrain - 1) / kGrain * kGrain + (bytes == 0 ? kGrain : 0);
-        if (room > kShared / 4) {
-            chunk_ = std::make_shared<Chunk>(room);
+        if (room > kShared / 4 || !huge) {
+            chunk_ = std::make_shared<Chunk>(room, huge);
             data_ = chunk_->data();
             return;
         }

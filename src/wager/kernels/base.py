@@ -11,9 +11,9 @@ float32. Keys and values are rounded to the cache's type *before* their first us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from wager.arch.feed_forward import Experts
 from wager.kernels.arrays import INT32, Array, DType, WeightParts, empty, zeros
@@ -288,3 +288,11 @@ class Target(Protocol):
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One ragged pass; writes the rows' keys and values at their slots."""
+
+
+@runtime_checkable
+class TappedTarget(Protocol):
+    """A target whose passes can give the residual stream between its layers."""
+
+    def tap(self, layers: Collection[int]) -> None:
+        """From now on passes give it after so many layers, and after no other number: TargetOutput.taps."""

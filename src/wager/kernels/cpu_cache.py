@@ -30,8 +30,8 @@ class CpuCache:
         self.num_blocks = num_blocks
         self.kv_dtype: KVDtype = kv_dtype
         self.shape = (layers, kv_heads, head_dim)
-        self.keys: Any = _native.Buffer(nbytes)
-        self.values: Any = _native.Buffer(nbytes)
+        self.keys: Any = _native.Buffer(nbytes, huge_pages=False)
+        self.values: Any = _native.Buffer(nbytes, huge_pages=False)
         q8 = kv_dtype == "q8"
         self.view = _native.CacheView(self.keys, self.values, layers, num_blocks, kv_heads, head_dim, q8)
         self._pool = pool
@@ -74,7 +74,8 @@ class CpuLatents(CpuCache):
         self.shape = (layers, 1, rank + rope)
         self.rank = rank
         self.kv_dtype = "bf16"
-        self.keys, self.values = _native.Buffer(2 * layers * num_blocks * BLOCK_SIZE * (rank + rope)), None
+        nbytes = 2 * layers * num_blocks * BLOCK_SIZE * (rank + rope)
+        self.keys, self.values = _native.Buffer(nbytes, huge_pages=False), None
         self.view = _native.CacheView.latent(self.keys, layers, num_blocks, rank, rope)
         self._pool = pool
 
