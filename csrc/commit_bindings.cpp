@@ -12,7 +12,8 @@ namespace {
 class PlainCommitter {
   public:
     PlainCommitter(nb::handle delta, nb::dict sequences, nb::handle lists, int64_t max_context)
-        : delta_(delta, {"request_id", "index", "token_ids", "text", "drafted_by", "logprobs", "finish_reason", "error", "stats"}),
+        : delta_(delta, {"request_id", "index", "token_ids", "text", "drafted_by", "logprobs", "finish_reason", "error", "stats",
+                         "error_status"}),
           sequences_(sequences),
           blocks_(lists),
           max_context_(max_context) {}
@@ -129,7 +130,8 @@ class PlainCommitter {
         if (part.accepted) add(counters, accepted_, part.accepted);
         const nb::object drafted_by = require(drafted_by_.of(part.outcome.ptr()));
         return delta_.make({require(request_id_.of(part.sequence.ptr())), require(choice_.of(part.sequence.ptr())), part.tokens,
-                            part.text, drafted_by, require(logprobs_.of(part.outcome.ptr())), nb::none(), empty_, nb::none()});
+                            part.text, drafted_by, require(logprobs_.of(part.outcome.ptr())), nb::none(), empty_, nb::none(),
+                            zero_});
     }
 
     static nb::object require(nb::object value) {
@@ -145,7 +147,7 @@ class PlainCommitter {
     const nb::dict sequences_;
     const BlockLists blocks_;
     const int64_t max_context_;
-    const nb::object empty_ = nb::str("");
+    const nb::object empty_ = nb::str(""), zero_ = nb::int_(0);
     const Name seq_id_{"seq_id"}, tokens_{"tokens"}, num_computed_tokens_{"num_computed_tokens"};
     const Name error_{"error"}, drafted_{"drafted"}, verdict_{"verdict"}, accepted_{"accepted"}, drafted_by_{"drafted_by"};
     const Name logprobs_{"logprobs"}, max_length_{"max_length"}, stop_ids_{"stop_ids"}, text_{"text"}, choice_{"choice"};

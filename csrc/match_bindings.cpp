@@ -23,7 +23,7 @@ class TokenMatcher {
   public:
     TokenMatcher(nb::handle verdict, nb::handle outcome)
         : verdict_(verdict, {"seq_id", "accepted", "tokens"}),
-          outcome_(outcome, {"verdict", "drafted", "drafted_by", "logprobs", "error"}) {}
+          outcome_(outcome, {"verdict", "drafted", "drafted_by", "logprobs", "error", "error_status"}) {}
 
     void sample_with(nb::object pool, nb::object isa, double greedy) {
         sampler_ = Sampler{nb::make_tuple(pool, isa), nb::cast<wager::Pool*>(pool), nb::cast<Isa*>(isa)->table, greedy};
@@ -211,13 +211,13 @@ class TokenMatcher {
             for (size_t i = 0; i < count; ++i) PyTuple_SET_ITEM(drafted_by.ptr(), i, Py_NewRef(drafter.ptr()));
             PyTuple_SET_ITEM(drafted_by.ptr(), count, Py_NewRef(empty_.ptr()));
         }
-        return outcome_.make({verdict, nb::int_(path.size()), drafted_by, nothing_, empty_});
+        return outcome_.make({verdict, nb::int_(path.size()), drafted_by, nothing_, empty_, zero_});
     }
 
     ValueType verdict_, outcome_;
     std::optional<Sampler> sampler_;
     std::vector<Path> paths_;  // of the step that is matched; kept so that its memory is
-    const nb::object empty_ = nb::str(""), nothing_ = nb::tuple(), target_alone_ = nb::make_tuple(empty_);
+    const nb::object empty_ = nb::str(""), nothing_ = nb::tuple(), zero_ = nb::int_(0), target_alone_ = nb::make_tuple(empty_);
     const Name seq_id_{"seq_id"}, tokens_{"tokens"}, parents_{"parents"}, needs_logits_{"needs_logits"}, greedy_{"greedy"};
     const Name drafter_{"drafter"}, temperature_{"temperature"}, seed_{"seed"}, choice_{"choice"};
 };

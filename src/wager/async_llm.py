@@ -13,17 +13,19 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 from weakref import WeakValueDictionary
 
-from wager.async_stream import AsyncOutputStream, DeltaRound
+from wager.async_stream import AsyncOutputStream, ChoiceDelta, start_all
 from wager.build.load import LoadedEngine, load
 from wager.config import EngineConfig
+from wager.engine.outputs import one_or_all
 from wager.engine.rounds import Round, RoundRecorder
 from wager.engine.thread import EngineThread
 from wager.errors import ClosedError, RequestError, UsageError, WagerError
 from wager.models.tokenizer import Tokenizer
-from wager.prompts import Message, Prompt, check_conversation, encode_chat, encode_prompt, is_conversation
+from wager.prompts import Message, Prompt, encode_chat, encode_chats, encode_prompt, encode_prompts, is_conversation
+from wager.sampling import chosen_params
 from wager.types import Completion, OutputDelta, Request, RequestSpeculation, SamplingParams, StepRecord
 
 R = TypeVar("R")
@@ -32,8 +34,11 @@ StepListener = Callable[[Sequence[OutputDelta], StepRecord | None], object]
 """Is told, in the event loop, what every step emitted and took."""
 
 
+_MOST_STEPS_A_CHUNK = 4
+
+
 class AsyncLLM:
-    """A loaded model, used from one event loop: the one that runs when the first request comes.
+    """A loaded model, used from one event loop: the one that runs when a request comes, until that loop is closed.
 
     Options and errors are those of `LLM`. Cancelling a task that waits for an answer, or dropping a stream, ends the
     request and frees its blocks before the next step.
@@ -52,9 +57,14 @@ class AsyncLLM:
         self.config = (config or EngineConfig()).with_options(**options)
         self.engine: LoadedEngine = load(self.config, report=report)
         self.on_step: StepListener | None = None
+        self.most_told: int | None = None
+        """Streams whose readers are woken after every step. If there are more, they are woken together after every
+        second to fourth step, with the deltas of these. First and last deltas do not wait. None: after every step."""
         self._loop: asyncio.AbstractEventLoop | None = None
         # whoever iterates over a stream keeps it; one that is dropped aborts its request
         self._streams: WeakValueDictionary[str, AsyncOutputStream] = WeakValueDictionary()
+        self._untold: set[AsyncOutputStream] = set()  # whose readers have not been woken
+        self._steps_untold = 0
         self._numbers = itertools.count()
         self._recorder: RoundRecorder | None = None  # once a stream wants rounds
         self._thread = EngineThread(self.engine, self._deliver, self._fail)
@@ -70,14 +80,35 @@ class AsyncLLM:
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Completion]:
-        """Continue a prompt, a text as it is or token ids: its choices by `index` (see `LLM.generate`)."""
-        return await self._answer(self.request(encode_prompt(self.tokenizer, prompt), params))
+    @overload  # a str is a Sequence[str] to a type checker, which is why the overloads overlap
+    async def generate(  # type: ignore[overload-overlap]
+        self, prompts: Prompt, params: SamplingParams | None = None
+    ) -> Completion: ...
 
-    async def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> list[Completion]:
-        """Answer a conversation: its choices by `index` (see `LLM.chat`)."""
-        check_conversation(messages)
-        return await self._answer(self.request(encode_chat(self.tokenizer, messages), params))
+    @overload
+    async def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]: ...
+
+    async def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> Completion | list[Completion]:
+        """Continue one prompt, or several together, as `LLM.generate` does."""
+        given, one = encode_prompts(self.tokenizer, prompts)
+        return one_or_all(await self._answers(given, params), one=one)
+
+    @overload
+    async def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion: ...
+
+    @overload
+    async def chat(
+        self, messages: Sequence[Sequence[Message]], params: SamplingParams | None = None
+    ) -> list[Completion]: ...
+
+    async def chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
+    ) -> Completion | list[Completion]:
+        """Answer a conversation, or a list of them, as `LLM.chat` does."""
+        given, one = encode_chats(self.tokenizer, messages)
+        return one_or_all(await self._answers(given, params), one=one)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> AsyncOutputStream:
         """The output deltas of the answer to a prompt or a conversation, as they come."""
@@ -94,40 +125,56 @@ class AsyncLLM:
     ) -> Request:
         """A request with an id of its own; `params` are by default those of the configuration."""
         name = f"async-{next(self._numbers)}"
-        return Request(name, tokens, params or self.config.sampling, weight=weight, speculation=speculation)
+        chosen = chosen_params(params, self.config.sampling)
+        return Request(name, tokens, chosen, weight=weight, speculation=speculation)
 
     def open_stream(self, request: Request) -> AsyncOutputStream:
         """The stream of a request, whose id must not be in use; it is added when the stream is started or iterated."""
         return AsyncOutputStream(self, request)
 
-    async def _answer(self, request: Request) -> list[Completion]:
-        async with self.open_stream(request) as stream:
-            async for _ in stream:
-                pass
-            return stream.completions()
+    async def _answers(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams | None) -> list[Completion]:
+        streams = [self.open_stream(self.request(tokens, params)) for tokens in prompts]
+        try:
+            await start_all(streams)
+            return [completion for stream in streams for completion in await stream.complete()]
+        finally:
+            for stream in streams:
+                stream.close()
 
     # ---- the engine's thread ---------------------------------------------------------------------------------------
 
     async def add(self, stream: AsyncOutputStream) -> None:
         """Give the engine the request of a stream; raises what `Engine.add` raises."""
-        loop = asyncio.get_running_loop()
-        if self._loop not in (None, loop):
-            raise UsageError("An AsyncLLM is used from two event loops.", "Give each loop its own, or share an LLM.")
-        self._loop = loop
-        request_id = stream.request.id
+        self._use(asyncio.get_running_loop())
+        request_id, grammar = stream.request.id, stream.request.params.grammar
         if request_id in self._streams:
             raise RequestError(f"Request id {request_id!r} is in use.", "Give every request its own id.")
         self._streams[request_id] = stream
-        if stream.with_rounds:
-            await self.between_steps(lambda: self._record_rounds(request_id))
-        added = self._thread.add(stream.request)
         try:
-            await asyncio.wrap_future(added)
+            if grammar is not None and self.engine.grammars is not None:  # no step waits for it
+                await asyncio.to_thread(self.engine.grammars.compile, grammar)
+            if stream.with_rounds:
+                await self.between_steps(lambda: self._record_rounds(request_id))
+            if self._streams.get(request_id) is stream:  # not closed meanwhile
+                await asyncio.wrap_future(self._thread.add(stream.request))
         except BaseException:
-            self._streams.pop(request_id, None)
-            if not added.cancelled():  # it may have been added meanwhile
-                self.abort(request_id)
+            self.drop(stream)  # it may have been added meanwhile
             raise
+
+    def _use(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Deltas go to this loop. UsageError while another one is open; what ran in one that was closed is ended."""
+        if self._loop is loop:
+            return
+        if self._loop is not None:
+            if not self._loop.is_closed():
+                raise UsageError("An AsyncLLM is used from two event loops.", "Give each its own, or share an LLM.")
+            self._leave_loop()
+        self._loop = loop
+
+    def _leave_loop(self) -> None:
+        self.abort_all()
+        self._streams.clear()
+        self._untold.clear()
 
     async def between_steps(self, function: Callable[[], R]) -> R:
         """Call a function of the engine in its thread, between two steps, and return its result."""
@@ -144,10 +191,16 @@ class AsyncLLM:
             self.abort(request_id)
 
     def drop(self, stream: AsyncOutputStream) -> None:
-        """End a request whose deltas nobody waits for."""
-        if self._streams.pop(stream.request.id, None) is not None:
-            self.abort(stream.request.id)
-            self._forget_rounds(stream)
+        """End the request of a stream whose deltas nobody waits for, if it runs."""
+        self._untold.discard(stream)
+        if self._streams.get(stream.request.id) is stream:
+            del self._streams[stream.request.id]
+            self.end(stream)
+
+    def end(self, stream: AsyncOutputStream) -> None:
+        """As `drop`, for a stream that may be forgotten already."""
+        self.abort(stream.request.id)
+        self._forget_rounds(stream)
 
     def _record_rounds(self, request_id: str) -> None:
         """Before the request is added, in the engine's thread."""
@@ -172,12 +225,30 @@ class AsyncLLM:
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
             if stream is not None:
-                item = DeltaRound(delta, rounds.get((delta.request_id, delta.index)) if rounds else None)
-                if stream.take(item, record):
+                made = rounds.get((delta.request_id, delta.index)) if rounds else None
+                if stream.take(ChoiceDelta(delta.index, delta, made), record):
                     del self._streams[delta.request_id]
                     self._forget_rounds(stream)
+                    self._untold.discard(stream)
+                    stream.tell()
+                elif stream.waits_for_first:
+                    stream.tell()
+                elif stream.untold:
+                    self._untold.add(stream)
+        self._steps_untold += 1
+        if self._steps_untold >= self._steps_a_chunk():
+            self._tell_all()
         if self.on_step is not None:
             self.on_step(deltas, record)
+
+    def _steps_a_chunk(self) -> int:
+        most, streams = self.most_told, len(self._streams)
+        return 1 if most is None or streams <= most else min(_MOST_STEPS_A_CHUNK, -(-2 * streams // most))
+
+    def _tell_all(self) -> None:
+        self._steps_untold, untold, self._untold = 0, self._untold, set()
+        for stream in untold:
+            stream.tell()
 
     def _forget_rounds(self, stream: AsyncOutputStream) -> None:
         recorder, request = self._recorder, stream.request
@@ -190,6 +261,7 @@ class AsyncLLM:
             for stream in list(self._streams.values()):
                 stream.fail(error)
             self._streams.clear()
+            self._untold.clear()
 
         self._in_loop(end_streams)
 
@@ -198,7 +270,7 @@ class AsyncLLM:
             try:
                 self._loop.call_soon_threadsafe(function)
             except RuntimeError:  # the loop was closed while requests ran: nobody waits for them
-                self._streams.clear()
+                self._leave_loop()
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 

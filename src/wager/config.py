@@ -141,14 +141,17 @@ class CapacityConfig:
 
     memory: bytes that weights, cache, workspace and drafters may take (None: most of the free memory). cache_tokens:
     positions the cache holds (None: planned from memory). prefix_cache: reuse the cache of equal prefixes.
-    max_rows: rows of one pass. max_sequences: sequences that run at once. max_context: positions per sequence (None:
-    the model's own limit).
+    max_rows: rows of one pass. max_prefill_rows: rows of prompts in a pass in which other sequences decode (None: 24
+    for each of them, and 96 at least): with more an answer begins sooner, with fewer others flow evenly meanwhile.
+    max_sequences: sequences that run at once, each with a row or more. max_context: positions per sequence (None: the
+    model's own limit).
     """
 
     memory: int | None = None
     cache_tokens: int | None = None
     prefix_cache: bool = True
     max_rows: int = 512
+    max_prefill_rows: int | None = None
     max_sequences: int = 64
     max_context: int | None = None
 
@@ -156,7 +159,13 @@ class CapacityConfig:
         _check_integer("memory", self.memory, minimum=1, maximum=LARGEST_MEMORY)
         _check_integer("cache_tokens", self.cache_tokens, minimum=1, maximum=MOST_POSITIONS)
         _check_integer("max_rows", self.max_rows, minimum=1, maximum=MOST_ROWS, optional=False)
+        _check_integer("max_prefill_rows", self.max_prefill_rows, minimum=1, maximum=MOST_ROWS)
         _check_integer("max_sequences", self.max_sequences, minimum=1, maximum=MOST_ROWS, optional=False)
+        if self.max_sequences > max(self.max_rows, 64):  # the default goes with fewer rows
+            raise UsageError(
+                f"max_sequences = {self.max_sequences} is more than max_rows = {self.max_rows}, the rows of a pass.",
+                f"Give at most {self.max_rows}, or more max_rows.",
+            )
         _check_integer("max_context", self.max_context, minimum=2, maximum=MOST_POSITIONS)
         if not isinstance(self.prefix_cache, bool):
             raise _impossible("prefix_cache", self.prefix_cache, "True or False")

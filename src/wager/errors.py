@@ -32,9 +32,14 @@ class UsageError(WagerError):
 
 
 class RequestError(WagerError):
-    """A request that cannot be served (too long, empty, unknown token id)."""
+    """A request that cannot be served (too long, empty, unknown token id). `field` is the part of it at fault, by its
+    name in Request or SamplingParams, if it is one."""
 
     status = 400
+
+    def __init__(self, message: str, hint: str = "", *, field: str = "") -> None:
+        super().__init__(message, hint)
+        self.field = field
 
 
 class ModelError(WagerError):
@@ -71,6 +76,8 @@ class NumericsError(WagerError):
 
 class GrammarError(WagerError):
     """A grammar that allows no token at some position, or is too costly there; the request ends with this error."""
+
+    status = 400
 
 
 class CacheIntegrityError(WagerError):

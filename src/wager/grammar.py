@@ -80,6 +80,12 @@ class Grammar:
         if self.any_whitespace and self.kind != "json_schema":
             raise UsageError(f"any_whitespace means nothing for {self.kind}.", "It is an option of JSON schemas.")
         _check_size(self.kind, self.text)
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"The grammar ({self.kind}) has an unpaired surrogate at {error.start}.", "Give valid Unicode."
+            ) from None
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str, *, any_whitespace: bool = False) -> Grammar:

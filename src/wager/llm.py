@@ -11,27 +11,18 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, overload
 
 from wager.build.load import LoadedEngine, load
 from wager.config import EngineConfig
-from wager.engine.outputs import OutputCollector
+from wager.engine.outputs import OutputCollector, one_or_all
 from wager.engine.shared import SharedEngine
-from wager.errors import ClosedError, RequestError, UsageError, WagerError
+from wager.errors import ClosedError, RequestError, WagerError
 from wager.models.tokenizer import Tokenizer
-from wager.prompts import (
-    Message,
-    Prompt,
-    check_conversation,
-    encode_chat,
-    encode_prompt,
-    is_conversation,
-    is_prompt,
-    not_a_prompt,
-)
-from wager.token_ids import listed
+from wager.prompts import Message, Prompt, encode_chat, encode_chats, encode_prompt, encode_prompts, is_conversation
+from wager.sampling import chosen_params
 from wager.types import Completion, OutputDelta, Request, SamplingParams
 
 
@@ -93,12 +84,8 @@ class LLM:
         above 1 it is always a list: the choices of the first prompt by `index`, then those of the next. `params` are by
         default those of the configuration. A request that fails while it runs has finish_reason "error"; if one cannot
         be served, RequestError, and none runs."""
-        given = listed(prompts)
-        if is_prompt(given):
-            return self._answer_one(encode_prompt(self.tokenizer, given), params)
-        if not isinstance(given, Sequence):
-            raise not_a_prompt(prompts)
-        return self._run([encode_prompt(self.tokenizer, prompt) for prompt in given], params)
+        given, one = encode_prompts(self.tokenizer, prompts)
+        return one_or_all(self._run(given, params), one=one)
 
     @overload
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion: ...
@@ -111,13 +98,8 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Answer a conversation, or a list of them, through the model's chat template, which alone writes control
         tokens: messages stay text. Otherwise as `generate`. TokenizerError if it is absent or refuses them."""
-        sequence = isinstance(messages, Sequence) and not isinstance(messages, str)
-        if not sequence or (messages and isinstance(messages[0], Mapping)):
-            check_conversation(messages)
-            return self._answer_one(encode_chat(self.tokenizer, messages), params)  # type: ignore[arg-type]
-        for conversation in messages:
-            check_conversation(conversation)
-        return self._run([encode_chat(self.tokenizer, turns) for turns in messages], params)  # type: ignore[arg-type]
+        given, one = encode_chats(self.tokenizer, messages)
+        return one_or_all(self._run(given, params), one=one)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> OutputStream:
         """Begin to answer a prompt or a conversation: an iterator over the output deltas of each step.
@@ -144,15 +126,7 @@ class LLM:
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def _request(self, tokens: tuple[int, ...], params: SamplingParams | None) -> Request:
-        if params is not None and not isinstance(params, SamplingParams):
-            raise UsageError(
-                f"params of type {type(params).__name__} are not possible.", "Give one SamplingParams for all prompts."
-            )
-        return Request(f"llm-{next(self._numbers)}", tokens, params or self.config.sampling)
-
-    def _answer_one(self, tokens: tuple[int, ...], params: SamplingParams | None) -> Completion | list[Completion]:
-        completions = self._run([tokens], params)
-        return completions[0] if len(completions) == 1 else completions
+        return Request(f"llm-{next(self._numbers)}", tokens, chosen_params(params, self.config.sampling))
 
     def _run(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams | None) -> list[Completion]:
         requests = [self._request(tokens, params) for tokens in prompts]

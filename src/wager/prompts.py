@@ -43,6 +43,26 @@ def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> tuple[
     return tuple(tokenizer.encode_parts(tokenizer.chat_parts(messages, add_generation_prompt=True)))
 
 
+def encode_prompts(tokenizer: ChatTokenizer, prompts: object) -> tuple[list[tuple[int, ...]], bool]:
+    """Token ids of one prompt or of several, and whether it was one. UsageError that names what is neither."""
+    given = listed(prompts)
+    if is_prompt(given):
+        return [encode_prompt(tokenizer, given)], True
+    if not isinstance(given, Sequence):
+        raise not_a_prompt(prompts)
+    return [encode_prompt(tokenizer, prompt) for prompt in given], False
+
+
+def encode_chats(tokenizer: ChatTokenizer, messages: object) -> tuple[list[tuple[int, ...]], bool]:
+    """The same for one conversation or several."""
+    several = isinstance(messages, Sequence) and not isinstance(messages, str)
+    one = not several or (bool(messages) and isinstance(messages[0], Mapping))  # type: ignore[index]
+    conversations: Sequence[Any] = [messages] if one else messages  # type: ignore[assignment]
+    for conversation in conversations:
+        check_conversation(conversation)
+    return [encode_chat(tokenizer, turns) for turns in conversations], one
+
+
 def check_conversation(messages: object) -> None:
     """UsageError unless it is a list of messages, each with a role and a content."""
     if not is_conversation(messages):

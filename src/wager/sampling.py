@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from wager.errors import UsageError
 from wager.grammar import Grammar
 from wager.token_ids import as_integer, as_token_ids
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 GREEDY_TEMPERATURE = 1e-4
 """Temperatures at or below this are greedy by definition (verification rules, section 1.6)."""
@@ -38,6 +44,18 @@ def _require_number(name: str, value: object, kind: type, low: float, high: floa
     is_kind = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     noun = "an integer" if kind is int else "a number"
     _require(name, value, f"{noun} between {low} and {high}", ok=is_kind and low <= value <= high)  # type: ignore[operator]
+
+
+class TokenBiases(dict[int, float]):
+    """What is added to the logits of some token ids; it must not be changed."""
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The ids, and what is added to the logit of each; made once, since every row of every step asks for them."""
+        import numpy as np  # which the commands that need no model do without
+
+        size = len(self)
+        return np.fromiter(self.keys(), np.int64, size), np.fromiter(self.values(), np.float64, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +96,18 @@ class SamplingParams:
         _require("ignore_eos", self.ignore_eos, "True or False", ok=isinstance(self.ignore_eos, bool))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "logit_bias", _token_biases(self.logit_bias))
         object.__setattr__(self, "prediction", _prediction(self.prediction))
         _check_grammar(self)
 
     @property
     def greedy(self) -> bool:
         return self.temperature <= GREEDY_TEMPERATURE
+
+    @property
+    def biases(self) -> TokenBiases:
+        """`logit_bias` as it was checked."""
+        return self.logit_bias  # type: ignore[return-value]
 
     @property
     def plain(self) -> bool:
@@ -101,6 +124,15 @@ class SamplingParams:
             and not self.logit_bias
             and (self.greedy or (self.top_k == 0 and self.top_p == 1 and self.min_p == 0))
         )
+
+
+def chosen_params(params: object, default: SamplingParams) -> SamplingParams:
+    """`params`, or where there are none the default. UsageError for what is none."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise UsageError(
+            f"params of type {type(params).__name__} are not possible.", "Give one SamplingParams for all prompts."
+        )
+    return params or default
 
 
 def _stop_strings(value: object) -> tuple[str, ...]:
@@ -137,10 +169,10 @@ def _prediction(value: object) -> str | tuple[int, ...]:
         ) from None
 
 
-def _logit_bias(value: object) -> dict[int, float]:
+def _token_biases(value: object) -> TokenBiases:
     """Keys become Python ints."""
     _require("logit_bias", value, "a mapping of ids to addends", ok=isinstance(value, Mapping))
-    biases: dict[int, float] = {}
+    biases = TokenBiases()
     for key, bias in value.items():  # type: ignore[attr-defined]
         try:
             token = as_integer(key)

@@ -209,7 +209,8 @@ class Outcome:
     """What a pass of the target means for one sequence: the verdict, and what is reported with its tokens.
 
     `drafted` counts the guesses that were verified; `drafted_by` names the drafter of each emitted token ("": the
-    target itself). `error` ends the sequence after those tokens, unless one of them ended it before.
+    target itself). `error` ends the sequence after those tokens, unless one of them ended it before; `error_status` is
+    the HTTP status of its cause.
     """
 
     verdict: Verdict
@@ -217,6 +218,7 @@ class Outcome:
     drafted_by: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str = ""
+    error_status: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +267,8 @@ class OutputDelta:
     """What a step added to the output of one sequence: tokens, their text, and the drafter of each ("": the target
     itself).
 
-    The last delta of a sequence has its `finish_reason` and carries its stats; with "error", `error` says why. `index`
-    numbers the choices of a request.
+    The last delta of a sequence has its `finish_reason` and carries its stats; with "error", `error` says why, and
+    `error_status` is the HTTP status of that cause (400: the request's own). `index` numbers the choices of a request.
     """
 
     request_id: str
@@ -278,12 +280,14 @@ class OutputDelta:
     finish_reason: FinishReason | None = None
     error: str = ""
     stats: Stats | None = None
+    error_status: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One finished choice of one request. `logprobs` has an item per token if the request asked for them; `error` says
-    why a choice ended with finish_reason "error"."""
+    why a choice ended with finish_reason "error", and `error_status` is the HTTP status of that cause (400: the
+    request's own)."""
 
     request_id: str
     index: int
@@ -294,6 +298,7 @@ class Completion:
     drafted_by: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str = ""
+    error_status: int = 0
 
 
 DRAFT_STAGE, POLICY_STAGE, FORWARD_STAGE = "draft", "policy", "forward"

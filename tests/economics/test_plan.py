@@ -81,6 +81,19 @@ def test_the_table_explains_itself(run: Run) -> None:
     assert "What plain decoding waits for at context 4096: batch 1: projections (memory)" in flat
     assert "experts (memory)" in flat
     assert "B200-charts: bf16 2.248 PFLOP/s" in flat
+    assert re.search(r"one more row adds \d+% of what a row takes on average", flat)
+    assert "Assumed, not measured: the acceptance 0.75 at every depth" in flat
+    columns = next(line.split("  ") for line in out.splitlines() if "break-even" in line and "waits for" in line)
+    for column in filter(None, map(str.strip, columns)):
+        assert f" {column}: " in flat.partition("Columns:")[2], column
+
+
+def test_a_drafter_that_is_assumed_is_said_to_be(run: Run, tmp_path: Path) -> None:
+    line = ("--model", "Llama-3.1-8B", "--hardware", "H100", "--batch", "1")
+    assert "Assumed, not measured: that there is a drafter of the shape mtp" in " ".join(run(*line)[1].split())
+    (rates := tmp_path / "measured.json").write_text('{"acceptance": [0.6, 0.5]}')
+    told = " ".join(run(*line, "--drafter-shape", "free", "--acceptance", str(rates))[1].split())
+    assert "Assumed, not measured: kernels as fast as the figures of the device allow." in told
 
 
 def test_what_does_not_fit_is_marked(run: Run) -> None:

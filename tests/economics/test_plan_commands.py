@@ -240,7 +240,7 @@ def test_a_wrong_command_line(line: str, code: int, named: str, tmp_path: Path) 
     assert result.stdout == ""
     [sentence] = [row for row in result.stderr.splitlines() if row.lower().startswith("error")]
     assert len(sentence) < 300
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_the_deepest_depth_is_marked_in_table_notes_and_json(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from wager.draft.base import Drafter
 from wager.economics.policy.fixed import FixedDepth
 from wager.engine.core import Engine
@@ -19,6 +21,14 @@ from wager.trace import Trace
 from wager.types import Request, SamplingParams, VerifyRule
 
 MAX_CONTEXT = 96
+
+
+def native() -> Kernels:
+    """Native kernels; the test is skipped where they are not built."""
+    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
+    from wager.kernels.cpu import CpuKernels
+
+    return CpuKernels(threads=2)
 
 
 def decoder_on(weights: Weights, kernels: Kernels, *, num_blocks: int = 48, max_rows: int = 48) -> Decoder:
@@ -53,7 +63,7 @@ def engine_on(
         clock=trace.clock,
     )
     proposer = Proposer(*drafters, vocab=decoder.vocab, rule=rule)
-    decoder.tap(proposer.taps)
+    decoder.tap(proposer.readers.taps)
     runner = Runner(decoder, rule=rule, kernels=decoder.kernels, buffers=decoder.buffers)
     return Engine(runner, scheduler, policy=FixedDepth(depth), proposer=proposer, trace=trace)
 

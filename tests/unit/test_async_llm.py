@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import wager
-from wager.async_stream import DeltaRound
+from wager.async_stream import ChoiceDelta
 from wager.types import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True)
@@ -32,6 +33,17 @@ def free_blocks(llm: wager.AsyncLLM) -> int:
     return llm.engine.scheduler.block_pool.num_free_blocks
 
 
+def slow_down(llm: wager.AsyncLLM, seconds: float) -> None:
+    """Every step takes so much longer: on a busy machine an answer ends before the event loop has its turn."""
+    step = llm.engine.step
+
+    def slow() -> Any:
+        time.sleep(seconds)
+        return step()
+
+    llm.engine.step = slow  # type: ignore[method-assign]
+
+
 async def until_idle(llm: wager.AsyncLLM) -> None:
     while llm.engine.busy:
         await asyncio.sleep(0.005)
@@ -45,10 +57,13 @@ def test_concurrent_answers_are_those_of_the_synchronous_interface() -> None:
     async def work() -> None:
         async with made() as llm:
             answers = await asyncio.gather(*(llm.generate(prompt, PARAMS) for prompt in PROMPTS * 3))
-            assert [answer[0].token_ids for answer in answers] == plain * 3
-            [answer] = await llm.chat([{"role": "user", "content": "hello"}], PARAMS)
-            assert answer.token_ids == talk
-            choices = await llm.generate("abc", replace(PARAMS, n=3))
+            assert [answer.token_ids for answer in answers] == plain * 3
+            together = await llm.generate(PROMPTS, PARAMS)
+            assert [answer.token_ids for answer in together] == plain
+            turns = [{"role": "user", "content": "hello"}]
+            assert (await llm.chat(turns, PARAMS)).token_ids == talk
+            assert [answer.token_ids for answer in await llm.chat([turns, turns], PARAMS)] == [talk, talk]
+            choices: Any = await llm.generate("abc", replace(PARAMS, n=3))
             assert [choice.index for choice in choices] == [0, 1, 2]
             assert len({choice.token_ids for choice in choices}) == 3
 
@@ -58,7 +73,7 @@ def test_concurrent_answers_are_those_of_the_synchronous_interface() -> None:
 def test_a_stream_yields_every_delta_one_by_one_or_gathered() -> None:
     async def work() -> None:
         async with made() as llm:
-            [whole] = await llm.generate("abc abc abc", PARAMS)
+            whole = await llm.generate("abc abc abc", PARAMS)
             deltas = [delta async for delta in llm.stream("abc abc abc", PARAMS)]
             assert sum((delta.token_ids for delta in deltas), ()) == whole.token_ids
             assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
@@ -69,6 +84,29 @@ def test_a_stream_yields_every_delta_one_by_one_or_gathered() -> None:
             assert stream.completions()[0].token_ids == whole.token_ids
 
     run(work())
+
+
+def test_readers_take_turns_when_only_some_are_woken_after_a_step() -> None:
+    async def work() -> None:
+        async with made() as llm:
+            llm.most_told = 1
+            whole = await asyncio.gather(*(llm.generate("x", replace(PARAMS, seed=seed)) for seed in range(4)))
+            slow_down(llm, 0.03)
+            streams = [llm.stream("x", replace(PARAMS, seed=seed)) for seed in range(4)]
+            for answer, items in zip(whole, await asyncio.gather(*(reads(each) for each in streams)), strict=True):
+                deltas = [item.delta for part in items for item in part]
+                assert sum((delta.token_ids for delta in deltas), ()) == answer.token_ids
+                assert len(items) < len(deltas)  # several steps at once
+                assert len(items[0]) == 1  # the first one waited for nobody
+
+    run(work())
+
+
+async def reads(stream: wager.AsyncOutputStream) -> list[list[ChoiceDelta]]:
+    found = []
+    while some := await stream.next_deltas():
+        found.append(some)
+    return found
 
 
 def test_rounds_are_recorded_for_the_streams_that_want_them() -> None:
@@ -89,10 +127,16 @@ def test_rounds_are_recorded_for_the_streams_that_want_them() -> None:
             await anext(left)
             left.close()
             await until_idle(llm)
+            dropped = llm.stream("xyz", LONG)
+            dropped.with_rounds = True
+            await anext(dropped)
+            del dropped
+            gc.collect()
+            await until_idle(llm)
             await llm.generate("abc", PARAMS)
             assert recorder is not None and recorder.requests == set() and recorder._passes == {}
 
-    async def gather(stream: wager.AsyncOutputStream) -> list[DeltaRound]:
+    async def gather(stream: wager.AsyncOutputStream) -> list[ChoiceDelta]:
         found = []
         while some := await stream.next_deltas():
             found += some
@@ -116,8 +160,19 @@ def test_requests_that_cannot_be_served_are_refused_and_the_others_go_on() -> No
                 await second.start()
             with pytest.raises(wager.RequestError, match="not ended"):
                 first.completions()
-            assert len((await running)[0].token_ids) == 12
-            assert (await anext(first)).token_ids
+            with pytest.raises(wager.RequestError, match="in use"):  # not waited for again
+                await anext(second)
+            second.close()
+            del second
+            gc.collect()
+            with pytest.raises(wager.UsageError, match="params of type dict"):
+                await llm.generate("abc", {"max_tokens": 3})  # type: ignore[call-overload]
+            with pytest.raises(wager.RequestError, match="2000"):
+                await llm.generate(["abc", [5] * 2000, "x"], LONG)
+            assert len((await running).token_ids) == 12
+            assert [delta.finish_reason async for delta in first][-1] == "length"
+            await until_idle(llm)
+            assert not llm._streams
 
     run(work())
 
@@ -125,6 +180,7 @@ def test_requests_that_cannot_be_served_are_refused_and_the_others_go_on() -> No
 def test_cancelled_dropped_and_closed_requests_free_their_blocks() -> None:
     async def work() -> None:
         async with made() as llm:
+            slow_down(llm, 0.01)
             free = free_blocks(llm)
             task = asyncio.create_task(llm.generate("abc", LONG))
             stream = llm.stream("xyz", LONG)
@@ -151,6 +207,7 @@ def test_cancelled_dropped_and_closed_requests_free_their_blocks() -> None:
 def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
     async def work() -> None:
         llm = made()
+        slow_down(llm, 0.01)
         stream = llm.stream("abc", LONG)
         await anext(stream)
         await llm.close()
@@ -165,6 +222,7 @@ def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
 def test_a_failing_step_ends_all_streams_with_its_error() -> None:
     async def work() -> None:
         async with made() as llm:
+            slow_down(llm, 0.01)
             stream = llm.stream("abc", LONG)
             await anext(stream)
             step = llm.engine.step
@@ -182,15 +240,3 @@ def test_a_failing_step_ends_all_streams_with_its_error() -> None:
                 await llm.generate("abc", PARAMS)
 
     run(work())
-
-
-def test_a_second_event_loop_is_refused() -> None:
-    llm = made()
-
-    async def work() -> None:
-        await llm.generate("abc", PARAMS)
-
-    run(work())
-    with pytest.raises(wager.UsageError, match="two event loops"):
-        run(work())
-    run(llm.close())

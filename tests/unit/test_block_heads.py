@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoder_engines import answers, decoder_on, engine_on, requests
+from decoder_engines import answers, decoder_on, engine_on, native, requests
 from eagle_heads import EPS, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, THETA, VOCAB
 from packing import batch, chain
+from recorded_drafts import Recorded, check_text
 from safetensors.torch import save_file
 from tiny_models import TOKENS, spec
 from torch import Tensor
@@ -24,13 +25,12 @@ from wager.arch import Dense, Gqa
 from wager.draft.heads.block import BlockDrafter
 from wager.errors import ModelError
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels
 from wager.kernels.reference import ReferenceKernels
 from wager.models.head_block import BlockHead, open_block
 from wager.models.head_files import HeadFiles
 from wager.models.random_weights import random_weights
 from wager.models.transformer import Decoder
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import SamplingParams
 
 torch.set_num_threads(1)
 
@@ -187,31 +187,8 @@ class ReferenceBlock:
         return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
 
 
-def native() -> Kernels:
-    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
-    from wager.kernels.cpu import CpuKernels
-
-    return CpuKernels(threads=2)
-
-
 def loaded(folder: Path, decoder: Decoder, *, quantised: bool = False) -> BlockHead:
     return open_block(HeadFiles(folder), TARGET, quantised=quantised).load(decoder, WEIGHTS, num_blocks=4)
-
-
-class _Recorded(BlockDrafter):
-    """Keeps what was drafted and hands on some of the right tokens of `texts`, so that guesses are accepted."""
-
-    texts: dict[str, list[int]]
-    made: dict[tuple[str, int], Draft]
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = super().propose(requests)
-        handed = []
-        for request, draft in zip(requests, drafts, strict=True):
-            self.made[request.seq_id, request.position] = draft
-            right = self.texts[request.seq_id][request.position : request.position + len(draft)]
-            handed.append(Draft.chain(request.seq_id, right[: request.position % 4], drafter=self.name))
-        return handed
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -221,19 +198,20 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
     prompts = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]]
     asked = requests(prompts, SamplingParams(max_tokens=12))
     plain = answers(engine_on(decoder), asked)
-    drafter = _Recorded(loaded(reference.save(tmp_path), decoder))
-    drafter.texts, drafter.made = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}, {}
+    drafter = BlockDrafter(loaded(reference.save(tmp_path), decoder))
+    recorded = Recorded(drafter)
+    recorded.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
     assert drafter.max_depth == (SLOTS if KINDS[name].anchor_guesses else SLOTS - 1)
     assert answers(engine_on(decoder, drafter, depth=6, max_rows=12), asked, preempt_every=6) == plain
-    made = {key: draft for key, draft in drafter.made.items() if len(draft)}
-    assert len(made) > 0.6 * len(drafter.made) > 5
+    made = recorded.drafts
+    assert len(made) > 0.6 * len(recorded.made) > 5
     taps = {}
     decoder.tap(reference.kind.taps)
-    for seq_id, text in drafter.texts.items():
+    for seq_id, text in recorded.texts.items():
         found = decoder.forward(batch([chain(0, text[:48], list(range(6)))], [0])).taps
         taps[seq_id] = np.concatenate([found[tap] for tap in reference.kind.taps], axis=1)
     for (seq_id, position), draft in made.items():
-        guesses, survival = reference.guesses(taps[seq_id], drafter.texts[seq_id][:position], len(draft))
+        guesses, survival = reference.guesses(taps[seq_id], recorded.texts[seq_id][:position], len(draft))
         assert list(draft.tokens) == guesses
         assert_close(np.array(draft.scores), np.array(survival), rtol=1e-3, atol=1e-6)
 
@@ -244,14 +222,13 @@ def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: b
     kernels = native()
     decoder = decoder_on(WEIGHTS, kernels)
     asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], [5]], params)
-    plain = answers(engine_on(decoder), asked)
-    for preempt_every, max_rows, blocks in ((0, 48, 48), (4, 13, 48), (0, 48, 9)):
-        head = loaded(ReferenceBlock(KINDS["dspark"]).save(tmp_path), decoder, quantised=quantised)
-        drafter = BlockDrafter(head, kernels=kernels)
-        engine = engine_on(decoder, drafter, depth=3, max_rows=max_rows, num_blocks=blocks)
-        for _ in range(2):  # the second time with prefixes in the cache
-            assert answers(engine, asked, preempt_every=preempt_every) == plain
-        assert "block" in engine.proposer.drafters
+
+    def made() -> BlockDrafter:
+        return BlockDrafter(
+            loaded(ReferenceBlock(KINDS["dspark"]).save(tmp_path), decoder, quantised=quantised), kernels=kernels
+        )
+
+    check_text(decoder, asked, made, depth=3)
 
 
 @pytest.mark.parametrize(

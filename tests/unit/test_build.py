@@ -133,7 +133,6 @@ def test_plans_are_plain_arithmetic() -> None:
         budget=10_000, weights=1000, workspace=500, drafter=0, token_bytes=10, max_context=100, use_all=True
     )
     assert (plan.cache_tokens, plan.cache, plan.num_blocks) == (848, 8480, 53)
-    assert memory.available() > 2**20
 
 
 def test_a_calibration_is_used_in_its_own_setup_only(

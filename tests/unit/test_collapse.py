@@ -50,15 +50,19 @@ class TurningDrafter(SetAcceptanceDrafter):
 
 @dataclass
 class Service:
-    """An engine that serves one request after another, or several together."""
+    """An engine that serves one request after another, or several together; `warm_up` as in DrafterCapabilities."""
 
     concurrency: int
+    made: type[TurningDrafter] = TurningDrafter
+    warm_up: int = 0
 
     def __post_init__(self) -> None:
         self.clock, self.records, self.served = FakeClock(), list[StepRecord](), 0
-        self.drafter = TurningDrafter(self.clock, ToyOracle(LAW))
+        self.drafter = self.made(self.clock, ToyOracle(LAW))
         surface = LatencySurface(ROWS, SECONDS)
-        self.policy = Adaptive(surface, drafters={"set": DrafterCapabilities(8, stops_early=True)})
+        self.policy = Adaptive(
+            surface, drafters={"set": DrafterCapabilities(8, stops_early=True, warm_up=self.warm_up)}
+        )
         self.engine: Engine = toy_engine(
             LAW, drafter=self.drafter, policy=self.policy, depth=8, num_blocks=300, trace=Trace(self.clock)
         )

@@ -72,6 +72,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"depth": -1}, "depth = -1 .*at least 0"),
     ({"depth": 2.0}, r"depth = 2.0 \(float\)"),
     ({"max_rows": None}, "max_rows = None"),
+    ({"max_sequences": 600}, "max_sequences = 600 is more than max_rows = 512"),
     ({"max_context": 1}, "max_context = 1 .*at least 2"),
     ({"cache_tokens": 0}, "cache_tokens = 0"),
     ({"memory": 0}, "memory = 0"),

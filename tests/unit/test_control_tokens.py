@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from test_tokenizer_chat import CHAT
 from test_tokenizer_chat import TEMPLATES as SMALL_TEMPLATES
 from tokenizer_models import TEMPLATE, gguf_metadata, save, sentencepiece_metadata, train, write
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import Unigram
 from transformers import PreTrainedTokenizerFast
 
 import wager
 from wager.errors import RequestError
+from wager.models.fenced_encoder import FencedEncoder, _RenamedTokens
 from wager.models.random_models import byte_tokenizer
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.prompts import TextPart, encode_chat
@@ -248,6 +250,62 @@ def test_merges_that_spell_a_control_token_do_not_make_one(tmp_path: Path) -> No
     assert [i for i in ids if ours.is_special(i)] == [1, 2]
     assert set(range(at, at + 3)) & set(ids)
     assert ours.decode(ids).replace(" ", "") == "a</s>b<s>c<tool>"
+
+
+def unigram() -> Backend:
+    """Pieces with scores, of which one is a control token that is likelier than its letters."""
+    letters = sorted({*"".join(TEXTS), *"▁<|im_start|>[INST]</s>tool"})
+    pieces = [("<unk>", -9.0), *((letter, -5.0) for letter in letters), ("</s>", -1.0), ("</", -4.0), ("s>", -4.5)]
+    backend = Backend(Unigram(pieces, unk_id=0))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    backend.add_special_tokens(
+        [AddedToken(token, normalized=False) for token in ("</s>", "<|im_start|>", "<|im_end|>")]
+    )
+    backend.add_tokens([AddedToken("[INST]", lstrip=True, normalized=True), AddedToken("tool", single_word=True)])
+    return backend
+
+
+@pytest.fixture(scope="module", params=["smollm", "qwen2", "llama-bpe", "sentencepiece", "unigram"])
+def vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    template = TEMPLATES["chatml"] + "{# [INST] <table> #}"
+    if request.param == "sentencepiece":
+        return Tokenizer.load(
+            write(folder / "t.gguf", {**sentencepiece_metadata(), "tokenizer.chat_template": template})
+        )
+    backend = unigram() if request.param == "unigram" else train(request.param)
+    if request.param != "unigram":
+        backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL[:6]])
+        backend.add_tokens([AddedToken("<table>", normalized=True), AddedToken("\n\n\n", normalized=False)])
+    PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template).save_pretrained(folder)
+    return Tokenizer.load(folder)
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts=st.lists(CONTENTS | st.sampled_from(["</", "s>", "<|im_", "end|>", "tool"]), min_size=2, max_size=8))
+def test_who_shares_the_model_finds_the_ids_of_a_copy_without_control_tokens(
+    vocabulary: Tokenizer, texts: list[str]
+) -> None:
+    """The copy is the plain way: no text of a message can become what its vocabulary does not have."""
+    parts = [TextPart(text, parse_special=turn % 2 == 0) for turn, text in enumerate(texts)]
+    copying = FencedEncoder(vocabulary._parts)
+    copying.__dict__["_shared"] = None
+    assert vocabulary._fenced._shared is not None
+    assert vocabulary._fenced.encode(parts) == copying.encode(parts)
+
+
+@pytest.mark.real
+def test_text_that_spells_control_tokens_makes_no_copy_of_the_vocabulary(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy takes 0.2 s, in which nothing else runs: every stream of a server would wait."""
+    monkeypatch.setattr(_RenamedTokens, "of", None)
+    ours = Tokenizer.load(smollm2)
+    ends = [i for i in encode_chat(ours, conversation("x", "x")) if ours.is_special(i)]
+    for content in HOSTILE:
+        ids = encode_chat(ours, conversation("x", content))
+        assert [i for i in ids if ours.is_special(i)] == ends
+        assert not content.isascii() or content in ours.decode(ids)
 
 
 def test_lookalikes_that_a_normalizer_turns_into_a_control_token_stay_text(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,6 +146,25 @@ def test_greedy_obeys_penalties_and_bias_and_ignores_truncation():
     assert process(z, SamplingParams(top_k=1, top_p=0.1, min_p=1.0)).ids is None
     assert process(z, SamplingParams(presence_penalty=0.5), History([], [0])).choose(0, 0) == 1
     assert process(z, SamplingParams(temperature=1e-4, logit_bias={2: 9.0})).choose(0, 0) == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_ten_thousand_biases_are_made_arrays_once_and_choose_the_same_tokens(temperature):
+    rng = np.random.default_rng(3)
+    logits = (3 * rng.standard_normal((8, 20_000))).astype(np.float32)
+    added = dict(zip(rng.permutation(20_000)[:10_000].tolist(), rng.uniform(-3, 3, 10_000).tolist(), strict=True))
+    params = SamplingParams(temperature=temperature, seed=1, logit_bias=added)
+    arrays = params.biases.arrays
+    for position, row in enumerate(logits):
+        z = [float(x) for x in row]
+        for token, addend in added.items():
+            z[token] += addend
+        plain = ProcessedDistribution(None, np.array(z) / (temperature or 1.0), greedy=params.greedy)
+        found = process(row, params)
+        assert found.scores.tolist() == plain.scores.tolist()
+        assert found.choose(1, position) == plain.choose(1, position)
+    assert params.biases.arrays is arrays and params.logit_bias == added
+    assert replace(params, logit_bias={1: 2.0}).biases.arrays[0].tolist() == [1]
 
 
 @settings(max_examples=60, deadline=None)

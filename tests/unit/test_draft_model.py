@@ -379,5 +379,7 @@ def test_vocabularies_must_agree() -> None:
     check_same_vocabulary(_Words("a", "b"), _Words("a", "b"))
     with pytest.raises(TokenizerError, match=r"id 1 is 'x', but 'b'"):
         check_same_vocabulary(_Words("a", "b", "c"), _Words("a", "x"))
-    with pytest.raises(TokenizerError, match=r"has 3 tokens, the target's 2"):
+    with pytest.raises(TokenizerError, match=r"id 2 is 'c', and the target has none"):
         check_same_vocabulary(_Words("a", "b"), _Words("a", "b", "c"))
+    with pytest.raises(TokenizerError, match=r"there is no id 2, which is 'c' in the target"):
+        check_same_vocabulary(_Words("a", "b", "c"), _Words("a", "b"))

@@ -3,15 +3,15 @@ and the text is that of plain decoding."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from decoder_engines import answers, decoder_on, engine_on, requests
+from decoder_engines import answers, decoder_on, engine_on, native, requests
 from eagle_heads import VARIANTS, VOCAB, Flags, ReferenceHead
 from packing import batch, chain
+from recorded_drafts import Recorded, check_text, keep_drafts
 from tiny_models import TOKENS, spec
 
 from closeness import assert_close
@@ -28,7 +28,7 @@ from wager.models.head_files import HeadFiles
 from wager.models.random_weights import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
-from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams, VerifyRule
+from wager.types import PackedBatch, SamplingParams, VerifyRule
 
 TARGET = spec((Gqa(6, 2, 16),) * 5, (Dense(64),) * 5)
 PARAMS = [
@@ -36,13 +36,6 @@ PARAMS = [
     SamplingParams(max_tokens=24, temperature=1.0, seed=7),
     SamplingParams(max_tokens=24, temperature=0.8, top_k=12, top_p=0.9, repetition_penalty=1.2, seed=3),
 ]
-
-
-def native() -> Kernels:
-    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
-    from wager.kernels.cpu import CpuKernels
-
-    return CpuKernels(threads=2)
 
 
 def randn(*shape: int) -> Array:
@@ -74,29 +67,6 @@ def tapped(weights: Weights, taps: Sequence[int], tokens: Sequence[int], kernels
     return np.concatenate([found[tap] for tap in taps], axis=1)
 
 
-class _Recorded(HeadDrafter):
-    """Keeps what was drafted, and hands on something else: the right tokens of `texts`, now and then a wrong one, so
-    that drafts are accepted in part."""
-
-    texts: dict[str, list[int]]
-
-    def __init__(self, head: EagleHead, *, prefix_cache: bool = True) -> None:
-        super().__init__(head, prefix_cache=prefix_cache)
-        self.made: dict[tuple[str, int], Draft] = {}
-        self.texts, self._rng = {}, random.Random(4)
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = super().propose(requests)
-        handed = []
-        for request, draft in zip(requests, drafts, strict=True):
-            assert draft.seq_id == request.seq_id
-            self.made[request.seq_id, request.position] = draft
-            right = self.texts[request.seq_id][request.position : request.position + len(draft)]
-            tokens = [token if self._rng.random() < 0.7 else (token + 1) % VOCAB for token in right]
-            handed.append(Draft.chain(request.seq_id, tokens, drafter=self.name))
-        return handed
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, tmp_path: Path) -> None:
     weights, kernels = target_weights(), ReferenceKernels("float32")
@@ -104,17 +74,18 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
     decoder = decoder_on(weights, kernels)
     prompts, params = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]], SamplingParams(max_tokens=14)
     plain = answers(engine_on(decoder), requests(prompts, params))
-    drafter = _Recorded(head_of(reference, decoder, weights, tmp_path))
-    drafter.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
+    drafter = HeadDrafter(head_of(reference, decoder, weights, tmp_path))
+    recorded = Recorded(drafter, vocab=VOCAB)
+    recorded.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
     engine = engine_on(decoder, drafter, depth=3, max_rows=11)
     assert answers(engine, requests(prompts, params), preempt_every=6) == plain
-    assert len(drafter.made) > 12
+    assert len(recorded.made) > 12
     assert drafter.block_pool.num_free_blocks == 48
     drafter.block_pool.check({})
-    made = {key: draft for key, draft in drafter.made.items() if len(draft)}
-    assert len(made) > 0.7 * len(drafter.made)  # the others were asked for before their states were there
+    made = recorded.drafts
+    assert len(made) > 0.7 * len(recorded.made)  # the others were asked for before their states were there
     for (seq_id, position), draft in made.items():
-        text = drafter.texts[seq_id]
+        text = recorded.texts[seq_id]
         taps = tapped(weights, reference.flags.taps, text, kernels)
         guesses, rows = reference.guesses(taps, text[:position], len(draft))
         assert list(draft.tokens) == guesses, (seq_id, position)
@@ -130,14 +101,11 @@ def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: b
     decoder = decoder_on(weights, kernels)
     prompts = [TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9], [5]]
     asked = requests(prompts, params)
-    plain = answers(engine_on(decoder), asked)
-    for preempt_every, max_rows, blocks in ((0, 48, 48), (4, 13, 48), (0, 48, 9)):
-        head = head_of(reference, decoder, weights, tmp_path, quantised=quantised)
-        drafter = HeadDrafter(head, kernels=kernels)
-        engine = engine_on(decoder, drafter, max_rows=max_rows, num_blocks=blocks)
-        for _ in range(2):  # the second time with prefixes in the cache
-            assert answers(engine, asked, preempt_every=preempt_every) == plain
-        assert "head" in engine.proposer.drafters
+
+    def made() -> HeadDrafter:
+        return HeadDrafter(head_of(reference, decoder, weights, tmp_path, quantised=quantised), kernels=kernels)
+
+    for drafter in check_text(decoder, asked, made, depth=4):
         drafter.block_pool.check({})
 
 
@@ -149,14 +117,7 @@ def test_rules_that_need_q_get_it(rule: VerifyRule, tmp_path: Path) -> None:
     reference = reference_of(VARIANTS["speculators"], weights)
     decoder = decoder_on(weights, kernels)
     drafter = HeadDrafter(head_of(reference, decoder, weights, tmp_path), kernels=kernels)
-    made: list[Draft] = []
-    propose = drafter.propose
-
-    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
-        made.extend(propose(asked))
-        return made[-len(asked) :]
-
-    drafter.propose = kept  # type: ignore[method-assign]
+    made = keep_drafts(drafter)
     engine = engine_on(decoder, drafter, rule=rule)
     assert answers(engine, requests([TOKENS[:20]], PARAMS[1])) == answers(engine, requests([TOKENS[:20]], PARAMS[1]))
     drafts = [draft for draft in made if len(draft)]
@@ -180,13 +141,14 @@ def test_entries_of_a_cached_prefix_are_found_or_left_out(tmp_path: Path) -> Non
     text = [*TOKENS[:40], *plain]
     taps = tapped(weights, reference.flags.taps, text, kernels)
     for prefix_cache, seen in ((True, 0), (False, 32)):
-        drafter = _Recorded(head_of(reference, decoder, weights, tmp_path), prefix_cache=prefix_cache)
-        drafter.texts = {"r0": text}
+        drafter = HeadDrafter(head_of(reference, decoder, weights, tmp_path), prefix_cache=prefix_cache)
+        recorded = Recorded(drafter, vocab=VOCAB)
+        recorded.texts = {"r0": text}
         engine = engine_on(decoder, drafter, depth=3)
         for first in (0, seen):
-            drafter.made.clear()
+            recorded.made.clear()
             assert answers(engine, asked)["r0#0"] == plain
-            made = {position: draft for (_, position), draft in drafter.made.items() if len(draft)}
+            made = {position: draft for (_, position), draft in recorded.drafts.items()}
             assert made
             for position, draft in made.items():
                 guesses, _ = reference.guesses(taps[first:], text[first:position], len(draft))
@@ -260,19 +222,12 @@ def test_merged_with_another_drafter_it_still_sees_the_states(params: SamplingPa
     asked = requests(prompts, params)
     plain = answers(engine_on(decoder), asked)
     head = HeadDrafter(head_of(reference_of(VARIANTS["speculators"], weights), decoder, weights, tmp_path), name="head")
-    drafts: list[Draft] = []
-    propose = head.propose
-
-    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
-        drafts.extend(propose(asked))
-        return drafts[-len(asked) :]
-
-    head.propose = kept  # type: ignore[method-assign]
+    drafts = keep_drafts(head)
     engine = engine_on(decoder, MergedDrafter([NgramDrafter(), head], vocab=VOCAB), depth=5)
     assert answers(engine, asked, preempt_every=7) == plain
-    assert sum(len(draft) > 0 for draft in drafts) > 20 and engine.proposer.taps == {0, 2, 3}
+    assert sum(len(draft) > 0 for draft in drafts) > 20 and engine.proposer.readers.taps == {0, 2, 3}
     alone = engine_on(decoder, MergedDrafter([NgramDrafter(), RandomTreeDrafter(VOCAB)], vocab=VOCAB))
-    assert not alone.proposer.reads_passes and answers(alone, asked) == plain
+    assert not alone.proposer.readers.reads_passes and answers(alone, asked) == plain
 
 
 @pytest.mark.parametrize("failing", ["read", "forward"])

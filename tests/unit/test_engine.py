@@ -389,6 +389,22 @@ def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], g
         assert sorted(chunks)[len(chunks) // 2] >= 56
 
 
+@pytest.mark.parametrize("drafter", [None, OverlongDrafter])
+def test_prompts_take_few_rows_while_others_decode_and_all_while_none_does(drafter: type[Drafter] | None) -> None:
+    requests = [*crowd((4, 4)), *(replace(crowd((1,))[0], id=f"long{at}", prompt=(at,) * 1000) for at in (5, 6))]
+    texts = []
+    for most in (64, 16):
+        policy = Watched(3)
+        engine = toy_engine(LAW, drafter=drafter and drafter(), policy=policy, depth=3, num_blocks=512, max_rows=64,
+                            max_context=4096, max_prefill_rows=most)  # fmt: skip
+        texts.append({each.request_id: each.token_ids for each in engine.generate(requests)})
+        first, *later = [each.rows - each.drafted for each in policy.records]
+        assert first == 64, "none decodes yet"
+        assert max(later[10:]) > 50, "the short ones have ended"
+        assert all(most - 16 <= known - 2 <= most for known in later[:10])
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 def test_a_full_step_cuts_guesses_and_changes_nothing(rule: VerifyRule) -> None:
     """Draws have to fit before they are drawn, or what is kept would tell what was drawn."""

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoder_engines import answers, decoder_on, engine_on, requests
+from decoder_engines import answers, decoder_on, engine_on, native, requests
 from eagle_heads import VARIANTS, VOCAB
 from packing import batch, chain
 from test_block_heads import KINDS as BLOCKS
-from test_block_heads import ReferenceBlock, native
+from test_block_heads import ReferenceBlock
 from test_eagle_head import TARGET, reference_of
 from test_medusa_heads import FORMATS, IDS, expected_logits, save
 from tiny_models import TOKENS

@@ -193,7 +193,11 @@ FULL = response(b'{"error": {"message": "it is full"}}', status="429 Too Many", 
 ERROR = part(b'data: {"error": {"message": "out of blocks"}}\n\n')
 FAULTS: dict[str, tuple[Sequence[Step], str, str]] = {
     "full": ([FULL], "refused", "status 429: it is full"),
-    "unavailable": ([response(b"<p>busy", status="503 Busy", kind="text/html")], "status", "status 503: <p>busy"),
+    "unavailable": (
+        [response(b"<p>busy\n <b>now</b>", status="503 Busy", kind="text/html")],
+        "status",
+        "status 503: busy now",
+    ),
     "no text": ([response(b"", status="500 Oops")], "status", "status 500: (no text)"),
     "another form": ([response(b'{"detail": "no such model"}', status="404 No")], "status", "no such model"),
     "moved": ([response(b"", status="301 Moved", more="Location: http://x/\r\n")], "status", "status 301"),

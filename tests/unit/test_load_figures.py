@@ -17,6 +17,7 @@ from wager.bench.load_client import LoadRun
 from wager.bench.load_comparison import compare, read_result
 from wager.bench.load_figures import GRID, LoadFigures, percentiles, rows, spread_of
 from wager.bench.slo import ServiceLevel
+from wager.cli import load_text
 from wager.errors import UsageError
 
 
@@ -211,6 +212,25 @@ def test_results_side_by_side() -> None:
     assert found["settings"] == {"concurrency": [2, 1]}
     assert (found["texts"], found["same_text"]) == (2, 1)
     assert all(ratio is None or math.isclose(ratio, 1) for ratio in compare(slow, slow)["ratios"].values())
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "said"),
+    [(90, 10, "90%, before 10%: its cache was warm now and cold before"),
+     (0, 80, "0%, before 80%: its cache was warm before and cold now"), (12, 10, ""), (90, None, "")],
+)  # fmt: skip
+def test_a_warm_cache_is_not_compared_with_a_cold_one_unsaid(
+    now: int, before: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [result_of(answer(0, 100.0, [0.2, 0.4], tokens=2)) for _ in range(2)]
+    for result, cached in zip(results, (now, before), strict=True):
+        result["summary"] |= {"prompt_tokens": 100, "cached_prompt_tokens": cached}
+    results[0]["compare"] = compare(*results)
+    results[0]["card"]["url"] = "u"
+    assert results[0]["compare"]["cached_share"] == [now / 100, None if before is None else before / 100]
+    load_text.show(results[0], to_stdout=True)
+    text = " ".join(capsys.readouterr().out.split())
+    assert said in text if said else "from the server's cache" not in text
 
 
 def test_a_result_is_read_back_and_what_is_none_is_refused(tmp_path: Path) -> None:

@@ -4,14 +4,15 @@ not fit are refused by name."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from decoder_engines import answers, decoder_on, engine_on, requests
+from decoder_engines import answers, decoder_on, engine_on, native, requests
 from packing import batch, chain
+from recorded_drafts import Recorded, check_text, keep_drafts
 from safetensors.numpy import save_file
 from tiny_models import TOKENS, spec
 
@@ -20,13 +21,12 @@ from wager.arch import Dense, Gqa
 from wager.draft.heads.parallel import ParallelDrafter
 from wager.errors import ModelError
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels
 from wager.kernels.reference import ReferenceKernels
 from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import MedusaHead, open_medusa
 from wager.models.random_weights import random_weights
 from wager.models.transformer import Decoder
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import SamplingParams
 
 TARGET = spec((Gqa(6, 2, 16),) * 3, (Dense(64),) * 3)
 WEIGHTS = random_weights(TARGET, 1)
@@ -104,13 +104,6 @@ def save(folder: Path, config: Mapping[str, Any], values: Mapping[str, Array]) -
     return folder
 
 
-def native() -> Kernels:
-    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
-    from wager.kernels.cpu import CpuKernels
-
-    return CpuKernels(threads=2)
-
-
 def loaded(folder: Path, decoder: Decoder, *, quantised: bool = False) -> MedusaHead:
     return open_medusa(HeadFiles(folder), TARGET, quantised=quantised).load(decoder, WEIGHTS, num_blocks=4)
 
@@ -130,22 +123,6 @@ def expected_logits(values: Mapping[str, Array], state: Array, ids: Array) -> Ar
     return np.stack(rows)
 
 
-class _Recorded(ParallelDrafter):
-    """Keeps what was drafted and hands on the right tokens of `texts`, so that guesses are accepted."""
-
-    texts: dict[str, list[int]]
-    made: dict[tuple[str, int], Draft]
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = super().propose(requests)
-        handed = []
-        for request, draft in zip(requests, drafts, strict=True):
-            self.made[request.seq_id, request.position] = draft
-            right = self.texts[request.seq_id][request.position : request.position + len(draft)]
-            handed.append(Draft.chain(request.seq_id, right[: request.position % 4], drafter=self.name))
-        return handed
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, tmp_path: Path) -> None:
     config, files, values = FORMATS[name]
@@ -154,14 +131,15 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
     prompts = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]]
     asked = requests(prompts, SamplingParams(max_tokens=12))
     plain = answers(engine_on(decoder), asked)
-    drafter = _Recorded(loaded(save(tmp_path, config, files), decoder))
-    drafter.texts, drafter.made = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}, {}
+    drafter = ParallelDrafter(loaded(save(tmp_path, config, files), decoder))
+    recorded = Recorded(drafter)
+    recorded.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
     assert drafter.max_depth == COUNT
     assert answers(engine_on(decoder, drafter, depth=5, max_rows=11), asked, preempt_every=6) == plain
-    made = {key: draft for key, draft in drafter.made.items() if len(draft)}
-    assert len(made) > 0.6 * len(drafter.made) > 5
+    made = recorded.drafts
+    assert len(made) > 0.6 * len(recorded.made) > 5
     states = {}
-    for seq_id, text in drafter.texts.items():
+    for seq_id, text in recorded.texts.items():
         packed = batch([chain(0, text[:48], list(range(6)))], range(min(48, len(text))))
         last = decoder.forward(packed).last_hidden
         assert last is not None
@@ -179,15 +157,13 @@ def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: b
     kernels = native()
     decoder = decoder_on(WEIGHTS, kernels)
     asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], [5]], params)
-    plain = answers(engine_on(decoder), asked)
-    for preempt_every, max_rows, blocks in ((0, 48, 48), (4, 13, 48), (0, 48, 9)):
-        head = loaded(save(tmp_path, *FORMATS["one output"][:2]), decoder, quantised=quantised)
-        engine = engine_on(
-            decoder, ParallelDrafter(head, kernels=kernels), depth=3, max_rows=max_rows, num_blocks=blocks
+
+    def made() -> ParallelDrafter:
+        return ParallelDrafter(
+            loaded(save(tmp_path, *FORMATS["one output"][:2]), decoder, quantised=quantised), kernels=kernels
         )
-        for _ in range(2):  # the second time with prefixes in the cache
-            assert answers(engine, asked, preempt_every=preempt_every) == plain
-        assert "heads" in engine.proposer.drafters
+
+    check_text(decoder, asked, made, depth=3)
 
 
 def test_the_native_kernels_guess_as_the_reference(tmp_path: Path) -> None:
@@ -205,14 +181,7 @@ def test_the_native_kernels_guess_as_the_reference(tmp_path: Path) -> None:
 def test_a_rule_that_needs_q_gets_it(tmp_path: Path) -> None:
     decoder = decoder_on(WEIGHTS, native())
     drafter = ParallelDrafter(loaded(save(tmp_path, *FORMATS["one output"][:2]), decoder))
-    made: list[Draft] = []
-    propose = drafter.propose
-
-    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
-        made.extend(propose(asked))
-        return made[-len(asked) :]
-
-    drafter.propose = kept  # type: ignore[method-assign]
+    made = keep_drafts(drafter)
     answers(engine_on(decoder, drafter, rule="rejection"), requests([TOKENS[:20]], PARAMS[1]))
     drafts = [draft for draft in made if len(draft)]
     assert len(drafts) > 15 and "heads" in drafter.name

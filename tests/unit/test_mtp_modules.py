@@ -3,16 +3,16 @@ does around them, and the text is that of plain decoding."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from decoder_engines import answers, decoder_on, engine_on, requests
+from decoder_engines import answers, decoder_on, engine_on, native, requests
 from mtp_modules import LAYERS, VARIANTS, VOCAB, ReferenceModules
 from packing import batch, chain
+from recorded_drafts import Recorded, check_text, keep_drafts
 from tiny_models import TOKENS
 
 from closeness import assert_close
@@ -25,20 +25,13 @@ from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import MtpHead, open_mtp
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
-from wager.types import Draft, DraftRequest, SamplingParams, VerifyRule
+from wager.types import SamplingParams, VerifyRule
 
 PARAMS = [
     SamplingParams(max_tokens=24),
     SamplingParams(max_tokens=24, temperature=1.0, seed=7),
     SamplingParams(max_tokens=24, temperature=0.8, top_k=12, top_p=0.9, repetition_penalty=1.2, seed=3),
 ]
-
-
-def native() -> Kernels:
-    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
-    from wager.kernels.cpu import CpuKernels
-
-    return CpuKernels(threads=2)
 
 
 @cache
@@ -61,27 +54,6 @@ def states_of(weights: Weights, tokens: Sequence[int], kernels: Kernels) -> Arra
     return decoder.forward(batch([chain(0, tokens, list(range(6)))], [0])).taps[LAYERS].copy()
 
 
-class Recorded:
-    """Keeps what a drafter drafted, and hands on something else: the right tokens of `texts`, now and then a wrong one,
-    so that drafts are accepted in part."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.made: dict[tuple[str, int], Draft] = {}
-        self.texts: dict[str, list[int]] = {}
-        self._name, self._propose, self._rng = drafter.name, drafter.propose, random.Random(4)
-        drafter.propose = self.propose  # type: ignore[method-assign]
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        handed = []
-        for request, draft in zip(requests, self._propose(requests), strict=True):
-            assert draft.seq_id == request.seq_id and len(draft) <= request.depth
-            self.made[request.seq_id, request.position] = draft
-            right = self.texts[request.seq_id][request.position : request.position + len(draft)]
-            tokens = [token if self._rng.random() < 0.7 else (token + 1) % VOCAB for token in right]
-            handed.append(Draft.chain(request.seq_id, tokens, drafter=self._name))
-        return handed
-
-
 @pytest.mark.parametrize("depth", [2, 5])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, depth: int, tmp_path: Path) -> None:
@@ -91,12 +63,12 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
     prompts, params = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]], SamplingParams(max_tokens=14)
     plain = answers(engine_on(decoder), requests(prompts, params))
     drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=None)
-    recorded = Recorded(drafter)
+    recorded = Recorded(drafter, vocab=VOCAB)
     recorded.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
     engine = engine_on(decoder, drafter, depth=depth, max_rows=11)
     assert answers(engine, requests(prompts, params), preempt_every=6) == plain
     drafter.block_pool.check({})
-    made = {key: draft for key, draft in recorded.made.items() if len(draft)}
+    made = recorded.drafts
     assert len(made) > 12 and len(made) > 0.7 * len(recorded.made)  # others were asked for before their states came
     states = {seq_id: states_of(weights, text, kernels) for seq_id, text in recorded.texts.items()}
     for (seq_id, position), draft in made.items():
@@ -113,13 +85,11 @@ def test_the_text_is_that_of_plain_decoding(name: str, params: SamplingParams, q
     reference, kernels = reference_of(name), native()
     decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
     asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9], [5]], params)
-    plain = answers(engine_on(decoder), asked)
-    for preempt_every, max_rows, blocks in ((0, 48, 48), (4, 13, 48), (0, 48, 9)):
-        drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
-        engine = engine_on(decoder, drafter, max_rows=max_rows, num_blocks=blocks)
-        for _ in range(2):  # the second time with prefixes in the cache
-            assert answers(engine, asked, preempt_every=preempt_every) == plain
-        assert drafter.name in engine.proposer.drafters
+
+    def made() -> Drafter:
+        return head_drafter("mtp", head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
+
+    for drafter in check_text(decoder, asked, made, depth=4):
         drafter.block_pool.check({})
 
 
@@ -137,13 +107,13 @@ def test_entries_of_a_cached_prefix_are_found_or_left_out(name: str, tmp_path: P
     for prefix_cache, seen in ((True, 0), (False, 32)):
         head = head_of(reference, tmp_path, decoder)
         drafter = head_drafter("mtp", head, kernels=None, prefix_cache=prefix_cache)
-        recorded = Recorded(drafter)
+        recorded = Recorded(drafter, vocab=VOCAB)
         recorded.texts = {"r0": text}
         engine = engine_on(decoder, drafter, depth=4)
         for first in (0, seen):
             recorded.made.clear()
             assert answers(engine, asked)["r0#0"] == plain
-            made = {position: draft for (_, position), draft in recorded.made.items() if len(draft)}
+            made = {position: draft for (_, position), draft in recorded.drafts.items()}
             assert made
             for position, draft in made.items():
                 guesses, _ = reference.guesses(states[first:], text[first:position], len(draft))
@@ -183,13 +153,7 @@ def test_trees_of_a_module_change_no_text(name: str, params: SamplingParams, tmp
     asked = requests([TOKENS[:20], TOKENS[3:40], TOKENS[5:9]], params)
     plain = answers(engine_on(decoder), asked)
     drafter = head_drafter("mtp-tree", head_of(reference, tmp_path, decoder), kernels=kernels)
-    drafts, propose = [], drafter.propose
-
-    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
-        drafts.extend(propose(asked))
-        return drafts[-len(asked) :]
-
-    drafter.propose = kept  # type: ignore[method-assign]
+    drafts = keep_drafts(drafter)
     engine = engine_on(decoder, drafter, depth=6)
     assert answers(engine, asked, preempt_every=5) == plain and drafter.name in engine.proposer.drafters
     assert any(draft.parents != tuple(range(-1, len(draft) - 1)) for draft in drafts)
@@ -201,14 +165,7 @@ def test_rules_that_need_q_get_it(name: str, rule: VerifyRule, tmp_path: Path) -
     reference, kernels = reference_of(name), native()
     decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
     drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=kernels)
-    made: list[Draft] = []
-    propose = drafter.propose
-
-    def kept(asked: Sequence[DraftRequest]) -> list[Draft]:
-        made.extend(propose(asked))
-        return made[-len(asked) :]
-
-    drafter.propose = kept  # type: ignore[method-assign]
+    made = keep_drafts(drafter)
     engine = engine_on(decoder, drafter, rule=rule, depth=2)
     asked = requests([TOKENS[:20]], PARAMS[1])
     assert answers(engine, asked) == answers(engine, asked)
@@ -294,7 +251,7 @@ def test_a_cached_block_is_found_by_all_tokens_that_its_entries_embed(name: str,
     params = SamplingParams(max_tokens=5)
     plain = [answers(engine_on(decoder), requests([prompt], params))["r0#0"] for prompt in prompts]
     drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=None)
-    recorded = Recorded(drafter)
+    recorded = Recorded(drafter, vocab=VOCAB)
     engine = engine_on(decoder, drafter, depth=4)
     for prompt, answer in zip(prompts, plain, strict=True):
         recorded.texts = {"r0": [*prompt, *answer]}
@@ -302,7 +259,7 @@ def test_a_cached_block_is_found_by_all_tokens_that_its_entries_embed(name: str,
         assert answers(engine, requests([prompt], params))["r0#0"] == answer
     text = recorded.texts["r0"]
     states = states_of(weights, text, kernels)
-    made = {position: draft for (_, position), draft in recorded.made.items() if len(draft)}
+    made = {position: draft for (_, position), draft in recorded.drafts.items()}
     assert made
     for position, draft in made.items():
         guesses, rows = reference.guesses(states[first:], text[first:position], len(draft))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoder_engines import answers, decoder_on, engine_on, requests
+from decoder_engines import answers, decoder_on, engine_on, native, requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import Rows, batch, chain
@@ -22,7 +22,7 @@ from wager.draft.history import ReferenceOracle
 from wager.draft.random_tree import RandomTreeDrafter
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.base import TargetOutput
 from wager.kernels.reference import ReferenceKernels
 from wager.models.random_weights import random_weights
 from wager.models.transformer import Decoder
@@ -30,13 +30,6 @@ from wager.models.weights import open_weights
 from wager.types import SamplingParams
 
 LAYERS = int(SIZES["num_hidden_layers"])
-
-
-def native() -> Kernels:
-    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
-    from wager.kernels.cpu import CpuKernels
-
-    return CpuKernels(threads=2)
 
 
 def taken(decoder: Decoder, spans: list[Rows], logits: Sequence[int] | None = None) -> tuple[dict[int, Array], Array]:

@@ -13,7 +13,7 @@ from trained import MODEL
 
 from in_process import Call
 from wager.draft.store_file import StoreFile
-from wager.draft.vocabulary import vocabulary_digest
+from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.models.opening import open_model
 from wager.train.training_target import TrainingTarget
 
@@ -79,6 +79,7 @@ def test_a_store_is_built_of_the_answers_and_drafts(wager: Call, tmp_path: Path,
     assert result["entries"] > 0
     assert len(result["held_out"]["survival"]) == 3
     store = StoreFile(out / "answers.store", vocab=512, tokenizer=vocabulary_digest(open_model(MODEL)[2]))
+    assert store.header.sample == vocabulary_sample(open_model(MODEL)[2])
     provenance = store.header.provenance
     assert provenance["target_fingerprint"] == TrainingTarget.of(MODEL, *open_model(MODEL)).fingerprint
     assert provenance["texts"] < 60, "held-out texts are not in it"

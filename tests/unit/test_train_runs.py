@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from trained import contents, eagle, states_of, target_of, texts, torch_target
 
 from wager.errors import ModelError, UsageError
+from wager.models.tokenizer import Tokenizer
 from wager.train import export
 from wager.train.checkpoint import NAME, TrainingCheckpoint
 from wager.train.draft_module import DraftModule, OutputRows, StepRows
@@ -250,6 +251,9 @@ def test_a_whole_vocabulary_is_written_without_maps(tmp_path: Path) -> None:
     run.export(tmp_path)
     assert {"d2t", "t2d"} & set(load_file(tmp_path / "model.safetensors")) == set()
     assert export.read_export(tmp_path, 512)[1].whole
+    beside, own = Tokenizer.load(tmp_path), run.target.tokenizer
+    assert [beside.token(token) for token in range(512)] == [own.token(token) for token in range(512)]
+    assert beside.chat_template == own.chat_template
 
 
 class Scripted(DraftModule):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest
 from wager.kernels import select
 from wager.kernels.base import Kernels
+from wager.models.padding import num_tokens
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
 from wager.types import RULES
@@ -104,24 +105,33 @@ def _open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
 
 def _open_store(path: Path, target: OpenedModel) -> StoreFile:
     tokenizer = target.tokenizer
-    return StoreFile(path.expanduser(), vocab=tokenizer.vocab_size, tokenizer=vocabulary_digest(tokenizer))
+    digest = vocabulary_digest(tokenizer)
+    return StoreFile(path.expanduser(), vocab=num_tokens(tokenizer), tokenizer=digest, vocabulary=tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterBytes:
-    """Memory of all drafters together: `fixed` bytes, and `per_token` bytes for every position of the cache."""
+    """Memory of all drafters together: `fixed` bytes, by what is loaded in `parts`, and `per_token` bytes for every
+    position of the cache."""
 
     fixed: int
     per_token: int
+    parts: Mapping[str, int]
 
 
 def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterBytes:
     """The memory of all drafters; that of drafters without a model or head is small and not counted."""
     models = [model for drafter in drafters for model in drafter.models]
-    return DrafterBytes(
-        sum(model.weight_bytes(kernels) + model.workspace_bytes(kernels) for model in models),
-        sum(model.token_bytes(kernels) for model in models),
-    )
+    parts: Counter[str] = Counter()
+    for model in models:
+        parts[f"{model.role} {model.path.name}"] += model.weight_bytes(kernels) + model.workspace_bytes(kernels)
+    return DrafterBytes(parts.total(), sum(model.token_bytes(kernels) for model in models), parts)
+
+
+def notes(drafters: Sequence[OpenedDrafter]) -> list[str]:
+    """What a user should know of them when they are loaded."""
+    models = [model for drafter in drafters for model in drafter.models]
+    return [model.note for model in models if isinstance(model, OpenedModel) and model.note]
 
 
 def build(

@@ -14,6 +14,7 @@ from wager.build import drafters as drafting
 from wager.build import latency as latencies
 from wager.build import memory_plan as memory
 from wager.build import policy as policies
+from wager.build.free_memory import free_memory, total_memory
 from wager.build.memory_plan import MemoryPlan
 from wager.build.opened import OpenedModel, open_target
 from wager.config import EngineConfig, check_rule_for_trees
@@ -72,14 +73,16 @@ class LoadedTarget:
                 "Wait until its requests have finished: engines that share a model run one at a time.",
             )
         self.cache_user = engine
-        self.decoder.tap(engine.proposer.taps if engine else ())
+        self.decoder.tap(engine.proposer.readers.taps if engine else ())
 
 
 class LoadedEngine(Engine):
-    """An engine on a loaded model, with its target and memory plan."""
+    """An engine on a loaded model, with its target and memory plan; `notes` are what a user should know of its
+    drafters."""
 
     target: LoadedTarget
     memory_plan: MemoryPlan
+    notes: tuple[str, ...] = ()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -170,7 +173,9 @@ def load(
             report(f"loading the {loaded.role} {loaded.path.name}")
     blocks, decoder = target.memory_plan.num_blocks, target.decoder
     built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks, oracle=oracle) for item in opened]
-    return _assemble(config, target, [drafter] if drafter else built, plan, report=report)
+    engine = _assemble(config, target, [drafter] if drafter else built, plan, report=report)
+    engine.notes = tuple(drafting.notes(opened))
+    return engine
 
 
 def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:
@@ -210,13 +215,11 @@ def _plan_memory(
     drafters are added."""
     limit = config.capacity.memory
     if limit is not None:
-        memory.check_limit(limit)
-    budget = limit if limit is not None else int(memory.available() * memory.SHARE)
-    if shared is not None and limit is None:
-        budget += shared.memory_plan.total
+        memory.check_limit(limit, total_memory())
+    budget = memory.Budget.of(free_memory(), limit=limit, held=shared.memory_plan.total if shared else 0)
     needs = [drafting.footprint(each, kernels) for each in drafters]
     return memory.plan(
-        budget=budget,
+        budget=budget.size,
         weights=target.weight_bytes(kernels),
         workspace=target.workspace_bytes(kernels),
         drafter=max(need.fixed for need in needs),
@@ -224,6 +227,9 @@ def _plan_memory(
         max_context=target.limits.context,
         cache_tokens=shared.memory_plan.cache_tokens if shared else config.capacity.cache_tokens,
         use_all=limit is not None,
+        draft_token_bytes=max(need.per_token for need in needs),
+        draft_parts=max(needs, key=lambda need: need.fixed).parts,
+        reason=budget.reason,
     )
 
 
@@ -250,6 +256,7 @@ def _assemble(
         max_context=model.limits.context,
         max_draft_tokens=built.max_depth,
         clock=trace.clock,
+        max_prefill_rows=config.capacity.max_prefill_rows,
     )
     engine = LoadedEngine(
         runner,

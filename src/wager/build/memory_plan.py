@@ -5,9 +5,10 @@ A model that does not fit is refused with the figures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from wager.build.free_memory import FreeMemory
 from wager.errors import MemoryPlanError
 from wager.kernels.base import BLOCK_SIZE
 
@@ -20,7 +21,9 @@ FULL_CONTEXTS = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by use. `cache_tokens` are the positions the cache holds, a multiple of BLOCK_SIZE."""
+    """Bytes by use. `cache_tokens` are the positions the cache holds, a multiple of BLOCK_SIZE; `draft_cache` bytes of
+    it are the drafters'. `draft_parts` are the bytes of `drafter` by what is loaded; `reason` says what bounds the
+    budget."""
 
     budget: int
     weights: int
@@ -28,6 +31,9 @@ class MemoryPlan:
     drafter: int
     cache: int
     cache_tokens: int
+    draft_cache: int = 0
+    draft_parts: Mapping[str, int] = field(default_factory=dict)
+    reason: str = ""
 
     @property
     def total(self) -> int:
@@ -36,6 +42,16 @@ class MemoryPlan:
     @property
     def num_blocks(self) -> int:
         return self.cache_tokens // BLOCK_SIZE
+
+    def describe(self) -> str:
+        """What takes how much, in one line."""
+        parts = [("weights", self.weights), ("workspace", self.workspace), *self.draft_parts.items()]
+        listed = ", ".join(f"{name} {gib(size)}" for name, size in parts)
+        own = f" ({gib(self.draft_cache)} of it for drafters)" if self.draft_cache else ""
+        return (
+            f"{listed}, cache of {self.cache_tokens} tokens {gib(self.cache)}{own}; together {gib(self.total)} of "
+            f"{gib(self.budget)} that may be used{_because(self.reason)}"
+        )
 
 
 def plan(
@@ -48,8 +64,12 @@ def plan(
     max_context: int,
     cache_tokens: int | None = None,
     use_all: bool = False,
+    draft_token_bytes: int = 0,
+    draft_parts: Mapping[str, int] | None = None,
+    reason: str = "",
 ) -> MemoryPlan:
-    """Divide `budget` bytes. `token_bytes` are the cache's bytes per position (target and drafters together).
+    """Divide `budget` bytes. `token_bytes` are the cache's bytes per position (target and drafters together), of which
+    `draft_token_bytes` are the drafters'; `draft_parts` and `reason` are those of the plan.
 
     The cache has `cache_tokens` positions, or else what remains, up to FULL_CONTEXTS contexts unless `use_all` and at
     least one context of full length; in whole blocks. Raises MemoryPlanError with the figures.
@@ -66,54 +86,50 @@ def plan(
         raise MemoryPlanError(
             f"The model does not fit: weights {gib(weights)} + workspace {gib(workspace)} + drafter {gib(drafter)} + "
             f"cache of {tokens} tokens {gib(tokens * token_bytes)} = "
-            f"{gib(total)}, of {gib(budget)} that may be used.",
+            f"{gib(total)}, of {gib(budget)} that may be used{_because(reason)}.",
             "Lower --max-context, use a smaller model, or raise --memory."
             if cache_tokens is None
             else "Lower cache_tokens, use a smaller model, or raise --memory.",
         )
-    return MemoryPlan(budget, weights, workspace, drafter, tokens * token_bytes, tokens)
+    return MemoryPlan(
+        budget, weights, workspace, drafter, tokens * token_bytes, tokens, tokens * draft_token_bytes,
+        dict(draft_parts or {}), reason,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`size` bytes that a plan may use, and the `reason` why it is so many."""
+
+    size: int
+    reason: str
+
+    @classmethod
+    def of(cls, free: FreeMemory, *, limit: int | None, held: int = 0) -> Budget:
+        """A share of the memory that is free, or up to `limit` bytes, but no more than are free. `held` bytes, which
+        the plan counts too, are in use already."""
+        left = f"the {gib(free.free)} that {free.where} has free"
+        if limit is None:
+            return cls(int(free.free * SHARE) + held, f"{SHARE:.0%} of {left}")
+        return cls(limit, "--memory") if limit <= free.free + held else cls(free.free + held, left)
+
+
+def check_limit(limit: int, installed: FreeMemory) -> None:
+    """MemoryPlanError if `limit` is more than there is."""
+    if limit > installed.total:
+        raise MemoryPlanError(
+            f"memory = {gib(limit)} is more than the {gib(installed.total)} of {installed.where}.",
+            "Give less, or leave it out.",
+        )
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
 
 
 def _whole_blocks(tokens: int) -> int:
     """Rounded up to whole blocks."""
     return -(-tokens // BLOCK_SIZE) * BLOCK_SIZE
-
-
-def available() -> int:
-    """Bytes free for new allocations: the smaller of the system's and the control group's."""
-    return min(_meminfo("MemAvailable"), *_cgroup())
-
-
-def check_limit(limit: int) -> None:
-    """MemoryPlanError if `limit` is more than the machine has."""
-    installed = _meminfo("MemTotal")
-    if limit > installed:
-        raise MemoryPlanError(
-            f"memory = {gib(limit)} is more than the {gib(installed)} of this machine.", "Give less, or leave it out."
-        )
-
-
-def _meminfo(key: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise MemoryPlanError("This system does not report how much memory is free.", "Give --memory, for example 4GiB.")
-
-
-def _cgroup() -> list[int]:
-    """Bytes free within the control group's limit (a container's), in a list that is empty without a limit."""
-    root = Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit_text, usage = (root / limit).read_text().strip(), int((root / used).read_text())
-        except (OSError, ValueError):
-            continue
-        if limit_text.isdigit():
-            return [max(0, int(limit_text) - usage)]
-    return []
 
 
 def gib(size: int) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from wager.arch.attention import Mla
 from wager.arch.config_keys import ConfigKeys
 from wager.arch.spec import ModelSpec
+from wager.build.drafter_checks import check_draft_tokenizer, translation
 from wager.config import EngineConfig
 from wager.draft.own_layers import parse_layers
-from wager.draft.vocabulary import check_same_vocabulary
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.models import footprint
@@ -59,6 +59,7 @@ class OpenedModel:
     limits: PassLimits
     dtype: str = "auto"
     layers: tuple[int, ...] | None = None  # of the model that are run; None: all
+    note: str = ""  # what a user should know of it when it is loaded
     role = "draft model"
     """What it is called where it is loaded beside a target."""
 
@@ -143,8 +144,11 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_v
     target's type, unless it holds latents; beside a quantised target it is rounded to q8_0, as heads are, since a guess
     costs what its bytes cost."""
     path, weights, tokenizer = open_model(model)
-    if not other_vocabulary:
-        check_same_vocabulary(target.tokenizer, tokenizer)
+    note = ""
+    if other_vocabulary:
+        note = translation(path, tokenizer, target.tokenizer)
+    else:
+        check_draft_tokenizer(path, tokenizer, target.tokenizer)
     _warn_of_another_target(path, target)
     context = weights.spec.context if other_vocabulary else min(target.limits.context, weights.spec.context)
     limits = _draft_limits(config, target, context)
@@ -153,7 +157,7 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_v
     dtype = config.model.dtype
     if dtype == "auto" and target.quantised:
         dtype = "q8"
-    return OpenedModel(path, weights, tokenizer, limits, dtype)
+    return OpenedModel(path, weights, tokenizer, limits, dtype, note=note)
 
 
 def _warn_of_another_target(path: Path, target: OpenedModel) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wager.build.drafter_checks import check_head_tokenizer, tokenizer_difference
 from wager.build.opened import OpenedModel
 from wager.draft.heads.autoregressive import StateHead
 from wager.draft.heads.block import SlotHead
@@ -111,9 +112,15 @@ def _split_side(argument: str) -> tuple[str, str | None]:
 
 def check_provenance(files: HeadFiles, target: OpenedModel) -> None:
     """ModelError if the head says what it was trained for and it is not this: `wager train` notes the fingerprints of
-    the target and of its tokenizer."""
-    noted = files.keys.section("wager")
+    the target and of its tokenizer. One that notes no tokenizer but has the files of one is refused for another
+    vocabulary, and warned of for another chat template."""
+    noted, path = files.keys.section("wager"), Path(files.where)
+    own = (path / "tokenizer.json").is_file() and path != target.path
     if found := trained_for_another(noted, target.weights, target.tokenizer, target.path.name):
+        because = tokenizer_difference(path, target.tokenizer) if own and "tokenizer" in found else ""
         raise ModelError(
-            f"The head in {files.where} was trained {found}.", "Give a head of this target, or train one: wager train."
+            f"The head in {files.where} was trained {found}{because and f': {because}'}.",
+            "Give a head of this target, or train one: wager train.",
         )
+    if own and not noted.text("tokenizer_fingerprint"):
+        check_head_tokenizer(path, target.tokenizer)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wager.config import SpeculationConfig
 from wager.draft.ahead import AheadDrafter
-from wager.draft.base import Drafter
+from wager.draft.base import Drafter, StateReader
 from wager.economics.drafts_ahead import DraftsAheadLatency
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
@@ -17,6 +17,10 @@ from wager.economics.policy.threshold import Threshold
 
 _CATCH_UP_TOKENS = 8
 """Missed tokens that a drafter with a cache of its own computes in about the time of one guess."""
+
+_WARM_UP = 16
+"""Steps for which a drafter that rested is shown the target's states before it drafts again: then its guesses are
+nearly as often right as with the whole context (docs/policy.md)."""
 
 _DRAFT_SHARE = 0.25
 """Assumed cost of a guess until it was timed, as a share of the target's one-row step."""
@@ -61,4 +65,6 @@ def build(
 def _capabilities(drafter: Drafter, depth: int, latency: LatencyModel) -> DrafterCapabilities:
     guess_s = latency.draft_seconds(drafter.name, 1, 1) or _DRAFT_SHARE * latency.seconds(1, 1, 0)
     catch_up_s = guess_s / _CATCH_UP_TOKENS if drafter.samples else 0.0
-    return DrafterCapabilities(depth, stops_early=drafter.samples, catch_up_s=catch_up_s)
+    reads_states = isinstance(drafter, StateReader) and drafter.taps is not None
+    warm_up = _WARM_UP if reads_states else 0
+    return DrafterCapabilities(depth, stops_early=drafter.samples, catch_up_s=catch_up_s, warm_up=warm_up)

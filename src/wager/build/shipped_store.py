@@ -6,6 +6,7 @@ from pathlib import Path
 
 from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
+from wager.models.padding import num_tokens
 from wager.models.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parents[1] / "stores"
@@ -17,5 +18,5 @@ def shipped_store(tokenizer: Tokenizer) -> StoreFile | None:
     for path in sorted(FOLDER.glob("*.store")):
         digest = digest or vocabulary_digest(tokenizer)
         if read_store_header(path).tokenizer == digest:
-            return StoreFile(path, vocab=tokenizer.vocab_size, tokenizer=digest)
+            return StoreFile(path, vocab=num_tokens(tokenizer), tokenizer=digest)
     return None

@@ -7,7 +7,9 @@ is usually written in tokens. It is imported, and its view of the vocabulary bui
 from __future__ import annotations
 
 import json
+import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,6 +28,10 @@ for a regular expression, 500,000 symbols."""
 MAX_LEXER_FUEL = 2_000_000
 """For one mask: some 150 ms. What is known from earlier masks costs none, so it is ten times the library's default: no
 grammar in use must reach it, since whether one does depends on what was asked before."""
+
+MAX_COMPILE_S = 0.1
+"""Processor seconds that compiling may take; grammars in use take milliseconds. Once in a while it is done again
+between two steps (see StartedGrammar.renew), for which all requests wait."""
 
 _KEPT = 16  # grammars that are kept compiled
 _STACK_BYTES = 256 << 20  # of the thread that compiles: chains of rules are followed recursively
@@ -59,6 +65,8 @@ class GrammarCompiler:
     def compile(self, grammar: Grammar) -> Grammar:
         """The grammar with `compiled` set. RequestError with the reason if it cannot be compiled, allows no token to
         begin with, or is too large; UsageError where llguidance is not installed."""
+        if isinstance(grammar.compiled, StartedGrammar) and grammar.compiled.compiler is self:
+            return grammar
         with self._lock:
             compiled = self._compiled.get(grammar)
         if compiled is None:
@@ -92,13 +100,26 @@ class GrammarCompiler:
             max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=MAX_LEXER_FUEL, verbose_errors=False
         )
 
-        def make() -> Any:
-            source = _source(grammar, library.LLMatcher)
-            return _with_large_stack(lambda: library.LLMatcher(vocabulary, source, limits=limits, log_level=0))
+        seconds: list[float] = []
 
-        started = StartedGrammar(make, self._tokenizer.vocab_size)
+        def make() -> Any:
+            return _with_large_stack(build)
+
+        def build() -> Any:
+            begin = time.thread_time()
+            source = _source(grammar, library.LLMatcher)
+            matcher = library.LLMatcher(vocabulary, source, limits=limits, log_level=0)
+            seconds.append(time.thread_time() - begin)
+            return matcher
+
+        try:
+            started = StartedGrammar(make, self._tokenizer.vocab_size, self)
+        except ValueError as error:  # a text that the library cannot read
+            raise _refused(grammar, str(error)) from error
         if started.matcher.is_error():
             raise _refused(grammar, started.matcher.get_error())
+        if seconds[0] > MAX_COMPILE_S:
+            raise _refused(grammar, f"compiling it took {seconds[0]:.2f} s, at most {MAX_COMPILE_S} s are given")
         try:
             started.start().allowed(())
         except GrammarError as error:
@@ -120,8 +141,8 @@ class StartedGrammar:
     """A compiled grammar; every sequence starts with a copy of `matcher`. Copies share the states of the lexer that one
     of them has met, and these are limited; `renew` begins with none."""
 
-    def __init__(self, make: Callable[[], Any], vocab_size: int) -> None:
-        self._make, self.vocab_size = make, vocab_size
+    def __init__(self, make: Callable[[], Any], vocab_size: int, compiler: GrammarCompiler | None = None) -> None:
+        self._make, self.vocab_size, self.compiler = make, vocab_size, compiler
         self.matcher = make()
 
     def start(self) -> GrammarMatcher:
@@ -164,12 +185,17 @@ def _source(grammar: Grammar, matcher: Any) -> str:
     return matcher.grammar_from_lark(grammar.text)  # type: ignore[no-any-return]
 
 
+_LISTING = re.compile(r"\s*(\d+ \||\^)")
+"""Lines in which llguidance shows the text of a grammar, which may be one that the caller has not written."""
+
+
 def _refused(grammar: Grammar, reason: str) -> RequestError:
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    lines = [line.strip() for line in reason.splitlines() if line.strip() and not _LISTING.match(line)]
     name = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice", "lark": "Lark grammar"}
     return RequestError(
         f"The {name[grammar.kind]} cannot be used as a grammar: {' '.join(lines)[:400]}.",
         "Keywords and syntax that cannot be enforced are refused; see docs/grammars.md.",
+        field="grammar",
     )
 
 

@@ -19,6 +19,8 @@ from wager.grammar import Grammar
 
 MAX_TOOLS = 128
 
+_TOOL_KEYS = ("type", "function")
+_FUNCTION_KEYS = ("name", "description", "parameters", "strict")  # schemas are enforced, whatever strict says
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _TAG = re.compile(r"</?\w+>|\[[A-Z_]+\]")
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -194,8 +196,13 @@ def _read_tool(tool: object, number: int) -> Tool:
     function = (
         tool.get("function") if isinstance(tool, Mapping) and tool.get("type", "function") == "function" else None
     )
-    if not isinstance(function, Mapping):
+    if not isinstance(tool, Mapping) or not isinstance(function, Mapping):
         raise UsageError(f"{where} is no function.", 'A tool is {"type": "function", "function": {"name": ...}}.')
+    unknown = [*(key for key in tool if key not in _TOOL_KEYS), *(key for key in function if key not in _FUNCTION_KEYS)]
+    if unknown:
+        raise UsageError(
+            f"{where} has the unknown key {str(unknown[0])[:80]!r}.", f"A function has {', '.join(_FUNCTION_KEYS)}."
+        )
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(f"{where} has the name {name!r}.", "Names have 1 to 64 letters, digits, _ . and -.")

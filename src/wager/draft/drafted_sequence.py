@@ -31,7 +31,8 @@ class FedTree:
 class DraftedSequence:
     """One sequence in the drafter's cache, whose first `num_computed_tokens` have final keys and values. `fed` are
     guesses that have provisional ones, and `reached` the last of them that turned out right (-1: the root; None:
-    another token came, so none of the others can)."""
+    another token came, so none of the others can). `unknown` is the place of the first token that the model has no row
+    for: nothing can be computed from there on."""
 
     tokens: list[int]
     history: History | None
@@ -40,6 +41,13 @@ class DraftedSequence:
     fed: FedTree = field(default_factory=lambda: FedTree(0))
     reached: int | None = None
     others: Sequence[tuple[int, ...]] = ()  # of each guess of the last draft, if it was a chain, those next after it
+    unknown: int | None = None
+
+    def extend(self, tokens: Sequence[int], vocab: int) -> None:
+        """Tokens became known; ids from `vocab` on are unknown to the model."""
+        if self.unknown is None and max(tokens, default=-1) >= vocab:
+            self.unknown = len(self.tokens) + next(at for at, token in enumerate(tokens) if token >= vocab)
+        self.tokens += tokens
 
     def computed_with(self, tokens: Sequence[int]) -> int:
         """For how many tokens, known ones and `tokens` behind them, keys and values are in place: those of fed guesses

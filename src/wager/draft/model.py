@@ -49,7 +49,8 @@ class DraftModel(TellsInner):
     natively where given. `trees`: it drafts trees of as many nodes as guesses are requested. `inner` guesses what it
     will draw, so that one pass gives several guesses of a chain. `max_logits_rows` bounds the rows with logits of one
     pass (None: its rows). `shared` are the ids of a model with another vocabulary, which guesses those it has in common
-    with the verified one. A sequence is declined when the cache has no blocks for it or the context is too long.
+    with the verified one. A sequence is declined when the cache has no blocks for it or the context is too long, and as
+    soon as it holds an id that the draft model has no row for, since everything behind it depends on it.
     """
 
     default_depth = 4
@@ -100,7 +101,8 @@ class DraftModel(TellsInner):
         history = deepcopy(source.history)
         if history is not None:
             history.append(tokens)
-        state = DraftedSequence([*source.tokens, *own], history, source.prompt_tokens)
+        state = DraftedSequence(list(source.tokens), history, source.prompt_tokens, unknown=source.unknown)
+        state.extend(own, self._target.vocab)
         self._states[new_id] = state
         if self._inner is not None:
             self._inner.begin(new_id, source.tokens[: source.prompt_tokens], params)
@@ -122,7 +124,8 @@ class DraftModel(TellsInner):
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Remember the prompt; it is computed when the first draft is requested."""
         self.end(seq_id)
-        self._states[seq_id] = DraftedSequence(self._own(tokens), History.of(tokens, params), len(tokens))
+        self._states[seq_id] = state = DraftedSequence([], History.of(tokens, params), len(tokens))
+        state.extend(self._own(tokens), self._target.vocab)
         if self._inner is not None:
             self._inner.begin(seq_id, tokens, params)
 
@@ -132,7 +135,7 @@ class DraftModel(TellsInner):
         self.rank_rates.compare(seq_id, own)
         for position, token in enumerate(own, len(state.tokens)):
             self._compare(seq_id, state, token, position)
-        state.tokens += own
+        state.extend(own, self._target.vocab)
         if state.history is not None:
             state.history.append(tokens)
         # the last token's logits are still needed
@@ -141,6 +144,9 @@ class DraftModel(TellsInner):
             self.block_pool.commit(seq_id, state.tokens, length=state.num_computed_tokens)
         if state.reached is None or state.reached not in state.fed.parents:
             self.block_pool.trim(seq_id, state.num_computed_tokens)
+        if state.unknown is not None:
+            self.block_pool.release(seq_id)
+            state.num_computed_tokens, state.reached, state.others = 0, None, ()
 
     def _own(self, tokens: Sequence[int]) -> list[int]:
         """Known tokens in the model's own ids."""
@@ -151,9 +157,11 @@ class DraftModel(TellsInner):
         state = self._states[seq_id]
         del state.tokens[length:]
         state.reached = None
-        kept = min(state.num_computed_tokens, length)
+        if state.unknown is not None and state.unknown >= length:
+            state.unknown = None
+        kept = max(0, min(state.num_computed_tokens, length - 1))  # the last token's logits are still needed
         kept -= kept % BLOCK_SIZE  # the block may be shared by now
-        state.num_computed_tokens = max(0, min(kept, length - 1))
+        state.num_computed_tokens = kept
         self.block_pool.trim(seq_id, kept)
 
     def observe(self, output: TargetOutput) -> None:
@@ -191,6 +199,8 @@ class DraftModel(TellsInner):
     def _start(self, request: DraftRequest) -> DraftRound | None:
         """Reserve blocks for everything that the request may write; None declines it."""
         state = self._states[request.seq_id]
+        if state.unknown is not None or not state.tokens:  # a prompt may have no spelling in another vocabulary
+            return None
         depth, levels, known = request.depth, _LEVELS, len(state.tokens)
         if self._max_context is not None:  # the last guess is never fed
             levels = min(levels, self._max_context - known + 1)

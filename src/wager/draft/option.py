@@ -16,7 +16,10 @@ from wager.inputs import check_threads, did_you_mean, shown, whole_number
 MERGED = "A//B"
 """How one tree of the guesses of several drafters is written."""
 
-WORDS = {"none": "no speculation", "auto": "all drafters that need no weights, as it pays"}
+WORDS = {
+    "none": "no speculation",
+    "auto": "store, with the texts that come with wager for the model, or suffix",
+}
 """What may be written instead of drafters, alone."""
 
 AUTO = (DrafterSpec("suffix"),)

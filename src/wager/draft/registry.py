@@ -142,7 +142,8 @@ def _prediction(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
 def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     from wager.draft.stages import InnerDrafter
 
-    inner = InnerDrafter(parts.inner, vocab=parts.vocab) if parts.inner is not None else None
+    known = min(parts.vocab, parts.model.vocab) if parts.model else parts.vocab  # ids that it can be fed
+    inner = InnerDrafter(parts.inner, vocab=known) if parts.inner is not None else None
     return _draft_model(spec, parts, trees=KINDS[spec.name].makes_trees, inner=inner)
 
 

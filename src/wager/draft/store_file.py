@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.draft.store_counts import ContinuationTable, count_continuations
+from wager.draft.vocabulary import Vocabulary, sample_difference
 from wager.errors import UsageError
 from wager.inputs import shown
 
@@ -49,7 +50,8 @@ Slots = NDArray[np.uint64]
 class StoreHeader:
     """What a file says of itself. `vocab` is the number of token ids, `tokenizer` the digest of the vocabulary
     (vocabulary_digest), `homes` the size of the hash table, `tokens` how many tokens were counted. `provenance`: where
-    the texts came from, as the builder was told."""
+    the texts came from, as the builder was told. `sample`: the tokens that the digest was made of, so that a difference
+    can be named; files of earlier versions have none."""
 
     vocab: int
     tokenizer: str
@@ -61,6 +63,7 @@ class StoreHeader:
     provenance: Mapping[str, Any]
     format: int = FORMAT
     longest: int = LONGEST
+    sample: Sequence[str] = ()
 
 
 class Continuation(NamedTuple):
@@ -76,15 +79,17 @@ def build_store(
     *,
     vocab: int,
     tokenizer: str,
+    sample: Sequence[str] = (),
     provenance: Mapping[str, Any] | None = None,
     max_bytes: int | None = None,
 ) -> StoreHeader:
     """Count what the target wrote, and write a store.
 
     `answers` are pairs of a prompt's token ids and those of its answer: the answer's tokens are counted, the prompt's
-    last ones are only context. `vocab` is the target's number of token ids and `tokenizer` its vocabulary_digest. At
-    most `max_bytes` of the most useful continuations are kept (None: all). The file is written under another name and
-    renamed. UsageError if there is nothing to count or an id is outside the vocabulary.
+    last ones are only context. `vocab` is the target's number of token ids, `tokenizer` its vocabulary_digest and
+    `sample` its vocabulary_sample. At most `max_bytes` of the most useful continuations are kept (None: all). The file
+    is written under another name and renamed. UsageError if there is nothing to count or an id is outside the
+    vocabulary.
     """
     if not 0 < vocab <= LARGEST_VOCABULARY:
         raise UsageError(f"A store cannot hold {vocab} token ids.", f"It holds at most {LARGEST_VOCABULARY}.")
@@ -101,6 +106,7 @@ def build_store(
         slots=len(slots),
         sha256=hashlib.sha256(data).hexdigest(),
         provenance=dict(provenance or {}),
+        sample=list(sample),
     )
     _write(path, header, data)
     return header
@@ -170,17 +176,24 @@ def read_store_header(path: Path) -> StoreHeader:
 
 class StoreFile:
     """An open store, memory-mapped read-only and checked against its SHA-256. UsageError, which names the file, if it
-    is none, is damaged, or was built for other token ids than those of `tokenizer` (a vocabulary_digest)."""
+    is none, is damaged, or was built for other token ids than those of `tokenizer` (a vocabulary_digest); it names one
+    if `vocabulary` is given and the file has a sample."""
 
-    def __init__(self, path: Path, *, vocab: int, tokenizer: str) -> None:
+    def __init__(self, path: Path, *, vocab: int, tokenizer: str, vocabulary: Vocabulary | None = None) -> None:
         self.path = path
         data, size = _mapped(path)
         self.header, offset = _header(path, data, size)
         header = self.header
         if header.tokenizer != tokenizer:
+            found = sample_difference(vocabulary, header.sample, header.vocab) if vocabulary and header.sample else ""
+            digests = (
+                f"a vocabulary of {header.vocab} token ids with the digest {shown(header.tokenizer[:12])}; the model's "
+                f"has {vocab} and {shown(tokenizer[:12])}"
+            )
+            target = header.provenance.get("target")
             raise UsageError(
-                f"The store {path} was built for another tokenizer: a vocabulary of {header.vocab} token ids with the "
-                f"digest {shown(header.tokenizer[:12])}; the model's has {vocab} and {shown(tokenizer[:12])}.",
+                f"The store {path} was built for another tokenizer{f', that of {target}' if target else ''}: "
+                f"{found or digests}.",
                 "Build one from this model's answers: wager train --kind store.",
             )
         self.slots: Slots = np.frombuffer(data, "<u8", header.slots, offset)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
 from wager.errors import UsageError
-from wager.types import Draft
+from wager.types import Draft, DraftRequest
 
 
 @dataclass(frozen=True)
@@ -161,3 +161,26 @@ class RankRates:
     def rates(self) -> tuple[float, ...]:
         """Probability of each rank, rounded to 1/128, so that a template is computed anew only when they changed."""
         return tuple(round(128 * right / trials) / 128 for right, trials in zip(self._right, self._trials, strict=True))
+
+
+class LearnsRanks:
+    """Tells `rank_rates` of the trees of the drafter that it is mixed into, and what became of them."""
+
+    rank_rates: RankRates
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """See the drafter."""
+        drafts: list[Draft] = super().propose(requests)  # type: ignore[misc]
+        for draft in drafts:
+            self.rank_rates.drafted(draft)
+        return drafts
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        """See Drafter."""
+        self.rank_rates.compare(seq_id, tokens)
+        super().accept(seq_id, tokens)  # type: ignore[misc]
+
+    def end(self, seq_id: str) -> None:
+        """See Drafter."""
+        self.rank_rates.end(seq_id)
+        super().end(seq_id)  # type: ignore[misc]

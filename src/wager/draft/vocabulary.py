@@ -1,22 +1,16 @@
 """Whether two tokenizers have the same token at every id: a draft model's ids, and those of a store, are used as the
-target's."""
+target's. Padding, ids without a token, is no difference (models/padding.py).
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from wager.errors import TokenizerError
-
-
-class Vocabulary(Protocol):
-    """What the comparison needs of a tokenizer."""
-
-    vocab_size: int
-
-    def token(self, token_id: int) -> str:
-        """The token as the vocabulary spells it."""
+from wager.models.padding import Vocabulary as Vocabulary
+from wager.models.padding import num_tokens, unpadded
 
 
 class TextVocabulary(Vocabulary, Protocol):
@@ -38,30 +32,59 @@ _DIGESTED = 4096
 
 
 def vocabulary_digest(vocabulary: Vocabulary) -> str:
-    """SHA-256, in hex, of the number of token ids and of the tokens at some 4,096 of them; those of two tokenizers
-    differ."""
-    size = vocabulary.vocab_size
-    found = hashlib.sha256(str(size).encode())
-    for token_id in range(0, size, max(1, size // _DIGESTED)):
-        found.update(b"\0" + vocabulary.token(token_id).encode("utf-8", "surrogatepass"))
+    """SHA-256, in hex, of the number of tokens and of some 4,096 of them; those of two tokenizers differ."""
+    found = hashlib.sha256(str(num_tokens(vocabulary)).encode())
+    for text in vocabulary_sample(vocabulary):
+        found.update(b"\0" + text.encode("utf-8", "surrogatepass"))
     return found.hexdigest()
 
 
-def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
-    """Raise TokenizerError unless every id of the target is the same token in the draft model's vocabulary.
+def vocabulary_sample(vocabulary: Vocabulary) -> list[str]:
+    """The tokens that a digest reads."""
+    return [vocabulary.token(token_id) for token_id in _sampled(num_tokens(vocabulary))]
 
-    The error names the first id that differs and both tokens, or the two sizes.
-    """
-    for token_id in range(min(target.vocab_size, draft.vocab_size)):
-        in_target, in_draft = target.token(token_id), draft.token(token_id)
-        if in_target != in_draft:
-            raise TokenizerError(
-                f"The draft model's vocabulary differs: id {token_id} is {in_draft!r}, but {in_target!r} "
-                "in the target.",
-                "A draft model must share the target's tokenizer; drafting by n-grams (--drafter ngram) always works.",
-            )
-    if target.vocab_size != draft.vocab_size:
+
+def _sampled(size: int) -> range:
+    return range(0, size, max(1, size // _DIGESTED))
+
+
+def sample_difference(target: Vocabulary, sample: Sequence[str], size: int) -> str:
+    """As `vocabulary_difference`, where of a vocabulary of `size` ids only a sample is known."""
+    for token_id, text in zip(_sampled(size), sample, strict=False):
+        if found := _difference(token_id, unpadded(token_id, text), _token(target, token_id)):
+            return found
+    own = num_tokens(target)
+    return f"there are {size} token ids, but {own} in the target" if size != own else ""
+
+
+def vocabulary_difference(target: Vocabulary, draft: Vocabulary) -> str:
+    """The first id that is not the same token in both, with both tokens: the end of a sentence; "" if there is none. An
+    id that has a token in neither is no difference."""
+    for token_id in range(max(target.vocab_size, draft.vocab_size)):
+        if found := _difference(token_id, _token(draft, token_id), _token(target, token_id)):
+            return found
+    return ""
+
+
+def _token(vocabulary: Vocabulary, token_id: int) -> str | None:
+    return unpadded(token_id, vocabulary.token(token_id)) if token_id < vocabulary.vocab_size else None
+
+
+def _difference(token_id: int, in_draft: str | None, in_target: str | None) -> str:
+    if in_draft == in_target:
+        return ""
+    if in_draft is None:
+        return f"there is no id {token_id}, which is {in_target!r} in the target"
+    if in_target is None:
+        return f"id {token_id} is {in_draft!r}, and the target has none"
+    return f"id {token_id} is {in_draft!r}, but {in_target!r} in the target"
+
+
+def check_same_vocabulary(target: Vocabulary, draft: Vocabulary, *, where: str = "") -> None:
+    """Raise TokenizerError unless every token of the target has the same id in the draft model's vocabulary, and no
+    others are there. The error names the first id that differs and both tokens; `where` says whose it is."""
+    if found := vocabulary_difference(target, draft):
         raise TokenizerError(
-            f"The draft model's vocabulary has {draft.vocab_size} tokens, the target's {target.vocab_size}.",
-            "A draft model must share the target's tokenizer; drafting by n-grams (--drafter ngram) always works.",
+            f"The draft model's vocabulary differs{where}: {found}.",
+            "Draft in its own vocabulary (--drafter tli:PATH or slem:PATH), or without a model (--drafter ngram).",
         )

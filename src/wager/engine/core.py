@@ -113,7 +113,8 @@ class Engine:
         self._forward = trace.timed(FORWARD_STAGE, runner.pack_and_forward, tables)
         self._accept = trace.timed("accept", runner.accept, sequences)
         self._commit = trace.timed("commit", scheduler.commit)
-        self._show = trace.timed("observe", proposer.show)
+        self._let_rest = trace.timed("observe", proposer.let_rest, sequences, runner.tap)
+        self._show = trace.timed("observe", proposer.readers.show)
         self._observe_drafters = trace.timed("observe", proposer.observe)
         self._learn = trace.timed(POLICY_STAGE, self._update_policy)
         self._report = trace.timed(POLICY_STAGE, policy.observe)
@@ -135,11 +136,14 @@ class Engine:
             return finals
         budget = self.scheduler.draft_budget(spans)
         plan = self._plan(spans, budget)
+        readers = self._proposer.readers
+        if readers.reads_states and readers.resting is not (resting := self._policy.resting):
+            self._let_rest(resting)
         drafts = self._propose(spans, plan)
         drafts = self._admit(drafts, budget)
         output = self._forward(spans, drafts)
         outcomes = self._accept(spans, drafts, output)
-        if self._proposer.reads_passes:
+        if readers.reads_passes:
             self._show(output, spans, drafts, outcomes)
         deltas = self._commit(spans, outcomes)
         self._observe(spans, output, outcomes, deltas)

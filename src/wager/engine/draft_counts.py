@@ -16,11 +16,13 @@ from wager.types import Draft, Plan, Span, Verdict
 
 @dataclass(slots=True)
 class DrafterCounts:
-    """Of one drafter since the start. `verified[n]`: drafts of which n guesses were verified; `accepted[n]`: of those,
-    drafts of which n guesses were accepted (index 0 counts in both)."""
+    """Of one drafter since the start. `verified[n]`: drafts of which n guesses were verified; `levels[n]`: those that
+    were n deep, which is the same for chains; `accepted[n]`: of them, drafts of which n guesses were accepted (index 0
+    counts in all)."""
 
     verified: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
 
     @property
     def drafts(self) -> int:
@@ -85,6 +87,14 @@ class DraftCounter(WrappedPolicy):
             accepted = [node for node in verdict.accepted if draft.drafter_of(node) == name]
             _count(counts.verified, names.count(name) if several else len(draft.tokens))
             _count(counts.accepted, len(accepted))
+            _count(counts.levels, _levels(draft, name, several=several))
+
+
+def _levels(draft: Draft, name: str, *, several: bool) -> int:
+    """The number of depths at which a drafter guessed."""
+    if draft.is_chain and not several:
+        return len(draft.tokens)
+    return len({depth for node, depth in enumerate(draft.depths) if draft.drafter_of(node) == name})
 
 
 def _count(counts: list[int], index: int) -> None:

@@ -17,11 +17,13 @@ def check_length(request: Request, *, max_context: int, num_blocks: int) -> None
             f"Request {request.id!r} has {prompt_tokens} prompt tokens; the context holds "
             f"{max_context}, at least one of them for the answer.",
             "Shorten the prompt, or raise --max-context if the model allows it.",
+            field="prompt",
         )
     if blocks_for(need) > num_blocks:
         raise RequestError(
             f"Request {request.id!r} may grow to {need} tokens; the cache holds {num_blocks * BLOCK_SIZE}.",
             "Lower max_tokens, shorten the prompt, or give the cache more memory (--memory).",
+            field="max_tokens",
         )
 
 
@@ -32,17 +34,19 @@ def check_request(request: Request, *, vocab: int, has_tokenizer: bool) -> None:
     prediction = request.params.prediction
     if isinstance(prediction, str):
         raise RequestError("A predicted text needs a tokenizer; this engine has none.", "Give its token ids.")
-    for name, tokens, hint in (
-        ("", request.prompt, "Encode the prompt with the target's own tokenizer."),
-        (" under logit_bias", request.params.logit_bias, "Leave it out of logit_bias."),
-        (" under stop_token_ids", request.params.stop_token_ids, "Leave it out of stop_token_ids."),
-        (" under prediction", prediction, "Encode it with the target's own tokenizer."),
+    for field, tokens, hint in (
+        ("prompt", request.prompt, "Encode the prompt with the target's own tokenizer."),
+        ("logit_bias", request.params.logit_bias, "Leave it out of logit_bias."),
+        ("stop_token_ids", request.params.stop_token_ids, "Leave it out of stop_token_ids."),
+        ("prediction", prediction, "Encode it with the target's own tokenizer."),
     ):
         for token in tokens:
             if not 0 <= token < vocab:
+                name = "" if field == "prompt" else f" under {field}"
                 raise RequestError(
                     f"Request {request.id!r} names token {token}{name}; the vocabulary has ids 0 to {vocab - 1}.",
                     hint,
+                    field=field,
                 )
     if request.params.stop and not has_tokenizer:
         raise RequestError("Stop strings need a tokenizer; this engine has none.", "Use stop_token_ids instead.")

@@ -28,6 +28,16 @@ class OutputCollector:
         """Ids of the requests that were expected."""
         return {request_id for request_id, _ in self._partial}
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that came so far."""
+        return sum(len(partial.token_ids) for partial in self._partial.values())
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of the choices that have ended, in that order."""
+        return [completion.finish_reason for completion in self._completed.values()]
+
     def expect(self, request: Request) -> None:
         """RequestError if a request of that id was expected before."""
         if (request.id, 0) in self._partial:
@@ -56,6 +66,7 @@ class OutputCollector:
                 drafted_by=tuple(partial.drafted_by),
                 logprobs=tuple(partial.logprobs),
                 error=delta.error,
+                error_status=delta.error_status,
             )
 
     def completions(self) -> list[Completion]:
@@ -64,3 +75,8 @@ class OutputCollector:
         if missing:
             raise WagerError(f"Request {missing[0][0]!r} never ended.", "This is a defect in wager; please report it.")
         return [self._completed[key] for key in self._partial]
+
+
+def one_or_all(completions: list[Completion], *, one: bool) -> Completion | list[Completion]:
+    """The only completion of `one` prompt; a list where there are several prompts or choices."""
+    return completions[0] if one and len(completions) == 1 else completions

@@ -2,20 +2,21 @@
 
 Drafts cannot change the text, so an invalid draft costs speed at most: nodes with unknown tokens, wrong parents or
 beyond the sequence's room are cut off, and a drafter that raises is switched off with a warning. Every drafter gets
-every token, so that one that did not draft for a while is up to date.
+every token, so that one that did not draft for a while is up to date; one that rests gets them when it wakes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from wager.draft.base import ComputedRows, Drafter, RemembersRequests, RowReader, StateReader
+from wager.draft.base import Drafter, RemembersRequests
 from wager.engine.native import draft_calls
+from wager.engine.pass_readers import PassReaders
 from wager.kernels.base import TargetOutput
-from wager.types import RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
+from wager.types import RULES, Draft, DraftRequest, Plan, SamplingParams, Span, VerifyRule
 
 log = logging.getLogger("wager")
 
@@ -48,34 +49,49 @@ class Proposer:
 
     def __init__(self, *drafters: Drafter, vocab: int, rule: VerifyRule = "match") -> None:
         self.drafters = {drafter.name: drafter for drafter in drafters}
+        self.failed: dict[str, str] = {}
+        """Why drafters were switched off, by name."""
         self.vocab = vocab
         self._rule = RULES[rule]
         self._native = draft_calls()
-        self._readers = {
-            drafter.name: drafter
-            for drafter in drafters
-            if isinstance(drafter, StateReader) and drafter.taps is not None
-        }
-        self._row_readers = {
-            drafter.name: drafter for drafter in drafters if isinstance(drafter, RowReader) and drafter.reads_rows
-        }
-        self.reads_passes = bool(self._readers or self._row_readers)
-        """Whether some drafter reads the target's states, or its rows."""
+        self._known: dict[str, dict[str, int]] = {}  # of drafters that rest: how many tokens of each sequence they have
+        self.readers = PassReaders(drafters, drop=self._switch_off)
 
     @property
     def name(self) -> str:
         """The names of the drafters that are not switched off, separated by commas; `none` without any."""
         return ",".join(self.drafters) or "none"
 
-    @property
-    def taps(self) -> frozenset[int]:
-        """The layers that drafters read; see StateReader."""
-        return frozenset(
-            layer for name, reader in self._readers.items() if name in self.drafters for layer in reader.taps or ()
-        )
-
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        for known in self._known.values():
+            known[seq_id] = len(tokens)
         self._call_all(lambda drafter: drafter.begin(seq_id, tokens, params))
+
+    def let_rest(
+        self,
+        names: frozenset[str],
+        sequences: Mapping[str, DraftableSequence],
+        tap: Callable[[Collection[int]], None],
+    ) -> None:
+        """The drafters of these names rest from now on, and no others: they get no tokens and are shown no states until
+        they wake. `tap` is called with the layers that drafters read if they change."""
+        before, resting = self.readers.taps, self.readers.resting
+        for name in resting - names:
+            self._catch_up(name, self._known.pop(name), sequences)
+        for name in names - resting:
+            self._known[name] = {seq_id: len(sequence.tokens) for seq_id, sequence in sequences.items()}
+        self.readers.rest(names)
+        if self.readers.taps != before:
+            tap(self.readers.taps)
+
+    def _catch_up(self, name: str, known: Mapping[str, int], sequences: Mapping[str, DraftableSequence]) -> None:
+        """The tokens beyond those it knows, to a drafter that wakes."""
+
+        def accept_all(drafter: Drafter) -> None:
+            for seq_id, count in known.items():
+                drafter.accept(seq_id, sequences[seq_id].tokens[count:])
+
+        self._call(name, accept_all)
 
     def propose(
         self, spans: Sequence[Span], plan: Plan, sequences: Mapping[str, DraftableSequence]
@@ -134,45 +150,35 @@ class Proposer:
         """Tokens that became known."""
         self._call_all(lambda drafter: drafter.accept(seq_id, tokens))
 
-    def show(
-        self,
-        output: TargetOutput,
-        spans: Sequence[Span],
-        drafts: Mapping[str, Draft],
-        outcomes: Mapping[str, Outcome],
-    ) -> None:
-        """A pass's states and rows to the drafters that read them."""
-        computed = computed_rows(spans, outcomes) if self._readers else []
-        tokens = row_tokens(spans, drafts) if self._row_readers else []
-        for name in list(self.drafters):
-            try:
-                if name in self._readers:
-                    self._readers[name].read(output, computed)
-                if name in self._row_readers:
-                    self._row_readers[name].read_rows(output, tokens)
-            except Exception as error:
-                self._switch_off(name, error)
-
-    def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Iterable[str]) -> None:
+    def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Collection[str]) -> None:
         """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""
 
-        if not self.drafters:
+        resting = self._known
+        if len(resting) == len(self.drafters) and not ended:
             return
         for name, drafter in list(self.drafters.items()):
             try:
-                drafter.observe(output)
-                for seq_id, tokens in known.items():
-                    drafter.accept(seq_id, tokens)
+                if name not in resting:
+                    drafter.observe(output)
+                    for seq_id, tokens in known.items():
+                        drafter.accept(seq_id, tokens)
                 for seq_id in ended:
                     drafter.end(seq_id)
             except Exception as error:
                 self._switch_off(name, error)
+        for seq_id in ended:
+            self._forget(seq_id)
+
+    def _forget(self, seq_id: str) -> None:
+        for each in self._known.values():
+            each.pop(seq_id, None)
 
     def forget(self) -> None:
         """Drafters forget earlier requests. No sequence is running."""
         self._call_all(lambda drafter: drafter.forget() if isinstance(drafter, RemembersRequests) else None)
 
     def end(self, seq_id: str) -> None:
+        self._forget(seq_id)
         self._call_all(lambda drafter: drafter.end(seq_id))
 
     def _requests(
@@ -199,15 +205,21 @@ class Proposer:
         return limits, requests
 
     def _call_all(self, call: Callable[[Drafter], None]) -> None:
-        for name, drafter in list(self.drafters.items()):
-            try:
-                call(drafter)
-            except Exception as error:
-                self._switch_off(name, error)
+        for name in list(self.drafters):
+            self._call(name, call)
+
+    def _call(self, name: str, call: Callable[[Drafter], None]) -> None:
+        try:
+            call(self.drafters[name])
+        except Exception as error:
+            self._switch_off(name, error)
 
     def _switch_off(self, name: str, error: Exception) -> None:
         log.warning("Drafter %r failed and is switched off: %s: %s", name, type(error).__name__, error)
+        self.failed[name] = f"{type(error).__name__}: {error}"
         del self.drafters[name]
+        self._known.pop(name, None)
+        self.readers.remove(name)
 
     # ---- checks of a draft ----------------------------------------------------------------------------------------
 
@@ -251,31 +263,6 @@ class Proposer:
             return draft.draft_probs.shape == (len(draft.tokens), self.vocab)
         sampled = drafter.samples and not request.params.greedy
         return not (request.needs_draft_probs and sampled)
-
-
-def computed_rows(spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> list[ComputedRows]:
-    """Which rows of a pass are known tokens now: those of its spans, each followed by its accepted guesses."""
-    computed, first, logits_row = [], 0, 0
-    for span in spans:
-        outcome = outcomes.get(span.seq_id)
-        count, accepted = len(span.tokens), () if outcome is None else outcome.verdict.accepted
-        rows = (*range(first, first + count), *(first + count + node for node in accepted))
-        last = -1 if outcome is None else logits_row + (1 + accepted[-1] if accepted else 0)
-        computed.append(ComputedRows(span.seq_id, span.num_computed_tokens, rows, last))
-        drafted = 0 if outcome is None else outcome.drafted
-        first += count + drafted
-        logits_row += 0 if outcome is None else 1 + drafted
-    return computed
-
-
-def row_tokens(spans: Sequence[Span], drafts: Mapping[str, Draft]) -> list[int]:
-    """The token that each row of logits follows: the last known one of a span, and its guesses."""
-    tokens: list[int] = []
-    for span in spans:
-        if span.needs_logits:
-            draft = drafts.get(span.seq_id)
-            tokens += (span.tokens[-1], *(draft.tokens if draft else ()))
-    return tokens
 
 
 def _has_valid_scores(draft: Draft) -> bool:

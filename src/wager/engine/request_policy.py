@@ -44,9 +44,10 @@ class RequestPolicy(WrappedPolicy):
         if choice is None or choice.depth == 0 or (choice.drafter or next(iter(drafters), "")) in drafters:
             return
         raise RequestError(
-            f"Request {request.id!r} wants drafter {choice.drafter or 'any'!r}; this engine has "
+            f"The request wants {f'drafter {choice.drafter!r}' if choice.drafter else 'a drafter'}; this engine has "
             f"{', '.join(drafters) or 'none'}.",
-            "Name one of these, or turn speculation off for the request (depth 0).",
+            "Name one that it was loaded with (the option drafter), or none at all (depth 0).",
+            field="speculation",
         )
 
     def add(self, sequence: RunningSequence, drafters: Mapping[str, Drafter]) -> bool:
@@ -124,6 +125,14 @@ class RequestPolicy(WrappedPolicy):
     def learn(self, verdicts: Iterable[Verdict]) -> None:
         others = [verdict for verdict in verdicts if verdict.seq_id not in self._decisions]
         self.policy.learn(self._grammar_drafts.verdicts(others) if self._constrained else others)
+
+    @property
+    def resting(self) -> frozenset[str]:
+        """None that a request names rests, nor the first one where it names none."""
+        if not self._decisions:
+            return self.policy.resting
+        named = {decision.drafter for decision in self._decisions.values() if decision.depth}
+        return frozenset() if "" in named else self.policy.resting - named
 
     def explain(self) -> str:
         count, why = len(self._decisions), self.policy.explain()

@@ -5,7 +5,7 @@ Under `match` a row's token is computed only when the accepted path reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.errors import GrammarError, NumericsError, UsageError
-from wager.kernels.base import BatchBuffers, Kernels, Target, TargetOutput
+from wager.kernels.base import BatchBuffers, Kernels, TappedTarget, Target, TargetOutput
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
@@ -151,6 +151,12 @@ class Runner:
             )
         return self.target.forward(batch)
 
+    def tap(self, layers: Collection[int]) -> None:
+        """From now on passes give the residual stream after these layers, and after no others; a target without layers
+        is left as it is."""
+        if isinstance(self.target, TappedTarget):
+            self.target.tap(layers)
+
     def accept(
         self,
         spans: Sequence[Span],
@@ -179,15 +185,15 @@ class Runner:
         return outcomes
 
     def _outcome(self, rows: TargetTokens) -> Outcome:
-        draft, error = rows.draft, ""
+        draft, error, status = rows.draft, "", 0
         try:
             verdict = _VERIFIERS[self.rule](rows, self.target.vocab)
         except InvalidRow as invalid:  # the accepted path led to the row, so its guesses are the target's own tokens
             path = draft.path(invalid.row - 1)
             verdict = Verdict(draft.seq_id, path, tuple(draft.tokens[node] for node in path))
-            error = str(invalid.error)
+            error, status = str(invalid.error), invalid.error.status
         drafted_by = (*map(draft.drafter_of, verdict.accepted), "")[: len(verdict.tokens)]
-        return Outcome(verdict, len(draft), drafted_by, _logprobs(rows, verdict), error)
+        return Outcome(verdict, len(draft), drafted_by, _logprobs(rows, verdict), error, status)
 
 
 def _matcher(kernels: Kernels | None) -> TokenMatcher | None:

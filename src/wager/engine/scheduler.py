@@ -16,14 +16,12 @@ from typing import Any
 
 from wager.engine.limits import check_length
 from wager.engine.native import plain_steps
+from wager.engine.row_shares import rows_kept_from_prompts
 from wager.engine.sequence import Sequence
 from wager.kernels.base import BLOCK_SIZE
 from wager.kv.blocks import BlockPool, blocks_for
 from wager.kv.paged_cache import PagedKVCache
 from wager.types import FinishReason, Outcome, OutputDelta, Span
-
-_LEAST_SHARE = 16
-"""While prompts are computed, at least one of this many rows of `max_rows` is left to guesses."""
 
 _DECAY = 0.75
 """Share of the rows that guesses lately took that is still expected a step later."""
@@ -32,7 +30,8 @@ _DECAY = 0.75
 class Scheduler:
     """Continuous batching over a paged cache.
 
-    `max_draft_tokens` bounds the guesses of one span; `clock` gives the times of the sequences' counters, in seconds.
+    `max_draft_tokens` bounds the guesses of one span, `max_prefill_rows` the rows of prompts in a step in which other
+    sequences decode (None: some more where more do); `clock` gives the times of the sequences' counters, in seconds.
     """
 
     def __init__(
@@ -44,9 +43,11 @@ class Scheduler:
         max_context: int,
         max_draft_tokens: int,
         clock: Callable[[], float],
+        max_prefill_rows: int | None = None,
     ) -> None:
         self.cache = cache
         self.max_rows = max_rows
+        self.max_prefill_rows = max_prefill_rows
         self.max_sequences = min(max_sequences, max_rows)
         self.max_context = max_context
         self.max_draft_tokens = max_draft_tokens
@@ -128,7 +129,9 @@ class Scheduler:
 
     def _schedule_prompts(self, spans: dict[str, Span], decoding: int, drafts: int, *, enough_blocks: bool) -> None:
         """Add spans of prompts, first of those that were begun, in the rows that `decoding` sequences leave."""
-        reserved = self._rows_reserved_for_drafts(decoding, drafts)
+        reserved = rows_kept_from_prompts(
+            self.max_rows, decoding=decoding, drafts=drafts, recent=self._recent_draft_rows, most=self.max_prefill_rows
+        )
         for sequence in [s for s in self.running if s.num_pending_tokens > 1]:
             rows_left = self.draft_budget(spans.values()) - reserved
             if rows_left > 0 and sequence in self.running:
@@ -143,12 +146,6 @@ class Scheduler:
         """Rows of the step that these spans' known tokens leave to guesses."""
         known = len(self._plain_spans) if spans is self._plain_spans else sum([len(span.tokens) for span in spans])
         return self.max_rows - known
-
-    def _rows_reserved_for_drafts(self, decoding: int, drafts: int) -> int:
-        """Rows that prompt chunks leave to guesses: twice what guesses lately took, so that they can grow, and half
-        of all rows at most."""
-        least = max(decoding, self.max_rows // _LEAST_SHARE)
-        return min(drafts * decoding, max(least, 2 * self._recent_draft_rows), self.max_rows // 2)
 
     def _schedule(self, sequence: Sequence, rows_left: int, drafts: int, spans: dict[str, Span]) -> bool:
         """Reserve blocks for a running sequence's span within `rows_left` rows and add it. False if blocks were too
@@ -255,17 +252,12 @@ class Scheduler:
         self._update_blocks(sequence)
         if count:
             self._count(sequence, outcome, len(accepted), now)
-        delta = OutputDelta(
-            sequence.request.id,
-            sequence.choice,
-            verdict.tokens[:count],
-            text,
-            outcome.drafted_by[:count],
-            outcome.logprobs[:count],
-        )
-        if finish_reason:
-            return self._end(sequence, finish_reason, delta=delta)
-        return self._end(sequence, "error", error=outcome.error, delta=delta) if outcome.error else delta
+        emitted = verdict.tokens[:count], text, outcome.drafted_by[:count], outcome.logprobs[:count]
+        delta = OutputDelta(sequence.request.id, sequence.choice, *emitted)
+        if outcome.error and not finish_reason:
+            finish_reason = "error"
+            delta = replace(delta, error=outcome.error, error_status=outcome.error_status)
+        return self._end(sequence, finish_reason, delta) if finish_reason else delta
 
     @staticmethod
     def _count(sequence: Sequence, outcome: Outcome, accepted: int, now: float) -> None:
@@ -282,9 +274,7 @@ class Scheduler:
         pool.commit(sequence.id, sequence.tokens, length=length)
         pool.trim(sequence.id, length)
 
-    def _end(
-        self, sequence: Sequence, finish_reason: FinishReason, *, error: str = "", delta: OutputDelta | None = None
-    ) -> OutputDelta:
+    def _end(self, sequence: Sequence, finish_reason: FinishReason, delta: OutputDelta | None = None) -> OutputDelta:
         """Remove a sequence and free its blocks; its last output, which carries `delta` of the step if there is one."""
         if sequence in self.running:
             self.running.remove(sequence)
@@ -293,4 +283,4 @@ class Scheduler:
         self.block_pool.release(sequence.id)
         del self._sequences[sequence.id]
         last = delta or OutputDelta(sequence.request.id, sequence.choice)
-        return replace(last, finish_reason=finish_reason, error=error, stats=sequence.stats())
+        return replace(last, finish_reason=finish_reason, stats=sequence.stats())

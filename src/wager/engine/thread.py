@@ -5,6 +5,7 @@ Requests are added and aborted between two steps. The deltas of a step are hande
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections import deque
@@ -43,6 +44,7 @@ class EngineThread:
         engine.on_step = self._keep_record
         self._thread = threading.Thread(target=self._run, name="wager-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # an interpreter that ends within a pass would abort the process
 
     def add(self, request: Request) -> Future[None]:
         """Give the engine a request before its next step; the future raises what `Engine.add` raises."""
@@ -80,6 +82,7 @@ class EngineThread:
             self._work.notify()
         self._thread.join()
         self._engine.on_step = None
+        atexit.unregister(self.close)
 
     # ---- in the engine's thread ------------------------------------------------------------------------------------
 
@@ -89,11 +92,10 @@ class EngineThread:
                 self._make_calls()
                 if self._engine.busy:
                     self._step()
-                if not self._engine.busy:
-                    self._engine.check()
+                    self._check_when_idle()
             self._make_calls()
             self._end_requests()
-        except Exception as error:
+        except BaseException as error:  # also what ends a thread: those who wait must be told
             self._stop(error)
 
     def _wait(self) -> bool:
@@ -113,6 +115,10 @@ class EngineThread:
         if deltas or record is not None:
             self._deliver(deltas, record)
 
+    def _check_when_idle(self) -> None:
+        if not self._engine.busy:
+            self._engine.check()
+
     def _end_requests(self) -> None:
         for request_id in self._engine.open_requests:
             self._engine.abort(request_id)
@@ -122,7 +128,7 @@ class EngineThread:
     def _keep_record(self, record: StepRecord) -> None:
         self._record = record
 
-    def _stop(self, error: Exception) -> None:
+    def _stop(self, error: BaseException) -> None:
         log.exception("A step of the engine failed.")
         known = error if isinstance(error, WagerError) else WagerError(f"{type(error).__name__}: {error}")
         with self._work:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from wager.arch.config_keys import ConfigKeys
+from wager.models.padding import num_tokens
 from wager.models.tensors import tensor_shapes
 from wager.models.weights import Weights
 
@@ -41,10 +42,11 @@ def target_fingerprint(weights: Weights) -> str:
     return found.hexdigest()
 
 
-def tokenizer_fingerprint(tokenizer: FingerprintedTokenizer) -> str:
-    """SHA-256, in hex, of every token, the ids that end a text and the chat template."""
+def tokenizer_fingerprint(tokenizer: FingerprintedTokenizer, *, with_padding: bool = False) -> str:
+    """SHA-256, in hex, of every token, the ids that end a text and the chat template; `with_padding` also of the names
+    that a GGUF file gives to ids without a token, as drafters were noted before."""
     found = hashlib.sha256()
-    for token_id in range(tokenizer.vocab_size):
+    for token_id in range(tokenizer.vocab_size if with_padding else num_tokens(tokenizer)):
         found.update(tokenizer.token(token_id).encode("utf-8", "surrogatepass") + b"\0")
     found.update(repr((sorted(tokenizer.eos_ids), tokenizer.chat_template)).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
@@ -57,6 +59,7 @@ def trained_for_another(
     sentence; None if it does not, or nothing is noted."""
     if (found := noted.text("target_fingerprint")) and found != target_fingerprint(weights):
         return f"for {noted.text('target') or 'another model'}, whose weights are not those of {name}"
-    if (found := noted.text("tokenizer_fingerprint")) and found != tokenizer_fingerprint(tokenizer):
+    prints = (tokenizer_fingerprint(tokenizer, with_padding=each) for each in (False, True))
+    if (found := noted.text("tokenizer_fingerprint")) and found not in prints:
         return f"with another tokenizer or chat template than that of {name}"
     return None

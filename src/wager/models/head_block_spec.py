@@ -81,7 +81,11 @@ def read_block(files: HeadFiles, target: ModelSpec) -> BlockSpec:
         own_embedding="embed_tokens.weight" in files.shapes, own_output="lm_head.weight" in files.shapes,
     )  # fmt: skip
     if decoder.hidden != target.hidden and not (spec.own_embedding and spec.own_output):
-        raise ModelError(f"The head in {files.where} shares matrices of the target, whose hidden size is another.")
+        raise ModelError(
+            f"The head in {files.where} of hidden size {decoder.hidden} shares matrices of the target, whose hidden "
+            f"size is {target.hidden}.",
+            "The head was trained for another target, or is incomplete.",
+        )
     if spec.depth < 1:
         raise ModelError(f"block_size = {slots} in {keys.where} leaves no slot to guess in.")
     expected = dict(_tensors(spec, target)) | vocabulary_shapes(files, draft=draft, size=target.vocab)

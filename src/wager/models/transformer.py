@@ -84,6 +84,7 @@ class Decoder:
         self.buffers = self._tape.buffers
         self._outputs: dict[int, TargetOutput] = {}  # views of the buffers, by rows of logits
         self._places: list[Tap] = []  # where each layer begins
+        self._tap_buffers: dict[int, Array] = {}  # of every layer that was tapped once
         self._tapped: dict[int, Array] = {}
         self._last: LastLayer | None = None  # where a pass computes the last layer for the rows with logits alone
         self._taps_last = False
@@ -137,12 +138,13 @@ class Decoder:
                     f"Tap layers 0 to {last}.",
                 )
         self._taps_last = self._last is not None and last in layers
-        buffers = {layer: self._tapped.get(layer) for layer in layers if layer < len(self._places)}
-        self._tapped = {
-            layer: empty(self.max_rows, self.spec.hidden) if rows is None else rows for layer, rows in buffers.items()
-        }
-        for layer, place in enumerate(self._places):
-            place.copy_to(self._tapped.get(layer))
+        before, self._tapped = self._tapped, {}
+        for layer in [layer for layer in layers if layer < len(self._places)]:
+            if layer not in self._tap_buffers:
+                self._tap_buffers[layer] = empty(self.max_rows, self.spec.hidden)
+            self._tapped[layer] = self._tap_buffers[layer]
+        for layer in before.keys() ^ self._tapped.keys():
+            self._places[layer].copy_to(self._tapped.get(layer))
 
     def _record(self, weights: Weights, matrices: Matrices, store: PackedStore, *, keep_expert_choices: bool) -> None:
         """Record a pass. A matrix that the store does not have is read and packed, one after the other, so that at most

@@ -30,11 +30,12 @@ _GREEDY = SamplingParams(ignore_eos=True)
 
 
 def time_drafting(
-    proposer: Proposer, *, vocab: int, hidden: int, seconds: float, clock: Clock,
+    proposer: Proposer, *, vocab: int, hidden: int, seconds: float, clock: Clock, tokens: int | None = None,
     between: Callable[[], object] = lambda: None, batches: Sequence[int] = REQUESTS,
 ) -> DraftCurve:  # fmt: skip
     """Seconds of drafting by requests (`batches`, ascending) and depth, timed for about `seconds` or a dozen rounds,
-    whichever ends first. `vocab` and `hidden` are the target's numbers of logits and of elements of a state.
+    whichever ends first. `vocab` and `hidden` are the target's numbers of logits and of elements of a state; texts
+    are made of ids below `tokens` (None: `vocab`), since a draft model may lack the target's padding.
 
     The texts are periodic, so that lookup drafters find continuations. `between` is called before each call, as a pass
     of the target would be: it leaves the processor's caches cold. Calls in which a request got no draft are not
@@ -42,8 +43,8 @@ def time_drafting(
     """
     name, seq_ids = proposer.name, [f"text {i}" for i in range(batches[-1])]
     rng = random.Random(0)
-    texts = {seq_id: _PeriodicText(rng, vocab) for seq_id in seq_ids}
-    target = _RandomPasses(proposer, vocab=vocab, hidden=hidden) if proposer.reads_passes else None
+    texts = {seq_id: _PeriodicText(rng, vocab if tokens is None else tokens) for seq_id in seq_ids}
+    target = _RandomPasses(proposer, vocab=vocab, hidden=hidden) if proposer.readers.reads_passes else None
     for seq_id in seq_ids:
         proposer.begin(seq_id, texts[seq_id].known, _GREEDY)
     _grow(proposer, texts, target)
@@ -102,9 +103,9 @@ class _RandomPasses:
             logits=self._rng.standard_normal((len(spans), self._vocab), np.float32),
             greedy_tokens=np.array([outcome.verdict.tokens[0] for outcome in outcomes.values()], np.int32),
             last_hidden=states[: len(spans)],
-            taps=dict.fromkeys(self._proposer.taps, states),
+            taps=dict.fromkeys(self._proposer.readers.taps, states),
         )
-        self._proposer.show(output, spans, {}, outcomes)
+        self._proposer.readers.show(output, spans, {}, outcomes)
 
 
 def _grow(proposer: Proposer, texts: Mapping[str, _PeriodicText], target: _RandomPasses | None) -> None:

@@ -29,6 +29,7 @@ def toy_engine(
     rule: VerifyRule = "match",
     num_blocks: int = 64,
     max_rows: int = 64,
+    max_prefill_rows: int | None = None,
     max_sequences: int = 8,
     max_context: int = 512,
     prefix_cache: bool = True,
@@ -49,6 +50,7 @@ def toy_engine(
         max_context=max_context,
         max_draft_tokens=depth if drafter else 0,
         clock=trace.clock,
+        max_prefill_rows=max_prefill_rows,
     )
     return Engine(
         Runner(target, rule=rule),

@@ -171,8 +171,13 @@ def medusa_config(
     }
 
 
-def write_export(folder: Path, config: Mapping[str, Any], module: DraftModule, vocabulary: DraftVocabulary) -> None:
-    """Write both files, each under another name first. ModelError for weights that are no numbers."""
+def write_export(
+    folder: Path, config: Mapping[str, Any], module: DraftModule, vocabulary: DraftVocabulary,
+    *, tokenizer: Mapping[str, str],
+) -> None:  # fmt: skip
+    """Write all files, each under another name first: those of the head, and the texts of the tokenizer's by their
+    names, so that who uses the head with another one is told where they differ. ModelError for weights that are no
+    numbers."""
     tensors = float_tensors(module.state_dict())
     if config.get("model_type") == "medusa":
         tensors |= {} if vocabulary.whole else {"token_map": torch.from_numpy(vocabulary.ids)}
@@ -181,6 +186,8 @@ def write_export(folder: Path, config: Mapping[str, Any], module: DraftModule, v
         tensors["t2d"] = torch.from_numpy(vocabulary.known())
     folder.mkdir(parents=True, exist_ok=True)
     save_tensors(folder / "model.safetensors", tensors)
+    for name, text in tokenizer.items():
+        replace_file(folder / name, text.encode())
     replace_file(folder / "config.json", (json.dumps(dict(config), indent=2) + "\n").encode())
 
 

@@ -227,7 +227,7 @@ class TrainingSession:
         )  # fmt: skip
 
     def export(self, folder: Path) -> None:
-        """Write config.json and model.safetensors, of a draft model the tokenizer's files too."""
+        """Write config.json, model.safetensors and the files of the tokenizer."""
         if isinstance(self.module, PrunedModule):
             write_pruned(folder, self.module, self.target, self.provenance, self.scaling)
             return
@@ -235,7 +235,7 @@ class TrainingSession:
             self.module.sizes, self.vocabulary, self.target.weights.spec, self.provenance, depth=self.settings.depth,
             scaling=self.scaling,
         )  # fmt: skip
-        export.write_export(folder, config, self.module, self.vocabulary)
+        export.write_export(folder, config, self.module, self.vocabulary, tokenizer=self.target.tokenizer.files())
 
 
 def _module(kind: str, sizes: DraftSizes, seed: int, target: TorchTarget, vocabulary: DraftVocabulary) -> DraftModule:

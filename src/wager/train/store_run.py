@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from wager.draft.store_file import StoreFile, StoreHeader, build_store
-from wager.draft.vocabulary import vocabulary_digest
+from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.errors import UsageError
+from wager.models.padding import num_tokens
 from wager.models.tokenizer import Tokenizer
 from wager.train.examples import TrainingData, TrainingText
 from wager.train.training_target import TrainingTarget
@@ -60,9 +61,10 @@ def run_store(
     pairs = [(text.ids[: text.prompt_length], text.ids[text.prompt_length :]) for text in data.train]
     path = folder / STORE
     header = build_store(
-        pairs, path, vocab=tokenizer.vocab_size, tokenizer=digest, provenance=provenance, max_bytes=max_bytes
-    )
-    store = StoreFile(path, vocab=tokenizer.vocab_size, tokenizer=digest)
+        pairs, path, vocab=num_tokens(tokenizer), tokenizer=digest, sample=vocabulary_sample(tokenizer),
+        provenance=provenance, max_bytes=max_bytes,
+    )  # fmt: skip
+    store = StoreFile(path, vocab=num_tokens(tokenizer), tokenizer=digest)
     accepted = [count for text in data.held_out for count in _rounds(store, text, depth)]
     survival = tuple(
         sum(count > step for count in accepted) / len(accepted) if accepted else 0.0 for step in range(depth)

@@ -158,8 +158,11 @@ def _apply_penalties(z: NDArray[np.float64], params: SamplingParams, history: Hi
         values -= presence * (counts > 0)
         z[ids] = values
     if params.logit_bias:
-        ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
-        z[ids] += np.fromiter(params.logit_bias.values(), np.float64, len(ids))
+        ids, addends = params.biases.arrays
+        if ids.max() >= len(z):  # a draft model may have fewer rows than the target, whose ids they are
+            there = ids < len(z)
+            ids, addends = ids[there], addends[there]
+        z[ids] += addends
 
 
 def _require_finite(z: NDArray[np.float64]) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from wager.draft.base import ComputedRows
 from wager.draft.guessing import GuessedRow, GuessSampler
-from wager.draft.heads.chain_guesses import ChainGuesses
+from wager.draft.heads.chain_guesses import ChainGuesses, draft_some
 from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.kernels.arrays import Array, DType
 from wager.kernels.base import Kernels, TargetOutput
@@ -106,14 +106,14 @@ class BlockDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request; it ends where logits are not finite."""
-        drafts: dict[str, Draft] = {}
         ready = [request for request in requests if self._is_ready(request)]
-        for first in range(0, len(ready), self._head.max_sequences):
-            some = ready[first : first + self._head.max_sequences]
-            states = [self._states[request.seq_id] for request in some]
-            self._head.run([state.context for state in states], [state.last for state in states])
-            drafts |= {draft.seq_id: draft for draft in self._drafts(some, states)}
-        return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
+        return draft_some(requests, ready, self._run, together=self._head.max_sequences, drafter=self.name)
+
+    def _run(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One pass of the head."""
+        states = [self._states[request.seq_id] for request in requests]
+        self._head.run([state.context for state in states], [state.last for state in states])
+        return self._drafts(requests, states)
 
     def _is_ready(self, request: DraftRequest) -> bool:
         """Brings the context up to date; whether it reaches to the last token."""

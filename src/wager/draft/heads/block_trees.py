@@ -16,7 +16,7 @@ from wager.draft.guessed_tree import BRANCHES, MOST_NODES, GuessedTree, with_rat
 from wager.draft.guessing import GuessedRow, GuessSampler
 from wager.draft.heads.block import BlockDrafter, BlockSequence, SlotHead
 from wager.draft.heads.parallel import ParallelDrafter, ParallelHead
-from wager.draft.tree_templates import RankRates, sequoia
+from wager.draft.tree_templates import LearnsRanks, RankRates, sequoia
 from wager.draft.trees import Candidate, best_first
 from wager.kernels.base import Kernels, TargetOutput
 from wager.types import Draft, DraftRequest
@@ -67,7 +67,7 @@ class MarginalTrees:
         return best.draft(request.seq_id, self._drafter)
 
 
-class ParallelTreeDrafter(ParallelDrafter):
+class ParallelTreeDrafter(LearnsRanks, ParallelDrafter):
     """Drafts trees with heads that all read one state, of as many nodes as guesses are requested."""
 
     makes_trees = True
@@ -76,14 +76,6 @@ class ParallelTreeDrafter(ParallelDrafter):
         super().__init__(head, kernels=kernels, name=name)
         self.max_depth = MOST_NODES
         self.rank_rates = RankRates()
-
-    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
-        self.rank_rates.compare(seq_id, tokens)
-        super().accept(seq_id, tokens)
-
-    def end(self, seq_id: str) -> None:
-        self.rank_rates.end(seq_id)
-        super().end(seq_id)
 
     def _drafts(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         depth = min(self._head.max_depth, max(request.depth for request in requests))
@@ -94,11 +86,10 @@ class ParallelTreeDrafter(ParallelDrafter):
             rows = range(index * depth, (index + 1) * depth)
             history = self._states[request.seq_id].history
             drafts.append(trees.draft(request, history, output, rows, rates=[None] * depth))
-            self.rank_rates.drafted(drafts[-1])
         return drafts
 
 
-class BlockTreeDrafter(BlockDrafter):
+class BlockTreeDrafter(LearnsRanks, BlockDrafter):
     """Drafts trees with a block head, of as many nodes as guesses are requested."""
 
     makes_trees = True
@@ -108,23 +99,12 @@ class BlockTreeDrafter(BlockDrafter):
         self.max_depth = MOST_NODES
         self.rank_rates = RankRates()
 
-    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
-        self.rank_rates.compare(seq_id, tokens)
-        super().accept(seq_id, tokens)
-
-    def end(self, seq_id: str) -> None:
-        self.rank_rates.end(seq_id)
-        super().end(seq_id)
-
     def _drafts(self, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]) -> list[Draft]:
         trees = MarginalTrees(self._sampler, self.rank_rates, self.name)
-        drafts = self._conditioned(trees, requests, states) if self._head.conditions else [
-            self._marginal(trees, request, state, block)
-            for block, (request, state) in enumerate(zip(requests, states, strict=True))
-        ]  # fmt: skip
-        for draft in drafts:
-            self.rank_rates.drafted(draft)
-        return drafts
+        if self._head.conditions:
+            return self._conditioned(trees, requests, states)
+        blocks = enumerate(zip(requests, states, strict=True))
+        return [self._marginal(trees, request, state, block) for block, (request, state) in blocks]
 
     def _marginal(self, trees: MarginalTrees, request: DraftRequest, state: BlockSequence, block: int) -> Draft:
         head, depth = self._head, min(self._head.max_depth, request.depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,3 +46,17 @@ class ChainGuesses:
         probs = np.stack(self.probs) if self.probs else None
         parents = tuple(range(-1, len(self.tokens) - 1))
         return Draft(self.request.seq_id, tuple(self.tokens), parents, tuple(self.survival), drafter, probs)
+
+
+def draft_some(
+    requests: Sequence[DraftRequest],
+    ready: Sequence[DraftRequest],
+    make: Callable[[Sequence[DraftRequest]], Iterable[Draft]],
+    *,
+    together: int,
+    drafter: str,
+) -> list[Draft]:
+    """One draft per request: `make` makes those that are ready, so many at a time, and the others are declined."""
+    parts = [ready[first : first + together] for first in range(0, len(ready), together)]
+    drafts = {draft.seq_id: draft for part in parts for draft in make(part)}
+    return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=drafter) for request in requests]

@@ -16,7 +16,7 @@ import numpy as np
 
 from wager.draft.guessed_tree import MOST_NODES, WIDTH, FedNodes, GuessedTree
 from wager.draft.heads.autoregressive import HeadDrafter, HeadRound, HeadSequence, StateHead, stacked_rows
-from wager.draft.tree_templates import RankRates, sequoia
+from wager.draft.tree_templates import LearnsRanks, RankRates, sequoia
 from wager.kernels.arrays import INT32, Array
 from wager.kernels.base import BLOCK_SIZE, Kernels, TargetOutput
 from wager.types import Draft, DraftRequest, PackedBatch, Span
@@ -60,8 +60,9 @@ class _Served:
     wanted: Sequence[int]  # those with logits
 
 
-class HeadTreeDrafter(HeadDrafter):
-    """Drafts trees with `head`, of as many nodes as guesses are requested. See HeadDrafter."""
+class HeadTreeDrafter(LearnsRanks, HeadDrafter):
+    """Drafts trees with `head`, of as many nodes as guesses are requested; nothing follows where its logits are not
+    finite. See HeadDrafter."""
 
     makes_trees = True
     max_depth = MOST_NODES
@@ -77,21 +78,6 @@ class HeadTreeDrafter(HeadDrafter):
     ) -> None:
         super().__init__(head, kernels=kernels, prefix_cache=prefix_cache, depth=depth, name=name)
         self.rank_rates = RankRates()
-
-    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
-        self.rank_rates.compare(seq_id, tokens)
-        super().accept(seq_id, tokens)
-
-    def end(self, seq_id: str) -> None:
-        self.rank_rates.end(seq_id)
-        super().end(seq_id)
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One tree per request; nothing follows where the head's logits are not finite."""
-        drafts = super().propose(requests)
-        for draft in drafts:
-            self.rank_rates.drafted(draft)
-        return drafts
 
     def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> HeadTreeRound | None:
         """Blocks for a tree's rows behind `known` entries, or for those of a chain if they are too few."""

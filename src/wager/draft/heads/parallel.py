@@ -15,7 +15,7 @@ import numpy as np
 
 from wager.draft.base import ComputedRows
 from wager.draft.guessing import GuessedRow, GuessSampler
-from wager.draft.heads.chain_guesses import ChainGuesses
+from wager.draft.heads.chain_guesses import ChainGuesses, draft_some
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels, TargetOutput
 from wager.types import Draft, DraftRequest, SamplingParams
@@ -84,12 +84,8 @@ class ParallelDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request; it ends where logits are not finite."""
-        drafts: dict[str, Draft] = {}
         ready = [r for r in requests if r.depth > 0 and self._states[r.seq_id].position == r.position - 2]
-        for first in range(0, len(ready), self._head.max_sequences):
-            some = ready[first : first + self._head.max_sequences]
-            drafts |= {draft.seq_id: draft for draft in self._drafts(some)}
-        return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
+        return draft_some(requests, ready, self._drafts, together=self._head.max_sequences, drafter=self.name)
 
     def _drafts(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         depth = min(self._head.max_depth, max(request.depth for request in requests))

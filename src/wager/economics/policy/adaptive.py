@@ -32,6 +32,7 @@ from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWei
 from wager.economics.policy.observed import ObservedSteps
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.planning import Planner
+from wager.economics.policy.readiness import PAUSE, DrafterReadiness
 from wager.economics.policy.row_exploration import RowExploration
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState
 from wager.economics.policy.step_load import StepLoads
@@ -59,6 +60,7 @@ class Adaptive(Policy):
         self._latency, self._goodput = LatencyCache(latency), GoodputEstimator()
         self._weights = ObjectiveWeights(objective)
         self._exploration = DraftExploration(self._drafters, self._latency, share=exploration_share)
+        self._readiness = DrafterReadiness(self._drafters)
         own = self._own = OwnSeconds()
         self._observed, self._watch = ObservedSteps(), CollapseWatch()
         self._loads = StepLoads(self._latency, self._weights, goodput=self._goodput)
@@ -89,6 +91,7 @@ class Adaptive(Policy):
         self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
         self._steps, self._next_aging = 0, AGING_INTERVAL
         self._interval = 1  # steps after which the policy learns, and looks at its plan again
+        self._pause = 1  # of so many steps without drafts one is learned from
         self._repeats_until = 0  # the step until which the same sequences repeat the plan
         self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
 
@@ -119,7 +122,7 @@ class Adaptive(Policy):
                 if span.seq_id != seq_id or span.max_draft_tokens < deepest or not span.needs_logits:
                     break
             else:
-                self._step = step = planned.repeat(now, spans)
+                self._step = step = planned.repeat(now, spans) if now % self._pause == 0 else planned.pass_over(spans)
                 return step.plan
         return self._plan(spans, budget)
 
@@ -146,10 +149,11 @@ class Adaptive(Policy):
         if self._planner.due(step.decoding, now=now) and step.candidates:
             self._taken.learn()
             self._learning.learn()
-            self._note_drafted(step)
+            self._readiness.note_drafted(step, self._planner.standing)
             self._planner.plan(step, self._weights)
             step.planned = True
             self._judge.judge_next()
+        self._readiness.settle(step, self._planner.standing)
         if may_measure := now >= self._next_measuring:
             self._next_measuring = now + UPDATE_INTERVAL
             step.measures_plain = self._rows.takes_plain_step(step, speculates=self._planner.speculates)
@@ -157,8 +161,11 @@ class Adaptive(Policy):
             self._request_planned(step)
             self._plan_repeats(step)
             if not (may_measure and self._measure_rows(step)):
-                for state, drafter in self._exploration.explore(step, steps=max(1, self._repeats_until - now)):
-                    self._note_request(state, drafter)
+                steps = max(1, self._repeats_until - now)
+                for state, drafter in self._exploration.explore(step, self._readiness, steps=steps):
+                    self._readiness.note_request(state, drafter, now)
+            if (ready := self._readiness.next_ready(now)) is not None:
+                self._repeats_until, self._pause = min(self._repeats_until, ready), 1
         if self._exact:
             step.fit(budget)
         return step.plan
@@ -167,9 +174,10 @@ class Adaptive(Policy):
         """Until which step this one's plan is repeated, and when the policy learns from what was taken until then."""
         now, early = self._steps, self._steps < EARLY_STEPS or self._weights.learns
         self._interval = 1 if early or step.sequences > LARGE_BATCH else round(UPDATE_INTERVAL * self._own.pace)
+        self._pause = PAUSE if self._readiness.all_rest and not early else 1
         step.repeated_plan = step.plan
         if not step.plan and not early:
-            self._repeats_until = now + max(UPDATE_INTERVAL, self._interval - len(self._taken.steps))
+            self._repeats_until = now + self._pause * max(UPDATE_INTERVAL, self._interval - len(self._taken.steps))
         elif not self._exact:
             self._repeats_until = min(now + self._interval - len(self._taken.steps), self._planner.next_plan)
 
@@ -199,26 +207,14 @@ class Adaptive(Policy):
         self._sequences[seq_id] = SequencePolicyState(seq_id, weight, acceptance, plan, [0] * count, [-1] * count)
         step.catches_up |= plan.depth > 0 and self._drafters[plan.drafter].capabilities.catch_up_s > 0
 
-    def _note_drafted(self, step: PolicyStep) -> None:
-        """Before a plan: until now the drafters kept up with the sequences that they were to draft for."""
-        if not any(profile.capabilities.catch_up_s for profile in self._drafters):
-            return
-        standing, candidates = self._planner.standing, step.candidates
-        for state in candidates:
-            decision = standing.get(state.seq_id)
-            if decision is not None and state.known_before:
-                self._note_request(state, self._drafter_index[decision.drafter])
-            state.known_before = True
-
-    def _note_request(self, state: SequencePolicyState, drafter: int) -> None:
-        state.last_position[drafter], state.last_step[drafter] = state.known, self._steps
-
     def _request_planned(self, step: PolicyStep) -> None:
         standing, states = self._planner.standing, self._sequences
         if len(states) == step.decoding:
             step.plan = standing.copy()
         else:  # some sequences wait
             step.plan = {seq_id: standing[seq_id] for seq_id in self._decoding if seq_id in standing}
+        if unready := self._readiness.unready(self._steps):
+            step.plan = {seq_id: each for seq_id, each in step.plan.items() if each.drafter not in unready}
         deepest = self._planner.deepest
         for span in [span for span in step.spans if span.max_draft_tokens < deepest]:
             decision = step.plan.get(span.seq_id)
@@ -229,7 +225,8 @@ class Adaptive(Policy):
 
     def _measure_rows(self, step: PolicyStep) -> bool:
         """Replace what is planned by a step that shows what rows cost, if that is worth it; returns whether it is."""
-        if (measuring := self._rows.measure(step, planned_rows=self._taken.verified if step.plan else 0)) is None:
+        planned_rows = self._taken.verified if step.plan else 0
+        if (measuring := self._rows.measure(step, self._readiness, planned_rows=planned_rows)) is None:
             return False
         step.measures_rows, step.measures_plain = measuring.depth > 0, measuring.depth == 0
         name, capabilities, _ = self._drafters[measuring.drafter]
@@ -237,12 +234,14 @@ class Adaptive(Policy):
         for state in step.candidates if measuring.depth else ():
             if state.seq_id not in planned:
                 step.catches_up |= state.catch_up_seconds(measuring.drafter, capabilities) > 0
-                self._note_request(state, measuring.drafter)
+                self._readiness.note_request(state, measuring.drafter, self._steps)
             step.plan[state.seq_id] = DraftDecision(min(measuring.depth, state.room), name)
         return True
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         step = self._step
+        if step.skipped:
+            return {}
         step.drafted = drafts
         if step.measures_rows:
             step.admitted = truncate_to(drafts, budget)
@@ -252,12 +251,17 @@ class Adaptive(Policy):
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
         step = self._step
+        if step.passed_over:
+            self._taken.passed_over += 1
+            return
         step.verdicts = verdicts if isinstance(verdicts, list) else list(verdicts)
         self._taken.steps.append(step)
 
     def observe(self, record: StepRecord) -> None:
         step, taken = self._step, self._taken.steps
         step.record = record
+        if step.passed_over:
+            return
         if not taken or taken[-1] is not step:
             taken.append(step)
         if len(taken) >= self._interval or step.measures_plain or step.measures_rows:
@@ -269,12 +273,16 @@ class Adaptive(Policy):
         """The drafters whose acceptance has collapsed, and a sentence about each."""
         return self._watch.collapsed
 
+    @property
+    def resting(self) -> frozenset[str]:
+        return self._readiness.resting
+
     def explain(self) -> str:
         self._taken.count()
         slo = self._weights.slo_report([state.weight for state in self._step.decoding_states])
         return explain(
             self._step, self._drafters, latency=self._latency, goodput=self._goodput, observed=self._observed, slo=slo,
-            collapsed=self.collapsed,
+            collapsed=self.collapsed, resting=self.resting,
         )  # fmt: skip
 
     def figures(self) -> PolicyFigures | None:

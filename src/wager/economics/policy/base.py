@@ -48,6 +48,12 @@ class Policy(Protocol):
         """The drafters that are not used since their acceptance collapsed, and a sentence about each."""
         return {}
 
+    @property
+    def resting(self) -> frozenset[str]:
+        """The drafters that the next steps do not ask for, so that they need not be shown the target's states: asked by
+        the engine after every `plan`, before the pass."""
+        return frozenset()
+
     def explain(self) -> str:
         """Why the last step was planned as it was, in words."""
 
@@ -100,18 +106,24 @@ class WrappedPolicy(Policy):
         return self.policy.figures()
 
     @property
+    def resting(self) -> frozenset[str]:
+        return self.policy.resting
+
+    @property
     def collapsed(self) -> Mapping[str, str]:
         return self.policy.collapsed
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterCapabilities:
-    """What a drafter can do: the greatest depth it may draft to; whether it heeds `DraftDecision.min_survival`; and the
-    seconds it needs per token that became known while it did not draft (0 if it keeps no cache)."""
+    """What a drafter can do: the greatest depth it may draft to; whether it heeds `DraftDecision.min_survival`; the
+    seconds it needs per token that became known while it did not draft (0 if it keeps no cache); and, of one that reads
+    the target's states, the steps for which it must be shown them before it drafts (0: it reads none, or always)."""
 
     max_depth: int
     stops_early: bool = False
     catch_up_s: float = 0.0
+    warm_up: int = 0
 
 
 def longest_that_fits(lengths: Collection[int], budget: int) -> int:

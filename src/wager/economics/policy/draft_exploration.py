@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.exploration import ExplorationBudget
+from wager.economics.policy.readiness import KEEPING_S, TRIAL, DrafterReadiness
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState
 from wager.types import DraftDecision
 
 _DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
+_DRAFTS = 2  # that the budget must have for a drafter to wake
 
 
 class DraftExploration:
@@ -22,20 +24,39 @@ class DraftExploration:
         """So many steps took that long together."""
         self._budget.earn(seconds, steps=steps)
 
-    def explore(self, step: PolicyStep, *, steps: int) -> list[tuple[SequencePolicyState, int]]:
+    def explore(
+        self, step: PolicyStep, readiness: DrafterReadiness, *, steps: int
+    ) -> list[tuple[SequencePolicyState, int]]:
         """Add them to the plan, as the budget allows, those of the next `steps` steps together; for which sequences,
-        by which drafter."""
+        by which drafter. A drafter that rests wakes for it."""
         seconds, chosen = step.load.plain_seconds, []
         if not self._budget.affords_draft(seconds):
             return []
         if len(self._drafters) == 1 and (len(step.plan) == step.decoding or len(step.plan) == step.num_candidates):
             return []
         step.plan = step.plan.copy()  # later steps repeat it without exploration
+        unready = readiness.unready(step.number)
+        ready = [index for index, profile in enumerate(self._drafters) if profile.name not in unready]
         for _ in range(steps):
-            if self._budget.affords_draft(seconds):
-                requested = [(self._request(step, index), index) for index in range(len(self._drafters))]
-                chosen += [(state, index) for state, index in requested if state is not None]
+            if not self._budget.affords_draft(seconds):
+                break
+            found = [(state, index) for index in ready if (state := self._request(step, index)) is not None]
+            if not found:
+                break
+            chosen += found
+        for index, profile in enumerate(self._drafters):
+            if profile.name in readiness.resting and self._pays_to_wake(profile, seconds):
+                readiness.keep(step, index, steps=TRIAL)
         return chosen
+
+    def _pays_to_wake(self, profile: DrafterProfile, plain_seconds: float) -> bool:
+        """Pay for keeping states for the steps that a trial takes, if drafts can be paid for too."""
+        name, capabilities, _ = profile
+        keeping = KEEPING_S * (capabilities.warm_up + TRIAL)
+        drafts = _DRAFTS * self._latency.draft_seconds(name, 1, min(_DEPTH, capabilities.max_depth))
+        if self._budget.seconds < keeping + drafts + capabilities.catch_up_s * capabilities.warm_up:
+            return False
+        return self._budget.spend(keeping, plain_seconds)
 
     def _request(self, step: PolicyStep, index: int) -> SequencePolicyState | None:
         """Request a draft for the sequence that the drafter last drafted for the longest time ago."""

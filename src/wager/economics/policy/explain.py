@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.goodput import GoodputEstimator
@@ -22,8 +22,10 @@ def explain(
     observed: ObservedSteps,
     slo: SloReport | None,
     collapsed: Mapping[str, str],
+    resting: Collection[str],
 ) -> str:
-    """Lines of one or two sentences; `slo` is how an SLO is met, `collapsed` are drafters that are good no more."""
+    """Lines of one or two sentences; `slo` is how an SLO is met, `collapsed` are drafters that are good no more,
+    `resting` those that are shown no states."""
     states = step.decoding_states
     decoding = len(states)
     if not decoding:
@@ -41,6 +43,8 @@ def explain(
         forecast = _drafter(step, step.candidates or states, index, profile=profile, draft_seconds=draft_seconds)
         lines.append(f"{forecast}. {_counts(observed.drafts(profile.name))}")
     lines += collapsed.values()
+    if resting:
+        lines.append(f"Resting, and shown no states until tried again: {', '.join(sorted(resting))}.")
     if step.explored:
         lines.append(f"Drafted for exploration only: {', '.join(sorted(step.explored))}.")
     drafts = list(step.drafted.values())

@@ -18,6 +18,7 @@ from wager.economics.latency_model import LatencyModel, difference_deviations
 from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL
 from wager.economics.policy.exploration import ExplorationBudget
 from wager.economics.policy.own_seconds import OwnSeconds
+from wager.economics.policy.readiness import TRIAL, DrafterReadiness
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 
 _PLAUSIBLE = 2.5  # standard deviations by which seconds may plausibly differ from what is believed
@@ -63,6 +64,7 @@ class RowExploration:
         self._now = 0  # steps taken; planning is skipped in most of those without drafts
         self._asked: dict[int, int] = {}  # when it was last asked whether to explore, by batch size
         self._intervals: dict[int, int] = {}  # how many steps there must be between
+        self._postponed: MeasuringStep | None = None  # one that waits for its drafter
 
     def earn(self, seconds: float, *, steps: int) -> None:
         """So many steps took that long together."""
@@ -86,8 +88,16 @@ class RowExploration:
         self._streaks[size], self._plain_intervals[size] = 0, min(LONGEST_INTERVAL, 2 * interval)
         return True
 
-    def measure(self, step: PolicyStep, *, planned_rows: int) -> MeasuringStep | None:
-        """How to draft in this step to measure; None: as planned, which verifies about `planned_rows` draft tokens."""
+    def measure(self, step: PolicyStep, readiness: DrafterReadiness, *, planned_rows: int) -> MeasuringStep | None:
+        """How to draft in this step to measure; None: as planned, which verifies about `planned_rows` draft tokens. If
+        it is by a drafter that rests, that wakes, and the step is taken when it is ready."""
+        if (postponed := self._postponed) is not None:
+            name = self._drafters[postponed.drafter].name
+            if name in readiness.unready(step.number) and name not in readiness.resting:
+                return None
+            self._postponed = None
+            if name not in readiness.resting and step.candidates:
+                return postponed
         if not (self._latency.learns and self._is_due(step)):
             return None
         count, load = len(step.candidates), step.load
@@ -115,6 +125,9 @@ class RowExploration:
         if best is None or not self._budget.spend(cost, load.plain_seconds):
             return None
         self._intervals[step.decoding.bit_length()] = _FIRST_INTERVAL
+        if best.depth and self._drafters[best.drafter].name in readiness.unready(step.number):
+            readiness.keep(step, best.drafter, steps=TRIAL)
+            self._postponed, best = best, None
         return best
 
     def _is_due(self, step: PolicyStep) -> bool:

@@ -101,6 +101,7 @@ class PolicyStep:
     ids: Sequence[str] = ()  # of these sequences
     ended: Mapping[str, SequencePolicyState] = _NO_STATES  # of the sequences that ended since
     skipped: bool = False  # planning was skipped: no sequence drafts, as in the last plan
+    passed_over: bool = False  # so it was, and nothing is learned from it
     measures_plain: bool = False  # it is taken without drafts to measure that
     measures_rows: bool = False  # another depth than planned is drafted and verified to measure what rows cost
     catches_up: bool = False  # a drafter has to catch up, so its seconds are not comparable
@@ -114,6 +115,7 @@ class PolicyStep:
     verdicts: Sequence[Verdict] = ()
     record: StepRecord | None = None  # what it took
     _candidates: list[SequencePolicyState] | None = None
+    _passed: PolicyStep | None = None
 
     def __init__(
         self,
@@ -146,6 +148,14 @@ class PolicyStep:
         else:
             step.skipped = True
         return step
+
+    def pass_over(self, spans: Sequence[Span]) -> PolicyStep:
+        """A later step of the same sequences without a plan, from which nothing is learned; one object for all."""
+        if self._passed is None:
+            self._passed = self.repeat(self.number, spans)
+            self._passed.passed_over = True
+        self._passed.all_spans = spans
+        return self._passed
 
     @property
     def sequences(self) -> int:

@@ -22,8 +22,8 @@ from wager.types import DRAFT_STAGE, POLICY_STAGE
 
 
 class TakenSteps:
-    """`steps` are those that are not learned from yet; `verified` the draft tokens in the last one that was taken as
-    planned. `budgets` are of what earns by the seconds of steps."""
+    """`steps` are those that are not learned from yet, and `passed_over` how many like them never are; `verified` the
+    draft tokens in the last one that was taken as planned. `budgets` are of what earns by the seconds of steps."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class TakenSteps:
         watch: CollapseWatch,
     ) -> None:
         self.steps: list[PolicyStep] = []
-        self.verified = 0
+        self.verified = self.passed_over = 0
         self._counted = self._verdicts = 0  # of the steps: how many were counted, and whose verdicts were learned
         self._learning, self._own, self._latency, self._drafting = learning, own, latency, drafting
         self._weights, self._planner, self._budgets, self._observed = weights, planner, budgets, observed
@@ -77,12 +77,14 @@ class TakenSteps:
 
     def _learn_records(self) -> None:
         own, learning, drafting, weights = self._own, self._learning, self._drafting, self._weights
-        together, steps = 0.0, 0
+        together, steps, idle, idle_steps = 0.0, 0, 0.0, 0
         for step in self.steps:
             if (record := step.record) is None:
                 continue
             seconds = sum(record.seconds.values())
             together, steps = together + seconds, steps + 1
+            if step.skipped:
+                idle, idle_steps = idle + seconds, idle_steps + 1
             if weights.learns:
                 weights.observe(seconds)
             own.observe(record.seconds.get(POLICY_STAGE, 0.0), step_seconds=seconds, kind=step.kind)
@@ -96,5 +98,10 @@ class TakenSteps:
             if drafting.learns(step):
                 drafting.learn(step, record.seconds.get(DRAFT_STAGE, 0.0))
             step.let_go()
-        for budget in self._budgets if steps else ():
+        if not steps:
+            return
+        if idle_steps:
+            together, steps = together + self.passed_over * idle / idle_steps, steps + self.passed_over
+        self.passed_over = 0
+        for budget in self._budgets:
             budget.earn(together, steps=steps)
