@@ -3,6 +3,8 @@
     python dev/bench_servers.py --output OUT [--prompts FILE] [--users 1,2,4,8,16,32] [--rounds 2] [--tokens 64]
                                 [--servers wager,vllm,llama.cpp] [--server NAME=COMMAND ...]
 
+A file of prompts is shuffled, always alike, since files are often sorted by kind and each point would have its own.
+
 All servers are started first, each in a process group of its own; while one is measured the others are stopped
 (SIGSTOP), so that no idle thread of theirs takes time. Every point is one run of `wager bench --url`; servers take
 turns at each number of users, and another one begins each time. All get the same prompts at a point, and never one
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shlex
 import signal
 import socket
@@ -150,6 +153,8 @@ def main() -> None:
     options = parse_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with it, stopped ones too
     options.output.mkdir(parents=True, exist_ok=True)
+    if options.prompts:
+        options.prompts = shuffled(options.prompts, options.output / "prompts.jsonl")
     commands = chosen_servers(options)
     servers: list[RunningServer] = []
     try:
@@ -191,6 +196,14 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.users = [int(number) for number in options.users.split(",")]
     return options
+
+
+def shuffled(prompts: Path, path: Path) -> Path:
+    """The lines of a file in another order, written to `path`."""
+    lines = [line for line in prompts.read_text().splitlines() if line.strip()]
+    random.Random(0).shuffle(lines)
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
 def chosen_servers(options: argparse.Namespace) -> dict[str, list[str]]:

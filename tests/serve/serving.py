@@ -1,14 +1,17 @@
-"""A server of a small random model in a thread of its own, on a free port, for tests."""
+"""A server of a small random model in a thread of its own, on a free port, for tests, and what they ask of it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
+import openai
+from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from wager.async_llm import AsyncLLM
 from wager.serve.app import Server
@@ -16,13 +19,49 @@ from wager.serve.options import ServeOptions
 from wager.serve.run import bind, serving
 
 NAME = "tiny"
+CHAT = "/v1/chat/completions"
+MESSAGES: Any = [{"role": "user", "content": "one two three one two three"}]
+LONG: Any = {"messages": MESSAGES, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+SHORT: Any = {**LONG, "max_tokens": 8}
 OPTIONS: dict[str, Any] = dict(max_context=512, max_sequences=8, max_rows=64, threads=1, drafter="ngram", depth=3)
+
+
+def eventually(condition: Callable[[], bool], what: str, *, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def tool(name: str, *, strict: bool = False, **arguments: Any) -> Any:
+    """A tool; `arguments` are the schemas of its arguments, all of which a call must have."""
+    parameters = {"type": "object", "properties": arguments, "required": [*arguments], "additionalProperties": False}
+    function = {"name": name, "parameters": parameters} | ({"strict": True} if strict else {})
+    return {"type": "function", "function": function}
+
+
+def called_both_ways(client: openai.OpenAI, **options: Any) -> tuple[Any, list[tuple[str, str]]]:
+    """The choice of a chat and its tool calls, which must be the same streamed, put together by the client itself."""
+    whole = client.chat.completions.create(**options).choices[0]
+    state = ChatCompletionStreamState()
+    for chunk in client.chat.completions.create(**options, stream=True):
+        state.handle_chunk(chunk)
+    streamed = state.current_completion_snapshot.choices[0]
+    calls = [
+        [(call.function.name, call.function.arguments) for call in each.message.tool_calls or []]
+        for each in (whole, streamed)
+    ]
+    assert calls[0] == calls[1] and whole.finish_reason == streamed.finish_reason
+    assert (whole.message.content or "") == (streamed.message.content or "")
+    return whole, calls[0]
 
 
 @dataclass(frozen=True)
 class Running:
     url: str
     server: Server
+    stop: Callable[[], None]
+    """Ends it as SIGTERM does."""
 
     @property
     def llm(self) -> AsyncLLM:
@@ -48,7 +87,7 @@ def running(engine: dict[str, Any] | None = None, **options: Any) -> Iterator[Ru
     thread.start()
     assert ready.wait(30), "the server did not start"
     try:
-        yield Running(found[0], server)
+        yield Running(found[0], server, lambda: setattr(uvicorn, "should_exit", True))
     finally:
         uvicorn.should_exit = True
         thread.join(30)

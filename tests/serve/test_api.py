@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import openai
 import pytest
 
 import wager
-from serve.serving import NAME, OPTIONS, Running, running
+from serve.serving import MESSAGES, NAME, OPTIONS, Running, running
 from wager.types import SamplingParams
 
-MESSAGES: Any = [{"role": "user", "content": "one two three one two three"}]
 VOCABULARY = 512
 SAMPLED: Any = dict(temperature=0.8, seed=3)
 
@@ -139,6 +139,13 @@ def test_models_tokens_version_and_health(server: Running, client: openai.OpenAI
         assert http.get("/version").json() == {"version": wager.__version__}
 
 
+@pytest.mark.parametrize("more", [{"store": True, "metadata": {"a": "b"}, "user": "u"}, {"max_completion_tokens": 4}])
+def test_what_has_no_effect_or_says_the_same_is_taken(server: Running, more: Any) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    answers = [server.post("/v1/chat/completions", each).json() for each in (body, {**body, **more})]
+    assert answers[0]["choices"] == answers[1]["choices"] and answers[1]["usage"]["completion_tokens"] == 4
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
@@ -152,14 +159,14 @@ def test_models_tokens_version_and_health(server: Running, client: openai.OpenAI
         ({"messages": MESSAGES, "top_p": 0}, "top_p", "top_p"),
         ({"messages": MESSAGES, "n": 65}, "n", "n"),
         ({"messages": MESSAGES, "logit_bias": {"a": 1}}, "logit_bias", "logit_bias"),
-        ({"messages": MESSAGES, "logit_bias": {"999999": 1}}, None, "999999"),
+        ({"messages": MESSAGES, "logit_bias": {"999999": 1}}, "logit_bias", "999999"),
         ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs", "logprobs"),
         ({"messages": MESSAGES, "seed": 2**70}, "seed", "64"),
-        ({"messages": MESSAGES, "store": True}, "store", "store"),
+        ({"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differ"),
         ({"messages": MESSAGES, "audio": {}}, "audio", "audio"),
         ({"messages": MESSAGES, "max_tokens": 0}, "max_tokens", "max_tokens"),
         ({"messages": MESSAGES, "speculation": {"depth": -1}}, "speculation", "depth"),
-        ({"messages": [{"role": "user", "content": "x" * 5000}]}, None, "512"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "512"),
     ],
 )  # fmt: skip
 def test_a_field_that_cannot_be_honoured_is_refused_by_name(
@@ -211,6 +218,13 @@ def test_a_prediction_is_guessed_from_and_counted() -> None:
         assert plain.usage is not None and plain.usage.completion_tokens_details is None
         edited = text[: len(text) // 2] + "EDIT" + text[len(text) // 2 + 4 :]
         told = client.chat.completions.create(**options, prediction={"type": "content", "content": edited})
+        options["extra_body"] = {"ignore_eos": True, "speculation": "off"}
+        off = client.chat.completions.create(**options, prediction={"type": "content", "content": edited})
+        same = client.chat.completions.create(**options, prediction={"type": "content", "content": text}).usage
+    assert off.usage == told.usage  # of the texts alone, not of what was drafted
+    assert same is not None and same.completion_tokens_details is not None
+    assert same.completion_tokens_details.accepted_prediction_tokens == same.completion_tokens == 60
+    assert same.completion_tokens_details.rejected_prediction_tokens == 0
     assert told.choices[0].message.content == text
     assert told.usage is not None and told.usage.completion_tokens_details is not None
     details = told.usage.completion_tokens_details
@@ -218,3 +232,20 @@ def test_a_prediction_is_guessed_from_and_counted() -> None:
     assert details.accepted_prediction_tokens is not None and details.rejected_prediction_tokens is not None
     assert 30 < details.accepted_prediction_tokens < 60
     assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == tokens
+
+
+def test_the_prompts_of_a_request_begin_together() -> None:
+    """Not one after each step."""
+    with running({"max_sequences": 16, "drafter": "none", "depth": None}) as server:
+        target, passes = server.llm.engine.runner.target, []
+        forward = target.forward
+
+        def counted(batch: Any) -> Any:
+            passes.append(batch)
+            time.sleep(0.02)
+            return forward(batch)
+
+        target.forward = counted  # type: ignore[method-assign]
+        body = {"prompt": [f"text {number}" for number in range(16)], "max_tokens": 4, "ignore_eos": True}
+        assert len(server.post("/v1/completions", body).json()["choices"]) == 16
+    assert len(passes) < 12

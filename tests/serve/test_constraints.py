@@ -8,29 +8,15 @@ from typing import Any
 import openai
 import pytest
 
-from serve.serving import NAME, Running
+from serve.serving import CHAT, MESSAGES, NAME, Running, tool
 
-MESSAGES: Any = [{"role": "user", "content": "one two three one two three"}]
-CHAT = "/v1/chat/completions"
 SCHEMA: Any = {
     "type": "object",
     "properties": {"name": {"enum": ["Ann", "Bob"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a place.",
-        "parameters": {
-            "type": "object",
-            "properties": {"place": {"enum": ["Oslo", "Rome"]}},
-            "required": ["place"],
-            "additionalProperties": False,
-        },
-    },
-}
+WEATHER = tool("weather", place={"enum": ["Oslo", "Rome"]})
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
 
 
@@ -105,12 +91,25 @@ def test_earlier_calls_and_their_results_are_part_of_the_conversation(client: op
     assert answer.usage.prompt_tokens > without.usage.prompt_tokens
 
 
+def test_a_drafter_that_the_server_has_not_is_refused_in_words_of_the_api(server: Running) -> None:
+    error = server.post(CHAT, {"messages": MESSAGES, "speculation": {"drafter": "eagle3"}}).json()["error"]
+    assert "'eagle3'" in error["message"] and "this engine has ngram" in error["message"]
+    assert '"speculation": "off"' in error["message"] and "async-" not in error["message"]
+    for wrong in ("on", True, 3, ["off"]):
+        error = server.post(CHAT, {"messages": MESSAGES, "speculation": wrong}).json()["error"]
+        assert error["param"] == "speculation", error
+        assert 'it is "off", or an object of drafter, depth and weight' in error["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wizard"}}}}, None),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wizard"}}}},
+            "response_format",
+        ),
         ({"response_format": FORMAT, "ignore_eos": True}, "ignore_eos"),
         ({"response_format": FORMAT, "tools": [WEATHER]}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -118,8 +117,7 @@ def test_earlier_calls_and_their_results_are_part_of_the_conversation(client: op
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
-        ({"speculation": {"drafter": "eagle3"}}, None),
-        ({"speculation": "on"}, "speculation"),
+        ({"speculation": {"drafter": "eagle3"}}, "speculation"),
     ],
 )
 def test_what_cannot_be_constrained_is_refused(server: Running, fields: Any, param: str | None) -> None:

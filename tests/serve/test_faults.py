@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,9 @@ import httpx2
 import pytest
 
 import wager
-from serve.serving import Running, running
+from serve.serving import CHAT, LONG, SHORT, Running, eventually, running
 from wager.serve.options import ServeOptions, read_api_keys
 from wager.serve.run import bind
-
-MESSAGES: Any = [{"role": "user", "content": "one two three one two three"}]
-LONG: Any = {"messages": MESSAGES, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-SHORT: Any = {**LONG, "max_tokens": 8}
-CHAT = "/v1/chat/completions"
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 def slow_down(server: Running, seconds: float) -> None:

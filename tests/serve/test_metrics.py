@@ -7,12 +7,11 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.serving import Running, running
+from serve.serving import CHAT, Running, running
 from wager.engine.draft_counts import DrafterCounts
 
 MESSAGES: Any = [{"role": "user", "content": "one two three one two three one two three"}]
 BODY: Any = {"messages": MESSAGES, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "speculation_stats": True}
-CHAT = "/v1/chat/completions"
 
 
 def values(server: Running) -> Mapping[str, float]:
@@ -57,6 +56,32 @@ def test_counters_are_those_of_the_answers() -> None:
     assert found["wager:http_requests_total,path=/v1/chat/completions,status=400"] == 1
     assert found["wager:http_requests_total,path=other,status=404"] == 1
     assert found["wager:drafter_collapsed,drafter=ngram"] == 0
+
+
+VLLM = """
+num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions prompt_tokens prompt_tokens_cached
+generation_tokens prefix_cache_queries prefix_cache_hits request_success request_prompt_tokens
+request_generation_tokens request_params_n request_params_max_tokens iteration_tokens_total time_to_first_token_seconds
+inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
+request_inference_time_seconds request_prefill_time_seconds request_decode_time_seconds spec_decode_num_drafts
+spec_decode_num_draft_tokens spec_decode_num_accepted_tokens spec_decode_num_accepted_tokens_per_pos
+"""
+
+
+def test_names_are_those_of_vllm() -> None:
+    """Of its v1 engine, as its own source declares them."""
+    with running() as server:
+        server.post(CHAT, {**BODY, "n": 3})
+        again = server.post(CHAT, BODY).json()["usage"]
+        with server.client() as http:
+            families = {each.name: each for each in text_string_to_metric_families(http.get("/metrics").text)}
+        found = values(server)
+    assert {f"wager:{name}" for name in VLLM.split()} <= {*families}
+    assert families["wager:iteration_tokens_total"].type == "histogram"
+    assert found["wager:request_params_n_sum"] == 4 and found["wager:request_params_max_tokens_sum"] == 120
+    assert found["wager:prefix_cache_queries_total"] == 4 * again["prompt_tokens"]
+    assert found["wager:prefix_cache_hits_total"] >= again["prompt_tokens_details"]["cached_tokens"] > 0
+    assert found["wager:request_inference_time_seconds_sum"] > found["wager:request_decode_time_seconds_sum"] > 0
 
 
 def test_what_the_adaptive_policy_expects_and_gets() -> None:

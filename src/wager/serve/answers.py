@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from wager.async_llm import AsyncLLM
-from wager.async_stream import AsyncOutputStream, DeltaRound
-from wager.engine.rounds import Round
-from wager.types import Completion, OutputDelta, Request
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
-    """A delta of the answer's choice `index`: choices of the first prompt come first, then those of the next. `round`
-    is where it came from, if that is recorded."""
-
-    index: int
-    delta: OutputDelta
-    round: Round | None = None
+from wager.async_stream import AsyncOutputStream, ChoiceDelta, start_all
+from wager.errors import WagerError
+from wager.types import Completion, Request
 
 
 class Answer:
@@ -28,19 +17,19 @@ class Answer:
     def __init__(self, llm: AsyncLLM, requests: Sequence[Request]) -> None:
         self.streams = [llm.open_stream(request) for request in requests]
         self._choices = requests[0].params.n
-        self._waiting: dict[asyncio.Task[list[DeltaRound]], int] = {}
+        self._waiting: dict[asyncio.Task[list[ChoiceDelta]], int] = {}
+        self.error: WagerError | None = None
+        """Why whoever writes it stopped before its end."""
 
     async def start(self) -> None:
         """Give all requests to the engine. RequestError if one cannot be served; then none runs."""
-        for stream in self.streams:
-            await stream.start()
+        await start_all(self.streams)
 
     async def next_deltas(self) -> list[ChoiceDelta]:
-        """What has come since the last call, at least one delta; none after the last one."""
+        """What has come since the last call, at least one delta; none after the last one. Choices of the first prompt
+        are numbered first, then those of the next."""
         if len(self.streams) == 1:
-            return [
-                ChoiceDelta(item.delta.index, item.delta, item.round) for item in await self.streams[0].next_deltas()
-            ]
+            return await self.streams[0].next_deltas()
         return await self._next_of_several()
 
     async def _next_of_several(self) -> list[ChoiceDelta]:
@@ -53,20 +42,42 @@ class Answer:
                 place = self._waiting.pop(task)
                 items = task.result()
                 first = place * self._choices
-                found += [ChoiceDelta(first + item.delta.index, item.delta, item.round) for item in items]
-                if items:
+                found += [item._replace(choice=first + item.choice) for item in items]
+                if items and not self.streams[place].ended:
                     self._waiting[self._task(self.streams[place])] = place
             if found:
-                return sorted(found, key=lambda each: each.index)
+                return sorted(found, key=lambda each: each.choice)
         return []
 
     @staticmethod
-    def _task(stream: AsyncOutputStream) -> asyncio.Task[list[DeltaRound]]:
+    def _task(stream: AsyncOutputStream) -> asyncio.Task[list[ChoiceDelta]]:
         return asyncio.ensure_future(stream.next_deltas())
+
+    @property
+    def ended(self) -> bool:
+        """Whether every delta was given."""
+        return not self._waiting and all(stream.ended for stream in self.streams)
+
+    async def complete(self) -> list[Completion]:
+        """All choices, in order, once all have ended."""
+        found = await asyncio.gather(*(stream.complete() for stream in self.streams))
+        return [completion for completions in found for completion in completions]
 
     def completions(self) -> list[Completion]:
         """All choices, in order, once all have ended."""
         return [completion for stream in self.streams for completion in stream.completions()]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(stream.num_tokens for stream in self.streams)
+
+    @property
+    def finish_reason(self) -> str:
+        """Those of the choices, each once; "abort" where one has not ended."""
+        reasons = [reason for stream in self.streams for reason in stream.finish_reasons]
+        missing = len(reasons) < self._choices * len(self.streams)
+        return ",".join(dict.fromkeys([*reasons, *(["abort"] if missing else [])]))
 
     def measure(self) -> None:
         """Record its rounds, and add up the seconds by stage of the steps that emit for it. Before it starts."""

@@ -19,16 +19,21 @@ from wager import __version__
 from wager.async_llm import AsyncLLM
 from wager.errors import WagerError
 from wager.serve.admission import Admission
-from wager.serve.bodies import DetokenizeBody, TokenizeBody, parse
 from wager.serve.errors import ApiError, error_response
 from wager.serve.gate import ApiKeys, Gate
 from wager.serve.generation import Generation
-from wager.serve.limits import read_body
+from wager.serve.limits import read_body, work_by_size
 from wager.serve.live import PAGE_PATHS, LiveView
 from wager.serve.metrics import CONTENT_TYPE, Metrics
 from wager.serve.options import ServeOptions
+from wager.serve.tokens import TokenConversion
 from wager.serve.totals import StepTotals
+from wager.serve.work import BodyParser
 from wager.types import OutputDelta, StepRecord
+
+_MOST_TOLD = 32
+"""Streams that all get a chunk after every step. Writing takes a core from the engine, some 40 us a chunk, half of it
+in the socket: with more streams, each gets the tokens of two to four steps at once."""
 
 
 class Server:
@@ -43,8 +48,10 @@ class Server:
         self._totals, name = StepTotals(), options.model_name
         self.metrics = Metrics(llm, self.admission, self._totals, model=name)
         self.live = LiveView(llm, self.admission, self._totals, self.metrics.drafts, model=name)
-        llm.on_step = self._on_step
-        self.generation = Generation(llm, options, self.admission, self.metrics)
+        llm.on_step, llm.most_told = self._on_step, _MOST_TOLD
+        self.bodies = BodyParser(llm, options)
+        self.generation = Generation(llm, options, self.bodies, self.admission, self.metrics)
+        self.tokens = TokenConversion(llm, self.bodies)
         self._started = int(time.time())
 
     def app(self) -> Starlette:
@@ -70,11 +77,21 @@ class Server:
             self.metrics.http(path if path in paths else "other", status)
 
         middleware = [Middleware(Gate, keys=ApiKeys(self.options.api_keys), report=report)]
-        if self.options.cors:
-            cors = {"allow_origins": list(self.options.cors), "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
-            middleware.append(Middleware(CORSMiddleware, **cors))  # type: ignore[arg-type]
+        if self.options.cors:  # around the gate, so that a page can read why it was refused
+            middleware.insert(
+                0,
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=self.options.cors,
+                    allow_methods=("GET", "POST"),
+                    allow_headers=("*",),
+                    expose_headers=("x-request-id", "retry-after"),
+                ),
+            )
         errors = {WagerError: _refuse, HTTPException: _refuse_http}
-        return Starlette(routes=routes, middleware=middleware, exception_handlers=errors, lifespan=self._lifespan)
+        app = Starlette(routes=routes, middleware=middleware, exception_handlers=errors, lifespan=self._lifespan)
+        app.router.redirect_slashes = False  # a redirect would name whatever host the caller does
+        return app
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -97,7 +114,7 @@ class Server:
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, http: Request) -> Response:
-        self.generation.check_model(http.path_params["name"])
+        self.bodies.check_model(http.path_params["name"])
         return JSONResponse(self._model())
 
     async def health(self, http: Request) -> Response:
@@ -125,25 +142,10 @@ class Server:
         return Response(await self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def tokenize(self, http: Request) -> Response:
-        body = parse(TokenizeBody, await read_body(http, self.options))
-        self.generation.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "There must be a prompt or messages.", "Send one of the two.", param="prompt")
-        if body.messages is not None:
-            tokens = list(self.generation.encode_messages(body.messages))
-        else:
-            tokens = self.llm.tokenizer.encode_untrusted(body.prompt or "")
-        limit = self.llm.engine.scheduler.max_context
-        return JSONResponse({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+        return JSONResponse(await work_by_size(self.tokens.encode, await read_body(http, self.options)))
 
     async def detokenize(self, http: Request) -> Response:
-        body = parse(DetokenizeBody, await read_body(http, self.options))
-        self.generation.check_model(body.model)
-        vocab = self.llm.engine.runner.target.vocab
-        wrong = next((token for token in body.tokens if not 0 <= token < vocab), None)
-        if wrong is not None:
-            raise ApiError(400, f"Token {wrong} is not in the vocabulary of {vocab}.", param="tokens")
-        return JSONResponse({"prompt": self.llm.tokenizer.decode(body.tokens, special=True)})
+        return JSONResponse(await work_by_size(self.tokens.decode, await read_body(http, self.options)))
 
     def _model(self) -> dict[str, Any]:
         return {
@@ -162,5 +164,7 @@ async def _refuse(http: Request, error: Exception) -> Response:
 
 async def _refuse_http(http: Request, error: Exception) -> Response:
     error = cast(HTTPException, error)
-    message = {404: f"There is nothing at {http.url.path[:200]}.", 405: f"{http.method} is not possible here."}
-    return error_response(ApiError(error.status_code, message.get(error.status_code, str(error.detail))))
+    message = {404: f"There is nothing at {http.scope['path'][:200]}.", 405: f"{http.method} is not possible here."}
+    response = error_response(ApiError(error.status_code, message.get(error.status_code, str(error.detail))))
+    response.headers.update(error.headers or {})  # of 405: what is possible
+    return response

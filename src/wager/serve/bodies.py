@@ -2,30 +2,62 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from wager.grammar import Grammar
 from wager.serve.errors import ApiError
+from wager.serve.strict_json import read_json
 
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "user": (),
     "safety_identifier": (),
     "prompt_cache_key": (),
-    "store": (False,),
-    "metadata": ({},),
+    "store": (),
+    "metadata": (),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
+    **dict.fromkeys(("audio", "functions", "function_call", "reasoning_effort", "verbosity"), (None,)),
+    **dict.fromkeys(("web_search_options", "prompt_cache_retention"), (None,)),
 }
-"""Fields of OpenAI's API that ask for nothing here with these values (none: with any)."""
+"""Fields of OpenAI's API that ask for nothing here with these values, or null (none: with any)."""
+
+_UNION = re.compile(r"str|int|float|bool|(list|dict|literal)\[.*|SpeculationChoice")
+"""How pydantic names the alternatives of a field, within the path of an error."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+_UNKNOWN = "unknown_field"
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list of which the first error is reported, not one for each of a million items."""
+
+
+def _first_bias(value: Any) -> Any:
+    """As for lists: the first error of a mapping."""
+    for key, bias in value.items() if isinstance(value, dict) else ():
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 100:
+            raise PydanticCustomError("bias", "token {key} has no number from -100 to 100", {"key": repr(key[:20])})
+    return value
+
+
+def _no_number(value: Any) -> Any:
+    """A literal False would take 0 too."""
+    return value if value is None or isinstance(value, bool) else repr(value)[:20]
+
+
+def _off_or_object(value: Any) -> Any:
+    """One error that says what is allowed, not one for each alternative."""
+    if value is None or value == "off" or isinstance(value, dict | SpeculationChoice):
+        return value
+    raise PydanticCustomError("speculation", 'it is "off", or an object of drafter, depth and weight')
 
 
 class Strict(BaseModel):
@@ -33,11 +65,25 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _know_all(cls, values: Any) -> Any:
+        """Of thousands of unknown fields the first alone is an error."""
+        if isinstance(values, dict) and len(values) > 2 * len(_names(cls)) + 10:
+            unknown = next(name for name in values if name not in _names(cls))
+            raise PydanticCustomError(_UNKNOWN, "unknown field", {"name": unknown})
+        return values
+
+
+@cache
+def _names(kind: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
+
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[Literal[False] | None, BeforeValidator(_no_number)] = None
 
 
 class SpeculationChoice(Strict):
@@ -57,17 +103,17 @@ class SamplingFields(Strict):
     n: int | None = Field(None, ge=1, le=64)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: str | Annotated[Items[str], Field(max_length=16)] | None = None
     presence_penalty: Finite | None = Field(None, ge=-2, le=2)
     frequency_penalty: Finite | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Finite] | None = None
+    logit_bias: Annotated[dict[str, Finite] | None, BeforeValidator(_first_bias)] = None
     seed: int | None = None
     top_k: int | None = Field(None, ge=-1)
     min_p: Finite | None = Field(None, ge=0, le=1)
     repetition_penalty: Finite | None = Field(None, gt=0, le=1000)
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     ignore_eos: bool | None = None
-    speculation: SpeculationChoice | Literal["off"] | None = None
+    speculation: Annotated[SpeculationChoice | Literal["off"] | None, BeforeValidator(_off_or_object)] = None
     speculation_stats: bool | None = None
     response_format: ResponseFormat | None = None
 
@@ -103,7 +149,7 @@ class ResponseFormat(Strict):
 class CompletionBody(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     max_tokens: int | None = Field(None, ge=1)
     logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -115,11 +161,14 @@ class TextContent(Strict):
 
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextContent] | None = None
+    content: str | Items[TextContent] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Items[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None  # from here on what dumps of answers have
+    audio: None = None
+    function_call: None = None
 
     @property
     def text(self) -> str:
@@ -132,7 +181,7 @@ class PredictedContent(Strict):
     """OpenAI's Predicted Outputs: what the answer is expected to be like."""
 
     type: Literal["content"]
-    content: str | list[TextContent]
+    content: str | Items[TextContent]
 
     @property
     def text(self) -> str:
@@ -142,13 +191,13 @@ class PredictedContent(Strict):
 class ChatBody(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     prediction: PredictedContent | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
@@ -158,14 +207,18 @@ class TokenizeBody(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Items[ChatMessage] | None = Field(None, min_length=1)
+    tools: Items[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeBody(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
 
 
 B = TypeVar("B", bound=Strict)
@@ -174,27 +227,41 @@ B = TypeVar("B", bound=Strict)
 def parse(kind: type[B], body: bytes) -> B:
     """A body of that kind. ApiError 400 names the first field at fault."""
     try:
-        values = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"The body is not JSON: {error}.", "Send a JSON object.") from None
+        values = read_json(body.decode("utf-8-sig"))
+    except ValueError as error:
+        raise ApiError(400, f"The body is not JSON: {error}.", "Send a JSON object in UTF-8.") from None
     if not isinstance(values, dict):
         raise ApiError(400, f"The body is a JSON {type(values).__name__}.", "Send a JSON object.")
     for name, allowed in _HARMLESS.items():
         if name in values and name not in kind.model_fields:
             value = values.pop(name)
             if value is not None and allowed and value not in allowed:
-                raise ApiError(400, f"The field {name!r} is not supported.", "Leave it out.", param=name)
+                raise ApiError(
+                    400, f"The field {name!r} is not supported.", "Leave it out.",
+                    param=name, code="unsupported_parameter",
+                )  # fmt: skip
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         raise _refusal(error, kind) from None
 
 
+def _distance(error: Any) -> tuple[int, bool]:
+    """How far validation got: of several alternatives the furthest is meant, or that which is not of another type."""
+    return len(error["loc"]) + (error["type"] == _UNKNOWN), not error["type"].endswith("_type")
+
+
 def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    errors = error.errors(include_url=False, include_input=False)
+    of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
+    first = max(of_field, key=_distance)
     place = [str(part) for part in first["loc"]]
-    field = ".".join(place) or "body"
-    if first["type"] == "extra_forbidden":
+    place[1:] = [part for part in place[1:] if not _UNION.fullmatch(part)]
+    if first["type"] == _UNKNOWN:
+        place.append(str(first["ctx"]["name"]))
+    field, param = ".".join(place)[:200] or "body", place[0][:200] if place else None
+    if first["type"] in (_UNKNOWN, "extra_forbidden"):
         hint = f"Fields are {', '.join(kind.model_fields)}." if len(place) == 1 else "Leave it out."
-        return ApiError(400, f"The field {field[:200]!r} is not supported.", hint, param=place[0][:200])
-    return ApiError(400, f"The field {field[:200]!r} is not possible: {first['msg']}.", param=place[0][:200])
+        message = f"The field {field!r} is not supported."
+        return ApiError(400, message, hint, param=param, code="unknown_parameter")
+    return ApiError(400, f"The field {field!r} is not possible: {first['msg']}.", param=param)

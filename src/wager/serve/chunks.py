@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from json.encoder import encode_basestring
 from typing import Any
 
-from wager.serve.answers import ChoiceDelta
-from wager.serve.errors import ApiError, error_body
+from wager.async_stream import ChoiceDelta
+from wager.serve.errors import error_body, failed_answer
 from wager.serve.formats import AnswerFormat, encoded
 from wager.serve.guesses import GuessReport
 from wager.types import Completion, OutputDelta
@@ -43,18 +45,18 @@ class ChunkWriter:
         self._tokens = 0
 
     def events(self, items: Sequence[ChoiceDelta]) -> bytes:
-        """The events of some deltas; none for those that add nothing to be seen."""
+        """The events of some deltas: texts of one choice that follow each other are one event; deltas that add nothing
+        to be seen have none."""
         parts: list[bytes] = []
-        for item in items:
-            index, delta = item.index, item.delta
+        for (index, plain), run in groupby(items, key=self._kind):
             frame = self._frames.get(index)
             if frame is None:
                 frame = self._frames[index] = self._open(index, parts)
-            if self._constant and delta.finish_reason is None:
-                if delta.text:
-                    parts += (frame[0], json.dumps(delta.text, ensure_ascii=False).encode("utf-8", "replace"), frame[1])
-            else:
-                self._add(item, parts)
+            if not plain:
+                for item in run:
+                    self._add(item, parts)
+            elif text := "".join([item.delta.text for item in run]):
+                parts += (frame[0], encode_basestring(text).encode("utf-8", "replace"), frame[1])
         return b"".join(parts)
 
     def last(self, completions: Sequence[Completion]) -> bytes:
@@ -66,6 +68,10 @@ class ChunkWriter:
             details = {"choices": [], "speculation": plan.details(completions)}
             found += event(self._format.envelope(stream=True) | details)
         return found
+
+    def _kind(self, item: ChoiceDelta) -> tuple[int, bool]:
+        """Its choice, and whether its text is all there is to say."""
+        return item.choice, self._constant and item.delta.finish_reason is None
 
     def _open(self, index: int, parts: list[bytes]) -> tuple[bytes, bytes]:
         first = self._format.first(index)
@@ -88,12 +94,12 @@ class ChunkWriter:
             }
         if not (delta.text or delta.finish_reason or delta.logprobs or plan.guesses):
             return
-        choice = self._format.part(item.index, delta)
+        choice = self._format.part(item.choice, delta)
         if plan.guesses is not None:
             choice["speculation"] = plan.guesses.of(item)
         parts.append(event(self._base | {"choices": [choice]}))
         if delta.finish_reason == "error":
-            parts.append(event(error_body(ApiError(500, delta.error))))
+            parts.append(event(error_body(failed_answer(delta))))
 
 
 def event(value: dict[str, Any]) -> bytes:

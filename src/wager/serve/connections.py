@@ -1,45 +1,85 @@
-"""Connections whose request heads are bounded in bytes and in time, which uvicorn leaves to a proxy."""
+"""Connections whose requests are bounded in bytes and in time, and whose clients may go or stop reading at any place;
+uvicorn leaves these to a proxy."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import deque
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from wager.serve.errors import ApiError, error_response
 
 MOST_HEAD_BYTES = 64 << 10
 """Bytes of the request line and headers together."""
 
 HEAD_TIMEOUT_S = 10.0
-"""Seconds in which they must arrive, from the connection or from the first byte of a further request."""
+"""Seconds in which they must arrive, from the connection or from the first byte of a further request; and in which
+what is left of a body must, once its request has been refused."""
+
+MOST_REQUEST_BYTES = 64 << 20
+"""Bytes of a request that are read, even if nobody wants them: framing, trailers, and what follows a refusal."""
+
+STALL_S = 30.0
+"""Seconds after which a connection is closed whose client has taken nothing of what is ready for it."""
+
+_MOST_PIPELINED = 8
+"""Requests that may wait behind the one that is answered, before reading pauses."""
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Closes a connection with 431 if its head is too long, and with 408 if it is too slow."""
+    """Refuses a head that is too long (431) or too slow (408) and what is no HTTP (400): at once, or, behind an answer
+    that is being sent, by closing the connection after it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head = True
-        self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = self._request_bytes = 0
+        self._open: deque[RequestResponseCycle] = deque()  # requests that are not answered yet, oldest first
+        self._refused = False  # nothing more is read
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    # ---- called by the transport -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
+        for name in list(self._timers):
+            self._stop(name)
         super().connection_lost(exc)
+        for cycle in self._open:  # uvicorn tells only the latest
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        self._request_bytes += len(data)
+        if self._request_bytes > MOST_REQUEST_BYTES:
+            self.transport.abort()
+        if self._refused or self.transport.is_closing():
+            return
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
-            self._refuse(431, "Request Header Fields Too Large")
+            self._refuse(431, f"The head of the request is longer than {MOST_HEAD_BYTES} bytes.")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop("reader")
+
+    # ---- called by the parser ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._request_bytes = 0
         if not self._in_head:  # a further request of the connection
             self._begin_head()
 
@@ -51,21 +91,90 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_head()
         super().on_headers_complete()
+        self._open.append(self.cycle)
+        if len(self.pipeline) < _MOST_PIPELINED:  # uvicorn stops reading, and so would not notice that the client goes
+            self.flow.resume_reading()
+
+    def on_message_complete(self) -> None:
+        self._stop("rest")
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "The request is not HTTP/1.1.")
+
+    # ---- the ends of requests ----------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        ended = self._open.popleft()
+        if self._refused and not self._open:
+            self.transport.close()
+        super().on_response_complete()
+        self._await_reader()  # closing would wait for a client that does not read
+        if ended.more_body:
+            self._start("rest", HEAD_TIMEOUT_S, self.transport.abort)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Read nothing more. What was accepted is answered; behind it there is no place for a refusal."""
+        self._end_head()
+        self._refused = True
+        last = self._open[-1] if self._open else None
+        if last is not None and last.more_body and not last.response_started:
+            self._open.pop()  # what is wrong is its body
+            if self.pipeline and self.pipeline[0][0] is last:
+                self.pipeline.popleft()
+            last.disconnected = True
+            last.message_event.set()
+        if self._open or self.transport.is_closing():
+            return
+        refusal = error_response(ApiError(status, message))
+        lines = [f"HTTP/1.1 {status} ", *(f"{name}: {value}" for name, value in refusal.headers.items())]
+        self.transport.write("\r\n".join([*lines, "connection: close\r\n\r\n"]).encode() + bytes(refusal.body))
+        self.transport.close()
+        self._await_reader()
+
+    # ---- time --------------------------------------------------------------------------------------------------------
 
     def _begin_head(self) -> None:
-        self._end_head()
         self._in_head, self._head_bytes = True, 0
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._refuse, 408, "Request Timeout")
+        late = f"The head of the request did not arrive within {HEAD_TIMEOUT_S:g} seconds."
+        self._start("head", HEAD_TIMEOUT_S, self._refuse, 408, late)
 
     def _end_head(self) -> None:
         self._in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
+        self._stop("head")
 
-    def _refuse(self, status: int, reason: str) -> None:
-        self._end_head()
-        if not self.transport.is_closing():
-            self.transport.write(
-                f"HTTP/1.1 {status} {reason}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
-            )
-            self.transport.close()
+    def _await_reader(self) -> None:
+        """Abort the connection if its client takes nothing for a while."""
+        unread = self.transport.get_write_buffer_size()
+        if not unread:  # what only the system keeps holds up nobody
+            return
+        unread += _kept_by_the_system(self.transport)
+
+        def look() -> None:
+            if self.transport.get_write_buffer_size() + _kept_by_the_system(self.transport) >= unread:
+                self.transport.abort()
+            else:
+                self._await_reader()
+
+        self._start("reader", STALL_S, look)
+
+    def _start(self, name: str, seconds: float, call: Any, *args: Any) -> None:
+        self._stop(name)
+        self._timers[name] = self.loop.call_later(seconds, call, *args)
+
+    def _stop(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+
+def _kept_by_the_system(transport: asyncio.Transport) -> int:
+    """Bytes that the other side has not taken yet, which may be megabytes; 0 where the system does not tell."""
+    try:
+        from fcntl import ioctl
+        from termios import TIOCOUTQ
+
+        count = ioctl(transport.get_extra_info("socket").fileno(), TIOCOUTQ, bytes(4))
+    except (ImportError, OSError, ValueError):
+        return 0
+    return int.from_bytes(count, sys.byteorder)

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API gives them: {"error": {"message", "type", "param", "code"}}."""
+"""Errors as OpenAI's API gives them: {"error": {"message", "type", "param", "code"}}; `code` is a word or null."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from starlette.responses import Response
 
 from wager.errors import ClosedError, WagerError
+from wager.types import Completion, OutputDelta
 
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -17,28 +18,49 @@ _TYPES: Mapping[int, str] = {
     408: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    431: "invalid_request_error",
     429: "rate_limit_error",
 }
 
 
+_LONGEST = 2000
+"""Characters of a message: what is quoted in it may be long."""
+
+_CODES: Mapping[int, str] = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+
+
 class ApiError(WagerError):
-    """A refusal with its HTTP status; `param` is the field at fault, `retry_after` seconds until a new attempt."""
+    """A refusal with its HTTP status; `param` is the field at fault, `code` OpenAI's word for the cause, where it has
+    one, `retry_after` seconds until a new attempt."""
 
     def __init__(
-        self, status: int, message: str, hint: str = "", *, param: str | None = None, retry_after: int | None = None
+        self,
+        status: int,
+        message: str,
+        hint: str = "",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message, hint)
         self.status = status
         self.param = param
+        self.code = code or _CODES.get(status)
         self.retry_after = retry_after
+
+
+def failed_answer(choice: Completion | OutputDelta) -> ApiError:
+    """The error of a choice that ended with one, with the status of its cause."""
+    return ApiError(choice.error_status or 500, " ".join(choice.error.split("\n")))
 
 
 def error_body(error: WagerError) -> dict[str, object]:
     """The JSON of an error."""
-    message = f"{error.message} {error.hint}" if error.hint else error.message
+    message = f"{error.message[:_LONGEST]} {error.hint}" if error.hint else error.message[:_LONGEST]
     kind = _TYPES.get(error.status, "server_error")
-    param = error.param if isinstance(error, ApiError) else None
-    return {"error": {"message": message, "type": kind, "param": param, "code": error.status}}
+    param, code = (error.param, error.code) if isinstance(error, ApiError) else (None, None)
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def error_response(error: WagerError) -> Response:

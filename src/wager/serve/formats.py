@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +57,7 @@ class CompletionFormat:
         self.head = head
         self.plain = not logprobs
         self._token_bytes, self._logprobs = token_bytes, logprobs
-        self._offsets: dict[int, int] = {}  # characters of a choice's text so far
+        self._characters: dict[int, tuple[codecs.IncrementalDecoder, int]] = {}  # of a choice's text so far
 
     def first(self, index: int) -> None:
         return None
@@ -78,18 +79,25 @@ class CompletionFormat:
         return {"index": index, "text": text, "logprobs": found, "finish_reason": finish_reason}
 
     def _lists(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        offset, offsets, tokens = self._offsets.get(index, 0), [], []
-        for item in logprobs:
-            tokens.append(self._text(item.token_id))
-            offsets.append(offset)
-            offset += len(tokens[-1])
-        self._offsets[index] = offset
+        characters, offset = self._characters.get(index) or (codecs.getincrementaldecoder("utf-8")("replace"), 0)
+        tokens, offsets = [self._text(item.token_id) for item in logprobs], []
+        for item, token in zip(logprobs, tokens, strict=True):
+            added = characters.decode(self._token_bytes(item.token_id))
+            before = len(added) - len(token) if added.endswith(token) else 0  # what earlier bytes did not complete
+            offsets.append(offset + before)
+            offset += len(added)
+        self._characters[index] = characters, offset
         return {
             "tokens": tokens,
             "token_logprobs": [item.logprob for item in logprobs],
-            "top_logprobs": [{self._text(token): logprob for token, logprob in item.top_logprobs} for item in logprobs],
+            "top_logprobs": [self._alternatives(item) for item in logprobs],
             "text_offset": offsets,
         }
+
+    def _alternatives(self, item: TokenLogprob) -> dict[str, float]:
+        """The token itself and the likeliest ones, of which it may be one."""
+        found = ((item.token_id, item.logprob), *item.top_logprobs)
+        return {self._text(token): logprob for token, logprob in found}
 
     def _text(self, token_id: int) -> str:
         """A token's text; bytes that are no text as OpenAI writes them."""

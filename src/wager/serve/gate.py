@@ -22,6 +22,9 @@ log = logging.getLogger("wager.serve")
 OPEN_PATHS = frozenset({"/health", "/version", *PAGE_PATHS})
 """Paths that need no key: they tell nothing about what is served."""
 
+_GONE = 499
+"""What nginx logs for a client that has gone before it was answered."""
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -56,7 +59,7 @@ class Gate:
         headers, path, begin = Headers(scope=scope), scope["path"], time.perf_counter()
         request_id = _request_id(headers.get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
-        status = 499  # what nginx logs for a client that has gone before it was answered
+        status = _GONE
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -74,24 +77,30 @@ class Gate:
             else:
                 error = ApiError(401, "The API key is missing or unknown.", "Send Authorization: Bearer KEY.")
                 await error_response(error)(scope, receive, send_with_id)
-        finally:
-            seconds = time.perf_counter() - begin
-            self._report(path, status)
-            client = scope.get("client")
-            log.info(
-                "%s %s %d",
-                scope["method"],
-                _printable(path),
-                status,
-                extra={
-                    "fields": {
-                        "request_id": request_id,
-                        "client": client[0] if client else "",
-                        "seconds": round(seconds, 6),
-                        **scope["state"].get("log_fields", {}),
-                    }
-                },
+        except Exception as failure:
+            log.exception(
+                "%s %s failed", scope["method"], _printable(path), extra={"fields": {"request_id": request_id}}
             )
+            if status != _GONE:  # its head was sent: the connection ends without the end of the body
+                raise
+            text = f"The server failed at this request: {type(failure).__name__}."
+            error = ApiError(500, text, "Its log says why, under the x-request-id.")
+            await error_response(error)(scope, receive, send_with_id)
+        finally:
+            self._report(path, status)
+            _log_end(scope, status, time.perf_counter() - begin)
+
+
+def _log_end(scope: Scope, status: int, seconds: float) -> None:
+    client, state = scope.get("client"), scope["state"]
+    fields = {
+        "request_id": state["request_id"],
+        "client": client[0] if client else "",
+        "seconds": round(seconds, 6),
+        **state.get("log_fields", {}),
+    }
+    said = {"method": scope["method"], "path": _printable(scope["path"]), "status": status}
+    log.info("%(method)s %(path)s %(status)d", said, extra={"fields": fields, "said": said})
 
 
 def _printable(path: str) -> str:
@@ -105,7 +114,8 @@ def _request_id(given: str | None) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the fields of the record."""
+    """One JSON object a line: time, level, logger, message, what the message says as values, and the fields of the
+    record."""
 
     def format(self, record: logging.LogRecord) -> str:
         values = {
@@ -113,6 +123,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **getattr(record, "said", {}),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:

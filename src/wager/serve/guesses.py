@@ -1,14 +1,15 @@
-"""For answers whose caller asks: which part of the text who guessed, and which guesses were wrong."""
+"""For answers whose caller asks: who guessed which part of the text, what was guessed wrong, what drafting brought."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from wager.async_stream import ChoiceDelta
 from wager.engine.guessed_text import GuessedText
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
-from wager.serve.answers import ChoiceDelta
-from wager.types import Request
+from wager.serve.answers import Answer
+from wager.types import Completion, Request, Stats
 
 
 class GuessReport:
@@ -22,7 +23,7 @@ class GuessReport:
     def of(self, item: ChoiceDelta) -> dict[str, Any]:
         """`parts` of the text with the drafter of each ("": the model itself), and `rejected` guesses."""
         delta, made = item.delta, item.round
-        parts = self._texts[item.index].split(delta.text, delta.token_ids, delta.drafted_by)
+        parts = self._texts[item.choice].split(delta.text, delta.token_ids, delta.drafted_by)
         rejected = [made.draft.tokens[node] for node in made.discarded] if made else []
         return {
             "token_ids": delta.token_ids,
@@ -31,3 +32,25 @@ class GuessReport:
             "rejected": [self._tokenizer.decode([token], special=True) for token in rejected],
             "drafter": made.draft.drafter if made else "",
         }
+
+
+def draft_report(answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
+    """What drafting brought to an answer: a row for each choice, and the seconds by stage of its steps."""
+    return {
+        "choices": [_choice_stats(completion.stats) for completion in completions],
+        "stage_seconds": dict(answer.stage_seconds()),
+    }
+
+
+def _choice_stats(stats: Stats) -> dict[str, Any]:
+    return {
+        "rounds": stats.rounds,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "drafter": stats.drafter,
+        "prefill_s": stats.prefill_s,
+        "decode_s": stats.decode_s,
+        "preemptions": stats.preemptions,
+        "seed": stats.seed,
+    }

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from wager.serve.errors import ApiError
 from wager.serve.options import ServeOptions
+
+_QUICK_BYTES = 20_000
+
+_LONGEST_TOKENS = 64
+"""Characters of a token, taken together: a text of more than these for each token of the context is not encoded."""
+
+R = TypeVar("R")
+
+
+async def work_by_size(function: Callable[[bytes], R], body: bytes) -> R:
+    """What a function makes of a body; of a long one in a thread, since it would delay every stream."""
+    return await asyncio.to_thread(function, body) if len(body) > _QUICK_BYTES else function(body)
+
+
+def check_characters(count: int, context: int, name: str) -> None:
+    """ApiError for a text that is too long to be worth encoding."""
+    most = _LONGEST_TOKENS * context
+    if count > most:
+        raise ApiError(
+            400, f"The {name} has {count} characters; for a context of {context} tokens at most {most} are encoded.",
+            "Shorten the text.", param=name, code="context_length_exceeded",
+        )  # fmt: skip
 
 
 async def read_body(request: Request, options: ServeOptions) -> bytes:

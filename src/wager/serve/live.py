@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from wager import __version__
 from wager.async_llm import AsyncLLM
 from wager.engine.draft_counts import DraftCounter
 from wager.serve.admission import Admission
+from wager.serve.formats import encoded
 from wager.serve.totals import StepTotals
 from wager.types import StepRecord
 
 _FILES: Mapping[str, str] = {
     "index.html": "text/html; charset=utf-8",
     "dashboard.css": "text/css; charset=utf-8",
-    "dashboard.js": "text/javascript; charset=utf-8",
+    **dict.fromkeys(
+        ("dashboard.js", "page.js", "history.js", "charts.js", "playground.js"), "text/javascript; charset=utf-8"
+    ),
 }
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",  # no text becomes markup, whatever the scripts do
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
 
 _RECENT_STEPS = 512
+
+_FRESH_S = 0.5
+"""Seconds for which an answer is given again: however many pages are open, the engine is asked twice a second."""
 
 
 class LiveView:
@@ -45,22 +54,35 @@ class LiveView:
         self._model = model
         self._started = time.monotonic()
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)  # seconds of the latest steps
+        self._answer, self._answered = b"", -math.inf
 
     def step(self, record: StepRecord) -> None:
         self._recent.append(sum(record.seconds.values()))
 
     async def read(self, http: Request) -> Response:
-        """The numbers as JSON. The policy's own words are made in the engine's thread, between two steps."""
+        """The numbers as JSON."""
         del http
+        now = time.monotonic()
+        if now - self._answered >= _FRESH_S:
+            self._answer, self._answered = encoded(await self._numbers()), now
+        return Response(self._answer, media_type="application/json")
+
+    async def _numbers(self) -> dict[str, Any]:
+        """The policy is asked in the engine's thread, between two steps."""
+        policy = self._llm.engine.policy
+        figures, collapsed, words = await self._llm.between_steps(
+            lambda: (policy.figures(), dict(policy.collapsed), policy.explain())
+        )
         scheduler = self._llm.engine.scheduler
         pool = scheduler.block_pool
         recent = sorted(self._recent)
-        found: dict[str, Any] = {
+        return {
             "model": self._model,
             "version": __version__,
             "uptime_s": time.monotonic() - self._started,
             "drafters": self._llm.engine.drafter_name,
             "running": len(scheduler.running),
+            "max_running": scheduler.max_sequences,
             "waiting": len(scheduler.waiting),
             "open": self._admission.open,
             "cache_usage": 1 - pool.num_free_blocks / pool.num_blocks,
@@ -76,14 +98,16 @@ class LiveView:
                     "verified": counts.verified_tokens,
                     "accepted": counts.accepted_tokens,
                     "verified_by_length": counts.verified,
+                    "verified_by_depth": counts.levels,
                     "accepted_by_length": counts.accepted,
                 }
                 for name, counts in list(self._drafts.drafters.items())
             },
             "planned_depths": self._drafts.planned,
-            "policy": await self._llm.between_steps(self._llm.engine.policy.explain),
+            "figures": None if figures is None else asdict(figures),
+            "collapsed": collapsed,
+            "policy": words,
         }
-        return JSONResponse(found)
 
     @staticmethod
     async def page(http: Request) -> Response:

@@ -14,6 +14,7 @@ from wager.async_llm import AsyncLLM
 from wager.economics.policy.base import PolicyFigures
 from wager.engine.draft_counts import DraftCounter
 from wager.serve.admission import Admission
+from wager.serve.counted_times import CountedTimes
 from wager.serve.totals import StepTotals
 from wager.types import OutputDelta, Request, Stats, StepRecord
 
@@ -47,12 +48,12 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 
 @dataclass(slots=True)
 class _Times:
-    """When a request came, and when each of its choices last got a token (perf_counter; 0: not yet). `prompt_tokens`
-    is 0 once they were counted."""
+    """When a request came, and when each of its choices last got a token (perf_counter; 0: not yet). `uncounted` is
+    the request until it is counted, with its first delta."""
 
     arrived: float
     last: dict[int, float]
-    prompt_tokens: int
+    uncounted: Request | None
 
 
 class Metrics:
@@ -68,20 +69,29 @@ class Metrics:
         self._success = self._counter("request_success", "Ended requests.", ("finished_reason",))
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Tokens of prompts found in the prefix cache.")
+        self._looked_up = self._counter("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.")
+        self._found = self._counter("prefix_cache_hits", "Those of them that it had.")
         self._preemptions = self._counter("num_preemptions", "Preemptions.")
         self._http = self._counter("http_requests", "Requests by path and status.", ("path", "status"))
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
-        self._itl = self._histogram("inter_token_latency_seconds", "Between two steps that emitted for a choice.")
+        itl = "Between two steps that emitted for a choice."
+        self._itl = CountedTimes("wager:inter_token_latency_seconds", itl, _SECONDS, model=model)
+        self.registry.register(self._itl)
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Decode seconds a token, by request."
         )
         self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the end.")
         self._queue = self._histogram("request_queue_time_seconds", "From arrival to the first step.")
+        self._inference = self._histogram("request_inference_time_seconds", "From the first step to the last token.")
         self._prefill = self._histogram("request_prefill_time_seconds", "From the first step to the first token.")
         self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.")
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of requests.", _TOKENS)
         self._generated = self._histogram("request_generation_tokens", "Generated tokens of choices.", _TOKENS)
-        self._rows = self._histogram("iteration_tokens", "Rows of a step: prompt tokens, tokens and guesses.", _TOKENS)
+        self._n = self._histogram("request_params_n", "Choices that requests ask for.", _TOKENS)
+        self._most = self._histogram("request_params_max_tokens", "Tokens that requests allow a choice.", _TOKENS)
+        self._rows = self._histogram(
+            "iteration_tokens_total", "Rows of a step: prompt tokens, tokens and guesses.", _TOKENS
+        )
         self.registry.register(_EngineGauges(self._gauges))
 
     async def render(self) -> bytes:
@@ -98,7 +108,7 @@ class Metrics:
     def request_opened(self, request: Request) -> None:
         """A request is about to be given to the engine."""
         last = dict.fromkeys(range(request.params.n), 0.0)
-        self._times[request.id] = _Times(time.perf_counter(), last, len(request.prompt))
+        self._times[request.id] = _Times(time.perf_counter(), last, request)
 
     def request_refused(self, request_id: str) -> None:
         """The engine did not take it."""
@@ -114,23 +124,28 @@ class Metrics:
         now = time.perf_counter()
         if record is not None:
             self._rows.observe(record.rows)
+        intervals: dict[float, int] = {}  # of many choices they are equal
         for delta in deltas:
             times = self._times.get(delta.request_id)
             if times is not None:
-                self._delta(delta, times, now)
+                self._delta(delta, times, now, intervals)
+        for seconds, count in intervals.items():
+            self._itl.add(seconds, count)
 
     def http(self, path: str, status: int) -> None:
         """A request over HTTP was answered; `path` is one of the server's own."""
         self._http.labels(path, str(status)).inc()
 
-    def _delta(self, delta: OutputDelta, times: _Times, now: float) -> None:
-        if times.prompt_tokens:
-            self._prompt.observe(times.prompt_tokens)
-            self._prompt_tokens.inc(times.prompt_tokens)
-            times.prompt_tokens = 0
+    def _delta(self, delta: OutputDelta, times: _Times, now: float, intervals: dict[float, int]) -> None:
+        if times.uncounted is not None:
+            self._count_request(times.uncounted)
+            times.uncounted = None
         if delta.token_ids:
             last = times.last[delta.index]
-            (self._itl.observe(now - last) if last else self._ttft.observe(now - times.arrived))
+            if last:
+                intervals[now - last] = intervals.get(now - last, 0) + 1
+            else:
+                self._ttft.observe(now - times.arrived)
             times.last[delta.index] = now
         if delta.finish_reason is not None:
             self._success.labels(delta.finish_reason).inc()
@@ -140,13 +155,22 @@ class Metrics:
             if not times.last:
                 del self._times[delta.request_id]
 
+    def _count_request(self, request: Request) -> None:
+        self._prompt.observe(len(request.prompt))
+        self._prompt_tokens.inc(len(request.prompt))
+        self._n.observe(request.params.n)
+        self._most.observe(request.params.max_tokens)
+
     def _ended(self, stats: Stats, seconds: float) -> None:
         self._e2e.observe(seconds)
         self._queue.observe(max(0.0, seconds - stats.prefill_s - stats.decode_s))
+        self._inference.observe(stats.prefill_s + stats.decode_s)
         self._prefill.observe(stats.prefill_s)
         self._decode.observe(stats.decode_s)
         self._generated.observe(stats.completion_tokens)
         self._cached_tokens.inc(stats.cached_tokens)
+        self._looked_up.inc(stats.prompt_tokens)
+        self._found.inc(stats.cached_tokens)
         self._preemptions.inc(stats.preemptions)
         if stats.completion_tokens > 1:
             self._per_token.observe(stats.decode_s / (stats.completion_tokens - 1))
@@ -211,9 +235,15 @@ class Metrics:
             "wager:drafter_collapsed", "1 for a drafter that is not used since its acceptance collapsed.",
             labels=("model_name", "drafter"),
         )  # fmt: skip
-        for name in self._llm.engine.drafter_name.split(","):
+        failed = GaugeMetricFamily(
+            "wager:drafter_failed", "1 for a drafter that raised an error and is not called any more.",
+            labels=("model_name", "drafter"),
+        )  # fmt: skip
+        proposer = self._llm.engine.proposer
+        for name in (*proposer.drafters, *proposer.failed):
             collapsed.add_metric((self._model, name), float(name in self._collapsed))
-        yield collapsed
+            failed.add_metric((self._model, name), float(name in proposer.failed))
+        yield from (collapsed, failed)
         figures = self._figures
         if figures is None:
             return

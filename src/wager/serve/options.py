@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from wager.errors import UsageError
 from wager.inputs import read_text, shown
 
 _SHORTEST_KEY = 16
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,15 @@ class ServeOptions:
     drain_timeout: float = 30.0
     cors: tuple[str, ...] = ()
     default_temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        """UsageError for an origin that no browser sends."""
+        for origin in self.cors:
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(
+                    f"{shown(origin)} is not an origin that pages have.",
+                    "Give its scheme, host and port alone, such as https://example.org, or * for all.",
+                )
 
     @property
     def is_loopback(self) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wager.errors import UsageError
 from wager.grammar import Grammar
 from wager.request import RequestSpeculation
 from wager.sampling import SamplingParams
 from wager.serve.bodies import ChatBody, CompletionBody, SamplingFields
 from wager.serve.errors import ApiError
+
+_LONGEST_ID = 10
+"""Digits of a token id."""
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default for completions; chats go on until the context is full."""
@@ -19,15 +24,19 @@ def completion_params(body: CompletionBody, *, temperature: float) -> SamplingPa
 
 
 def chat_params(
-    body: ChatBody, *, room: int, temperature: float, tool_grammar: Grammar | None = None
+    body: ChatBody, *, room: int, temperature: float, prediction: Sequence[int], tool_grammar: Grammar | None = None
 ) -> SamplingParams:
-    """The parameters of a chat; `room` is what the context leaves for its answer, `tool_grammar` what its tools
-    demand."""
+    """The parameters of a chat; `room` is what the context leaves for its answer, `prediction` its prediction in
+    tokens, `tool_grammar` what its tools demand."""
     most = body.max_completion_tokens or body.max_tokens or max(1, room)
+    if body.max_tokens not in (None, most):
+        raise ApiError(
+            400, f"max_tokens = {body.max_tokens} and max_completion_tokens = {most} differ.",
+            "Send one of the two.", param="max_tokens",
+        )  # fmt: skip
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs.", "Send logprobs: true too.", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    prediction = body.prediction.text if body.prediction else ""
     return _params(body, most, logprobs, temperature=temperature, prediction=prediction, tool_grammar=tool_grammar)
 
 
@@ -49,9 +58,11 @@ def _params(
     logprobs: int | None,
     *,
     temperature: float,
-    prediction: str = "",
+    prediction: Sequence[int] = (),
     tool_grammar: Grammar | None = None,
 ) -> SamplingParams:
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream.", "Send stream: true too.", param="stream_options")
     wanted = body.response_format.grammar if body.response_format else None
     try:
         return SamplingParams(
@@ -85,14 +96,14 @@ def _seed(seed: int | None) -> int | None:
     if seed is None:
         return None
     if not -(2**63) <= seed < 2**64:
-        raise ApiError(400, f"seed = {seed} has more than 64 bits.", "Give a 64-bit integer.", param="seed")
+        raise ApiError(400, f"seed = {str(seed)[:40]} has more than 64 bits.", "Give a 64-bit integer.", param="seed")
     return seed % 2**64
 
 
 def _logit_bias(body: SamplingFields) -> dict[int, float]:
     biases = {}
     for key, bias in (body.logit_bias or {}).items():
-        if not (key.isascii() and key.isdigit()):
+        if not (key.isascii() and key.isdigit() and len(key) <= _LONGEST_ID):
             raise ApiError(400, f"logit_bias has the key {key[:80]!r}.", "Keys are token ids.", param="logit_bias")
         biases[int(key)] = float(bias)
     return biases

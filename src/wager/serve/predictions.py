@@ -1,4 +1,4 @@
-"""OpenAI's Predicted Outputs: how many tokens of the prediction the answer used."""
+"""OpenAI's Predicted Outputs: how much of the prediction the answer has."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from wager.types import Completion
 
 @dataclass(frozen=True, slots=True)
 class PredictionUse:
-    """`accepted`: tokens of the answer that were guessed, and that the prediction named at their place. `rejected`:
-    tokens of the prediction that were not, for every choice."""
+    """`accepted`: tokens of the prediction that appeared in the answer, where the prediction was expected to go on;
+    `rejected`: those that did not. Sums over the choices."""
 
     accepted: int
     rejected: int
 
 
 def prediction_use(prediction: Sequence[int], completions: Sequence[Completion]) -> PredictionUse:
-    """Follow each choice through the prediction, as the drafter of that name does."""
-    accepted = [_accepted(prediction, completion) for completion in completions]
-    return PredictionUse(sum(accepted), sum(max(0, len(prediction) - each) for each in accepted))
+    """Follow each choice through the prediction, as the drafter of that name does. It depends on the texts alone, not
+    on what was drafted."""
+    accepted = sum(len(_places(prediction, completion)) for completion in completions)
+    return PredictionUse(accepted, len(prediction) * len(completions) - accepted)
 
 
-def _accepted(prediction: Sequence[int], completion: Completion) -> int:
-    alignment, count = Alignment(list(prediction)), 0
-    for token, drafter in zip(completion.token_ids, completion.drafted_by, strict=False):
-        named = alignment.agreed and alignment.next < len(prediction) and alignment.tokens[alignment.next] == token
-        count += bool(named and drafter)
+def _places(prediction: Sequence[int], completion: Completion) -> set[int]:
+    """The places of the prediction whose tokens appeared."""
+    alignment, found = Alignment(list(prediction)), set[int]()
+    for token in completion.token_ids:
+        place = alignment.next
+        if alignment.agreed and place < len(prediction) and alignment.tokens[place] == token:
+            found.add(place)
         alignment.unread.append(token)
         alignment.catch_up()
-    return count
+    return found

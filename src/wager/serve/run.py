@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -16,11 +17,14 @@ from wager.serve.connections import BoundedConnection
 from wager.serve.gate import JsonLines, TextLines
 from wager.serve.options import ServeOptions
 
+log = logging.getLogger("wager.serve")
+
 _BACKLOG = 1024
 _KEEP_ALIVE_S = 30
 
 _LAST_DELTAS_S = 5
-"""Seconds in which requests that were ended after the drain timeout send their last deltas."""
+"""Seconds, at most, in which requests that were ended after the drain timeout send their last deltas; a fifth of them
+if their clients do not read."""
 
 
 def bind(options: ServeOptions) -> socket.socket:
@@ -77,6 +81,7 @@ class _DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, server: Server, ready: Callable[[str], None]) -> None:
         super().__init__(config)
         self._server, self._ready = server, ready
+        self._ends: list[asyncio.TimerHandle] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -84,14 +89,31 @@ class _DrainingServer(uvicorn.Server):
             self._ready(_url(self._server.options, sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._server.admission.draining = True
-        end = asyncio.get_running_loop().call_later(self._server.options.drain_timeout, self._server.llm.abort_all)
+        admission, seconds = self._server.admission, self._server.options.drain_timeout
+        admission.draining = True
+        log.info("draining: %d sequences run or wait, and have %g s to end", admission.open, seconds)
+        self._end_answers(seconds)
         await super().shutdown(sockets)
-        end.cancel()
+        for end in self._ends:
+            end.cancel()
+        log.info("ended")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        self._captured_signals.clear()
+        if self.should_exit and sig == signal.SIGINT:  # the user cannot wait
+            self._end_answers(0.0)
+        self.should_exit = True
+
+    def _end_answers(self, seconds: float) -> None:
+        """End in so many seconds what still runs, and soon after it connections whose clients do not take the rest."""
+        loop = asyncio.get_running_loop()
+        self._ends += [
+            loop.call_later(seconds, self._server.llm.abort_all),
+            loop.call_later(seconds + _LAST_DELTAS_S / 5, self._close_connections),
+        ]
+
+    def _close_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def _url(options: ServeOptions, listener: socket.socket) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -15,7 +16,12 @@ from wager.serve.answers import Answer
 from wager.serve.chunks import ChunkWriter, StreamPlan, event
 from wager.serve.errors import ApiError, error_body
 
+log = logging.getLogger("wager.serve")
+
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+_LAST_EVENT_S = 5.0
+"""Seconds in which the client must take the last event."""
 
 
 class EventStream(Response):
@@ -37,8 +43,9 @@ class EventStream(Response):
             try:
                 await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (sending, gone):
-                    task.cancel()
+                sending.cancel()
+                gone.cancel()
+                for task in (gone, sending):
                     with suppress(asyncio.CancelledError):
                         await task
 
@@ -46,23 +53,38 @@ class EventStream(Response):
         async def write(data: bytes, *, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
+        last = b""
         try:
             async with asyncio.timeout(self._plan.timeout):
-                await self._write_answer(write)
+                last = await self._write_answer(write)
         except TimeoutError:
             message = f"The answer was not complete in {self._plan.timeout:g} s."
-            await write(event(error_body(ApiError(504, message, "Ask for less."))))
+            last = self._failed(ApiError(504, message, "Ask for less."))
         except WagerError as error:
-            await write(event(error_body(error)))
-        await write(b"data: [DONE]\n\n", more=False)
+            last = self._failed(error)
+        except Exception:
+            log.exception("An answer could not be written.")
+            last = self._failed(ApiError(500, "The server failed at this answer.", "Its log says why."))
+        with suppress(TimeoutError):  # a client that reads nothing keeps its place no longer
+            async with asyncio.timeout(_LAST_EVENT_S):
+                await write(last + b"data: [DONE]\n\n", more=False)
 
-    async def _write_answer(self, write: Callable[[bytes], Any]) -> None:
-        writer = ChunkWriter(self._plan)
+    def _failed(self, error: WagerError) -> bytes:
+        """The event of an error, which the log gets too."""
+        self._answer.error = error
+        return event(error_body(error))
+
+    async def _write_answer(self, write: Callable[[bytes], Any]) -> bytes:
+        """The events of the last deltas are returned: they go with the last event of the stream."""
+        writer, data = ChunkWriter(self._plan), b""
         while deltas := await self._answer.next_deltas():
-            if data := writer.events(deltas):
+            data = writer.events(deltas)
+            if self._answer.ended:
+                break
+            if data:
                 await write(data)
-        if data := writer.last(self._answer.completions()):
-            await write(data)
+                data = b""
+        return data + writer.last(self._answer.completions())
 
 
 async def until_gone(receive: Receive) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +16,18 @@ from wager.grammar import Grammar
 from wager.models.tokenizer import Tokenizer
 from wager.serve.bodies import ChatBody, ChatMessage
 from wager.serve.errors import ApiError
+from wager.serve.strict_json import read_json
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTools:
-    """The tools of one request, and how its model writes calls. `grammar` is None where nothing is demanded."""
+    """The tools of one request, and how its model writes calls. `grammar` is None where nothing is demanded;
+    `callable`: whether they may be called (tool_choice is not "none")."""
 
     tools: Sequence[Mapping[str, Any]]
     form: ToolFormat
     grammar: Grammar | None
+    callable: bool = True
 
     @classmethod
     def of(cls, body: ChatBody, tokenizer: Tokenizer) -> ChatTools | None:
@@ -32,16 +36,16 @@ class ChatTools:
             if body.tool_choice not in (None, "none"):
                 raise ApiError(400, "tool_choice needs tools.", "Send tools too.", param="tool_choice")
             return None
-        if body.response_format is not None and body.response_format.type != "text":
+        choice = body.tool_choice or "auto"
+        if choice != "none" and body.response_format is not None and body.response_format.type != "text":
             raise ApiError(400, "tools and response_format exclude each other.", "Send one.", param="response_format")
         form = ToolFormat.of(tokenizer.chat_template, tokenizer.control_id, lambda text: _hidden(tokenizer, text))
-        choice = body.tool_choice or "auto"
         try:
             grammar = tool_grammar(body.tools, choice, form=form, parallel=body.parallel_tool_calls is not False)
         except UsageError as error:
             name = "tool_choice" if error.message.startswith("tool_choice") else "tools"
             raise ApiError(400, error.message, error.hint, param=name) from None
-        return cls(body.tools, form, grammar)
+        return cls(body.tools, form, grammar, choice != "none")
 
     @property
     def variables(self) -> Mapping[str, Any]:
@@ -82,18 +86,15 @@ def template_message(message: ChatMessage, *, knows_tools: bool) -> dict[str, An
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call of an earlier answer, with its arguments as an object, which templates expect."""
+    """A call of an earlier answer, with its arguments as an object, which templates expect; as the text that they are
+    where that was cut off."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ApiError(400, "A tool call has no function with a name.", "Send calls as they came.", param="messages")
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            raise ApiError(
-                400, "The arguments of a tool call are not JSON.", "Send calls as they came.", param="messages"
-            ) from None
+        with suppress(ValueError):
+            arguments = read_json(arguments)
     return {"type": "function", "id": call.get("id"), "function": {"name": function["name"], "arguments": arguments}}
 
 

@@ -1,219 +1,214 @@
-"use strict";
-// Polls /live once a second and draws it; the playground reads a streamed answer. No library, nothing from elsewhere.
+// Polls /live once a second while the page is seen, and shows what it says. No library, nothing from elsewhere.
 
-const $ = (id) => document.getElementById(id);
-const SHOWN = 120; // seconds of history
-const history_ = [];
-let last = null;
-let key = sessionStorage.getItem("key") || "";
-const headers = () => (key ? { authorization: `Bearer ${key}` } : {});
-const number = (value, digits = 0) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
+import { $, Refusal, ask, kindOf, number, rows, useKey, write } from "./page.js";
+import { History } from "./history.js";
+import { ColumnChart, TimeChart, extent } from "./charts.js";
+import "./playground.js";
 
-function draw(svg, values, unit) {
-  const most = Math.max(1, ...values);
-  const x = (at) => 36 + ((at + SHOWN - values.length) * 360) / (SHOWN - 1);
-  const y = (value) => 108 - (value / most) * 98;
-  const points = values.map((value, at) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
-  const grid = [0, 0.5, 1].map((share) => `<line class="grid" x1="36" x2="396" y1="${y(share * most)}" y2="${y(share * most)}"/>` +
-    `<text x="32" y="${y(share * most) + 4}" text-anchor="end">${number(share * most, most < 8 ? 1 : 0)}</text>`).join("");
-  svg.innerHTML = `${grid}<polyline class="line" points="${points}"/>`;
-  const now = values.length ? values[values.length - 1] : 0;
-  svg.setAttribute("aria-label", `${unit}: ${number(now, 1)} now, ${number(most, 1)} at most in two minutes`);
+const PERIOD = 1000,
+  PATIENCE = 10000; // milliseconds
+
+const history = new History();
+const stage = (name) => ({ name, of: (each) => each.stages && (each.stages[name] ?? 0) });
+
+const curves = {
+  speed: new TimeChart($("speed-chart"), {
+    title: "Throughput",
+    unit: "tokens/s",
+    least: 10,
+    series: [{ name: "", of: (each) => each.speed }],
+  }),
+  batch: new TimeChart($("batch-chart"), {
+    title: "Batch and queue",
+    least: 4,
+    series: [
+      { name: "running", of: (each) => each.running },
+      { name: "waiting", of: (each) => each.waiting },
+    ],
+  }),
+  stages: new TimeChart($("stage-chart"), {
+    title: "Step by stage, ms",
+    digits: 2,
+    least: 0.1,
+    stacked: true,
+    shown: 0.97,
+    series: [stage("forward")],
+  }),
+  speedup: new TimeChart($("speedup-chart"), {
+    title: "Speed-up over plain decoding",
+    digits: 2,
+    least: 1.5,
+    reference: 1,
+    series: [
+      { name: "observed", of: (each) => each.observed },
+      { name: "predicted", of: (each) => each.predicted },
+    ],
+  }),
+  cost: new TimeChart($("cost-chart"), {
+    title: "Cost of one more row",
+    unit: "tokens",
+    digits: 2,
+    least: 0.1,
+    series: [{ name: "", of: (each) => each.cost }],
+  }),
+  cache: new TimeChart($("cache-chart"), {
+    title: "Cache in use",
+    unit: "%",
+    digits: 1,
+    most: 100,
+    series: [{ name: "", of: (each) => each.cache }],
+  }),
+};
+const depths = new ColumnChart($("depth-chart"), {
+  title: "Depth chosen, % of decisions",
+  unit: "%",
+  most: 100,
+  first: 0,
+  axis: "depth",
+});
+const acceptance = new ColumnChart($("acceptance-chart"), {
+  title: "Guesses accepted by depth, %",
+  unit: "%",
+  most: 100,
+  first: 1,
+  axis: "depth",
+});
+
+function duration(seconds) {
+  const minutes = Math.floor(seconds / 60),
+    hours = Math.floor(minutes / 60);
+  return hours ? `${hours} h ${minutes % 60} min` : minutes ? `${minutes} min` : `${Math.floor(seconds)} s`;
 }
 
-function rows(body, cells) {
-  body.replaceChildren(...cells.map((row) => {
-    const line = document.createElement("tr");
-    row.forEach((text, at) => {
-      const cell = document.createElement(at ? "td" : "th");
-      if (!at) cell.scope = "row";
-      cell.textContent = text;
-      line.append(cell);
+function showFigures(now) {
+  const { tau, accepted } = history.means;
+  write("model", now.model);
+  write("about", `version ${now.version}, up ${duration(now.uptime_s)}, drafters: ${now.drafters}`);
+  write("speed", number(history.samples.at(-1)?.speed));
+  write("speedup", now.figures?.observed_speedup ? `${number(now.figures.observed_speedup, 2)} ×` : "–");
+  write("tau", number(tau, 2));
+  write("accepted", Number.isFinite(accepted) ? `${number(100 * accepted)} %` : "–");
+  write("running", number(now.running));
+  write("places", `of ${number(now.max_running)}`);
+  write("waiting", number(now.waiting));
+  write("step", now.steps ? number(1000 * now.step_p50_s, 1) : "–");
+  write("step99", now.steps ? `99 %: ${number(1000 * now.step_p99_s)}` : "");
+  write("cache", `${number(100 * now.cache_usage, 1)} %`);
+  write("policy", now.policy);
+  write("alarm", Object.values(now.collapsed).join(" "));
+}
+
+function showCharts(now) {
+  const names = Object.keys(now.stage_seconds).sort((one, other) => now.stage_seconds[other] - now.stage_seconds[one]);
+  if (curves.stages.series.length !== names.length && names.length) curves.stages.setSeries(names.map(stage));
+  Object.values(curves).forEach((chart) => chart.draw(history.samples));
+  const when = history.base ? "" : now.tokens ? "since the start" : "no steps yet";
+  const { shares, mean } = history.depths;
+  depths.draw(
+    [{ name: "", kind: 1, values: shares }],
+    [Number.isFinite(mean) ? `mean ${number(mean, 1)}` : "", when].filter(Boolean).join(", "),
+  );
+  const byDrafter = history.acceptance.map(({ name, shares }) => ({
+    name,
+    kind: kindOf(name),
+    values: shares.map((share) => share && 100 * share),
+  }));
+  acceptance.draw(byDrafter, when);
+  if ($("time-table").closest("details").open) showTables(shares, byDrafter);
+}
+
+function showTables(shares, byDrafter) {
+  rows(
+    $("time-table"),
+    Object.values(curves).flatMap(({ title, series, digits, unit, samples }) =>
+      series.map(({ name, of }) => {
+        const { now, mean, least, most } = extent(samples, of);
+        const full = [title, name].filter(Boolean).join(": ");
+        return [
+          unit && unit !== "%" ? `${full}, ${unit}` : full,
+          ...[now, mean, least, most].map((value) => number(value, digits)),
+        ];
+      }),
+    ),
+  );
+  const deepest = Math.max(0, shares.length - 1, ...byDrafter.map(({ values }) => values.length));
+  rows(
+    $("depth-table"),
+    Array.from({ length: deepest + 1 }, (_, depth) => [
+      String(depth),
+      `${number(shares[depth] ?? 0)} %`,
+      byDrafter
+        .filter(({ values }) => Number.isFinite(values[depth - 1]))
+        .map(({ name, values }) => `${name} ${number(values[depth - 1])} %`)
+        .join(", ") || "–",
+    ]),
+  );
+}
+
+// ---- polling --------------------------------------------------------------------------------------------------------
+
+let timer = 0;
+let polling = null;
+
+function state(kind, text) {
+  $("status").dataset.state = kind;
+  write("status", text);
+}
+
+async function read() {
+  try {
+    const now = await (await ask("live", { signal: AbortSignal.timeout(PATIENCE) })).json().catch(() => {
+      throw new Refusal("The server does not answer.");
     });
-    return line;
-  }));
-}
-
-function stages(now, before) {
-  const steps = now.steps - (before ? before.steps : 0) || 1;
-  const names = Object.keys(now.stage_seconds);
-  const spent = names.map((name) => now.stage_seconds[name] - (before ? before.stage_seconds[name] || 0 : 0));
-  const total = spent.reduce((sum, each) => sum + each, 0);
-  if (!total) return;
-  rows($("stages"), names.map((name, at) => [name, `${number((100 * spent[at]) / total, 1)} %`, number((1000 * spent[at]) / steps, 3)]));
-  $("stage-bar").replaceChildren(...names.map((name, at) => {
-    const part = document.createElement("span");
-    part.className = `g${(at % 6) + 1}`;
-    part.style.flexGrow = spent[at] / total;
-    part.title = name;
-    return part;
-  }));
-  $("stage-bar").setAttribute("aria-label", names.map((name, at) => `${name} ${number((100 * spent[at]) / total)} percent`).join(", "));
-}
-
-// Of drafts that reached a depth, how many had their guess there accepted.
-function byDepth(counts) {
-  const least = (lengths, depth) => lengths.slice(depth).reduce((sum, each) => sum + each, 0);
-  const depths = [];
-  for (let depth = 1; depth < counts.verified_by_length.length; depth++) {
-    const verified = least(counts.verified_by_length, depth);
-    if (verified) depths.push(`${depth}: ${number((100 * least(counts.accepted_by_length, depth)) / verified)} %`);
-  }
-  return depths.join("  ");
-}
-
-function show(now) {
-  const seconds = last ? now.uptime_s - last.uptime_s : 0;
-  const speed = seconds ? (now.tokens - last.tokens) / seconds : 0;
-  history_.push({ speed, running: now.running });
-  if (history_.length > SHOWN) history_.shift();
-  const drafts = Object.values(now.drafts);
-  const sum = (name) => drafts.reduce((total, each) => total + each[name], 0);
-  $("model").textContent = now.model;
-  $("speed").textContent = number(speed);
-  $("running").textContent = now.running;
-  $("waiting").textContent = now.waiting;
-  $("tau").textContent = number(now.tokens / (now.tokens - sum("accepted")), 2);
-  $("accepted").textContent = sum("verified") ? `${number((100 * sum("accepted")) / sum("verified"))} %` : "–";
-  $("step").textContent = `${number(1000 * now.step_p50_s, 1)} ms`;
-  $("step99").textContent = `${number(1000 * now.step_p99_s, 1)} ms`;
-  $("cache").textContent = `${number(100 * now.cache_usage)} %`;
-  draw($("speed-chart"), history_.map((each) => each.speed), "tokens a second");
-  draw($("batch-chart"), history_.map((each) => each.running), "running sequences");
-  stages(now, last && now.steps > last.steps ? last : null);
-  rows($("depths"), Object.entries(now.drafts).map(([name, counts]) => [name, counts.drafts, byDepth(counts)]));
-  const most = Math.max(1, ...now.planned_depths);
-  $("planned").replaceChildren(...now.planned_depths.map((count, depth) => {
-    const column = document.createElement("div");
-    const bar = document.createElement("i");
-    bar.style.height = `${(70 * count) / most}%`;
-    column.append(bar, String(depth));
-    column.title = `${count} decisions`;
-    return column;
-  }));
-  $("planned").setAttribute("aria-label", now.planned_depths.map((count, depth) => `depth ${depth}: ${count}`).join(", ") || "no drafts yet");
-  if ($("policy").textContent !== now.policy) $("policy").textContent = now.policy;
-  say(`running for ${number(now.uptime_s)} s, drafters: ${now.drafters}`);
-  last = now;
-}
-
-function say(text) {
-  const at = $("status");
-  const kind = text.replace(/[0-9]+/g, "");
-  at.setAttribute("aria-live", at.dataset.kind === kind ? "off" : "polite"); // a clock need not be read out
-  at.dataset.kind = kind;
-  at.textContent = text;
-}
-
-async function poll() {
-  try {
-    const response = await fetch("live", { headers: headers() });
-    $("key-form").hidden = response.status !== 401;
-    if (response.status === 401) say("an API key is needed");
-    else if (!response.ok) say((await response.json()).error.message);
-    else show(await response.json());
+    now.drafters.split(",").forEach(kindOf);
+    history.add(now);
+    showFigures(now);
+    showCharts(now);
+    showKeyForm(false);
+    state("live", "live");
   } catch (error) {
-    say("the server does not answer");
-  }
-  setTimeout(poll, 1000);
-}
-
-$("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  key = $("key").value;
-  sessionStorage.setItem("key", key);
-});
-
-// ---- playground ------------------------------------------------------------------------------------------------------
-
-let running = null;
-const colours = new Map();
-
-function colour(drafter) {
-  if (!drafter) return "";
-  if (!colours.has(drafter)) {
-    colours.set(drafter, `g${(colours.size % 6) + 1}`);
-    $("legend").replaceChildren(...[...colours].map(([name, style]) => {
-      const item = document.createElement("span");
-      item.className = style;
-      item.textContent = `guessed by ${name}`;
-      return item;
-    }), "no colour: the model itself");
-  }
-  return colours.get(drafter);
-}
-
-function add(speculation) {
-  const answer = $("answer");
-  for (const part of speculation.parts) {
-    const piece = document.createElement(part.drafter ? "mark" : "span");
-    piece.className = colour(part.drafter);
-    piece.textContent = part.text;
-    if (part.drafter) piece.title = `guessed by ${part.drafter}`;
-    answer.append(piece);
-  }
-  if (speculation.rejected.length) {
-    const wrong = document.createElement("del");
-    wrong.textContent = speculation.rejected.join("");
-    wrong.title = `rejected guesses of ${speculation.drafter}`;
-    answer.append(wrong);
+    if (!(error instanceof Refusal)) throw error;
+    const wanted = error.status === 401;
+    if (wanted) showKeyForm(true);
+    state(wanted ? "wait" : "gone", wanted ? "The server asks for an API key." : error.message);
   }
 }
 
-async function* events(response) {
-  const decoder = new TextDecoder();
-  let rest = "";
-  for (const reader = response.body.getReader(); ;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + decoder.decode(value, { stream: true })).split("\n\n");
-    rest = lines.pop();
-    for (const line of lines) if (line.startsWith("data: {")) yield JSON.parse(line.slice(6));
-  }
-}
-
-async function play() {
-  const body = {
-    messages: [{ role: "user", content: $("prompt").value }],
-    temperature: Number($("temperature").value), max_tokens: Number($("tokens").value),
-    stream: true, speculation_stats: true,
-  };
-  if (!$("speculate").checked) body.speculation = "off";
-  running = new AbortController();
-  const response = await fetch("v1/chat/completions", {
-    method: "POST", signal: running.signal, body: JSON.stringify(body),
-    headers: { "content-type": "application/json", ...headers() },
+// One reading at a time, and none while nobody sees the page.
+function poll() {
+  clearTimeout(timer);
+  if (document.hidden) return null;
+  polling ??= read().finally(() => {
+    polling = null;
+    timer = setTimeout(poll, PERIOD);
   });
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  for await (const event of events(response)) {
-    if (event.error) throw new Error(event.error.message);
-    for (const choice of event.choices) if (choice.speculation) add(choice.speculation);
-    if (event.speculation) {
-      const [stats] = event.speculation.choices;
-      const tokens = Math.round(stats.rounds * stats.mean_acceptance_length);
-      $("outcome").textContent = `${tokens} tokens in ${stats.rounds} passes, τ ${number(stats.mean_acceptance_length, 2)}, ` +
-        `${number(tokens / stats.decode_s)} tokens a second; ${stats.accepted} of ${stats.drafted} guesses accepted; seed ${stats.seed}`;
-    }
-  }
+  return polling;
 }
 
-$("play").addEventListener("submit", async (event) => {
+// ---- the API key ----------------------------------------------------------------------------------------------------
+
+function showKeyForm(shown) {
+  const form = $("key-form");
+  if (form.hidden !== shown) return;
+  const inside = form.contains(document.activeElement);
+  form.hidden = !shown;
+  if (shown && document.activeElement === document.body) $("key").focus();
+  if (!shown && inside) $("prompt").focus();
+}
+
+$("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  if (running) return;
-  $("answer").replaceChildren();
-  $("outcome").textContent = "";
-  $("send").disabled = true;
-  $("stop").disabled = false;
-  try {
-    await play();
-  } catch (error) {
-    $("outcome").textContent = error.name === "AbortError" ? "stopped" : error.message;
+  const given = $("key").value.trim();
+  write("key-problem", "");
+  if (!/^[!-~]+$/.test(given)) {
+    write("key-problem", "A key is of printable ASCII characters without blanks.");
+    return;
   }
-  running = null;
-  $("send").disabled = false;
-  $("stop").disabled = true;
+  useKey(given);
+  await polling; // which asks with the key before
+  await poll();
+  if (!$("key-form").hidden) write("key-problem", "The server does not know this key.");
 });
-$("stop").addEventListener("click", () => running && running.abort());
-$("rejected").addEventListener("change", () => $("answer").classList.toggle("without-rejected", !$("rejected").checked));
-$("answer").classList.add("without-rejected");
+
+document.addEventListener("visibilitychange", poll);
 poll();

@@ -1,0 +1,144 @@
+"""Bodies for the API from its own OpenAPI document, valid and damaged, and what every answer must be like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from hypothesis import strategies as st
+
+from wager.serve.answer_models import ErrorAnswer
+from wager.serve.openapi import OPERATIONS, document
+
+DOCUMENT = document()
+POSTS = sorted(path for path, each in OPERATIONS.items() if each.body)
+
+HOSTILE: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 5e-324, 1e308, float("nan"),
+    float("inf"), "", "\x00", "\ud800", "<|im_end|>", "{{ 7 * 7 }}", "\u202e", "x" * 5000, "off", "text", "none", [],
+    {}, [[]], [None], [0] * 300, [-1], [2**70], {"": {}}, {"a": 1}, {"type": "text"}, {"$ref": "#"}, [{"type": "text"}],
+    {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/x"}}},
+)  # fmt: skip
+"""Values to put in place of others."""
+
+_KEYS = st.sampled_from(
+    ["", "a", "model", "__proto__", "\ud800", "x" * 300, "stream", "n", "content", "type", "schema"]
+)
+_DEEP = st.integers(1, 2000).map(lambda depth: json.loads("[" * min(depth, 300) + "]" * min(depth, 300)))
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def values_of(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    """Values that a schema of the document allows."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return st.deferred(lambda: values_of(DOCUMENT["components"]["schemas"][name]))
+    if "anyOf" in schema:
+        return st.one_of([values_of(each) for each in schema["anyOf"]])
+    if "const" in schema:
+        return st.just(schema["const"])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    kind, low, high = schema.get("type"), schema.get("minimum"), schema.get("maximum")
+    if kind == "object":
+        return _objects(schema)
+    if kind == "array":
+        most = min(4, schema.get("maxItems", 4))
+        return st.lists(values_of(schema.get("items", {})), min_size=schema.get("minItems", 0), max_size=most)
+    plain = {
+        "null": st.none(),
+        "boolean": st.booleans(),
+        "string": st.text(max_size=30),
+        "integer": st.integers(low if low is not None else -(2**40), high if high is not None else 2**40),
+        "number": st.floats(low, high, allow_nan=False, allow_infinity=False),
+    }
+    return plain.get(str(kind), _ANY)
+
+
+def _objects(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    known = {name: values_of(each) for name, each in schema.get("properties", {}).items()}
+    if not known:
+        more = schema.get("additionalProperties")
+        return st.dictionaries(st.text(max_size=8), values_of(more) if isinstance(more, dict) else _ANY, max_size=3)
+    required = {name: known.pop(name) for name in schema.get("required", ())}
+    return st.fixed_dictionaries(required, optional=known)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A POST: its path, its bytes, and what it says that they are."""
+
+    path: str
+    body: bytes
+    kind: str = "application/json"
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    """A call with a body that is valid by the schema, and in most cases damaged after that."""
+    path = draw(st.sampled_from(POSTS))
+    model = OPERATIONS[path].body
+    assert model is not None
+    value = draw(values_of(DOCUMENT["components"]["schemas"][model.__name__]))
+    value.pop("model", None)
+    for _ in range(draw(st.integers(0, 3))):
+        _damage(value, draw)
+    text = json.dumps(value, ensure_ascii=draw(st.booleans()))
+    if draw(st.integers(0, 9)) == 0:
+        at, end = sorted((draw(st.integers(0, len(text))), draw(st.integers(0, len(text)))))
+        text = draw(st.sampled_from([text[:at], text[:at] + text[end:], text[:at] + text[at:end] * 2 + text[end:]]))
+    body = text.encode(draw(st.sampled_from(["utf-8"] * 8 + ["utf-16", "utf-8-sig"])), "surrogatepass")
+    kinds = ["application/json"] * 12 + ["application/json; charset=utf-8", "text/plain", "", "a/b+json", "é"]
+    return Call(path, body, draw(st.sampled_from(kinds)))
+
+
+def _damage(value: Any, draw: st.DrawFn) -> None:
+    """Replace, remove or add something somewhere in an object."""
+    while isinstance(value, dict | list) and value:
+        key = draw(st.sampled_from(sorted(value))) if isinstance(value, dict) else draw(st.integers(0, len(value) - 1))
+        if not isinstance(value[key], dict | list) or not value[key] or draw(st.booleans()):
+            break
+        value = value[key]
+    else:
+        return
+    kind = draw(st.sampled_from(["hostile", "hostile", "any", "deep", "remove", "add"]))
+    if kind == "remove":
+        del value[key]
+    elif kind == "add" and isinstance(value, dict):
+        value[draw(_KEYS)] = deepcopy(draw(st.sampled_from(HOSTILE)))
+    else:
+        source = {"any": _ANY, "deep": _DEEP}.get(kind, st.sampled_from(HOSTILE))
+        value[key] = deepcopy(draw(source))
+
+
+def send(client: httpx2.Client, call: Call) -> httpx2.Response:
+    return client.post(call.path, content=call.body, headers={"content-type": call.kind.encode("latin-1")})
+
+
+def check(path: str, response: httpx2.Response) -> None:
+    """The answer has a status that the document names for the path, below 500, and its shape."""
+    operation, status = OPERATIONS[path], response.status_code
+    described = DOCUMENT["paths"][path]["post" if operation.body else "get"]["responses"]
+    assert str(status) in described and status < 500, response.text[:2000]
+    kind = response.headers["content-type"].partition(";")[0]
+    assert kind in described[str(status)]["content"]
+    if status != 200:
+        error = ErrorAnswer.model_validate(response.json()).error
+        assert error.message
+    elif kind == "text/event-stream":
+        assert operation.events is not None
+        *events, last, rest = response.text.split("\n\n")
+        assert (last, rest) == ("data: [DONE]", "") and events
+        for event in events:
+            value = json.loads(event.removeprefix("data: "))
+            (ErrorAnswer if "error" in value else operation.events).model_validate(value)
+    elif not isinstance(operation.answer, str):
+        operation.answer.model_validate(response.json())

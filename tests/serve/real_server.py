@@ -1,0 +1,172 @@
+"""A `wager serve` process for tests: a real port, real signals, its log and its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+import wager
+from serve.serving import CHAT
+
+TINY = ("--model", "random:llama:tiny", "--threads", "1")
+
+_SOURCE = str(Path(wager.__file__).parents[1])
+
+
+def http_request(body: Any, path: str = CHAT, *, more: str = "") -> bytes:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{more}"
+    return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other side closes; also if it resets the connection."""
+    parts = []
+    try:
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    except ConnectionError:
+        pass
+    return b"".join(parts)
+
+
+def read_answer(connection: socket.socket) -> bytes:
+    """One answer: a head, and as much as it says that follows."""
+    got = b""
+    while b"\r\n\r\n" not in got:
+        part = connection.recv(1)
+        assert part, got
+        got += part
+    length = re.search(rb"content-length: (\d+)", got)
+    end = len(got) + (int(length[1]) if length else 0)
+    while len(got) < end and (part := connection.recv(end - len(got))):
+        got += part
+    return got
+
+
+@dataclass
+class RealServer:
+    """The process; `lines` are those of its log so far."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    def client(self, **options: Any) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=60, **options)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
+        with self.client() as client:
+            return client.post(path, json=body, **options)
+
+    def chat(self, **body: Any) -> Any:
+        return self.post(CHAT, body).json()
+
+    def text(self, body: Any) -> str:
+        response = self.post(CHAT, body)
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    def connect(self, data: bytes = b"") -> socket.socket:
+        made = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        made.sendall(data)
+        return made
+
+    def live(self) -> Mapping[str, Any]:
+        with self.client() as client:
+            found: dict[str, Any] = client.get("/live").json()
+        return found
+
+    def metrics(self) -> Mapping[str, float]:
+        """Samples by name, with the labels but the model's, of which there may be none."""
+        with self.client() as client:
+            text = client.get("/metrics").text
+        found = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = [
+                    f"{name}={value}" for name, value in sample.labels.items() if name not in ("model_name", "le")
+                ]
+                if "le" not in sample.labels:
+                    found[",".join([sample.name, *sorted(labels)])] = sample.value
+        return found
+
+    def is_idle(self) -> bool:
+        """Whether no request is open and every block is free."""
+        live = self.live()
+        return live["open"] == live["running"] == live["waiting"] == 0 and live["cache_usage"] == 0
+
+    def resident(self) -> int:
+        """Bytes of memory."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def server_process(*options: str) -> Iterator[RealServer]:
+    """`wager serve` with these options on a free port, from its start to its orderly end when the block is left, unless
+    it was killed before."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "wager.cli", "serve", "--port", "0", *options],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": _SOURCE},
+    ) as process:  # fmt: skip
+        server, ready = RealServer(process), threading.Event()
+
+        def read() -> None:
+            for line in process.stderr or ():
+                server.lines.append(line)
+                if not server.url and line.startswith("serving "):
+                    server.url = line.split()[-1]
+                    ready.set()
+            ready.set()
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        try:
+            assert ready.wait(120) and server.url, f"the server did not start: {server.log}"
+            yield server
+            killed = (process.poll() or 0) < 0
+            process.terminate()
+            assert process.wait(60) == 0 or killed, server.log
+        finally:
+            process.kill()
+            process.wait()
+            reader.join(10)
+
+
+@contextmanager
+def served(*options: str, folder: Path | None = None, **config: Any) -> Iterator[RealServer]:
+    """A server of a small random model; `config` are options that have no flag, written into `folder`. It must never
+    write a traceback."""
+    arguments = [*TINY, "--served-name", "tiny", *options]
+    if config:
+        assert folder is not None
+        lines = [f"{name.replace('_', '-')} = {value}" for name, value in config.items()]
+        (folder / "options.toml").write_text("\n".join(lines))
+        arguments += ["--config", str(folder / "options.toml")]
+    if "--max-context" not in options:
+        arguments += ["--max-context", "512"]
+    with server_process(*arguments) as server:
+        yield server
+    assert "Traceback" not in server.log, server.log

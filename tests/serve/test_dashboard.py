@@ -1,0 +1,353 @@
+"""The dashboard in a real browser: its numbers while requests run, the playground, errors, hostile text, API keys."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from serve.browsing import HOSTILE, WATCH, visiting
+from serve.real_server import TINY, RealServer, server_process
+
+PROMPTS = [
+    "Write a short note about lighthouses, and then write it again.",
+    "Count from one to one hundred in words.",
+    "Repeat the sentence 'the cat sat on the mat' twenty times.",
+    "Explain photosynthesis to a child, then summarise your explanation.",
+    "List the months of the year, each with one sentence.",
+    "Write a poem about the sea in five stanzas.",
+]
+
+
+@pytest.fixture(scope="module")
+def real(browser: Any, smollm2: Path) -> Iterator[RealServer]:
+    with server_process("--model", str(smollm2), "--served-name", "SmolLM2") as started:
+        yield started
+
+
+@contextmanager
+def load(server: RealServer, *, clients: int = 4) -> Iterator[None]:
+    """So many clients that ask one question after the other, each a new one."""
+    end = threading.Event()
+
+    def ask(number: int) -> None:
+        with httpx2.Client(base_url=server.url, timeout=120) as http:
+            while not end.is_set():
+                prompt = f"{PROMPTS[number % len(PROMPTS)]} Mention the number {number}."
+                body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 240,
+                        "temperature": 0, "stream": True}  # fmt: skip
+                with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                    for _ in answer.iter_lines():
+                        if end.is_set():
+                            break
+                number += clients
+
+    with ThreadPoolExecutor(clients) as pool:
+        done = [pool.submit(ask, number) for number in range(clients)]
+        try:
+            yield
+        finally:
+            end.set()
+    for each in done:
+        each.result()
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_loads_from_the_server_alone_and_without_an_error(browser: Any, tiny: RealServer) -> None:
+    with visiting(browser, tiny.url) as visit:
+        visit.wait_for_text("status", "live")
+        assert {url.removeprefix(tiny.url) for url in visit.asked if not url.startswith("data:")} == {
+            "/", "/dashboard.css", "/dashboard.js", "/page.js", "/history.js", "/charts.js", "/playground.js", "/live",
+        }  # fmt: skip
+        assert visit.text("#model") == HOSTILE
+
+
+@pytest.mark.real
+def test_numbers_move_while_requests_run(browser: Any, real: RealServer) -> None:
+    with visiting(browser, real.url) as visit:
+        visit.wait_for_text("status", "live")
+        with load(real):
+            visit.wait("Number(document.getElementById('speed').textContent.replace(',', '')) > 1")
+            visit.wait("Number(document.getElementById('running').textContent) >= 1")
+            visit.wait("parseFloat(document.getElementById('speedup').textContent) > 0")
+            for chart in ("speed", "batch", "speedup", "cost", "cache"):
+                visit.wait(f"document.querySelector('#{chart}-chart polyline')?.getAttribute('points').includes(' ')")
+            visit.wait("document.querySelectorAll('#stage-chart polygon').length >= 7")
+            for stage in ("forward", "policy", "draft", "accept", "commit"):
+                assert stage in visit.text("#stage-chart .legend")
+            before = visit.page.locator("#speed-chart polyline").get_attribute("points")
+            visit.wait(f"document.querySelector('#speed-chart polyline').getAttribute('points') != '{before}'")
+            depths = visit.page.locator("#depth-chart svg").get_attribute("aria-label")
+            assert "depth 0: " in depths and "depth 1: " in depths
+            visit.wait("/depth 1: [1-9]\\d* %/.test(document.querySelector('#acceptance-chart svg').ariaLabel)")
+            assert 1 < float(visit.text("#tau")) < 20
+            assert 0 < int(visit.text("#accepted").removesuffix(" %")) <= 100
+        visit.wait("document.getElementById('running').textContent == '0'")
+        visit.wait("document.getElementById('speed').textContent == '0'")
+
+
+def test_counts_are_those_of_the_server(browser: Any, tiny: RealServer) -> None:
+    with visiting(browser, tiny.url) as visit:
+        visit.wait_for_text("status", "live")
+        tiny.chat(messages=[{"role": "user", "content": "one two one two one two"}], max_tokens=200, ignore_eos=True,
+                  temperature=0, speculation={"depth": 3})  # fmt: skip
+        time.sleep(1.6)
+        visit.page.get_by_text("The same as tables").click()
+        visit.wait("document.getElementById('depth-table').rows.length > 1")
+        found = tiny.live()
+        accepted = sum(each["accepted"] for each in found["drafts"].values())
+        assert float(visit.text("#tau")) == pytest.approx(found["tokens"] / (found["tokens"] - accepted), abs=0.011)
+        chosen = [
+            float(visit.text(f"#depth-table tr:nth-child({depth + 1}) td:nth-child(2)").split()[0])
+            for depth in range(4)
+        ]
+        shares = [100 * count / sum(found["planned_depths"]) for count in found["planned_depths"]]
+        assert chosen[: len(shares)] == pytest.approx(shares[:4], abs=0.51)
+
+
+def test_nothing_is_asked_while_the_page_is_hidden(browser: Any, tiny: RealServer) -> None:
+    with visiting(browser, tiny.url) as visit:
+        visit.page.evaluate("Object.defineProperty(document, 'hidden', { get: () => window.away === true })")
+        for away in (True, False):
+            visit.page.evaluate(
+                f"window.away = {str(away).lower()}; document.dispatchEvent(new Event('visibilitychange'))"
+            )
+            visit.page.wait_for_timeout(300)
+            visit.asked.clear()
+            visit.page.wait_for_timeout(3000)
+            asked = len(visit.asked)
+            assert asked == 0 if away else 1 <= asked <= 4, "once a second while it is seen"
+        visit.asked.append(tiny.url + "/")
+
+
+def test_a_collapsed_drafter_is_an_alarm_that_is_given_once(browser: Any, tiny: RealServer) -> None:
+    sentence = "Drafter 'ngram' has collapsed: its first guesses were right 60% of the time, and lately 0 of 40."
+
+    with visiting(browser, tiny.url) as visit:
+        visit.wait_for_text("status", "live")
+        assert not visit.page.locator("#alarm").is_visible()
+        visit.page.evaluate(WATCH)
+        visit.collapse(sentence)
+        visit.wait_for_text("alarm", sentence)
+        assert visit.page.get_by_role("alert").filter(has_text=sentence).is_visible()
+        visit.page.wait_for_timeout(2500)
+        assert visit.page.evaluate("window.said") == [["alarm", sentence]]
+
+
+# ---- the playground --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+def test_a_message_by_keyboard_alone_is_answered_in_the_colours_of_who_guessed(browser: Any, real: RealServer) -> None:
+    with visiting(browser, real.url) as visit:
+        visit.wait_for_text("status", "live")
+        keyboard = visit.page.keyboard
+        keyboard.press("Tab")
+        keyboard.press("Enter")  # the link to the playground
+        keyboard.press("Control+A")
+        keyboard.type(PROMPTS[0])
+        visit.page.evaluate(WATCH)
+        with visit.page.expect_response("**/v1/chat/completions") as response:
+            keyboard.press("Enter")
+        visit.wait("document.getElementById('answer').textContent.length > 10")
+        part = visit.page.evaluate("[answer.textContent.length, outcome.textContent]")
+        visit.wait_for_text("outcome", "tokens in")
+        assert part[1] == "answering" and part[0] < len(visit.page.locator("#answer").text_content()), (
+            "it did not come piece by piece"
+        )
+        plain = real.chat(messages=[{"role": "user", "content": PROMPTS[0]}], temperature=0, max_tokens=200,
+                          speculation="off")  # fmt: skip
+        [seed] = re.findall(r'"seed":(\d+)', response.value.text())
+        assert f"Seed {seed}." in visit.text("#outcome"), "all digits of it"
+        pieces = visit.page.locator("#answer > :not(del)").all_text_contents()
+        assert "".join(pieces) == plain["choices"][0]["message"]["content"]
+        assert set(visit.page.locator("#answer > *").evaluate_all("all => all.map((one) => one.tagName)")) == {
+            "SPAN", "MARK", "DEL",
+        }  # fmt: skip
+        [mark] = visit.page.locator("#answer mark").all()[:1]
+        name = mark.get_attribute("title").removeprefix("guessed by ")
+        assert f"guessed by {name}" in visit.text("#guessers") and f" by {name}" in visit.text("#outcome")
+        ground, line = mark.evaluate(
+            "(one) => [getComputedStyle(one).backgroundColor, getComputedStyle(one).textDecorationLine]"
+        )
+        assert ground not in visit.page.locator("#answer").evaluate("(one) => getComputedStyle(one).backgroundColor")
+        assert line == "underline", "colour is not the only sign"
+        assert not visit.page.locator("#answer del").first.is_visible()
+        for _ in range(4):
+            keyboard.press("Tab")
+        keyboard.press("Space")
+        assert visit.page.locator("#answer del").first.is_visible()
+        said = visit.page.evaluate("window.said")
+        assert [identity for identity, _ in said] == ["outcome", "outcome"], "the answer is not read out piece by piece"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("way", ["Escape", "button"])
+def test_an_answer_can_be_stopped(browser: Any, real: RealServer, way: str) -> None:
+    with visiting(browser, real.url) as visit:
+        visit.change_request(ignore_eos=True)
+        visit.write_over("#tokens", "4000")
+        visit.page.locator("#prompt").press("Enter")
+        visit.wait("document.getElementById('answer').textContent.length > 10")
+        if way == "Escape":
+            visit.wait("answer.scrollHeight > answer.clientHeight + 200")
+            visit.wait("answer.scrollTop > 100")  # the end is kept in sight
+            visit.page.evaluate("answer.scrollTop = 0")
+            visit.page.wait_for_timeout(500)
+            assert visit.page.evaluate("answer.scrollTop") == 0, "it runs away from the reader"
+            visit.page.keyboard.press("Escape")
+        else:
+            visit.page.locator("#stop").focus()
+            visit.page.keyboard.press("Enter")
+        visit.wait_for_text("outcome", "Stopped after")
+        visit.page.wait_for_timeout(600)
+        assert real.live()["running"] == 0, "the server goes on"
+        visit.write_over("#tokens", "5")
+        visit.page.locator("#send").press("Enter")
+        visit.wait_for_text("outcome", "5 tokens in")
+
+
+@pytest.mark.parametrize(
+    ("fields", "changed", "sentence", "marked"),
+    [
+        ({"#temperature": "5"}, {}, "The field 'temperature' is not possible: ", "temperature"),
+        ({"#tokens": "0"}, {}, "The field 'max_tokens' is not possible: ", "tokens"),
+        ({"#prompt": "  "}, {}, "There is no message yet. Write one.", "prompt"),
+        ({"#prompt": "x" * 20_000}, {}, "context", "prompt"),
+        ({}, {"colour": HOSTILE}, "The field 'colour' is not supported. Fields are ", None),
+        ({}, {"model": HOSTILE[:-1]}, f"The model '{HOSTILE[:-1]}' is not served here.", None),
+    ],
+    ids=["temperature", "tokens", "no message", "long", "unknown field", "unknown model"],
+)
+def test_a_refusal_is_a_sentence_beside_the_field(
+    browser: Any, tiny: RealServer, fields: dict[str, str], changed: dict[str, Any], sentence: str, marked: str | None
+) -> None:
+    with visiting(browser, tiny.url, refusals=True) as visit:
+        if changed:
+            visit.change_request(**changed)
+        for selector, text in fields.items():
+            visit.write_over(selector, text)
+        visit.page.locator("#send").press("Enter")
+        visit.wait_for_text("problem", sentence)
+        assert visit.page.get_by_role("alert").filter(has_text=sentence).is_visible()
+        assert visit.page.evaluate("[...document.querySelectorAll('[aria-invalid=true]')].map((one) => one.id)") == (
+            [marked] if marked else []
+        )
+        if marked:
+            assert visit.page.evaluate("document.activeElement.id") == marked
+        assert visit.page.evaluate("window.taken") is None
+
+
+def test_hostile_text_stays_text(browser: Any, tiny: RealServer) -> None:
+    """The model is made to answer with markup; its name is markup too."""
+    schema = {"type": "json_schema", "json_schema": {"schema": {"const": HOSTILE}}}
+    with visiting(browser, tiny.url) as visit:
+        visit.change_request(response_format=schema, max_tokens=600)
+        visit.write_over("#prompt", HOSTILE)
+        visit.page.locator("#prompt").press("Enter")
+        visit.wait_for_text("outcome", "tokens in")
+        assert HOSTILE.replace('"', '\\"') in visit.page.locator("#answer").inner_text()
+        assert visit.page.locator("#answer mark").count() > 0 and "by grammar" in visit.text("#outcome")
+        assert visit.page.locator("img, b img, #answer script, #answer b, #model *").count() == 0
+        assert visit.page.evaluate("window.taken") is None
+
+
+def test_scripts_cannot_make_markup_of_text(browser: Any, tiny: RealServer) -> None:
+    """Nor call elsewhere: the browser refuses it, whatever the scripts do."""
+    markup = "document.body.innerHTML = '<p>'"
+    script = "document.createElement('script').src = '/charts.js'"
+    call = "await fetch('http://127.0.0.1:9/')"
+    with visiting(browser, tiny.url) as visit:
+        for attempt in (markup, script, call):
+            answer = f"async () => {{ try {{ {attempt}; return 'done'; }} catch (error) {{ return error.name; }} }}"
+            assert visit.page.evaluate(answer) == "TypeError", attempt
+        assert [text for text in visit.errors if "violates" in text or "Content Security Policy" in text]
+        visit.errors.clear()
+        visit.asked[:] = [url for url in visit.asked if ":9/" not in url]
+
+
+# ---- without a server, and with keys ---------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+def test_a_server_that_goes_is_reported_in_the_answer_and_above(browser: Any, smollm2: Path) -> None:
+    with server_process("--model", str(smollm2)) as server, visiting(browser, server.url, refusals=True) as visit:
+        visit.wait_for_text("status", "live")
+        visit.change_request(ignore_eos=True, max_tokens=8000)
+        visit.page.locator("#prompt").press("Enter")
+        visit.wait("document.getElementById('answer').textContent.length > 10")
+        server.process.kill()
+        visit.wait_for_text("problem", "The connection was lost before the answer was complete.")
+        visit.wait_for_text("status", "The server does not answer.")
+        visit.page.locator("#send").press("Enter")
+        visit.wait_for_text("problem", "The server does not answer.")
+
+
+def test_a_key_is_asked_for_and_used(browser: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("correct-horse-battery-staple\n", encoding="utf-8")
+    with (
+        server_process(*TINY, "--api-key-file", str(keys)) as server,
+        visiting(browser, server.url, refusals=True) as visit,
+    ):
+        keyboard = visit.page.keyboard
+        visit.wait_for_text("status", "The server asks for an API key.")
+        assert visit.page.evaluate("document.activeElement.id") == "key"
+        assert visit.page.get_by_label("API key").get_attribute("type") == "password"
+        for wrong, sentence in (
+            ("schlüssel-der-nicht-geht", "printable ASCII"),
+            ("wrong-horse-battery-staple", "does not know this key"),
+        ):
+            visit.write_over("#key", wrong)
+            keyboard.press("Enter")
+            visit.wait_for_text("key-problem", sentence)
+        visit.page.locator("#send").press("Enter")
+        visit.wait_for_text("problem", "The API key is missing or unknown.")
+        visit.write_over("#key", "correct-horse-battery-staple")
+        visit.page.locator("#key").press("Enter")
+        visit.wait_for_text("status", "live")
+        assert not visit.page.locator("#key-form").is_visible()
+        assert visit.page.evaluate("document.activeElement.id") == "prompt"
+        visit.change_request(max_tokens=9, ignore_eos=True)
+        keyboard.press("Enter")
+        visit.wait_for_text("outcome", "9 tokens in")
+        visit.page.reload()
+        visit.wait_for_text("status", "live")
+        assert not any("horse" in url for url in visit.asked)
+
+
+# ---- the picture of the documents ------------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+def test_the_picture_of_the_documents(browser: Any, real: RealServer, tmp_path: Path) -> None:
+    """With WAGER_DASHBOARD_IMAGE=FILE the picture is taken after two minutes of changing load, for the documents."""
+    given = os.environ.get("WAGER_DASHBOARD_IMAGE")
+    picture = Path(given) if given else tmp_path / "dashboard.png"
+    size = {"width": 1280, "height": 800}
+    with visiting(browser, real.url, viewport=size, color_scheme="light", reduced_motion="reduce") as visit:
+        for clients in (2, 6, 3, 8, 4) if given else (3,):
+            with load(real, clients=clients):
+                visit.page.wait_for_timeout(30_000 if given else 3000)
+                last = clients == 4 or not given
+                if last:
+                    visit.page.locator("#rejected").check()
+                    visit.write_over("#tokens", "90")
+                    visit.page.locator("#prompt").press("Enter")
+                    visit.wait_for_text("outcome", "tokens in", seconds=60)
+                    visit.page.locator("#prompt").blur()
+                    visit.page.wait_for_timeout(1200)
+                    visit.page.screenshot(path=picture, full_page=True)
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG") and 20_000 < len(data) < 300_000

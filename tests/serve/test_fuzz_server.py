@@ -1,0 +1,144 @@
+"""The API under fuzzing, from its own OpenAPI document: no 5xx, and every answer is as the document says.
+
+`python dev/fuzz_server.py --minutes 10 --seed 7` searches for longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from serve.api_bodies import DOCUMENT, Call, calls, check, send
+from serve.real_server import RealServer, http_request, read_answer, served
+from serve.serving import CHAT, MESSAGES, SHORT, eventually
+from wager.serve.openapi import OPERATIONS
+
+EXAMPLES = int(os.environ.get("WAGER_FUZZ_EXAMPLES", "150"))
+"""150 take some seconds."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RealServer]:
+    with served("--max-context", "320", "--drafter", "ngram") as started:
+        yield started
+        eventually(started.is_idle, "something runs after the last answer")
+
+
+@pytest.fixture(scope="module")
+def http(server: RealServer) -> Iterator[httpx2.Client]:
+    with server.client() as made:
+        yield made
+
+
+@settings(
+    max_examples=EXAMPLES, derandomize=EXAMPLES == 150, deadline=None, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)  # fmt: skip
+@given(call=calls())
+def test_every_answer_is_as_the_document_says(http: httpx2.Client, call: Call) -> None:
+    check(call.path, send(http, call))
+
+
+def test_the_check_can_fail() -> None:
+    answer = {"error": {"message": "m", "type": "server_error", "param": None, "code": None}}
+    for status, value in ((500, answer), (418, answer), (400, {"error": "m"}), (200, {"object": "text_completion"})):
+        with pytest.raises((AssertionError, ValueError)):
+            check("/v1/completions", httpx2.Response(status, json=value))
+
+
+@pytest.mark.parametrize("path", sorted(path for path, each in OPERATIONS.items() if not each.body))
+def test_what_is_only_read(http: httpx2.Client, path: str) -> None:
+    check(path, http.get(path.replace("{name}", "tiny")))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"n": 2, "logprobs": True, "top_logprobs": 2}, {"stream": True, "n": 2, "logprobs": True},
+        {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"speculation_stats": True}, {"speculation_stats": True, "stream": True},
+        {"prediction": {"type": "content", "content": "x y z"}},
+        *({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}],
+           "tool_choice": "required", "stream": stream, "max_tokens": 60} for stream in (True, False)),
+    ],
+)  # fmt: skip
+def test_every_shape_of_an_answer_is_in_the_document(http: httpx2.Client, fields: Any) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 8, **fields}
+    chat = http.post(CHAT, json=body)
+    assert chat.status_code == 200, chat.text
+    check(CHAT, chat)
+    if not {"tools", "prediction", "top_logprobs"} & fields.keys():
+        logprobs = 2 if fields.get("logprobs") else None
+        text = {"prompt": "a", "max_tokens": 8, **fields, "logprobs": logprobs}
+        check("/v1/completions", http.post("/v1/completions", json=text))
+
+
+def test_the_document_is_complete(server: RealServer) -> None:
+    """Every reference is there, no model is left over, every path of the application is described."""
+    text = json.dumps(DOCUMENT)
+    models = DOCUMENT["components"]["schemas"]
+    assert {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]} == set(models)
+    for path, methods in DOCUMENT["paths"].items():
+        for described in methods.values():
+            assert {"200", "400", "401", "408", "431", "500", "503"} <= described["responses"].keys(), path
+            assert all("content" in answer for answer in described["responses"].values()), path
+    assert len({each["operationId"] for methods in DOCUMENT["paths"].values() for each in methods.values()}) == 12
+    with server.client() as client:
+        assert client.get("/openapi.json").json() == DOCUMENT
+
+
+HEADS = (
+    b"GET /nothing HTTP/1.1\r\nhost: [\r\n\r\n", b"GET /nothing?\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"GET /%ff%00%0a HTTP/1.1\r\nhost: x\r\n\r\n", b"GET //evil.example/%2e%2e HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"GET /health/ HTTP/1.1\r\nhost: evil.example\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"CONNECT a:80 HTTP/1.1\r\nhost: x\r\n\r\n", b"BREW / HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"PROPFIND /health HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /health HTTP/1.1\r\n\r\n", b"GET /health HTTP/1.0\r\n\r\n",
+    b"GET /nothing HTTP/9.9\r\n\r\n", b"GET / /nothing HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET /nothing HTTP/1.1\r\nx-request-id: a\x00b\r\n\r\n", b"GET /nothing HTTP/1.1\r\nx-request-id: \xff\r\n\r\n",
+    b"GET /nothing HTTP/1.1\r\nauthorization: Bearer \xff\xfe\r\n\r\n",
+    b"GET /nothing HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\ncontent-length: -1\r\n\r\n", b"POST /tokenize HTTP/1.1\r\ncontent-length: 1_0\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+    b"POST /tokenize HTTP/1.1\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}",
+    b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: gzip\r\n\r\n{}",
+    b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: y\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 0\r\n\r\n",
+    b"GET /nothing HTTP/1.1\r\n" + b"a: b\r\n" * 5000 + b"\r\n", b"GET /" + b"x" * 60_000 + b" HTTP/1.1\r\n\r\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("head", HEADS, ids=range(len(HEADS)))
+def test_hostile_heads_are_answered_below_500_in_json(server: RealServer, head: bytes) -> None:
+    with server.connect(head) as connection:
+        answer = read_answer(connection)
+        if answer.startswith(b"HTTP/1.1 100 "):
+            answer = read_answer(connection)
+    first, _, body = answer.partition(b"\r\n\r\n")
+    status = int(first.split()[1])
+    assert status in (200, 400, 404, 405), answer
+    if status != 200:
+        assert json.loads(body)["error"]["message"]
+    assert b"evil.example" not in first
+    with server.connect(http_request({**SHORT, "max_tokens": 2})) as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_numbers_at_the_ends_of_their_ranges(http: httpx2.Client) -> None:
+    ends = {
+        "temperature": (0, 2), "top_p": (1e-300, 1), "min_p": (0, 1), "repetition_penalty": (1e-3, 1000),
+        "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "top_k": (-1, 2**62), "n": (1, 64),
+        "seed": (-(2**63), 2**64 - 1), "max_tokens": (1, 2**62),
+    }  # fmt: skip
+    for name, values in ends.items():
+        for value in values:
+            answer = http.post(CHAT, json={**SHORT, "n": 1, "max_tokens": 3, name: value})
+            assert answer.status_code == 200, (name, value, answer.text)

@@ -1,0 +1,162 @@
+"""The table of statuses in docs/serve.md: every row happens as it says, and there is no other."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+import wager
+from serve.real_server import http_request, read_answer
+from serve.serving import CHAT, LONG, SHORT, Running, eventually, running
+from wager.serve.answer_models import ErrorAnswer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+ROWS = dict(re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE, re.MULTILINE))
+KEY = "a-key-of-sixteen-letters"
+
+Response = tuple[int, Any, dict[str, str]]
+"""Status, JSON and headers."""
+
+
+def raw(server: Running, data: bytes) -> Response:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(data)
+        head, _, body = read_answer(connection).partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(first.split()[1]), httpx2.Response(200, content=body).json(), headers
+
+
+def post(server: Running, body: Any, path: str = CHAT, **options: Any) -> Response:
+    found = server.post(path, body, **options)
+    return found.status_code, found.json(), dict(found.headers)
+
+
+def fields(server: Running) -> list[Response]:
+    twice = b'{"messages": [], "messages": [{"role": "user", "content": "x"}]}'
+    deep = b'{"messages": ' + b"[" * 101 + b"]" * 101 + b"}"
+    bodies = (b"{", twice, b'{"seed": NaN}', b'{"model": "\\ud800"}', deep)
+    prompts = ("word " * 500, "x" * 40_000)
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "wizard"}}}
+    return [
+        post(server, {**SHORT, "temperature": 3}),
+        *(raw(server, http_request(body)) for body in bodies),
+        *(post(server, {"prompt": prompt}, "/v1/completions") for prompt in prompts),
+        post(server, {**SHORT, "ignore_eos": False, "response_format": schema}),
+        raw(server, b"nonsense\r\n\r\n"),
+    ]
+
+
+def key(server: Running) -> list[Response]:
+    return [post(server, SHORT, headers={"authorization": given}) for given in ("", "Bearer x")]
+
+
+def nothing_there(server: Running) -> list[Response]:
+    return [post(server, {**SHORT, "model": "other"}), post(server, SHORT, "/nothing")]
+
+
+def other_method(server: Running) -> list[Response]:
+    found = raw(server, b"GET " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert found[2]["allow"] == "post"
+    return [found]
+
+
+def late(server: Running) -> list[Response]:
+    return [raw(server, b"GET /health HTTP/1.1\r\n"), raw(server, http_request(SHORT)[:-1])]
+
+
+def too_long(server: Running) -> list[Response]:
+    chunked = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    many = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    return [raw(server, http_request(b" " * ((4 << 20) + 1))), raw(server, chunked + many * 4 + b"1\r\n \r\n0\r\n\r\n")]
+
+
+def other_kind(server: Running) -> list[Response]:
+    return [post(server, SHORT, headers={"content-type": "text/plain"})]
+
+
+def full(server: Running) -> list[Response]:
+    server.server.admission.open += server.server.admission._most
+    try:
+        found = post(server, SHORT)
+    finally:
+        server.server.admission.open -= server.server.admission._most
+    assert 1 <= int(found[2]["retry-after"]) <= 60
+    return [found]
+
+
+def long_head(server: Running) -> list[Response]:
+    return [raw(server, b"GET /health HTTP/1.1\r\na: " + b"x" * 70_000)]
+
+
+def failure(server: Running) -> list[Response]:
+    """A defect in the server, logits that are not finite, and a step that fails."""
+    bodies, forward = server.server.bodies, server.llm.engine.runner.target.forward
+    bodies.check_model = lambda name: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    found = [post(server, SHORT)]
+    assert found[0][2]["x-request-id"] and "ZeroDivisionError" in str(found[0][1])
+    del bodies.check_model
+
+    def invalid(batch: Any) -> Any:
+        output = forward(batch)
+        output.logits[:] = float("nan")
+        return output
+
+    server.llm.engine.runner.target.forward = invalid  # type: ignore[method-assign]
+    found.append(post(server, {**SHORT, "logit_bias": {"1": 1}}))
+    break_engine(server)
+    return [*found, post(server, SHORT)]
+
+
+def break_engine(server: Running) -> None:
+    def fail() -> Any:
+        raise wager.CacheIntegrityError("Two blocks are one.")
+
+    server.llm.engine.step = fail  # type: ignore[method-assign]
+
+
+def ending(server: Running) -> list[Response]:
+    """It drains; then its engine fails."""
+    server.server.admission.draining = True
+    found = [post(server, SHORT), raw(server, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")]
+    assert found[0][2]["retry-after"] == "30"
+    server.server.admission.draining = False
+    break_engine(server)
+    assert post(server, SHORT)[0] == 500
+    return [*found, post(server, SHORT)]
+
+
+def timeout(server: Running) -> list[Response]:
+    found = post(server, {**LONG, "n": 8})
+    eventually(lambda: server.server.admission.open == 0, "it goes on")
+    return [found]
+
+
+CAUSES: dict[str, Callable[[Running], list[Response]]] = {
+    "400": fields, "401": key, "404": nothing_there, "405": other_method, "408": late, "413": too_long,
+    "415": other_kind, "429": full, "431": long_head, "500": failure, "503": ending, "504": timeout,
+}  # fmt: skip
+OPTIONS: dict[str, dict[str, Any]] = {
+    "401": {"api_keys": (KEY,)}, "408": {"body_timeout": 0.3}, "504": {"request_timeout": 0.01},
+}  # fmt: skip
+
+
+def test_the_table_has_every_status_and_no_other() -> None:
+    assert set(ROWS) == set(CAUSES)
+
+
+@pytest.mark.parametrize("status", sorted(CAUSES))
+def test_a_row_of_the_table(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wager.serve.connections.HEAD_TIMEOUT_S", 0.3)
+    with running(**OPTIONS.get(status, {})) as server:
+        for found, body, _ in CAUSES[status](server):
+            error = ErrorAnswer.model_validate(body).error
+            assert found == int(status), error
+            assert len(error.message) > 15 and "Traceback" not in error.message
