@@ -106,6 +106,8 @@ def _of_a_refusal(line: CommandLine, ending: Ending) -> list[str]:
     if not line.drawn and line.verb not in FAILS:
         found.append("a valid call failed")
     drawn = [value for flag, value in line.drawn if value is not None] or line.verb not in FAILS
+    if line.verb in FAILS and any("missing" in word and word in message for word in line.arguments):
+        drawn = False  # what was drawn is valid, and the base failed as it does
     if line.drawn and drawn and not any(_named(flag, value, message) for flag, value in line.drawn):
         found.append("the message names none of the options or values")
     return found

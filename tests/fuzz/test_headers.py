@@ -295,7 +295,7 @@ def test_directories_that_lie_cost_nothing(
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 20
     assert path.name in caught.value.message
 
 

@@ -7,6 +7,7 @@ that accepts guesses emits all of them at once.
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ FAILURES: Mapping[str, str] = {
 
 OK = "ok"
 
+_TAG = re.compile(r"<[^<>]*>")
 _TEXTS = ("reasoning_content", "reasoning", "refusal")
 _MOST_OF_AN_ERROR = 1 << 16
 
@@ -258,7 +260,7 @@ def _whole(value: object, otherwise: int | None) -> int | None:
 
 
 def _reason(body: bytes) -> str:
-    """The message of an error's body: OpenAI's form, or its beginning."""
+    """The message of an error's body in one line: OpenAI's form, or the beginning of its text, without tags."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -267,7 +269,7 @@ def _reason(body: bytes) -> str:
         return _said(value["error"])
     if isinstance(value, dict) and isinstance(value.get("detail"), str):
         return str(value["detail"])
-    return body[:200].decode("utf-8", "replace").strip() or "(no text)"
+    return " ".join(_TAG.sub(" ", body[:1000].decode("utf-8", "replace")).split())[:200] or "(no text)"
 
 
 def _said(error: object) -> str:

@@ -47,7 +47,8 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def compare(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Ratios, now over before, of rates and of times; None where either is unknown or 0. `settings` are options and
-    models that differ, so that the ratios may have another cause; `same_text` counts answers to the same request."""
+    models that differ, so that the ratios may have another cause, as `cached_share` may, now and before; `same_text`
+    counts answers to the same request."""
     new, old = now["summary"], before["summary"]
     ratios: dict[str, float | None] = {name: _ratio(new.get(name), old.get(name)) for name in RATES}
     for name in TIMES:
@@ -60,6 +61,7 @@ def compare(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]
         "before": {"model": before["card"].get("model"), "date": before["card"].get("date")},
         "ratios": ratios,
         "settings": _differing(now["card"], before["card"]),
+        "cached_share": [_cached_share(new), _cached_share(old)],
         **_texts(now["rows"], before["rows"]),
     }
 
@@ -77,6 +79,11 @@ def _texts(now: Sequence[Any], before: Sequence[Any]) -> dict[str, int]:
     pairs = [(row, old[row["number"]]) for row in now if row["outcome"] == "ok" and row["number"] in old]
     pairs = [(a, b) for a, b in pairs if a["id"] == b.get("id")]
     return {"texts": len(pairs), "same_text": sum(a["text"] == b.get("text") for a, b in pairs)}
+
+
+def _cached_share(summary: Mapping[str, Any]) -> float | None:
+    """The share of the prompts' tokens that the server had in its cache, if it said so."""
+    return _ratio(summary.get("cached_prompt_tokens"), summary.get("prompt_tokens"))
 
 
 def _is_number(value: object) -> bool:

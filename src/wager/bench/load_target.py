@@ -98,7 +98,9 @@ class LoadTarget:
         if kind != OK:
             status = int(message[7:10]) if kind == "status" else 0
             hint = _status_hint(status) if status else _reach_hint(kind)
-            raise RequestError(f"{self.server.url} failed to answer a first short request: {message}.", hint)
+            raise RequestError(
+                f"{self.server.url} failed to answer a first short request: {message.rstrip('.')}.", hint
+            )
 
     async def _try(self, requests: int, concurrency: int) -> tuple[str, str]:
         """The outcome of short requests: of the first that failed, or OK."""

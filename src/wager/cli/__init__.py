@@ -100,6 +100,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             return _explain(error) if error.message else 1
         except WagerError as error:
             return _explain(error)
+        except MemoryError:
+            return _explain(WagerError("The system gives no more memory.", "Lower --memory or --max-context."))
         except (click.Abort, KeyboardInterrupt):
             click.echo("\ninterrupted", err=True)
             return 130

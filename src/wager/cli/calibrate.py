@@ -155,6 +155,7 @@ def _time_drafters(
     """The curves of a configuration's drafters, by their names in the engine; empty for `none`."""
     from wager.cli.loading import open_engine
     from wager.engine.proposer import Proposer
+    from wager.models.padding import num_tokens
     from wager.profiling.timed_drafts import time_drafting
 
     vocab = engine.target.decoder.vocab
@@ -164,6 +165,7 @@ def _time_drafters(
         name: time_drafting(
             Proposer(drafter, vocab=vocab),
             vocab=vocab,
+            tokens=min(vocab, num_tokens(engine.tokenizer)),
             hidden=engine.spec.hidden,
             seconds=seconds,
             clock=time.perf_counter,

@@ -83,7 +83,7 @@ def _answer(stream: OutputStream) -> str:
     [answer] = stream.completions()
     if answer.finish_reason == "error":
         raise WagerError(f"The answer ended with an error: {answer.error}")
-    console.say(footer(answer.stats))
+    console.say(footer(answer.stats, sampled=stream.request.params.temperature > 0))
     return answer.text
 
 

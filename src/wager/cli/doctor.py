@@ -42,6 +42,7 @@ def examine() -> dict[str, Any]:
     models = _models()
     return {
         "machine": describe().as_dict(),
+        "free_memory": _free_memory(),
         "kernels": kernels,
         "versions": versions(),
         "models": models,
@@ -60,6 +61,17 @@ def _kernels() -> dict[str, Any]:
         "reason": chosen.reason,
         "threads": getattr(chosen, "threads", None),
     }
+
+
+def _free_memory() -> dict[str, Any] | None:
+    """What is free within all limits, and which of them leaves least; None where the system does not say."""
+    from wager.build.free_memory import free_memory
+
+    try:
+        found = free_memory()
+    except WagerError:
+        return None
+    return {"bytes": found.free, "total": found.total, "where": found.where}
 
 
 def _models() -> dict[str, Any]:
@@ -177,7 +189,10 @@ def _lines(findings: dict[str, Any]) -> list[str]:
         ("processor", f"{machine['cpu'] or unknown} ({machine['architecture']}, {machine['system']})"),
         ("cores", f"{machine['cores']} with {machine['hardware_threads']} hardware threads"),
         ("features", " ".join(machine["features"]) or "none that the kernels use"),
-        ("memory", f"{_gib(machine['available'])} free of {_gib(machine['memory'])}"),
+        (
+            "memory",
+            f"{_gib(machine['available'])} free of {_gib(machine['memory'])}{_limited(findings['free_memory'])}",
+        ),
         ("versions", ", ".join(f"{name} {number}" for name, number in findings["versions"].items() if number)),
         ("models", f"in {models['folder']}"),
         *(("", _model_line(model)) for model in models["here"]),
@@ -188,6 +203,12 @@ def _lines(findings: dict[str, Any]) -> list[str]:
         *(("", line) for line in findings["missing"][1:]),
     ]
     return [f"{name:<18}{text}" for name, text in rows]
+
+
+def _limited(free: dict[str, Any] | None) -> str:
+    if free is None or free["where"] == "this machine":
+        return ""
+    return f"; {free['where']} has {_gib(free['bytes'])} free of {_gib(free['total'])}"
 
 
 def _packed_lines(files: list[dict[str, Any]], removed: list[str] | None) -> list[tuple[str, str]]:

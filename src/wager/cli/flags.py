@@ -32,8 +32,6 @@ T = TypeVar("T")
 MOST_CONCURRENT = 4096
 """Requests that a measurement may run together."""
 
-_MOST_PROMPTS = 1_000_000
-
 _CONFIG_KEY = "wager.cli.config"
 """Key under which click's context holds the options of the --config file."""
 
@@ -116,8 +114,7 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "depth": click.option("--depth", type=click.IntRange(0, DEEPEST), metavar="N",
                  help="Guesses per step; 0 makes none. Without it the policy decides at every step."),
     "policy": click.option("--policy", metavar="NAME", help="How many tokens are guessed: adaptive (by expected gain "
-                 "and cost), threshold[:P] (by likelihood alone) or fixed.  [default: adaptive, or fixed with "
-                 "--depth]"),
+                 "and cost), threshold[:P] (by likelihood alone) or fixed.  [default: adaptive; with --depth fixed]"),
     "objective": click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
                  help="Of the adaptive policy: throughput, latency, or slo:TIME (per token, such as slo:20ms)."),
     "verify": click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
@@ -141,6 +138,9 @@ ENGINE_FLAGS: Mapping[str, Function] = {
                  help="Limit for weights, cache and drafters, such as 4GiB. Without it most of the free memory."),
     "max_context": click.option("--max-context", type=click.IntRange(2, MOST_POSITIONS), metavar="N",
                  help="Tokens of prompt and answer together. Without it the model's own limit."),
+    "max_sequences": click.option("--max-sequences", type=click.IntRange(min=1), show_default=True, metavar="N",
+                 default=EngineConfig().capacity.max_sequences,
+                 help="Choices of requests that run at once; others wait."),
 }  # fmt: skip
 """Flags of the engine by option, in the order the help shows them."""
 
@@ -271,7 +271,7 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
         click.argument("file", required=False, metavar="[FILE]", type=click.Path(path_type=Path, dir_okay=False)),
         click.option("--prompts", "path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
                      help="The same as FILE."),
-        click.option("--limit", type=click.IntRange(1, _MOST_PROMPTS), default=limit, show_default=limit is not None,
+        click.option("--limit", type=click.IntRange(1, 1_000_000), default=limit, show_default=limit is not None,
                      metavar="N", help="Use N prompts, spread over the task families."),
     ]  # fmt: skip
 

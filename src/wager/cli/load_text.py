@@ -20,6 +20,10 @@ _NAMES = {
     "request_s": "requests/s",
     "goodput.request_s": "goodput, requests/s",
 }
+_ALIKE = 0.05
+"""Difference of the shares of cached prompt tokens up to which two runs are said to be alike: a chat template's first
+tokens are cached in any."""
+
 _SPREAD = ("mean", "p50", "p90", "p99", "max")
 
 
@@ -73,9 +77,21 @@ def _show_comparison(compare: Mapping[str, Any], *, to_stdout: bool) -> None:
     lines = [f"{compare['same_text']} of {compare['texts']} answers to the same request are the same text"]
     for name, (now, before) in compare["settings"].items():
         lines.append(f"not alike: {name} = {now!r}, before {before!r}")
+    lines += _caches(*compare["cached_share"])
     before = f"{compare['before']['model']}, {compare['before']['date']}"
     columns = ["now / before", "mean", *_SPREAD[1:-1]]
     console.table(f"Against {before}", columns, rows, to_stdout=to_stdout, caption="\n".join(lines))
+
+
+def _caches(now: float | None, before: float | None) -> list[str]:
+    """Said where one of the runs found more of its prompts in the server's cache than the other."""
+    if now is None or before is None or abs(now - before) < _ALIKE:
+        return []
+    warm, cold = ("now", "before") if now > before else ("before", "now")
+    return [
+        f"prompt tokens from the server's cache: {now:.0%}, before {before:.0%}: its cache was warm {warm} and cold "
+        f"{cold}, which changes the ratios; start the server anew before each run"
+    ]
 
 
 def _ms(seconds: float | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wager.cli import console
@@ -17,22 +19,36 @@ if TYPE_CHECKING:
     from wager.types import Request
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """What loading makes stays: looking through it again and again would take a twentieth of a start."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
 def open_llm(config: EngineConfig, *, expected: Callable[[Tokenizer], Sequence[Request]] | None = None) -> LLM:
     """Load a model, and fetch it first if it is not stored. `expected` is LLM's."""
-    from wager.llm import LLM
+    with _collector_paused():
+        from wager.llm import LLM
 
-    _fetch([config.model.model, *_draft_models(config)])
-    with console.working(f"Loading {config.model.model}") as report:
-        return LLM(config=config, report=report, expected=expected)
+        _fetch([config.model.model, *_draft_models(config)])
+        with console.working(f"Loading {config.model.model}") as report:
+            return LLM(config=config, report=report, expected=expected)
 
 
 def open_async_llm(config: EngineConfig) -> AsyncLLM:
     """As `open_llm`, for an event loop."""
-    from wager.async_llm import AsyncLLM
+    with _collector_paused():
+        from wager.async_llm import AsyncLLM
 
-    _fetch([config.model.model, *_draft_models(config)])
-    with console.working(f"Loading {config.model.model}") as report:
-        return AsyncLLM(config=config, report=report)
+        _fetch([config.model.model, *_draft_models(config)])
+        with console.working(f"Loading {config.model.model}") as report:
+            return AsyncLLM(config=config, report=report)
 
 
 def open_engine(
@@ -61,6 +77,11 @@ def open_engine(
             besides=besides,
             keep_expert_choices=keep_expert_choices,
         )
+
+
+def loaded_lines(engine: LoadedEngine) -> list[str]:
+    """What a user should know of an engine that was loaded: its memory, and notes of its drafters."""
+    return [f"memory: {engine.memory_plan.describe()}", *(f"note: {note}" for note in engine.notes)]
 
 
 def _draft_models(config: EngineConfig) -> list[str]:

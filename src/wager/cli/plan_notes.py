@@ -100,8 +100,8 @@ def _vocabulary(query: PlanQuery) -> list[str]:
     target = query.cost.model
     return [
         f"Vocabulary: {small.cost.model.name} has {small.cost.model.vocab} tokens, {target.name} {target.vocab}. "
-        "Unless the difference is padding, guesses must be translated through text, which is not priced here and "
-        "lowers acceptance; wager's own engine refuses such a pair."
+        "If the tokenizer is the same and only the padding differs, the pair is run as it is; else guesses must be "
+        "translated (--drafter tli:PATH or slem:PATH), which is not priced here and lowers acceptance."
         for small in _draft_models(query.drafter)
         if small.cost.model.vocab != target.vocab
     ]

@@ -10,11 +10,26 @@ from typing import Any, NamedTuple
 from wager.cli.plan_inputs import PlanGrid
 from wager.cli.plan_notes import rank_word, remarks
 from wager.cli.plan_values import check_finite
+from wager.economics.costmodel.calibrated import CalibratedCostModel
+from wager.economics.costmodel.draft_cost import DraftHeadCost
 from wager.economics.costmodel.memory import SPARE_SHARE, largest_batch
 from wager.economics.costmodel.plan import AcceptanceRates, BatchRange, PlanPoint, PlanQuery
 
 _COLUMNS = ("context", "accept", "batch", "depth", "speed-up", "tok/round", "plain", "step", "draft", "tok/s/user",
             "tok/s", "slower at", "break-even", "waits for", "memory")  # fmt: skip
+
+
+_MEANINGS = (
+    "Columns: context: positions that each request has cached; accept: the probability that a draft token is "
+    "accepted if those before it were; batch: requests decoded together; depth: the number of draft tokens that is "
+    "fastest (off: none; +: the deepest that was tried); speed-up: over plain decoding at the same batch; "
+    "tok/round: tokens that a request gets from a step, accepted ones and the model's own one; plain: time of a "
+    "step without draft tokens; step: of one that verifies them; draft: of making them; tok/s/user: tokens a second "
+    "of one request; tok/s: of all; slower at: depths slower than plain decoding; break-even: the acceptance from "
+    "which one draft token pays off; waits for: the part that takes most of the step, its share, and what it waits "
+    "for: memory (reading bytes), compute (arithmetic), both (some layers each), link (between devices) or a fixed "
+    "time; memory: taken on every device (!: more than there is)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +130,20 @@ class PlanReport:
         lines = [self._losing_batches(losing) for losing in self.losing_batches if tried]
         lines += [self._waiting(context) for context in self.grid.contexts]
         lines += remarks(self.query, self.points)
-        lines.append(
-            "Columns: speed-up is over plain decoding at the same batch; slower at: depths slower than plain decoding; "
-            "break-even: the acceptance from which one draft token pays off; tok/round counts the bonus token."
-        )
-        return lines
+        return [*lines, self._assumed(), _MEANINGS]
+
+    def _assumed(self) -> str:
+        """What no datasheet says."""
+        drafter, given = self.query.drafter, [rate for rate in self.grid.acceptances if isinstance(rate.rates, float)]
+        words = []
+        if isinstance(drafter, DraftHeadCost):
+            words.append(f"that there is a drafter of the shape {drafter.name} for the model (--drafter-shape)")
+        if given:
+            rates = ", ".join(rate.label for rate in given)
+            words.append(f"the acceptance {rates} at every depth (--acceptance; `wager acceptance` measures yours)")
+        if not isinstance(self.query.cost, CalibratedCostModel):
+            words.append("kernels as fast as the figures of the device allow")
+        return f"Assumed, not measured: {'; '.join(words) or 'nothing'}."
 
     def _losing_batches(self, losing: LosingBatches) -> str:
         where = f"Plain decoding at context {losing.context}, acceptance {losing.acceptance.label}"
@@ -143,9 +167,9 @@ class PlanReport:
             low, high = batches[0], batches[-1]
             span = f"batch {low[0]}" if low[0] == high[0] else f"batch {low[0]} to {high[0]}"
             costs = [point.marginal_costs["step"] for _, point in batches]
-            shown = [f"{cost:.2f}" for cost in (min(costs), max(costs))]
+            shown = [f"{max(0.0, cost):.0%}" for cost in (min(costs), max(costs))]
             marginal = " to ".join(dict.fromkeys(shown))
-            words.append(f"{span}: {name} ({bound}), one more row costs {marginal} of an average one")
+            words.append(f"{span}: {name} ({bound}), one more row adds {marginal} of what a row takes on average")
         return f"What plain decoding waits for at context {context}: " + "; ".join(words) + "."
 
     # ---- JSON -------------------------------------------------------------------------------------------------------

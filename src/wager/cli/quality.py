@@ -7,6 +7,7 @@ from functools import partial
 
 from wager.bench.quality import WINDOW, Quality, compare_logits, fixed_text, windows
 from wager.build import memory_plan as memory
+from wager.build.free_memory import free_memory
 from wager.build.load import LoadedEngine
 from wager.build.opened import PassLimits
 from wager.errors import UsageError
@@ -35,7 +36,7 @@ def measure_quality(engine: LoadedEngine) -> Quality:
     limits = PassLimits(_ROWS, 1, context, logits_rows=_ROWS)
     reference = replace(target.opened, dtype="bf16", limits=limits)
     plan = memory.plan(
-        budget=int(memory.available() * memory.SHARE),
+        budget=memory.Budget.of(free_memory(), limit=None).size,
         weights=reference.weight_bytes(kernels),
         workspace=reference.workspace_bytes(kernels),
         drafter=0,

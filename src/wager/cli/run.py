@@ -85,7 +85,7 @@ def command(
         if colorer:
             click.echo(f"guessed by: {colorer.legend()}", err=True, color=True)
         _say_details(llm.engine, explain=explain)
-    console.say(footer(answer.stats))
+    console.say(footer(answer.stats, sampled=params.temperature > 0))
     if answer.finish_reason == "error":
         raise click.ClickException(answer.error)
 
@@ -94,7 +94,10 @@ def _say_details(engine: LoadedEngine, *, explain: bool) -> None:
     for name, figures in engine.ahead.items():
         console.say(f"{name}, ahead of the target: {figures}")
     if explain:
-        console.say(engine.policy.explain())
+        from wager.cli.loading import loaded_lines
+
+        for line in (*loaded_lines(engine), engine.policy.explain()):
+            console.say(line)
 
 
 def _check_predictions(drafters: Sequence[DrafterSpec]) -> None:
@@ -137,14 +140,15 @@ def _print(deltas: Iterable[OutputDelta], colorer: DraftColorer | None) -> None:
             click.echo()
 
 
-def footer(stats: Stats) -> str:
-    """The last line: tokens, tokens per second of decoding, mean acceptance length, and the counts behind them."""
+def footer(stats: Stats, *, sampled: bool) -> str:
+    """The last line: tokens, tokens per second of decoding, mean acceptance length, the counts behind them, and the
+    seed if it matters."""
     speed = f"{stats.completion_tokens / stats.decode_s:.1f}" if stats.decode_s > 0 else "–"
     return (
         f"{stats.completion_tokens} tokens, {speed} tok/s, τ {stats.mean_acceptance_length:.2f} "
         f"({stats.drafter}: {stats.accepted} of {stats.drafted} guesses accepted; "
-        f"prompt {stats.prompt_tokens} tokens, {stats.cached_tokens} cached, {stats.prefill_s:.2f} s; "
-        f"seed {stats.seed})"
+        f"prompt {stats.prompt_tokens} tokens, {stats.cached_tokens} cached, {stats.prefill_s:.2f} s"
+        + (f"; seed {stats.seed})" if sampled else ")")
     )
 
 

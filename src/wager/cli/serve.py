@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import sys
 from pathlib import Path
 
@@ -54,7 +56,7 @@ def command(
 
     It ends on SIGTERM or Ctrl-C, after the requests that run.
     """
-    from wager.cli.loading import open_async_llm
+    from wager.cli.loading import loaded_lines, open_async_llm
     from wager.serve.app import Server
     from wager.serve.options import ServeOptions, read_api_keys
     from wager.serve.run import bind, configure_logging, serving
@@ -72,9 +74,18 @@ def command(
     )
     listener = bind(options)
     configure_logging(json_lines=log_format == "json")
+    say = _log if log_format == "json" else console.say  # a reader of JSON finds nothing else
     if not options.is_loopback and not options.api_keys:
-        console.say(f"warning: everybody who reaches {host} may use the model: there is no --api-key-file.")
+        say(f"warning: everybody who reaches {host} may use the model: there is no --api-key-file.")
     llm = open_async_llm(config)
+    for line in loaded_lines(llm.engine):
+        say(line)
     sys.setswitchinterval(_SWITCH_S)
     server = Server(llm, options)
-    serving(server, ready=lambda url: console.say(f"serving {options.model_name} at {url}")).run([listener])
+    gc.freeze()  # what a start made stays: the collector need not look at it again
+    serving(server, ready=lambda url: say(f"serving {options.model_name} at {url}")).run([listener])
+
+
+def _log(text: str) -> None:
+    level = logging.WARNING if text.startswith("warning: ") else logging.INFO
+    logging.getLogger("wager.serve").log(level, text.removeprefix("warning: "))
