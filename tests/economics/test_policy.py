@@ -315,6 +315,15 @@ def test_a_drafter_that_does_not_pay_is_not_used_and_exploration_keeps_to_its_bu
     assert 0 < spent < 0.006 * (simulation.seconds - seconds)
 
 
+def test_trials_are_paid_for_with_what_they_took_not_with_what_was_believed() -> None:
+    believed, true = Machine({"d": 2e-6}), Machine({"d": 2e-2})
+    simulation = SimulatedSequences(adaptive(believed), true, {"d": always(0.0)}, names(2)).run(400)
+    drafted, seconds = simulation.drafted["d"], simulation.seconds
+    simulation.run(8000)
+    spent = (simulation.drafted["d"] - drafted) * true.draft_seconds("d", 1, 2)
+    assert 0 < spent < 0.006 * (simulation.seconds - seconds)
+
+
 def test_without_a_budget_nothing_is_explored() -> None:
     surface = Machine({"d": 2e-3})
     simulation = SimulatedSequences(

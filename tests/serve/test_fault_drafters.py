@@ -50,7 +50,7 @@ def test_a_drafter_that_breaks_in_mid_flight(drafter: str, plain: list[str]) -> 
 
 
 def test_a_drafter_that_becomes_slow_is_not_asked_any_more() -> None:
-    """The policy learns what it takes within a few answers; the text stays."""
+    """The policy learns what it takes within some calls, and pays for its trials; the text stays. Steps take 0.1 ms."""
     body = {"messages": MESSAGES, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
     with running({"depth": None, "drafter": "ngram"}) as server:
         plain = server.post(CHAT, body).json()["choices"]
@@ -63,9 +63,8 @@ def test_a_drafter_that_becomes_slow_is_not_asked_any_more() -> None:
             return propose(requests)
 
         drafter.propose = slow  # type: ignore[method-assign]
-        counts: list[int] = []
-        while len(counts) < 20 and (not counts or counts[-1] >= 10):
-            before = len(calls)
+        for answers in range(40):
+            if calls and answers >= 10:
+                break
             assert server.post(CHAT, body).json()["choices"] == plain
-            counts.append(len(calls) - before)
-        assert counts[0] > 0 and counts[-1] < 10, counts
+        assert 0 < len(calls) < 60

@@ -80,7 +80,8 @@ class Adaptive(Policy):
             drafting=self._draft_seconds,
             weights=self._weights,
             planner=self._planner,
-            budgets=[self._exploration, self._rows],
+            exploration=self._exploration,
+            rows=self._rows,
             observed=self._observed,
             watch=self._watch,
         )

@@ -24,6 +24,11 @@ class DraftExploration:
         """So many steps took that long together."""
         self._budget.earn(seconds, steps=steps)
 
+    def settle(self, step: PolicyStep, *, taken: float, expected: float) -> None:
+        """Drafting took so long in a step with such drafts: what no one expected is paid for too."""
+        if taken > expected and len(step.explored) == len(step.plan):
+            self._budget.owe(taken - expected)
+
     def explore(
         self, step: PolicyStep, readiness: DrafterReadiness, *, steps: int
     ) -> list[tuple[SequencePolicyState, int]]:

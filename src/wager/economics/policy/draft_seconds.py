@@ -10,6 +10,10 @@ from wager.economics.policy.base import UPDATE_INTERVAL
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 
+_SURPRISE, _WORTH_LEARNING = 2.0, 0.02
+"""Drafting is learned from at once if it took more than so many times what was to be expected, and than that by this
+share of a step without drafts."""
+
 
 class DraftSeconds:
     """`latency` is the model behind `cache`."""
@@ -20,24 +24,32 @@ class DraftSeconds:
         self._latency, self._cache, self._drafters, self._own = latency, cache, drafters, own
         self._learns = latency.learns
         self._next = float(UPDATE_INTERVAL)  # the step from which they are learned again
+        self._learned = 0.0  # what the drafting that was learned from last took
 
     def expected(self, passes: Mapping[int, Sequence[int]]) -> float:
         """Of drafting with these passes (PolicyStep.passes)."""
         ragged, drafters = self._cache.ragged_draft_seconds, self._drafters
         return sum([ragged(drafters[index].name, depths) for index, depths in passes.items()])
 
-    def learns(self, step: PolicyStep) -> bool:
-        """Whether to learn from the step."""
-        return self._learns and step.number >= self._next and not step.catches_up
+    def learns(self, step: PolicyStep, taken: float) -> bool:
+        """Whether to learn from the step, whose drafting took so long."""
+        if not self._learns or step.catches_up:
+            return False
+        return step.number >= self._next or _surprises(taken, self._learned, step)
 
     def learn(self, step: PolicyStep, taken: float) -> None:
         """Pass each drafter's seconds to the latency model. It models drafts of one depth for all sequences, so it gets
         what such a draft would have taken, were it as far from its expectation as this step's drafting."""
-        self._next = step.number + UPDATE_INTERVAL * self._own.pace
         passes = step.passes()
         expected = self.expected(passes)
+        surprises, self._learned = _surprises(taken, expected, step), taken
+        self._next = step.number + (1 if surprises else UPDATE_INTERVAL * self._own.pace)
         for index, depths in passes.items():
             drafter, count, depth = self._drafters[index].name, len(depths), max(depths)
             even = self._cache.draft_seconds(drafter, count, depth)
             seconds = taken * even / expected if expected > 0 else taken / len(passes)
             self._latency.observe_draft(drafter, count, depth, seconds=seconds)
+
+
+def _surprises(taken: float, expected: float, step: PolicyStep) -> bool:
+    return taken > _SURPRISE * expected + _WORTH_LEARNING * step.load.plain_seconds

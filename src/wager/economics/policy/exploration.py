@@ -6,6 +6,7 @@ from __future__ import annotations
 EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough to notice a change within seconds
 _MAX_SAVED = 1500  # steps whose budget can accumulate, so that a burst costs no more than a few steps
 _MIN_COST = 0.005  # of a plain step
+_MOST_DEBT_S = 10.0  # of running time whose share may be owed: a pause of the machine must not end all exploration
 
 
 class ExplorationBudget:
@@ -14,7 +15,7 @@ class ExplorationBudget:
 
     def __init__(self, share: float, *, saved_up: bool = False) -> None:
         self._share, self._saved_up = share, saved_up
-        self.seconds = 0.0  # those that are left
+        self.seconds = 0.0  # those that are left; negative if something took longer than was expected
 
     def earn(self, seconds: float, *, steps: int = 1) -> None:
         """`steps` steps took so long together."""
@@ -37,3 +38,7 @@ class ExplorationBudget:
             return False
         self.seconds -= cost
         return True
+
+    def owe(self, seconds: float) -> None:
+        """What was spent on took so much longer than was expected."""
+        self.seconds = max(-self._share * _MOST_DEBT_S, self.seconds - seconds)

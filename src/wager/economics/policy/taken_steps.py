@@ -5,8 +5,6 @@ Those of a small batch are learned from together, while the tables are in the pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.collapse import CollapseWatch
 from wager.economics.policy.draft_exploration import DraftExploration
@@ -23,7 +21,7 @@ from wager.types import DRAFT_STAGE, POLICY_STAGE
 
 class TakenSteps:
     """`steps` are those that are not learned from yet, and `passed_over` how many like them never are; `verified` the
-    draft tokens in the last one that was taken as planned. `budgets` are of what earns by the seconds of steps."""
+    draft tokens in the last one that was taken as planned. `exploration` and `rows` earn by the seconds of steps."""
 
     def __init__(
         self,
@@ -34,7 +32,8 @@ class TakenSteps:
         drafting: DraftSeconds,
         weights: ObjectiveWeights,
         planner: Planner,
-        budgets: Sequence[DraftExploration | RowExploration],
+        exploration: DraftExploration,
+        rows: RowExploration,
         observed: ObservedSteps,
         watch: CollapseWatch,
     ) -> None:
@@ -42,8 +41,8 @@ class TakenSteps:
         self.verified = self.passed_over = 0
         self._counted = self._verdicts = 0  # of the steps: how many were counted, and whose verdicts were learned
         self._learning, self._own, self._latency, self._drafting = learning, own, latency, drafting
-        self._weights, self._planner, self._budgets, self._observed = weights, planner, budgets, observed
-        self._watch = watch
+        self._weights, self._planner, self._exploration, self._observed = weights, planner, exploration, observed
+        self._budgets, self._watch = (exploration, rows), watch
 
     def learn(self) -> None:
         """Learn from all of them."""
@@ -95,8 +94,11 @@ class TakenSteps:
                 self._planner.plan_now()
             elif step.plan:
                 self.verified = record.drafted
-            if drafting.learns(step):
-                drafting.learn(step, record.seconds.get(DRAFT_STAGE, 0.0))
+            taken = record.seconds.get(DRAFT_STAGE, 0.0)
+            if step.explored:
+                self._exploration.settle(step, taken=taken, expected=drafting.expected(step.passes()))
+            if drafting.learns(step, taken):
+                drafting.learn(step, taken)
             step.let_go()
         if not steps:
             return
