@@ -8,7 +8,6 @@
 #include "ops.h"
 #include "pack.h"
 #include "pool.h"
-#include "sampling.h"
 #include "sizes.h"
 #include "slots.h"
 #include "step_bindings.h"
@@ -55,21 +54,6 @@ void pack(Pool& pool, const std::string& format, Address rows, int panels, int k
 }
 
 wager::Matrix matrix(Address panels, const std::string& format, int k) { return {at<const uint8_t>(panels), format_of(format), k}; }
-
-void sample(Pool& pool, const Isa& isa, Address logits, int vocab, Address rows, Address temperatures, Address seeds,
-            Address positions, Address choices, int n, double greedy, Address out) {
-    std::vector<wager::Draw> draws(n);
-    for (int i = 0; i < n; ++i) {
-        draws[i] = {at<const float>(logits) + static_cast<size_t>(at<const int32_t>(rows)[i]) * vocab,
-                    vocab,
-                    at<const double>(temperatures)[i],
-                    at<const uint64_t>(seeds)[i],
-                    at<const uint32_t>(positions)[i],
-                    at<const uint32_t>(choices)[i]};
-    }
-    nb::gil_scoped_release release;
-    wager::sample_rows(pool, *isa.table, draws, greedy, at<int32_t>(out));
-}
 
 // Reads a buffer once with all threads; the sum is returned so that the compiler cannot drop the reads.
 double sweep(Pool& pool, const Isa& isa, const Buffer& buffer) {
@@ -205,12 +189,12 @@ NB_MODULE(_native, m) {
     m.def("pack", &pack);
     m.def("panel_bytes", [](const std::string& format, int k) { return wager::panel_bytes(format_of(format), k); });
     m.def("input_multiple", [](const std::string& format) { return wager::input_multiple(format_of(format)); });
-    m.def("sample", &sample);
     m.def("sweep", &sweep);
     bind_cache(m);
     bind_tape(m);
     bind_step(m);
     bind_match(m);
+    bind_sample(m);
     bind_commit(m);
     bind_ngrams(m);
     bind_stages(m);

@@ -30,7 +30,7 @@ class TokenMatcher {
     }
 
     // The outcomes of the spans that need logits, by sequence, in their order; None in place of those that Python has to
-    // find: where more than the temperature changes a sequence's tokens, where something else is reported of them, or with a
+    // find: where more than temperature and filters change a sequence's tokens, where something else is reported of them, or with a
     // row that has no token. Then whether there is one of these. None for values that are not as they should be. `greedy`
     // are the greedy tokens of all rows of `logits`, -1 where they are not finite.
     nb::object match(nb::handle spans, nb::handle drafts, nb::handle greedy, nb::handle logits, nb::handle sequences) {
@@ -66,6 +66,7 @@ class TokenMatcher {
         Kind kind = Kind::other;
         Py_ssize_t first = 0;  // of its rows of logits
         wager::Draw draw{};
+        wager::Filters filters;
         std::vector<int64_t> accepted, emitted;
         int64_t current = -1;  // the last accepted node
         bool failed = false, ended = false;
@@ -124,7 +125,18 @@ class TokenMatcher {
         path.draw.seed = PyLong_AsUnsignedLongLongMask(seed.ptr());
         path.draw.position = static_cast<uint32_t>(PyList_GET_SIZE(known.ptr()));
         path.draw.choice = static_cast<uint32_t>(choice);
+        const nb::object filters = filters_.of(sequence);
+        if (!filters.is_valid()) return false;
+        if (!filters.is_none() && !read_filters(path.filters, filters.ptr())) return false;
         path.kind = Kind::sampled;
+        return true;
+    }
+
+    static bool read_filters(wager::Filters& filters, PyObject* given) {
+        if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 3) return false;
+        PyObject *const top_p = PyTuple_GET_ITEM(given, 1), *const min_p = PyTuple_GET_ITEM(given, 2);
+        if (!as_int(PyTuple_GET_ITEM(given, 0), filters.top_k) || !PyFloat_Check(top_p) || !PyFloat_Check(min_p)) return false;
+        filters.top_p = PyFloat_AS_DOUBLE(top_p), filters.min_p = PyFloat_AS_DOUBLE(min_p);
         return true;
     }
 
@@ -151,33 +163,42 @@ class TokenMatcher {
     }
 
     bool sample_rows(const float* logits, int vocab) {
-        std::vector<Path*> alive;
-        for (Path& path : paths_)
-            if (path.kind == Kind::sampled) alive.push_back(&path);
-        std::vector<wager::Draw> draws;
-        std::vector<int32_t> tokens;
-        while (!alive.empty()) {
-            draws.clear();
-            for (Path* path : alive) {
-                path->draw.logits = logits + (path->first + 1 + path->current) * static_cast<size_t>(vocab);
-                path->draw.vocab = vocab;
-                draws.push_back(path->draw);
-            }
-            tokens.resize(alive.size());
-            {
-                nb::gil_scoped_release release;
-                wager::sample_rows(*sampler_->pool, *sampler_->table, draws, sampler_->greedy, tokens.data());
-            }
-            size_t still = 0;
-            for (size_t i = 0; i < alive.size(); ++i) {
-                Path& path = *alive[i];
-                path.failed = tokens[i] < 0;
-                if (!path.failed && !path.step(tokens[i])) return false;
-                ++path.draw.position;
-                if (!path.failed && !path.ended) alive[still++] = &path;
-            }
-            alive.resize(still);
+        for (const bool filtered : {false, true}) {
+            std::vector<Path*> alive;
+            for (Path& path : paths_)
+                if (path.kind == Kind::sampled && path.filters.none() != filtered) alive.push_back(&path);
+            while (!alive.empty())
+                if (!sample_next(alive, filtered, logits, vocab)) return false;
         }
+        return true;
+    }
+
+    // The next token of each path; those that have ended or failed are taken out.
+    bool sample_next(std::vector<Path*>& alive, bool filtered, const float* logits, int vocab) {
+        std::vector<wager::Draw> draws;
+        std::vector<wager::Filters> filters;
+        for (Path* path : alive) {
+            path->draw.logits = logits + (path->first + 1 + path->current) * static_cast<size_t>(vocab);
+            path->draw.vocab = vocab;
+            draws.push_back(path->draw);
+            filters.push_back(path->filters);
+        }
+        std::vector<int32_t> tokens(alive.size());
+        {
+            nb::gil_scoped_release release;
+            const Sampler& s = *sampler_;
+            if (filtered) wager::sample_filtered_rows(*s.pool, *s.table, draws, filters, samplers_, s.greedy, tokens.data());
+            else wager::sample_rows(*s.pool, *s.table, draws, s.greedy, tokens.data());
+        }
+        size_t still = 0;
+        for (size_t i = 0; i < alive.size(); ++i) {
+            Path& path = *alive[i];
+            path.failed = tokens[i] < 0;
+            if (!path.failed && !path.step(tokens[i])) return false;
+            ++path.draw.position;
+            if (!path.failed && !path.ended) alive[still++] = &path;
+        }
+        alive.resize(still);
         return true;
     }
 
@@ -216,10 +237,11 @@ class TokenMatcher {
 
     ValueType verdict_, outcome_;
     std::optional<Sampler> sampler_;
+    std::vector<wager::RowSampler> samplers_;  // one a thread, of rows with filters
     std::vector<Path> paths_;  // of the step that is matched; kept so that its memory is
     const nb::object empty_ = nb::str(""), nothing_ = nb::tuple(), zero_ = nb::int_(0), target_alone_ = nb::make_tuple(empty_);
     const Name seq_id_{"seq_id"}, tokens_{"tokens"}, parents_{"parents"}, needs_logits_{"needs_logits"}, greedy_{"greedy"};
-    const Name drafter_{"drafter"}, temperature_{"temperature"}, seed_{"seed"}, choice_{"choice"};
+    const Name drafter_{"drafter"}, temperature_{"temperature"}, filters_{"filters"}, seed_{"seed"}, choice_{"choice"};
 };
 
 }  // namespace

@@ -229,14 +229,24 @@ struct Argmax {
     int n;
 };
 
-// One row of logits to be sampled from; `choice` is the index of the sequence among the n of its request. See philox.h
-// and sample.h.
+// A logit that penalties or biases of a request have changed.
+struct Edit {
+    int32_t id;
+    double logit;
+};
+
+// One row of logits to be sampled from; `choice` is the index of the sequence among the n of its request. `edits` ascend by
+// id; `logits` hold them rounded up. `excluded` are ids that are not drawn, the likeliest not among them. See philox.h and
+// sample.h.
 struct Draw {
     const float* logits;
     int vocab;
     double temperature;
     uint64_t seed;
     uint32_t position, choice;
+    const Edit* edits;
+    const int32_t* excluded;
+    int num_edits, num_excluded;
 };
 
 struct MaxLogit {
@@ -247,6 +257,11 @@ struct MaxLogit {
 struct ScoredToken {
     double score;
     int32_t id;
+};
+
+// Sums of exp((z - peak) / T): over all logits, and over those of at least a limit.
+struct Masses {
+    double all, least;
 };
 
 struct Table {
@@ -269,6 +284,9 @@ struct Table {
     void (*argmax)(const Argmax&, const Step&, int thread);
     MaxLogit (*max_logit)(const float* logits, int first, int last);
     ScoredToken (*draw)(const Draw&, MaxLogit top, int first, int last);
+    ScoredToken (*draw_among)(const Draw&, const ScoredToken* ranked, int n);
+    int (*at_least)(const float* logits, int first, int last, float limit, int32_t* ids);
+    Masses (*masses)(const float* logits, int n, double peak, double temperature, double least);
     float (*sweep)(const float* data, int64_t first, int64_t last);
 };
 

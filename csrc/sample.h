@@ -5,6 +5,17 @@
 
 namespace wager::WAGER_NS {
 
+// The exact logit of an id, which `draw.logits` has rounded where it was changed.
+inline double logit(const Draw& draw, int id) {
+    int first = 0, last = draw.num_edits;
+    while (first < last) {
+        const int middle = (first + last) / 2;
+        if (draw.edits[middle].id < id) first = middle + 1;
+        else last = middle;
+    }
+    return first < draw.num_edits && draw.edits[first].id == id ? draw.edits[first].logit : draw.logits[id];
+}
+
 struct Race {
     const Draw& draw;
     MaxLogit top;
@@ -13,7 +24,9 @@ struct Race {
 
     void consider(int id) {
         if (id == best.id) return;
-        const double score = static_cast<double>(draw.logits[id]) / draw.temperature + gumbel(draw, id);
+        for (int i = 0; i < draw.num_excluded; ++i)
+            if (id == draw.excluded[i]) return;
+        const double score = logit(draw, id) / draw.temperature + gumbel(draw, id);
         if (score > best.score || (score == best.score && id < best.id)) {
             best = {score, id};
             update_bound();
@@ -28,7 +41,7 @@ struct Race {
 // `top` is the largest logit of the row over all ids; returns the best of ids [first, last) or, if it scores higher, top's.
 inline ScoredToken draw(const Draw& draw, MaxLogit top, int first, int last) {
     Race race{draw, top, {0.0, top.id}, 0.0f};
-    race.best.score = static_cast<double>(top.value) / draw.temperature + gumbel(draw, top.id);
+    race.best.score = logit(draw, top.id) / draw.temperature + gumbel(draw, top.id);
     race.update_bound();
     const F peak_value = splat(top.value), unit = splat(0x1p-24f);
     const F slope = splat(static_cast<float>(1.4426950408889634 / draw.temperature));
@@ -48,6 +61,28 @@ inline ScoredToken draw(const Draw& draw, MaxLogit top, int first, int last) {
     }
     for (; id < last; ++id) race.consider(id);
     return race.best;
+}
+
+// The same over `n` >= 1 candidates, whose scores z / T descend.
+inline ScoredToken draw_among(const Draw& draw, const ScoredToken* ranked, int n) {
+    constexpr double kMostNoise = 36.8;  // of 52 random bits
+    ScoredToken best = {ranked[0].score + gumbel(draw, ranked[0].id), ranked[0].id};
+    for (int i = 1; i < n && ranked[i].score + kMostNoise >= best.score; ++i) {
+        const double score = ranked[i].score + gumbel(draw, ranked[i].id);
+        if (score > best.score || (score == best.score && ranked[i].id < best.id)) best = {score, ranked[i].id};
+    }
+    return best;
+}
+
+// Writes the ids in [first, last) whose logit is at least `limit`, ascending, and returns their number.
+inline int at_least(const float* logits, int first, int last, float limit, int32_t* ids) {
+    int count = 0, id = first;
+    const F least = splat(limit);
+    for (; id + 16 <= last; id += 16)
+        for (uint32_t hits = at_most(least, load(logits + id)); hits; hits &= hits - 1) ids[count++] = id + __builtin_ctz(hits);
+    for (; id < last; ++id)
+        if (logits[id] >= limit) ids[count++] = id;
+    return count;
 }
 
 }  // namespace wager::WAGER_NS

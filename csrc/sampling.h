@@ -1,11 +1,12 @@
-// Sampling of several rows over the full vocabulary on the pool: every row's largest logit first, then the exponential race
-// of sample.h.
+// Sampling of several rows on the pool. Over the full vocabulary: every row's largest logit first, then the exponential race of
+// sample.h, a part of the row on each thread. With filters: each row on one thread.
 #pragma once
 
 #include <vector>
 
 #include "ops.h"
 #include "pool.h"
+#include "row_sampler.h"
 #include "sizes.h"
 
 namespace wager {
@@ -51,6 +52,19 @@ inline void sample_rows(Pool& pool, const Table& table, const std::vector<Draw>&
         }
         out[i] = best.id;
     }
+}
+
+// The same under the filters of each draw, which may also leave a token undecided (row_sampler.h). One sampler a thread.
+inline void sample_filtered_rows(Pool& pool, const Table& table, const std::vector<Draw>& draws,
+                                 const std::vector<Filters>& filters, std::vector<RowSampler>& samplers, double greedy,
+                                 int32_t* out) {
+    samplers.resize(pool.threads());
+    std::atomic<size_t> next{0};
+    pool.run([&](int thread) {
+        std::vector<Edit> none;
+        for (size_t i; (i = next.fetch_add(1)) < draws.size();)
+            out[i] = samplers[thread].sample(table, draws[i], filters[i], none, {}, greedy);
+    });
 }
 
 }  // namespace wager

@@ -14,6 +14,7 @@ struct Isa {
 
 void bind_step(nanobind::module_& m);
 void bind_match(nanobind::module_& m);
+void bind_sample(nanobind::module_& m);
 void bind_commit(nanobind::module_& m);
 void bind_ngrams(nanobind::module_& m);
 void bind_stages(nanobind::module_& m);

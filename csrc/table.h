@@ -14,10 +14,11 @@
 #include "attention.h"
 #include "philox.h"
 #include "sample.h"
+#include "masses.h"
 
 namespace wager::WAGER_NS {
 
 inline constexpr Table kTable = {WAGER_NAME, embed,      rms_norm,    quantise_rows, linear, per_head,  router, top_experts, gather,
-                                 experts_in, experts_out, latent,        rotary, attention, select, copy, argmax,      max_logit, draw, sweep};
+                                 experts_in, experts_out, latent,        rotary, attention, select, copy, argmax,      max_logit, draw, draw_among,  at_least, masses, sweep};
 
 }  // namespace wager::WAGER_NS

@@ -110,6 +110,26 @@ class SamplingParams:
         return self.logit_bias  # type: ignore[return-value]
 
     @property
+    def filters(self) -> tuple[int, float, float]:
+        """top_k, top_p and min_p."""
+        return self.top_k, float(self.top_p), float(self.min_p)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether logits depend on the tokens before them."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def needs_history(self) -> bool:
+        """The same of the whole distribution, which a grammar makes depend on them too."""
+        return self.grammar is not None or self.penalises
+
+    @property
+    def filters_only(self) -> bool:
+        """Whether nothing but temperature and filters makes the distribution another one than that of the logits."""
+        return self.grammar is None and not self.penalises and not self.logit_bias
+
+    @property
     def plain(self) -> bool:
         """Whether only the temperature changes the logits: the token is argmax(z / T + g) over all token ids."""
         return self.grammar is None and self.temperature_only
@@ -117,13 +137,8 @@ class SamplingParams:
     @property
     def temperature_only(self) -> bool:
         """The same over the token ids that the grammar allows, if there is one."""
-        return (
-            self.repetition_penalty == 1
-            and self.presence_penalty == 0
-            and self.frequency_penalty == 0
-            and not self.logit_bias
-            and (self.greedy or (self.top_k == 0 and self.top_p == 1 and self.min_p == 0))
-        )
+        unfiltered = self.greedy or (self.top_k == 0 and self.top_p == 1 and self.min_p == 0)
+        return unfiltered and not self.penalises and not self.logit_bias
 
 
 def chosen_params(params: object, default: SamplingParams) -> SamplingParams:

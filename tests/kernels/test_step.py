@@ -18,8 +18,9 @@ from wager.kernels.inputs import Inputs
 from wager.kernels.matcher import token_matcher
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.packer import input_packer
-from wager.types import Draft, Outcome, PackedBatch, Span
+from wager.types import Draft, Outcome, PackedBatch, SamplingParams, Span
 from wager.verify import accept
+from wager.verify.distribution import process
 from wager.verify.pack import pack
 
 MAX_ROWS, MAX_SEQUENCES, MAX_BLOCKS = 96, 5, 7
@@ -32,6 +33,7 @@ class Running:
 
     greedy: Any = True
     temperature: float | None = None
+    filters: Any = None
     seed: int = 0
     choice: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -161,7 +163,9 @@ def test_sampled_guesses_are_followed_as_by_the_rule(step, data):
         temperature = data.draw(st.sampled_from([0.3, 0.9, None]))
         known = list(range(span.num_computed_tokens + len(span.tokens)))
         choice, seed = data.draw(st.integers(0, 2)), data.draw(st.sampled_from([0, 7, 2**64 - 1]))
-        sequence = sequences[span.seq_id] = Running(temperature is None, temperature, seed, choice, known)
+        filters = data.draw(st.sampled_from([None, (3, 1.0, 0.0), (0, 0.83, 0.0), (2, 0.7, 0.05)]))
+        sequence = Running(temperature is None, temperature, filters, seed, choice, known)
+        sequences[span.seq_id] = sequence
         draft = drafts.get(span.seq_id, Draft(span.seq_id))
         rows = rng.normal(size=(1 + len(draft), VOCAB)).astype(np.float32)
         rows[:, 4:] -= 9  # the guesses are among the first four
@@ -185,14 +189,18 @@ def _sampled(kernels: CpuKernels, row: Any, sequence: Running, depth: int) -> in
     """The token after a row of logits, -1 where there is none."""
     if np.isnan(row).any():
         return -1
-    temperature = sequence.temperature or 0.0
-    return int(argmax_gumbel(row, temperature, sequence.seed, len(sequence.tokens) + depth, sequence.choice))
+    temperature, position = sequence.temperature or 0.0, len(sequence.tokens) + depth
+    if sequence.filters is None:
+        return int(argmax_gumbel(row, temperature, sequence.seed, position, sequence.choice))
+    top_k, top_p, min_p = sequence.filters
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return process(row, params).choose(sequence.seed, position, sequence.choice)
 
 
 @pytest.mark.parametrize("logits", [np.zeros((2, 8), np.float32), np.zeros((9, 8)), np.zeros(72, np.float32), [0.5]])
 def test_logits_that_are_no_rows_of_floats_are_left_to_python(logits: Any) -> None:
     spans, drafts = [Span("a", 0, (1,), True, 4)], {"a": Draft.chain("a", (5, 6), drafter="d")}
-    sampled = {"a": Running(False, 0.5, 0, 0, [1])}
+    sampled = {"a": Running(False, 0.5, None, 0, 0, [1])}
     assert token_matcher(CpuKernels(threads=1)).match(spans, drafts, [5, 6, 7], logits, sampled) is None
 
 

@@ -89,7 +89,7 @@ class Service:
         return sum(each.emitted for each in records) / sum(sum(each.seconds.values()) for each in records)
 
 
-@pytest.mark.parametrize(("concurrency", "drafting"), [(1, 120), (4, 30)])
+@pytest.mark.parametrize(("concurrency", "drafting"), [(1, 150), (4, 40)])
 def test_a_drafter_that_collapses_is_reported_stopped_and_used_again(
     concurrency: int, drafting: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_drafter_that_collapses_is_reported_stopped_and_used_again(
     assert caplog.records[-1].getMessage() == "Drafter 'set' is right again, and used as far as that pays."
     used = [record.drafted > 0 for record in service.records[turn:]]
     assert sum(used[200:]) > 0.9 * len(used[200:])
-    assert service.speed(turn + 200) > 0.95 * good
+    assert service.speed(turn + 200) > 0.9 * good
     service.drafter.good = False
     texts, expected = texts + service.serve(10), expected + plain.serve(10)
     assert [each.levelno for each in caplog.records] == [logging.WARNING, logging.INFO, logging.INFO]

@@ -19,8 +19,10 @@ from wager.draft.trees import Candidate
 from wager.errors import GrammarError, NumericsError
 from wager.kernels.base import Kernels, TargetOutput
 from wager.kernels.noise import argmax_gumbel, gumbel
+from wager.kernels.row_sampler import row_sampler
 from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import DraftRequest
+from wager.verify.choose import choose
 from wager.verify.distribution import History, ProcessedDistribution, process, without_replacement
 
 _EXCLUDED = -1e30
@@ -78,6 +80,7 @@ class GuessSampler:
         self._exponentials = np.empty(vocab, np.float32)  # kept: a row's worth of fresh memory takes longer
         self._near = np.empty(vocab, np.bool_)
         self._kernels = kernels if self._whole else None
+        self._sampler = row_sampler(kernels)
 
     def row(self, output: TargetOutput, index: int) -> NDArray[np.float32]:
         """The logits of a row by the verified model's ids, float32 [ids]."""
@@ -244,11 +247,16 @@ class GuessSampler:
                 token = int(argmax_gumbel(logits, params.temperature, request.seed, row.position, request.choice))
             if self._allows(row, token):
                 return token, None
-        distribution = self._processed(output, row)
         if not request.needs_draft_probs:
-            return distribution.choose(request.seed, row.position, request.choice), None
+            return self._chosen(row, logits), None
+        distribution = self._processed(output, row)
         token = distribution.choose(request.seed, row.position, request.choice, private=row.private)
         return token, distribution.probabilities(self.vocab)
+
+    def _chosen(self, row: GuessedRow, logits: NDArray[np.float32]) -> int:
+        request, history = row.request, self._history(row)
+        place = {"seed": request.seed, "position": row.position, "choice": request.choice}
+        return choose(self._sampler, logits, request.params, history, **place)
 
     def _native(self, rows: Sequence[GuessedRow], output: TargetOutput) -> list[int]:
         if self._kernels is None or not rows:

@@ -16,9 +16,11 @@ from wager.engine.sequence import Sequence as RunningSequence
 from wager.errors import GrammarError, NumericsError, UsageError
 from wager.kernels.base import BatchBuffers, Kernels, TappedTarget, Target, TargetOutput
 from wager.kernels.noise import argmax_gumbel
+from wager.kernels.row_sampler import RowSampler, row_sampler
 from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
+from wager.verify.choose import choose
 from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
 from wager.verify.pack import pack
 
@@ -50,6 +52,7 @@ class TargetTokens(Sequence[int]):
     greedy: Sequence[int]
     first: int
     kernels: Kernels | None
+    sampler: RowSampler | None = None
 
     def __len__(self) -> int:
         return 1 + len(self.draft)
@@ -72,7 +75,10 @@ class TargetTokens(Sequence[int]):
         logits: NDArray[np.float32] = self.output.logits[self.first + row]
         return logits
 
-    def history(self, row: int) -> History:
+    def history(self, row: int) -> History | None:
+        """None if the request's distributions depend on none."""
+        if not self.sequence.params.needs_history:
+            return None
         if row == 0:
             return self.sequence.history
         return self.sequence.history.extended([self.draft.tokens[node] for node in self.draft.path(row - 1)])
@@ -85,12 +91,20 @@ class TargetTokens(Sequence[int]):
             raise InvalidRow(row, error) from error
 
     def _chosen(self, row: int) -> int:
-        return self.distribution(row).choose(self.sequence.seed, self.position(row), self.sequence.choice)
+        s = self.sequence
+        try:
+            return choose(
+                self.sampler, self.logits(row), s.params, self.history(row),
+                seed=s.seed, position=self.position(row), choice=s.choice,
+            )  # fmt: skip
+        except (NumericsError, GrammarError) as error:
+            raise InvalidRow(row, error) from error
 
     def _allows(self, token: int, row: int) -> bool:
         """Whether the grammar allows the best token of all: then it is also the best of those allowed."""
         try:
-            allowed = self.history(row).allowed()
+            history = self.history(row)
+            allowed = history.allowed() if history is not None else None
         except GrammarError as error:
             raise InvalidRow(row, error) from error
         return allowed is None or token in allowed
@@ -134,6 +148,7 @@ class Runner:
         self.kernels = kernels
         self.buffers = buffers
         self._matcher = _matcher(kernels) if rule == "match" else None
+        self._sampler = row_sampler(kernels)
 
     def pack_and_forward(
         self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]
@@ -180,7 +195,7 @@ class Runner:
                 draft = drafts.get(seq_id) or Draft(seq_id)
                 first, last = last, last + 1 + len(draft)
                 outcome = found.get(seq_id) if found else None
-                rows = TargetTokens(sequences[seq_id], draft, output, greedy, first, self.kernels)
+                rows = TargetTokens(sequences[seq_id], draft, output, greedy, first, self.kernels, self._sampler)
                 outcomes[seq_id] = outcome or self._outcome(rows)
         return outcomes
 

@@ -55,11 +55,12 @@ class Sequence:
         self.counters = SequenceCounters()
         self.max_length = len(request.prompt) + request.params.max_tokens
         params = request.params
-        plain = params.plain and params.logprobs is None
-        self.greedy = plain and params.greedy
+        tokens_alone = params.filters_only and params.logprobs is None
+        self.greedy = tokens_alone and params.greedy
         """Whether its tokens are the greedy ones and nothing else is reported of them."""
-        self.temperature = float(params.temperature) if plain and not params.greedy else None
-        """Of tokens that are sampled with nothing else changed, and of which nothing else is reported."""
+        self.temperature = float(params.temperature) if tokens_alone and not params.greedy else None
+        """Of tokens that are sampled with nothing but filters, and of which nothing else is reported."""
+        self.filters = None if params.plain else params.filters
         self.constrained = params.grammar is not None
         """Whether its output follows a grammar, which may end it."""
         self._history: History | None = None

@@ -149,6 +149,26 @@ def sample(
     greedy: float,
     out: int,
 ) -> None: ...
+
+class RowSampler:
+    def __init__(self) -> None: ...
+    def sample(
+        self,
+        isa: Isa,
+        logits: NDArray[np.float32],
+        temperature: float,
+        seed: int,
+        position: int,
+        choice: int,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        edited_ids: NDArray[np.int64],
+        edited_logits: NDArray[np.float64],
+        allowed: NDArray[np.int64] | None,
+        greedy: float,
+    ) -> int: ...
+
 def sweep(pool: Pool, isa: Isa, buffer: Buffer) -> float: ...
 
 class BatchPacker:

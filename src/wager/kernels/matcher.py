@@ -13,7 +13,8 @@ from wager.types import GREEDY_TEMPERATURE, Draft, Outcome, Span, Verdict
 
 class TokenMatcher(Protocol):
     """The rule `match` for sequences whose attribute `greedy` says that their tokens are the greedy ones, or whose
-    `temperature` (not None) that they are sampled with nothing else changed."""
+    `temperature` (not None) that they are sampled with nothing changed but their `filters` (top_k, top_p and min_p, or
+    None)."""
 
     def match(
         self,
@@ -26,8 +27,8 @@ class TokenMatcher(Protocol):
     ) -> tuple[dict[str, Outcome | None], bool] | None:
         """The outcome of each span that needs logits, by sequence and in order, and whether all were found. `greedy`
         are the greedy tokens of all rows of `logits`, -1 where they are not finite. None in place of an outcome that is
-        not found this way: of another sequence, or one with a row that has no token. None if something is not as it
-        should be."""
+        not found this way: of another sequence, or one with a row that has no token or that RowSampler leaves to the
+        definition. None if something is not as it should be."""
 
 
 def token_matcher(kernels: object) -> TokenMatcher:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.errors import GrammarError, NumericsError, UsageError
-from wager.grammar import AllowedTokens
 from wager.kernels import noise
 from wager.types import SamplingParams, TokenLogprob
 from wager.verify.history import History as History
@@ -90,14 +89,14 @@ def process(
     invalid, not as a ban (bans are finite: `logit_bias`); GrammarError as `History.allowed`.
     """
     z = logits.astype(np.float64)
-    _apply_penalties(z, params, history)
+    changed = changed_logits(logits, params, history)
+    if changed is not None:
+        z[changed[0]] = changed[1]
     if not params.greedy:
         z /= params.temperature
     _require_finite(z)  # the processors keep what is not finite, so one check at their end covers both
-    allowed = history.allowed() if history is not None and params.grammar is not None else None
-    ids: NDArray[np.int64] | None = None
-    if allowed is not None:
-        ids = _ids_of(allowed, len(z))
+    ids = allowed_ids(len(z), params, history)
+    if ids is not None:
         z = z[ids]
     if params.greedy:
         return ProcessedDistribution(ids, z, greedy=True)
@@ -140,29 +139,50 @@ def token_logprob(logits: NDArray[np.float32], token: int, top: int = 0) -> Toke
     return TokenLogprob(token, float(z[token] - normaliser), alternatives)
 
 
-def _ids_of(allowed: AllowedTokens, vocab: int) -> NDArray[np.int64]:
+def allowed_ids(vocab: int, params: SamplingParams, history: History | None) -> NDArray[np.int64] | None:
+    """The ids below `vocab` that the request's grammar allows, ascending; None for all. GrammarError if it allows none,
+    and as `History.allowed`."""
+    allowed = history.allowed() if history is not None and params.grammar is not None else None
+    if allowed is None:
+        return None
     ids = allowed.ids(vocab)
     if not len(ids):
         raise GrammarError("The grammar allows no token that the model has.", "Use the model's own tokenizer.")
     return ids
 
 
-def _apply_penalties(z: NDArray[np.float64], params: SamplingParams, history: History | None) -> None:
-    repetition, frequency, presence = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-    if history is not None and (repetition != 1 or frequency != 0 or presence != 0):
-        ids, counts = history.counts()
-        values = z[ids]
-        if repetition != 1:
-            values = np.where(values > 0, values / repetition, values * repetition)
-        values -= frequency * counts
-        values -= presence * (counts > 0)
-        z[ids] = values
-    if params.logit_bias:
-        ids, addends = params.biases.arrays
-        if ids.max() >= len(z):  # a draft model may have fewer rows than the target, whose ids they are
-            there = ids < len(z)
-            ids, addends = ids[there], addends[there]
-        z[ids] += addends
+def changed_logits(
+    logits: NDArray[np.float32], params: SamplingParams, history: History | None
+) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+    """The ids [m], none twice, whose logits penalties and biases change, and their new values [m]; None if none are."""
+    penalised = _penalised_logits(logits, params, history)
+    if not params.logit_bias:
+        return penalised
+    ids, addends = params.biases.arrays
+    if ids.max() >= len(logits):  # a draft model may have fewer rows than the target, whose ids they are
+        there = ids < len(logits)
+        ids, addends = ids[there], addends[there]
+    if penalised is None:
+        return ids, logits[ids].astype(np.float64) + addends
+    either = np.union1d(ids, penalised[0])
+    values = logits[either].astype(np.float64)
+    values[np.searchsorted(either, penalised[0])] = penalised[1]
+    values[np.searchsorted(either, ids)] += addends
+    return either, values
+
+
+def _penalised_logits(
+    logits: NDArray[np.float32], params: SamplingParams, history: History | None
+) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+    if history is None or not params.penalises:
+        return None
+    ids, counts = history.counts()
+    values = logits[ids].astype(np.float64)
+    if params.repetition_penalty != 1:
+        values = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    values -= params.frequency_penalty * counts
+    values -= params.presence_penalty * (counts > 0)
+    return ids, values
 
 
 def _require_finite(z: NDArray[np.float64]) -> None:

@@ -59,8 +59,10 @@ class History:
     @classmethod
     def of(cls, prompt: Sequence[int], params: SamplingParams) -> History | None:
         """That of a request that begins; None if its distributions depend on none."""
+        if not params.needs_history:
+            return None
         compiled = params.grammar and params.grammar.compiled
-        return None if params.plain else cls(prompt, grammar=compiled.start() if compiled else None)
+        return cls(prompt, grammar=compiled.start() if compiled else None)
 
     def append(self, tokens: Iterable[int]) -> None:
         """Tokens that are now part of the output."""

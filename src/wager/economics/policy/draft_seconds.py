@@ -11,8 +11,8 @@ from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 
 _SURPRISE, _WORTH_LEARNING = 2.0, 0.02
-"""Drafting is learned from at once if it took more than so many times what was to be expected, and than that by this
-share of a step without drafts."""
+"""The next drafting is learned from if one took more than so many times what was to be expected, and than that by this
+share of a step without drafts. (Not that one: to learn from what takes long alone would make all seem slow.)"""
 
 
 class DraftSeconds:
@@ -35,7 +35,11 @@ class DraftSeconds:
         """Whether to learn from the step, whose drafting took so long."""
         if not self._learns or step.catches_up:
             return False
-        return step.number >= self._next or _surprises(taken, self._learned, step)
+        if step.number >= self._next:
+            return True
+        if _surprises(taken, self._learned, step):
+            self._next = step.number + 1
+        return False
 
     def learn(self, step: PolicyStep, taken: float) -> None:
         """Pass each drafter's seconds to the latency model. It models drafts of one depth for all sequences, so it gets

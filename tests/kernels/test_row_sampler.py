@@ -1,0 +1,142 @@
+"""The token of a row under penalties, biases, a grammar and filters: native against its definition, which chooses among
+the ids and scores of `verify.distribution.process`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wager.types import SamplingParams
+from wager.verify.choose import choose
+from wager.verify.distribution import History, changed_logits, process
+
+VOCABS = (1, 2, 7, 40, 300, 5000, 49152)
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.0, 1e-4, 0.01, 0.3, 0.8, 1.0, 2.0),
+    "top_k": (0, 0, 1, 2, 20, 1000, 60_000),
+    "top_p": (1.0, 1.0, 1e-6, 0.3, 0.9, 0.95, 0.999),
+    "min_p": (0.0, 0.0, 0.0, 1e-6, 0.02, 0.5, 1.0),
+    "repetition_penalty": (1.0, 1.0, 0.5, 1.1, 3.0),
+    "presence_penalty": (0.0, 0.0, -1.0, 0.5),
+    "frequency_penalty": (0.0, 0.0, -0.4, 0.5),
+}
+
+
+def sampler_of(kernels: Any) -> Any:
+    from wager.kernels.row_sampler import row_sampler
+
+    return row_sampler(kernels)
+
+
+def drawn_logits(rng: np.random.Generator, vocab: int) -> np.ndarray:
+    """Flat and peaked rows, some with many ties."""
+    logits = rng.normal(size=vocab) * rng.choice([0.3, 2.5, 8.0, 60.0])
+    if rng.random() < 0.3:
+        logits = np.round(logits)
+    logits[rng.integers(0, vocab, 5)] += rng.choice([0.0, 5.0, 12.0])
+    return logits.astype(np.float32)
+
+
+def drawn_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
+    fields = {name: values[rng.integers(len(values))] for name, values in CHOICES.items()}
+    count = rng.choice([0, 0, 0, 1, 40])
+    biases = {int(token): float(rng.uniform(-100, 100)) for token in rng.integers(0, vocab, count)}
+    return SamplingParams(**fields, logit_bias=biases)
+
+
+class Subset:
+    """A grammar that always allows the same ids."""
+
+    def __init__(self, ids: np.ndarray) -> None:
+        self._ids = ids
+
+    def __contains__(self, token: int) -> bool:
+        return token in self._ids
+
+    def ids(self, vocab: int) -> np.ndarray:
+        return self._ids
+
+    def append(self, tokens: object) -> None: ...
+
+    def allowed(self, path: object) -> Subset:
+        return self
+
+    def forced(self, path: object) -> list[int]:
+        return []
+
+    def complete(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_token_is_that_of_the_definition(kernels: Any, seed: int) -> None:
+    rng, sampler, undecided = np.random.default_rng(seed), sampler_of(kernels), 0
+    for case in range(60):
+        vocab = int(rng.choice(VOCABS))
+        logits, params = drawn_logits(rng, vocab), drawn_params(rng, vocab)
+        history = History(rng.integers(0, vocab, 30).tolist(), rng.integers(0, vocab, 50).tolist())
+        place = {"seed": int(rng.integers(0, 2**64, dtype=np.uint64)), "position": case, "choice": case % 3}
+        edits = changed_logits(logits, params, history)
+        token = sampler.sample(logits, params, edits=edits, allowed=None, **place)
+        undecided += token is None
+        wanted = process(logits, params, history).choose(*place.values())
+        assert token in (None, wanted), (vocab, params)
+        assert choose(sampler, logits, params, history, **place) == wanted
+    assert undecided < 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_only_ids_that_are_allowed_are_sampled(kernels: Any, seed: int) -> None:
+    from dataclasses import replace
+
+    from wager.grammar import Grammar
+
+    rng, sampler = np.random.default_rng(seed), sampler_of(kernels)
+    for position in range(40):
+        vocab = int(rng.choice(VOCABS))
+        logits = drawn_logits(rng, vocab)
+        params = replace(drawn_params(rng, vocab), grammar=Grammar.regex("a"))
+        ids = np.unique(rng.integers(0, vocab, int(rng.choice([1, 3, 1 + vocab // 2]))))
+        history = History([1 % vocab], grammar=Subset(ids))
+        wanted = process(logits, params, history).choose(seed, position)
+        assert wanted in ids
+        assert choose(sampler, logits, params, history, seed=seed, position=position, choice=0) == wanted
+
+
+def test_what_is_not_finite_is_left_to_the_definition(kernels: Any) -> None:
+    sampler, place = sampler_of(kernels), {"seed": 1, "position": 2, "choice": 0}
+    for wrong in (np.nan, np.inf, -np.inf):
+        logits = np.zeros(100, np.float32)
+        logits[50] = wrong
+        for params in (SamplingParams(temperature=0.5, top_p=0.5), SamplingParams(logit_bias={3: 1.0})):
+            edits = changed_logits(logits, params, None)
+            assert sampler.sample(logits, params, edits=edits, allowed=None, **place) is None
+    edits = (np.array([5]), np.array([np.nan]))
+    assert sampler.sample(np.zeros(9, np.float32), SamplingParams(), edits=edits, allowed=None, **place) is None
+
+
+def test_a_nucleus_that_ends_at_its_limit_is_left_to_the_definition(kernels: Any) -> None:
+    """Of ten equal probabilities: whether five reach a half is a matter of rounding."""
+    sampler, logits = sampler_of(kernels), np.zeros(10, np.float32)
+    for top_p, decided in ((0.5, False), (0.55, True), (0.5 - 1e-7, True), (0.5 + 1e-7, True)):
+        params, tokens = SamplingParams(temperature=1.0, top_p=top_p), []
+        for position in range(80):
+            place = {"seed": 1, "position": position, "choice": 0}
+            tokens.append(sampler.sample(logits, params, edits=None, allowed=None, **place))
+            assert choose(sampler, logits, params, None, **place) == process(logits, params).choose(1, position)
+        assert (None not in tokens) == decided
+
+
+def test_frequencies_follow_the_filtered_distribution(kernels: Any) -> None:
+    logits, params = np.array([2.0, 1.0, 0.0, -1.0, 1.0], np.float32), SamplingParams(temperature=1.0, top_p=0.95)
+    wanted, n = process(logits, params).probabilities(5), 20_000
+    sampler = sampler_of(kernels)
+    tokens = [
+        sampler.sample(logits, params, edits=None, allowed=None, seed=42, position=position, choice=0)
+        for position in range(n)
+    ]
+    counts, there = np.bincount(tokens, minlength=5), wanted > 0
+    assert there.tolist() == [True, True, True, False, True] and counts[3] == 0
+    assert ((counts - wanted * n)[there] ** 2 / (wanted * n)[there]).sum() < 21.2  # 3 degrees of freedom, p = 1e-4
