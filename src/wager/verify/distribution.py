@@ -22,6 +22,9 @@ from wager.verify.history import History as History
 _NUCLEUS_GUESSES = (2.0**-6, 2.0**-10, 2.0**-14)
 """Shares of the mass outside the nucleus that single ids are compared with, to find it among few candidates."""
 
+_DISTANCES = (5.0, 10.0)
+"""From the largest entry: within them the largest ones are looked for before all of a row is partitioned."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessedDistribution:
@@ -197,7 +200,18 @@ def _largest(x: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """Indices, ascending, of the `count` largest entries of x; of equals the lowest index first."""
     if count >= len(x):
         return np.arange(len(x))
-    return _cut(x, count, np.partition(x, len(x) - count)[len(x) - count])
+    best = x.max()
+    for distance in _DISTANCES:
+        near = np.flatnonzero(x >= best - distance)
+        if len(near) >= count:
+            return near[_cut(x[near], count, _threshold(x[near], count))]
+    return _cut(x, count, _threshold(x, count))
+
+
+def _threshold(x: NDArray[np.float64], count: int) -> np.float64:
+    """The smallest of the `count` largest."""
+    smallest: np.float64 = np.partition(x, len(x) - count)[len(x) - count]
+    return smallest
 
 
 def _cut(x: NDArray[np.float64], count: int, threshold: np.float64) -> NDArray[np.int64]:
