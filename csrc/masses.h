@@ -15,7 +15,7 @@ WAGER_INLINE void exp2(Doubles& x) {
                                  9.6181291076284772e-03, 5.5504108664821580e-02, 2.4022650695910072e-01, 6.9314718055994531e-01, 1.0};
     constexpr double kBias = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
     const Doubles biased = x + kBias, f = x - (biased - kBias);
-    Doubles p = f * 0.0 + kTerms[0];
+    Doubles p = Doubles{} + kTerms[0];
     for (int term = 1; term < 13; ++term) p = p * f + kTerms[term];
     x = (Doubles)((Longs)p + ((Longs)biased << 52));
 }
@@ -32,12 +32,12 @@ inline Masses masses(const float* logits, int n, double peak, double temperature
         if (i + 8 <= n) {
             std::memcpy(&few, logits + i, sizeof(few));
         } else {
-            for (int j = 0; j < 8; ++j) few[j] = i + j < n ? logits[i + j] : -3.4e38f;
+            for (int j = 0; j < 8; ++j) few[j] = i + j < n ? logits[i + j] : -__FLT_MAX__;
         }
         const Doubles z = __builtin_convertvector(few, Doubles);
         Doubles x = (z - peak) * slope;
         const Longs small = x < kSmallest, counts = z >= least;
-        x = (Doubles)(((Longs)(x * 0.0 + kSmallest) & small) | ((Longs)x & ~small));
+        x = (Doubles)(((Longs)(Doubles{} + kSmallest) & small) | ((Longs)x & ~small));
         exp2(x);
         all += x;
         some += (Doubles)((Longs)x & counts);

@@ -32,18 +32,20 @@ struct Allowed {
 class RowSampler {
   public:
     // `edits` may be in any order and are sorted. kNotFinite if a logit of the row is; kUndecided as above, and for edits that
-    // are not finite. Up to the temperature `greedy` the token is the likeliest of all that are allowed.
+    // floats do not hold well enough. Up to the temperature `greedy` the token is the likeliest of all that are allowed.
     int32_t sample(const Table& table, Draw draw, const Filters& filters, std::vector<Edit>& edits, Allowed allowed, double greedy) {
         MaxLogit top = table.max_logit(draw.logits, 0, draw.vocab);
         if (top.id < 0) return kNotFinite;
+        const bool likeliest = draw.temperature <= greedy;
+        if (likeliest) draw.temperature = 1;
         if (!edits.empty() || allowed.ids != nullptr) {
             if (!change(draw, edits, allowed)) return kUndecided;
             top = table.max_logit(draw.logits, 0, draw.vocab);
+            if (top.value <= kBanned) return kUndecided;  // all that is allowed has that very logit
         }
-        if (draw.temperature <= greedy) {
-            draw.temperature = 1;
+        if (likeliest) {
             rank(table, draw, 1);
-            return ranked_.empty() ? kUndecided : ranked_[0].id;
+            return ranked_[0].id;
         }
         Filters active = filters;
         const int64_t size = allowed.ids != nullptr ? allowed.size : draw.vocab;
@@ -54,24 +56,29 @@ class RowSampler {
             if (token != kNone) return token;
         }
         const int count = survivors(table, draw, active, top.value);
-        return count > 0 ? table.draw_among(draw, ranked_.data(), count).id : kUndecided;
+        return count != kUnclear ? table.draw_among(draw, ranked_.data(), count).id : kUndecided;
     }
 
   private:
     static constexpr float kBanned = -std::numeric_limits<float>::max();
     static constexpr int kTries = 3;           // draws, before ids are ranked
-    static constexpr int kFails = 0, kPasses = 1, kNone = -3;
     static constexpr int kFirstRanked = 256;   // ids that are ranked at first where a filter does not say how many
     static constexpr double kRounding = 1e-11;  // relative, of sums and logarithms that are computed in different ways
+    static constexpr int32_t kNone = -3;        // instead of a token
+    static constexpr int kUnclear = 0, kMore = -1;  // instead of a number of ids: rounding would decide it; more must be ranked
+    enum class Passing { no, yes, unclear };
 
-    // A copy of the row with what the request changes. False if a changed logit is not finite as a float.
+    // A copy of the row with what the request changes. False if a changed logit is not finite as a float, or so large beside
+    // the temperature that its rounding matters: sums below are taken of the rounded row and then corrected.
     bool change(Draw& draw, std::vector<Edit>& edits, Allowed allowed) {
         row_.assign(draw.logits, draw.logits + draw.vocab);
         std::sort(edits.begin(), edits.end(), [](const Edit& a, const Edit& b) { return a.id < b.id; });
         for (const Edit& edit : edits) {
             if (!(std::abs(edit.logit) < 1e38) || edit.id < 0 || edit.id >= draw.vocab) return false;
             const float near = static_cast<float>(edit.logit);
-            row_[edit.id] = near < edit.logit ? std::nextafter(near, std::numeric_limits<float>::infinity()) : near;
+            const float up = near < edit.logit ? std::nextafter(near, std::numeric_limits<float>::infinity()) : near;
+            if (up - edit.logit > draw.temperature) return false;
+            row_[edit.id] = up;
         }
         if (allowed.ids != nullptr) {
             int64_t next = 0;
@@ -86,6 +93,7 @@ class RowSampler {
         return true;
     }
 
+    // As that of sample.h, which is compiled for one instruction set.
     static double logit(const Draw& draw, int32_t id) {
         const Edit* const end = draw.edits + draw.num_edits;
         const Edit* const found = std::lower_bound(draw.edits, end, id, [](const Edit& e, int32_t i) { return e.id < i; });
@@ -119,7 +127,7 @@ class RowSampler {
     }
 
     // The best of all ids, if it passes the filters, is the best of those that do; if not, the second best may be, and so on.
-    // kNone if none of the first few passes.
+    // kNone if none of the first few passes, kUndecided if that is not clear of one.
     int32_t first_that_passes(const Table& table, Draw draw, const Filters& filters, MaxLogit top) {
         int32_t excluded[kTries];
         draw.excluded = excluded;
@@ -130,54 +138,57 @@ class RowSampler {
         }
         for (draw.num_excluded = 0; draw.num_excluded < kTries; ++draw.num_excluded) {
             const int32_t token = table.draw(draw, top, 0, draw.vocab).id;
-            const int passing = passes(table, draw, filters, top.value, best, token);
-            if (passing != kFails) return passing == kPasses ? token : kUndecided;
+            const ScoredToken drawn = {logit(draw, token) / draw.temperature, token};
+            const Passing passing = passes(table, draw, filters, top, best, drawn);
+            if (passing != Passing::no) return passing == Passing::yes ? token : kUndecided;
             excluded[draw.num_excluded] = token;
         }
         return kNone;
     }
 
-    // Whether an id passes top-p and min-p: kFails, kPasses or kUndecided.
-    static int passes(const Table& table, const Draw& draw, const Filters& filters, float peak, double best, int32_t token) {
-        const double score = logit(draw, token) / draw.temperature;
-        if (score == best && draw.num_edits == 0) {
-            const int32_t first = table.max_logit(draw.logits, 0, token + 1).id;
-            if (first == token) return kPasses;  // it is the likeliest
-        }
-        if (filters.min_p > 0 && score < best) {
+    // Whether an id with its score z / T passes top-p and min-p. `best` is the greatest score, `top` the greatest of the row.
+    static Passing passes(const Table& table, const Draw& draw, const Filters& filters, MaxLogit top, double best, ScoredToken token) {
+        if (token.id == top.id && draw.num_edits == 0) return Passing::yes;
+        if (filters.min_p > 0 && token.score < best) {
             const double limit = best + std::log(filters.min_p), slack = kRounding * (1 + std::abs(limit));
-            if (score < limit - slack) return kFails;
-            if (score < limit + slack) return kUndecided;
+            if (token.score < limit - slack) return Passing::no;
+            if (token.score < limit + slack) return Passing::unclear;
         }
-        if (filters.top_p >= 1) return kPasses;
-        // Those before it: equal ones with a lower id too.
-        const float value = draw.logits[token];
-        const bool rounded = value > logit(draw, token);
-        const double after = rounded ? value : std::nextafter(value, std::numeric_limits<float>::infinity());
-        const Masses low = table.masses(draw.logits, token, peak, draw.temperature, value);
-        const Masses high = table.masses(draw.logits + token + 1, draw.vocab - token - 1, peak, draw.temperature, after);
-        const double scale = std::exp(peak / draw.temperature - best);
-        double before = (low.least + high.least) * scale, all = (low.all + high.all) * scale + std::exp(value / draw.temperature - best);
-        for (int i = 0; i < draw.num_edits; ++i) {
-            const Edit& edit = draw.edits[i];
-            const float near = draw.logits[edit.id];
-            const double old = std::exp(near / draw.temperature - best), exact = std::exp(edit.logit / draw.temperature - best);
-            all += exact - old;
-            if (edit.id == token) continue;
-            if (edit.id < token ? near >= value : near >= after) before -= old;
-            const double other = edit.logit / draw.temperature;
-            if (other > score || (other == score && edit.id < token)) before += exact;
-        }
-        const double limit = filters.top_p * all, slack = all * kRounding * (1 + 1e-3 * std::abs(best));
-        if (before >= limit + slack) return kFails;
-        return before < limit - slack ? kPasses : kUndecided;
+        if (filters.top_p >= 1) return Passing::yes;
+        // It is in the nucleus if the ids before it do not reach top_p.
+        const Masses mass = masses_before(table, draw, top.value, token);
+        const double limit = filters.top_p * mass.all, slack = mass.all * kRounding * (1 + 1e-3 * std::abs(best));
+        if (mass.least >= limit + slack) return Passing::no;
+        return mass.least < limit - slack ? Passing::yes : Passing::unclear;
     }
 
-    // How many of `ranked_`, which it fills, pass the filters; 0: undecided.
+    // Sums of exp((z - peak) / T) over all ids, and over those before `token`: likelier ones, and equal ones with a lower id.
+    static Masses masses_before(const Table& table, const Draw& draw, float peak, ScoredToken token) {
+        const float value = draw.logits[token.id];
+        const bool rounded = value > logit(draw, token.id);  // then an equal value is likelier, wherever it is
+        const double after = rounded ? value : std::nextafter(value, std::numeric_limits<float>::infinity());
+        const double t = draw.temperature;
+        const auto weight = [&](double z) { return std::exp((z - peak) / t); };
+        const int next = token.id + 1;
+        const Masses low = table.masses(draw.logits, token.id, peak, t, value);
+        const Masses high = table.masses(draw.logits + next, draw.vocab - next, peak, t, after);
+        Masses sum = {low.all + high.all + weight(value), low.least + high.least};
+        for (int i = 0; i < draw.num_edits; ++i) {  // the row has them rounded
+            const Edit& edit = draw.edits[i];
+            const float near = draw.logits[edit.id];
+            const double old = weight(near), exact = weight(edit.logit), score = edit.logit / t;
+            sum.all += exact - old;
+            if (edit.id == token.id) continue;
+            if (near >= (edit.id < token.id ? value : after)) sum.least -= old;
+            if (score > token.score || (score == token.score && edit.id < token.id)) sum.least += exact;
+        }
+        return sum;
+    }
+
+    // How many of `ranked_`, which it fills, pass the filters, or kUnclear.
     int survivors(const Table& table, const Draw& draw, const Filters& filters, float peak) {
         for (int64_t size = filters.top_k > 0 ? filters.top_k : kFirstRanked;; size *= 8) {
             rank(table, draw, size);
-            if (ranked_.empty()) return 0;
             const bool whole = filters.top_k > 0 || static_cast<int64_t>(ranked_.size()) < size;
             int count = nucleus(table, draw, filters, peak, whole);
             if (count > 0) count = likely(filters, count, whole || count < static_cast<int>(ranked_.size()));
@@ -185,9 +196,7 @@ class RowSampler {
         }
     }
 
-    static constexpr int kMore = -1;
-
-    // The smallest leading set whose probability reaches top_p; kMore if `ranked_` is too few to tell; 0: undecided.
+    // The size of the smallest leading set whose probability reaches top_p, kMore or kUnclear.
     int nucleus(const Table& table, const Draw& draw, const Filters& filters, float peak, bool whole) const {
         const int n = static_cast<int>(ranked_.size());
         if (filters.top_p >= 1 || (whole && n == 1)) return n;
@@ -196,35 +205,24 @@ class RowSampler {
         if (whole)
             for (const ScoredToken& each : ranked_) total += std::exp(each.score - best);
         else
-            total = mass_of_all(table, draw, peak, best);
+            total = masses_before(table, draw, peak, ranked_[0]).all * std::exp(peak / draw.temperature - best);
         const double limit = filters.top_p * total, slack = limit * kRounding * (1 + 1e-3 * std::abs(best));
         double reached = 0;
         for (int i = 0; i < n; ++i) {
             reached += std::exp(ranked_[i].score - best);
-            if (reached >= limit - slack) return reached < limit + slack ? 0 : i + 1;
+            if (reached >= limit - slack) return reached < limit + slack ? kUnclear : i + 1;
         }
         return whole ? n : kMore;
     }
 
-    // The sum of exp(z / T - best) over all ids that are allowed.
-    static double mass_of_all(const Table& table, const Draw& draw, float peak, double best) {
-        double total = table.masses(draw.logits, draw.vocab, peak, draw.temperature, peak).all;
-        total *= std::exp(peak / draw.temperature - best);
-        for (int i = 0; i < draw.num_edits; ++i) {
-            const Edit& edit = draw.edits[i];
-            const double rounded = static_cast<double>(draw.logits[edit.id]);
-            total += std::exp(edit.logit / draw.temperature - best) - std::exp(rounded / draw.temperature - best);
-        }
-        return total;
-    }
-
-    // Of the first `count` those at least min_p times as likely as the likeliest; `closed`: no further id may be one of them.
+    // Of the first `count` those at least min_p times as likely as the likeliest, or kUnclear; kMore if all of them are, unless
+    // `closed`: no further id may be one.
     int likely(const Filters& filters, int count, bool closed) const {
         if (filters.min_p <= 0) return count;
         const double limit = ranked_[0].score + std::log(filters.min_p), slack = kRounding * (1 + std::abs(limit));
         for (int i = 1; i < count; ++i) {
             if (ranked_[i].score >= limit + slack || ranked_[i].score == ranked_[0].score) continue;
-            return ranked_[i].score < limit - slack ? i : 0;
+            return ranked_[i].score < limit - slack ? i : kUnclear;
         }
         return closed ? count : kMore;
     }

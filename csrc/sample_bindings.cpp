@@ -52,6 +52,7 @@ int32_t sample_row(RowSampler& self, const Isa& isa, const Vector<float>& logits
         edits.push_back({static_cast<int32_t>(edited_ids.data()[i]), edited_logits.data()[i]});
     const wager::Allowed ids = allowed ? wager::Allowed{allowed->data(), static_cast<int64_t>(allowed->size())} : wager::Allowed{};
     nb::gil_scoped_release release;
+    const wager::FloatModes modes;
     return self.sample(*isa.table, draw, {top_k, top_p, min_p}, edits, ids, greedy);
 }
 

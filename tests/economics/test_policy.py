@@ -315,13 +315,23 @@ def test_a_drafter_that_does_not_pay_is_not_used_and_exploration_keeps_to_its_bu
     assert 0 < spent < 0.006 * (simulation.seconds - seconds)
 
 
-def test_trials_are_paid_for_with_what_they_took_not_with_what_was_believed() -> None:
-    believed, true = Machine({"d": 2e-6}), Machine({"d": 2e-2})
-    simulation = SimulatedSequences(adaptive(believed), true, {"d": always(0.0)}, names(2)).run(400)
-    drafted, seconds = simulation.drafted["d"], simulation.seconds
-    simulation.run(8000)
-    spent = (simulation.drafted["d"] - drafted) * true.draft_seconds("d", 1, 2)
-    assert 0 < spent < 0.006 * (simulation.seconds - seconds)
+@pytest.mark.parametrize("live", [1, 2, 8])
+@pytest.mark.parametrize("better", [[], ["good"]], ids=["alone", "beside a good one"])
+def test_trials_are_paid_for_with_what_they_took_not_with_what_was_believed(live: int, better: list[str]) -> None:
+    believed, true = Machine({"slow": 2e-6, "good": 2e-5}), Machine({"slow": 2e-2, "good": 2e-5})
+    calls: list[float] = []
+
+    def charged(drafter: str, requests: int, depth: int) -> float:
+        taken = Machine.draft_seconds(true, drafter, requests, depth)
+        calls.extend([taken] if drafter == "slow" else [])
+        return taken
+
+    true.draft_seconds = charged  # type: ignore[method-assign]
+    rates = {"slow": always(0.0), **{name: always(0.9) for name in better}}
+    simulation = SimulatedSequences(adaptive(believed, *rates), true, rates, names(live)).run(400)
+    before, seconds = sum(calls), simulation.seconds
+    simulation.run(12_000)
+    assert 0 < sum(calls) - before < 0.006 * (simulation.seconds - seconds)
 
 
 def test_without_a_budget_nothing_is_explored() -> None:

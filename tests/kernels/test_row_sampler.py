@@ -105,6 +105,32 @@ def test_only_ids_that_are_allowed_are_sampled(kernels: Any, seed: int) -> None:
         assert choose(sampler, logits, params, history, seed=seed, position=position, choice=0) == wanted
 
 
+@pytest.mark.parametrize(("base", "temperature"), [(60_000.0, 1.1e-4), (140_000.0, 1.1e-4), (1e7, 0.01), (3e38, 1.0)])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.8}, {"top_p": 0.5, "min_p": 0.01}, {"top_k": 30, "top_p": 0.8}])
+def test_changes_smaller_than_a_float_tells(kernels: Any, base: float, temperature: float, filters: Any) -> None:
+    """Logits so large beside the temperature that their rounding to a float is many units of z / T."""
+    rng, sampler = np.random.default_rng(6), sampler_of(kernels)
+    logits = np.full(400, base, np.float32)
+    logits[40:] -= 50 * np.spacing(np.float32(base))
+    biases = {token: float(min(100, rng.uniform(0, 3) * temperature + 1e-6)) for token in range(30)}
+    params = SamplingParams(temperature=temperature, logit_bias=biases, **filters)
+    for position in range(40):
+        wanted = process(logits, params).choose(1, position)
+        assert choose(sampler, logits, params, None, seed=1, position=position, choice=0) == wanted
+
+
+def test_allowed_ids_may_have_the_least_logit_of_all(kernels: Any) -> None:
+    from wager.grammar import Grammar
+
+    logits, ids = np.zeros(13, np.float32), np.array([4, 7])
+    logits[ids] = np.finfo(np.float32).min
+    history = History([1], grammar=Subset(ids))
+    for filters in ({}, {"top_p": 0.7}, {"top_k": 1}, {"min_p": 0.1}):
+        params = SamplingParams(temperature=1.0, grammar=Grammar.regex("a"), **filters)
+        wanted = process(logits, params, history).choose(1, 2)
+        assert choose(sampler_of(kernels), logits, params, history, seed=1, position=2, choice=0) == wanted
+
+
 def test_what_is_not_finite_is_left_to_the_definition(kernels: Any) -> None:
     sampler, place = sampler_of(kernels), {"seed": 1, "position": 2, "choice": 0}
     for wrong in (np.nan, np.inf, -np.inf):

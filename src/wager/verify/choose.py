@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.errors import GrammarError
 from wager.kernels.row_sampler import RowSampler
 from wager.types import SamplingParams
 from wager.verify.distribution import allowed_ids, changed_logits, process
@@ -22,11 +25,11 @@ def choose(
     choice: int,
 ) -> int:
     """The token at `position` from one row of logits, float32 [V]. Arguments and errors as for `process`."""
+    token = None
     if sampler is not None:
-        token = sampler.sample(
-            logits, params, edits=changed_logits(logits, params, history),
-            allowed=allowed_ids(len(logits), params, history), seed=seed, position=position, choice=choice,
-        )  # fmt: skip
-        if token is not None:
-            return token
-    return process(logits, params, history).choose(seed, position, choice)
+        with suppress(GrammarError):  # the definition says whether that is the first error
+            token = sampler.sample(
+                logits, params, edits=changed_logits(logits, params, history),
+                allowed=allowed_ids(len(logits), params, history), seed=seed, position=position, choice=choice,
+            )  # fmt: skip
+    return process(logits, params, history).choose(seed, position, choice) if token is None else token

@@ -25,9 +25,9 @@ class DraftExploration:
         self._budget.earn(seconds, steps=steps)
 
     def settle(self, step: PolicyStep, *, taken: float, expected: float) -> None:
-        """Drafting took so long in a step with such drafts: what no one expected is paid for too."""
-        if taken > expected and len(step.explored) == len(step.plan):
-            self._budget.owe(taken - expected)
+        """Drafting took so long in a step with such drafts, where catching up is not among what was expected of it. The
+        rest is paid for too; which drafter of the step took it is not known."""
+        self._budget.owe(max(0.0, taken - expected - step.explored_catch_up))
 
     def explore(
         self, step: PolicyStep, readiness: DrafterReadiness, *, steps: int
@@ -83,6 +83,7 @@ class DraftExploration:
         if not self._budget.spend(cost, load.plain_seconds):
             return None
         step.catches_up |= catch_up > 0
+        step.explored_catch_up += catch_up
         step.plan[state.seq_id] = DraftDecision(depth, name)
         step.explored |= {state.seq_id}
         return state

@@ -10,9 +10,10 @@ from wager.economics.policy.base import UPDATE_INTERVAL
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 
-_SURPRISE, _WORTH_LEARNING = 2.0, 0.02
-"""The next drafting is learned from if one took more than so many times what was to be expected, and than that by this
-share of a step without drafts. (Not that one: to learn from what takes long alone would make all seem slow.)"""
+_SURPRISE = 2.0  # times as long as expected
+_WORTH_LEARNING = 0.02  # of a step without drafts
+"""A step whose drafting takes _SURPRISE times what was expected, and _WORTH_LEARNING of a step more, makes the next
+drafting be learned from. (Not its own: to learn only from what takes long would make all seem slow.)"""
 
 
 class DraftSeconds:
@@ -24,7 +25,6 @@ class DraftSeconds:
         self._latency, self._cache, self._drafters, self._own = latency, cache, drafters, own
         self._learns = latency.learns
         self._next = float(UPDATE_INTERVAL)  # the step from which they are learned again
-        self._learned = 0.0  # what the drafting that was learned from last took
 
     def expected(self, passes: Mapping[int, Sequence[int]]) -> float:
         """Of drafting with these passes (PolicyStep.passes)."""
@@ -33,11 +33,12 @@ class DraftSeconds:
 
     def learns(self, step: PolicyStep, taken: float) -> bool:
         """Whether to learn from the step, whose drafting took so long."""
-        if not self._learns or step.catches_up:
+        if not self._learns or step.catches_up or not step.plan:
             return False
         if step.number >= self._next:
             return True
-        if _surprises(taken, self._learned, step):
+        worth = _WORTH_LEARNING * step.load.plain_seconds  # most drafts of lookups take less: nothing more is asked
+        if taken > worth and _surprises(taken, self.expected(step.passes()), step):
             self._next = step.number + 1
         return False
 
@@ -46,7 +47,7 @@ class DraftSeconds:
         what such a draft would have taken, were it as far from its expectation as this step's drafting."""
         passes = step.passes()
         expected = self.expected(passes)
-        surprises, self._learned = _surprises(taken, expected, step), taken
+        surprises = _surprises(taken, expected, step)
         self._next = step.number + (1 if surprises else UPDATE_INTERVAL * self._own.pace)
         for index, depths in passes.items():
             drafter, count, depth = self._drafters[index].name, len(depths), max(depths)

@@ -110,6 +110,7 @@ class PolicyStep:
     plan: dict[str, DraftDecision] = _NO_PLAN  # as the step decided it, not changed later
     repeated_plan: dict[str, DraftDecision] = _NO_PLAN  # the same without what is done only to learn
     explored: frozenset[str] = frozenset()  # sequences of the plan that draft for exploration only
+    explored_catch_up: float = 0.0  # seconds that their drafters were expected to take to catch up
     drafted: Mapping[str, Draft] = _NO_DRAFTS
     admitted: Mapping[str, Draft] = _NO_DRAFTS
     verdicts: Sequence[Verdict] = ()
