@@ -130,7 +130,7 @@ def test_a_request_that_names_a_drafter_wakes_it_before_its_prompt() -> None:
         chosen = Request(f"x{name}", (1, 2, 3, 4), params, speculation=RequestSpeculation(drafter=name, depth=3))
         service.engine.generate([chosen])
         assert drafter.shown[f"x{name}"] >= set(range(20)), "whole"
-    service.serve(1)
+    service.serve(2)
     assert tapped[-1] == frozenset()
 
 
