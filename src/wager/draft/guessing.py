@@ -23,16 +23,13 @@ from wager.kernels.row_sampler import row_sampler
 from wager.kernels.sampling import SampleRequest, sample_rows
 from wager.types import DraftRequest
 from wager.verify.choose import choose
-from wager.verify.distribution import History, ProcessedDistribution, process, without_replacement
+from wager.verify.distribution import History, ProcessedDistribution, largest, process, without_replacement
 
 _EXCLUDED = -1e30
 """The logit of a token that is left out: finite, and no noise lifts it."""
 
 _SEARCHED = 256
 """Likeliest ids of a row among which candidates are searched: noise is computed for these alone."""
-
-_DISTANCES = (5.0, 10.0)
-"""From the greatest logit: within them the likeliest ids are looked for before all of a row is sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,6 @@ class GuessSampler:
         self.vocab = vocab
         self._whole = vocab >= width
         self._exponentials = np.empty(vocab, np.float32)  # kept: a row's worth of fresh memory takes longer
-        self._near = np.empty(vocab, np.bool_)
         self._kernels = kernels if self._whole else None
         self._sampler = row_sampler(kernels)
 
@@ -141,7 +137,7 @@ class GuessSampler:
         except (NumericsError, GrammarError):
             return []
         scores = distribution.scores
-        best = _largest(scores, _SEARCHED)
+        best = largest(scores, _SEARCHED)
         values = scores[best]
         if not distribution.greedy:
             ids = best if distribution.ids is None else distribution.ids[best]
@@ -161,7 +157,7 @@ class GuessSampler:
         params, top = row.request.params, logits.max()
         if not (math.isfinite(top) and math.isfinite(logits.min())):
             return []
-        best = self._likeliest(logits, top, count if params.greedy else _SEARCHED)
+        best = largest(logits, count if params.greedy else _SEARCHED)
         values = logits[best].astype(np.float64)
         if params.greedy:
             total = self._sum_exp(logits, top)
@@ -172,15 +168,6 @@ class GuessSampler:
             total = float(np.exp(values - top).sum())
         order = np.argsort(-values, kind="stable")[:count]
         return self._owned(best[order], np.exp(values[order] - top) / total)
-
-    def _likeliest(self, logits: NDArray[np.float32], top: np.float32, count: int) -> NDArray[np.int64]:
-        """Ids, ascending, of the `count` greatest logits. Few are near the greatest one, and finding these takes a part
-        of what sorting everything does."""
-        for distance in _DISTANCES if count < len(logits) else ():
-            near = np.flatnonzero(np.greater(logits, top - np.float32(distance), out=self._near[: len(logits)]))
-            if len(near) >= count:
-                return near[_largest(logits[near], count)]
-        return _largest(logits, count)
 
     def _sum_exp(self, logits: NDArray[np.float32], top: np.float32) -> float:
         """The sum of exp(logits - top)."""
@@ -270,10 +257,3 @@ class GuessSampler:
 
 def _sampled_natively(request: DraftRequest) -> bool:
     return request.params.plain and not request.params.greedy and not request.needs_draft_probs
-
-
-def _largest(scores: NDArray[np.floating], count: int) -> NDArray[np.int64]:
-    """Indices, ascending, of the `count` largest."""
-    if count >= len(scores):
-        return np.arange(len(scores))
-    return np.sort(np.argpartition(scores, len(scores) - count)[len(scores) - count :])

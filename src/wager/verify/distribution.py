@@ -64,7 +64,7 @@ class ProcessedDistribution:
         first (verification rules, section 1.5). A single id has an infinite margin.
         """
         values = self._noisy(seed, position, choice, private)
-        best = _largest(values, min(max(count, 2), len(values)))
+        best = largest(values, min(max(count, 2), len(values)))
         best = best[np.argsort(-values[best], kind="stable")]
         ranked = values[best]
         lead = float(ranked[0] - ranked[1]) if len(ranked) > 1 else float("inf")
@@ -136,7 +136,7 @@ def token_logprob(logits: NDArray[np.float32], token: int, top: int = 0) -> Toke
     _require_finite(z)
     z -= z.max()
     normaliser = np.log(np.exp(z).sum())
-    ids = _largest(z, min(top, len(z))) if top else np.zeros(0, np.int64)
+    ids = largest(z, min(top, len(z))) if top else np.zeros(0, np.int64)
     ids = ids[np.argsort(-z[ids], kind="stable")]
     alternatives = tuple((int(i), float(z[i] - normaliser)) for i in ids)
     return TokenLogprob(token, float(z[token] - normaliser), alternatives)
@@ -196,7 +196,7 @@ def _require_finite(z: NDArray[np.float64]) -> None:
     raise NumericsError(cause, "The weights are damaged, or the sampling parameters overflow.")
 
 
-def _largest(x: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def largest(x: NDArray[np.floating], count: int) -> NDArray[np.int64]:
     """Indices, ascending, of the `count` largest entries of x; of equals the lowest index first."""
     if count >= len(x):
         return np.arange(len(x))
@@ -208,13 +208,13 @@ def _largest(x: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     return _cut(x, count, _threshold(x, count))
 
 
-def _threshold(x: NDArray[np.float64], count: int) -> np.float64:
+def _threshold(x: NDArray[np.floating], count: int) -> np.floating:
     """The smallest of the `count` largest."""
-    smallest: np.float64 = np.partition(x, len(x) - count)[len(x) - count]
+    smallest: np.floating = np.partition(x, len(x) - count)[len(x) - count]
     return smallest
 
 
-def _cut(x: NDArray[np.float64], count: int, threshold: np.float64) -> NDArray[np.int64]:
+def _cut(x: NDArray[np.floating], count: int, threshold: np.floating) -> NDArray[np.int64]:
     """Indices of the `count` largest, given the smallest value among them."""
     keep = np.flatnonzero(x >= threshold)
     surplus = len(keep) - count
@@ -225,7 +225,7 @@ def _cut(x: NDArray[np.float64], count: int, threshold: np.float64) -> NDArray[n
 
 
 def _top_k(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] | None:
-    return _largest(x, params.top_k) if 0 < params.top_k < len(x) else None
+    return largest(x, params.top_k) if 0 < params.top_k < len(x) else None
 
 
 def _top_p(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] | None:
