@@ -49,7 +49,7 @@ class GrammarDrafts:
         room = budget - sum([len(draft) for draft in drafts.values()])
         for span in spans:
             sequence = sequences[span.seq_id]
-            grammar = sequence.history.grammar if sequence.constrained and span.needs_logits else None
+            grammar = sequence.grammar if sequence.constrained and span.needs_logits else None
             draft = drafts.get(span.seq_id) or Draft(span.seq_id)
             if grammar is None or draft.draft_probs is not None or not span.max_draft_tokens or _is_off(sequence):
                 continue

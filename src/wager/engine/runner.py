@@ -52,7 +52,7 @@ class TargetTokens(Sequence[int]):
     greedy: Sequence[int]
     first: int
     kernels: Kernels | None
-    sampler: RowSampler | None = None
+    sampler: RowSampler | None
 
     def __len__(self) -> int:
         return 1 + len(self.draft)
@@ -77,11 +77,10 @@ class TargetTokens(Sequence[int]):
 
     def history(self, row: int) -> History | None:
         """None if the request's distributions depend on none."""
-        if not self.sequence.params.needs_history:
-            return None
-        if row == 0:
-            return self.sequence.history
-        return self.sequence.history.extended([self.draft.tokens[node] for node in self.draft.path(row - 1)])
+        history = self.sequence.history
+        if history is None or row == 0:
+            return history
+        return history.extended([self.draft.tokens[node] for node in self.draft.path(row - 1)])
 
     def distribution(self, row: int) -> ProcessedDistribution:
         """The processed distribution after a row; raises InvalidRow."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from wager.engine.detokenizer import Detokenizer
+from wager.grammar import GrammarState
 from wager.types import FinishReason, Request, SamplingParams, Stats
 from wager.verify.distribution import History
 
@@ -71,15 +72,20 @@ class Sequence:
         )
 
     @property
-    def history(self) -> History:
-        """What penalties and grammar depend on; kept from when it is first asked for."""
+    def history(self) -> History | None:
+        """What penalties and grammar depend on, kept from when it is first asked for; None if there are none."""
         if self._history is None:
-            prompt = self.request.prompt
-            self._history, self._in_history = History.of(prompt, self.params) or History(prompt), len(prompt)
-        if self._in_history < len(self.tokens):
+            self._history, self._in_history = History.of(self.request.prompt, self.params), self.prompt_tokens
+        if self._history is not None and self._in_history < len(self.tokens):
             self._history.append(self.tokens[self._in_history :])
             self._in_history = len(self.tokens)
         return self._history
+
+    @property
+    def grammar(self) -> GrammarState | None:
+        """How far its output has come in its grammar, if it has one."""
+        history = self.history
+        return None if history is None else history.grammar
 
     @property
     def params(self) -> SamplingParams:
@@ -118,7 +124,7 @@ class Sequence:
         return text, None
 
     def _grammar_is_complete(self) -> bool:
-        grammar = self.history.grammar
+        grammar = self.grammar
         return grammar is not None and grammar.complete()
 
     def _flush(self) -> str:

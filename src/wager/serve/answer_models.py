@@ -118,16 +118,21 @@ class TextChoice(Answered):
     speculation: ChunkSpeculation | None = None
 
 
-class TextAnswer(Answered):
-    """Of /v1/completions: whole, and each event of a stream."""
+class ModelAnswer(Answered):
+    """What every answer of the model has, whole or an event of a stream."""
 
     id: str
-    object: Literal["text_completion"]
     created: int
     model: str
-    choices: list[TextChoice]
     usage: TokenUsage | None = None
     speculation: SpeculationReport | None = None
+
+
+class TextAnswer(ModelAnswer):
+    """Of /v1/completions: whole, and each event of a stream."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
 
 
 class CalledFunction(Answered):
@@ -160,16 +165,12 @@ class ChatChoice(Answered):
     finish_reason: FinishReasons
 
 
-class ChatAnswer(Answered):
+class ChatAnswer(ModelAnswer):
     """Of /v1/chat/completions."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: TokenUsage
-    speculation: SpeculationReport | None = None
 
 
 class MessageDelta(Answered):
@@ -186,16 +187,11 @@ class ChunkChoice(Answered):
     speculation: ChunkSpeculation | None = None
 
 
-class ChatChunk(Answered):
+class ChatChunk(ModelAnswer):
     """Each event of a streamed chat."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
     choices: list[ChunkChoice]
-    usage: TokenUsage | None = None
-    speculation: SpeculationReport | None = None
 
 
 # ---- answers about the server ----------------------------------------------------------------------------------------

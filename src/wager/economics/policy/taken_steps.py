@@ -42,7 +42,7 @@ class TakenSteps:
         self._counted = self._verdicts = 0  # of the steps: how many were counted, and whose verdicts were learned
         self._learning, self._own, self._latency, self._drafting = learning, own, latency, drafting
         self._weights, self._planner, self._exploration, self._observed = weights, planner, exploration, observed
-        self._budgets, self._watch = (exploration, rows), watch
+        self._rows, self._watch = rows, watch
 
     def learn(self) -> None:
         """Learn from all of them."""
@@ -105,5 +105,5 @@ class TakenSteps:
         if idle_steps:
             together, steps = together + self.passed_over * idle / idle_steps, steps + self.passed_over
         self.passed_over = 0
-        for budget in self._budgets:
-            budget.earn(together, steps=steps)
+        self._exploration.earn(together, steps=steps)
+        self._rows.earn(together, steps=steps)
