@@ -146,13 +146,13 @@ class AsyncLLM:
     async def add(self, stream: AsyncOutputStream) -> None:
         """Give the engine the request of a stream; raises what `Engine.add` raises."""
         self._use(asyncio.get_running_loop())
-        request_id, grammar = stream.request.id, stream.request.params.grammar
+        request_id, grammar, grammars = stream.request.id, stream.request.params.grammar, self.engine.grammars
         if request_id in self._streams:
             raise RequestError(f"Request id {request_id!r} is in use.", "Give every request its own id.")
         self._streams[request_id] = stream
         try:
-            if grammar is not None and self.engine.grammars is not None:  # no step waits for it
-                await asyncio.to_thread(self.engine.grammars.compile, grammar)
+            if grammar is not None and grammars is not None and not grammars.has_compiled(grammar):
+                await asyncio.to_thread(grammars.compile, grammar)  # no step waits for it
             if stream.with_rounds:
                 await self.between_steps(lambda: self._record_rounds(request_id))
             if self._streams.get(request_id) is stream:  # not closed meanwhile

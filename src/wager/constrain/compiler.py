@@ -62,10 +62,14 @@ class GrammarCompiler:
         self._compiled: OrderedDict[Grammar, StartedGrammar] = OrderedDict()
         self._lock, self._vocabulary_lock = threading.Lock(), threading.Lock()
 
+    def has_compiled(self, grammar: Grammar) -> bool:
+        """Whether `compile` gives it back as it is."""
+        return isinstance(grammar.compiled, StartedGrammar) and grammar.compiled.compiler is self
+
     def compile(self, grammar: Grammar) -> Grammar:
         """The grammar with `compiled` set. RequestError with the reason if it cannot be compiled, allows no token to
         begin with, or is too large; UsageError where llguidance is not installed."""
-        if isinstance(grammar.compiled, StartedGrammar) and grammar.compiled.compiler is self:
+        if self.has_compiled(grammar):
             return grammar
         with self._lock:
             compiled = self._compiled.get(grammar)
