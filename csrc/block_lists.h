@@ -71,13 +71,13 @@ class BlockLists {
         check(PyObject_SetItem(list, index, nanobind::int_(value).ptr()));
     }
 
-    // Of one more full block; of several, as after a long draft, Python does it.
+    // Of one more full block; of several, as after a long draft, and of the first one, which lies under its tenant's root,
+    // Python does it.
     bool commit(PyObject* seq_id, PyObject* blocks, PyObject* tokens, int64_t committed, int64_t full) const {
         if (!prefix_index_.is_none()) {
-            if (full != committed + 1) return false;
+            if (full != committed + 1 || committed == 0) return false;
             const nanobind::object own = nanobind::borrow(PyList_GET_ITEM(blocks, committed));
-            const nanobind::object before = committed > 0 ? nanobind::borrow(PyList_GET_ITEM(blocks, committed - 1))
-                                                          : nanobind::object(nanobind::int_(-1));
+            const nanobind::object before = nanobind::borrow(PyList_GET_ITEM(blocks, committed - 1));
             const nanobind::object part = nanobind::steal(PyList_GetSlice(tokens, committed * kBlockTokens, full * kBlockTokens));
             const nanobind::tuple key = nanobind::make_tuple(before, nanobind::steal(PyList_AsTuple(part.ptr())));
             PyObject* const registered = PyDict_GetItemWithError(prefix_index_.ptr(), key.ptr());

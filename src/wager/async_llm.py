@@ -26,6 +26,7 @@ from wager.errors import ClosedError, RequestError, UsageError, WagerError
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import Message, Prompt, encode_chat, encode_chats, encode_prompt, encode_prompts, is_conversation
 from wager.sampling import chosen_params
+from wager.tenants import NO_TENANT
 from wager.types import Completion, OutputDelta, Request, RequestSpeculation, SamplingParams, StepRecord
 
 R = TypeVar("R")
@@ -122,11 +123,12 @@ class AsyncLLM:
         *,
         weight: float = 1.0,
         speculation: RequestSpeculation | None = None,
+        tenant: str = NO_TENANT,
     ) -> Request:
         """A request with an id of its own; `params` are by default those of the configuration."""
         name = f"async-{next(self._numbers)}"
         chosen = chosen_params(params, self.config.sampling)
-        return Request(name, tokens, chosen, weight=weight, speculation=speculation)
+        return Request(name, tokens, chosen, weight=weight, speculation=speculation, tenant=tenant)
 
     def open_stream(self, request: Request) -> AsyncOutputStream:
         """The stream of a request, whose id must not be in use; it is added when the stream is started or iterated."""

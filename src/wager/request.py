@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from wager.errors import RequestError
 from wager.sampling import SamplingParams
+from wager.tenants import NO_TENANT
 from wager.token_ids import as_token_ids
 
 
@@ -30,13 +31,15 @@ class RequestSpeculation:
 class Request:
     """A prompt in token ids (any sequence of integers; kept as a tuple) and how to answer it. `weight` is what its
     tokens count for, relative to those of other requests, when the policy decides which guesses are verified;
-    `speculation` decides that in the policy's place."""
+    `speculation` decides that in the policy's place. What is learned and cached of it serves requests of the same
+    `tenant` only (see tenants.py)."""
 
     id: str
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     weight: float = 1.0
     speculation: RequestSpeculation | None = None
+    tenant: str = NO_TENANT
 
     def __post_init__(self) -> None:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
-_VALUES = {"types", "request", "sampling", "grammar", "prompts", "token_ids", "errors", "inputs", "arch"}
+_VALUES = {"types", "request", "sampling", "grammar", "prompts", "tenants", "token_ids", "errors", "inputs", "arch"}
 _ECONOMICS = {"economics", "economics.costmodel", "economics.latency", "economics.policy", "economics.simulation"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
 _BELOW_ENGINE = (
@@ -19,7 +19,8 @@ _BELOW_BUILD = _BELOW_ENGINE | {"engine", "profiling"}
 MAY_IMPORT: dict[str, set[str]] = {
     # floor 0
     "types": {"errors", "request", "sampling"},
-    "request": {"errors", "sampling", "token_ids"},
+    "request": {"errors", "sampling", "tenants", "token_ids"},
+    "tenants": set(),
     "grammar": {"errors"},
     "sampling": {"errors", "grammar", "token_ids"},
     "prompts": {"errors", "token_ids"},

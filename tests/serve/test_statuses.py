@@ -58,6 +58,12 @@ def key(server: Running) -> list[Response]:
     return [post(server, SHORT, headers={"authorization": given}) for given in ("", "Bearer x")]
 
 
+def figures(server: Running) -> list[Response]:
+    """One of several keys asks for the figures of all."""
+    asked = f"host: x\r\nauthorization: Bearer {KEY}\r\n\r\n"
+    return [raw(server, f"GET {path} HTTP/1.1\r\n{asked}".encode()) for path in ("/metrics", "/live")]
+
+
 def nothing_there(server: Running) -> list[Response]:
     return [post(server, {**SHORT, "model": "other"}), post(server, SHORT, "/nothing")]
 
@@ -140,11 +146,11 @@ def timeout(server: Running) -> list[Response]:
 
 
 CAUSES: dict[str, Callable[[Running], list[Response]]] = {
-    "400": fields, "401": key, "404": nothing_there, "405": other_method, "408": late, "413": too_long,
+    "400": fields, "401": key, "403": figures, "404": nothing_there, "405": other_method, "408": late, "413": too_long,
     "415": other_kind, "429": full, "431": long_head, "500": failure, "503": ending, "504": timeout,
 }  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
-    "401": {"api_keys": (KEY,)}, "408": {"body_timeout": 0.3}, "504": {"request_timeout": 0.01},
+    "401": {"api_keys": (KEY,)}, "403": {"api_keys": (KEY, KEY[::-1])}, "408": {"body_timeout": 0.3}, "504": {"request_timeout": 0.01},
 }  # fmt: skip
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagle_heads import blank_head
 from safetensors.torch import save_file
 
+from unit.eagle_heads import blank_head
 from wager.arch.spec import ModelSpec
 
 _HEADS, _SIZE, _INNER = 2, 16, 32

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blank_heads import HEADS
-
+from unit.blank_heads import HEADS
 from wager.draft.registry import KINDS
 from wager.draft.store_file import build_store
 from wager.draft.vocabulary import vocabulary_digest

@@ -107,7 +107,7 @@ def test_a_whole_draft_and_a_second_choice_are_hits() -> None:
         logits = NEAR([1, 2, 3, *draft.tokens[:depth]])
         order = np.argsort(-logits, kind="stable")
         assert (draft.tokens[depth], *others) == tuple(order[:3].tolist())
-    outcomes = branching.rates.likely(draft, inner.others("s"))
+    outcomes = branching.rates.get("").likely(draft, inner.others("s"))
     assert {o.tokens for o in outcomes} >= {draft.tokens, (*draft.tokens[:1], inner.others("s")[1][0])}
     assert sum(o.probability for o in outcomes) < 1 and len(outcomes) == 7
 

@@ -172,7 +172,7 @@ def test_under_a_law_siblings_are_drawn_privately_in_a_fixed_shape(params: Sampl
     drafter.begin("s", text.known, params)
     text.accept(drafter, [3, 3])
     ask = text.ask(7, law=True)
-    template = sequoia(drafter.rank_rates.rates, 7, 7)
+    template = sequoia(drafter.rank_rates.get("").rates, 7, 7)
     (draft,) = drafter.propose([ask])
     if params.greedy:
         assert draft.draft_probs is None
@@ -195,7 +195,7 @@ def test_private_draws_of_all_nodes_and_rounds_are_independent() -> None:
     as equal tokens."""
     flat = ToyDistribution(vocab=VOCAB, sharpness=1e-6)
     drafter = DraftModel(ToyTarget(flat, num_blocks=600), trees=True)
-    drafter.rank_rates.learn = lambda children, right: None  # type: ignore[method-assign]
+    drafter.rank_rates.get("").learn = lambda children, right: None  # type: ignore[method-assign]
     seen: list[list[int]] = []
     for seed in range(200):
         text = _Text(f"s{seed}", SamplingParams(temperature=1.0), length=4, seed=seed)
@@ -214,7 +214,7 @@ def test_private_draws_of_all_nodes_and_rounds_are_independent() -> None:
 
 def test_what_is_right_at_each_rank_is_measured() -> None:
     drafter = DraftModel(ToyTarget(LAW), trees=True)
-    before = drafter.rank_rates.rates
+    before = drafter.rank_rates.get("").rates
     oracle = ToyOracle(LAW)
     for seed in range(40):
         text = _Text(f"s{seed}", PARAMS[1], length=5, seed=seed)
@@ -222,7 +222,7 @@ def test_what_is_right_at_each_rank_is_measured() -> None:
         ask = text.ask(6)
         drafter.propose([ask])
         text.accept(drafter, oracle.next_tokens(ask, text.known, text.prompt)[:3])
-    after = drafter.rank_rates.rates
+    after = drafter.rank_rates.get("").rates
     assert after[0] > 0.8 > before[0] and after[1] < before[1]
 
 

@@ -245,7 +245,7 @@ def test_siblings_are_drawn_in_a_shape_that_is_known_before(
 
     def checked(wanted: Sequence[DraftRequest]) -> list[Draft]:
         nonlocal trees
-        rates = drafter.rank_rates.rates
+        rates = drafter.rank_rates.get("").rates
         drafts: list[Draft] = propose(wanted)
         for request, draft in zip(wanted, drafts, strict=True):
             if not len(draft):
@@ -267,7 +267,7 @@ def test_siblings_are_drawn_in_a_shape_that_is_known_before(
     engine = engine_on(decoder, drafter, depth=6, rule=rule)
     first = answers(engine, asked)
     assert drafter.name in engine.proposer.drafters and trees > 8
-    drafter.rank_rates = type(drafter.rank_rates)()
+    drafter.rank_rates.clear()
     assert answers(engine_on(decoder, drafter, depth=6, rule=rule), asked) == first
     greedy = requests([TOKENS[:20], TOKENS[4:30]], GREEDY)
     assert answers(engine_on(decoder, drafter, depth=6, rule=rule), greedy) == answers(engine_on(decoder), greedy)

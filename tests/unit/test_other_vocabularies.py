@@ -22,6 +22,7 @@ from wager.draft.text_route import TextRouteDrafter
 from wager.errors import TokenizerError
 from wager.kernels.base import TargetOutput
 from wager.models.tokenizer import Tokenizer
+from wager.tenants import NO_TENANT
 from wager.testing import ToyDistribution, ToyOracle, ToyTarget
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams
 from wager.verify.distribution import process
@@ -164,7 +165,7 @@ class Says:
         self.says: list[int] = []
         self.calls: list[str] = []
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self.told = list(tokens)
         self.calls.append("begin")
 

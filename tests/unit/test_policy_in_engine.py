@@ -190,7 +190,7 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
 
 def made(*guessers: Drafter, **options: object) -> tuple[object, int]:
     built = policies.build(EngineConfig.from_options(**options).speculation, guessers, surface)
-    return built.policy, built.max_depth
+    return built.make(), built.max_depth
 
 
 def test_the_configuration_says_who_decides() -> None:

@@ -27,6 +27,7 @@ from wager.economics.policy.step_load import StepLoad
 from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
 from wager.testing import FakeClock, ToyOracle
 from wager.types import (
     Draft,
@@ -142,7 +143,7 @@ class _Known(ReadingDrafter):
         self.name, self.taps, self.fails = name, taps, False
         self.texts: dict[str, list[int]] = {}
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self.texts[seq_id] = list(tokens)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:

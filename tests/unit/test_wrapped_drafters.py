@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from wager.draft.ahead import AheadDrafter
-from wager.draft.base import ComputedRows, Drafter, RemembersRequests, RowReader, StateReader
+from wager.draft.base import ComputedRows, Drafter, LogitsRows, RemembersRequests, RowReader, StateReader
 from wager.draft.history import HistoryDrafter
 from wager.draft.ngram import NgramDrafter
 from wager.draft.option import can_draft_ahead, parse_drafters
@@ -18,6 +18,7 @@ from wager.draft.recycling import RecyclingDrafter
 from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter, merge_drafters
 from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
 from wager.testing import ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.types import Draft, DraftRequest, Request, SamplingParams, StepRecord
@@ -40,9 +41,9 @@ class Watched(HistoryDrafter):
         self.calls: list[tuple[str, str]] = []
         self.asked: list[DraftRequest] = []
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self.calls.append(("begin", seq_id))
-        assert params.prediction == (1, 2)
+        assert params.prediction == (1, 2) and tenant == "owner"
         super().begin(seq_id, tokens, params)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
@@ -56,8 +57,8 @@ class Watched(HistoryDrafter):
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         self.calls.append(("read", ""))
 
-    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
-        assert len(output.logits) == len(tokens)
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        assert len(output.logits) == sum(len(each.tokens) for each in rows)
         self.calls.append(("read_rows", ""))
 
     def forget(self) -> None:
@@ -93,7 +94,7 @@ def _wrappers() -> dict[str, Callable[[Watched], Drafter]]:
 
 def _requests(count: int = 6) -> list[Request]:
     params = SamplingParams(max_tokens=24, ignore_eos=True, prediction=(1, 2))
-    return [Request(f"r{i}", (1, 2, 3, 1, 2, 3, i), params) for i in range(count)]
+    return [Request(f"r{i}", (1, 2, 3, 1, 2, 3, i), params, tenant="owner") for i in range(count)]
 
 
 @pytest.mark.parametrize("name", sorted(_wrappers()))
@@ -108,7 +109,7 @@ def test_a_drafter_in_another_one_is_told_everything(name: str) -> None:
     engine = toy_engine(LAW, drafter=wrapper, depth=5, num_blocks=200)
     steps: list[StepRecord] = []
     engine.on_step = steps.append
-    engine.add(Request("gone", (1, 2, 3), _requests()[0].params))
+    engine.add(Request("gone", (1, 2, 3), _requests()[0].params, tenant="owner"))
     for _ in range(4):
         engine.step()
     engine.abort("gone")

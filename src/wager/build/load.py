@@ -29,6 +29,7 @@ from wager.engine.limits import check_length
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
+from wager.engine.tenant_policies import TenantPolicies
 from wager.errors import UsageError
 from wager.kernels import physical_cores, select
 from wager.kernels.base import Kernels
@@ -261,7 +262,7 @@ def _assemble(
     engine = LoadedEngine(
         runner,
         scheduler,
-        policy=built.policy,
+        policy=TenantPolicies(built.make, scheduler.sequences),
         proposer=Proposer(*(drafters if built.max_depth else ()), vocab=decoder.vocab, rule=rule),
         decoder=lambda prompt: IncrementalDecoder(model.tokenizer, after=prompt),
         eos=model.tokenizer.eos_ids,

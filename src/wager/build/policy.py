@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from wager.config import SpeculationConfig
 from wager.draft.ahead import AheadDrafter
@@ -28,22 +29,23 @@ _DRAFT_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class BuiltPolicy:
-    """A policy, and its maximum number of guesses per sequence and step."""
+    """What makes a policy, once for each tenant, and its maximum number of guesses per sequence and step."""
 
-    policy: Policy
+    make: Callable[[], Policy]
     max_depth: int
 
 
 def build(
     speculation: SpeculationConfig, drafters: Sequence[Drafter], measure: Callable[[], LatencyModel]
 ) -> BuiltPolicy:
-    """The policy over `drafters`. `measure` returns the latency model; it is called only for a policy that needs one.
+    """The policies over `drafters`, which share a latency model. `measure` returns that model; it is called only for
+    policies that need one.
 
     Raises UsageError for options that the policy would ignore.
     """
     spec, depth = speculation.parsed_policy, speculation.depth
     if not drafters or depth == 0:
-        return BuiltPolicy(FixedDepth(0), 0)
+        return BuiltPolicy(partial(FixedDepth, 0), 0)
     speculation.check_policy(len(drafters))
     if spec.kind == "adaptive":
         depths = {drafter.name: drafter.max_depth if depth is None else depth for drafter in drafters}
@@ -52,14 +54,15 @@ def build(
         if ahead:
             latency = DraftsAheadLatency(latency, ahead)
         capabilities = {drafter.name: _capabilities(drafter, depths[drafter.name], latency) for drafter in drafters}
-        policy = Adaptive(
-            latency, drafters=capabilities, objective=speculation.parsed_objective, rule=speculation.verify
+        make = partial(
+            Adaptive, latency, drafters=capabilities, objective=speculation.parsed_objective, rule=speculation.verify
         )
-        return BuiltPolicy(policy, max(depths.values()))
+        return BuiltPolicy(make, max(depths.values()))
     depth = drafters[0].default_depth if depth is None else depth
     if spec.kind == "threshold":
-        return BuiltPolicy(Threshold(depth, threshold=spec.threshold, rule=speculation.verify), depth)
-    return BuiltPolicy(FixedDepth(depth), depth)
+        make_threshold = partial(Threshold, depth, threshold=spec.threshold, rule=speculation.verify)
+        return BuiltPolicy(make_threshold, depth)
+    return BuiltPolicy(partial(FixedDepth, depth), depth)
 
 
 def _capabilities(drafter: Drafter, depth: int, latency: LatencyModel) -> DrafterCapabilities:

@@ -25,6 +25,12 @@ it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tok
 @click.option("--served-name", metavar="NAME", help="How clients call the model. Without it as --model is written.")
 @click.option("--api-key-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Keys, one a line, of which callers must send one.")  # fmt: skip
+@click.option("--operator-key-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Keys that may also read /metrics and /live, which tell of the requests of all keys.")  # fmt: skip
+@click.option("--share-between-keys", is_flag=True,
+              help="Learn and cache across keys: faster, and keys can find out others' texts.")  # fmt: skip
+@click.option("--show-rejected", is_flag=True,
+              help="Answers with statistics show rejected guesses that may stem from other requests.")  # fmt: skip
 @click.option("--cors", multiple=True, metavar="ORIGIN",
               help="Web pages that may call, such as https://example.org; * for all. May be repeated.")  # fmt: skip
 @click.option("--max-waiting", type=click.IntRange(0, 1_000_000), default=256, show_default=True, metavar="N",
@@ -44,6 +50,9 @@ def command(
     port: int,
     served_name: str | None,
     api_key_file: Path | None,
+    operator_key_file: Path | None,
+    share_between_keys: bool,
+    show_rejected: bool,
     cors: tuple[str, ...],
     max_waiting: int,
     request_timeout: float,
@@ -66,6 +75,9 @@ def command(
         host=host,
         port=port,
         api_keys=read_api_keys(api_key_file) if api_key_file else (),
+        operator_keys=read_api_keys(operator_key_file) if operator_key_file else (),
+        share_between_keys=share_between_keys,
+        show_rejected=show_rejected,
         max_waiting=max_waiting,
         request_timeout=request_timeout,
         drain_timeout=drain_timeout,
@@ -75,7 +87,7 @@ def command(
     listener = bind(options)
     configure_logging(json_lines=log_format == "json")
     say = _log if log_format == "json" else console.say  # a reader of JSON finds nothing else
-    if not options.is_loopback and not options.api_keys:
+    if not options.is_loopback and not (options.api_keys or options.operator_keys):
         say(f"warning: everybody who reaches {host} may use the model: there is no --api-key-file.")
     llm = open_async_llm(config)
     for line in loaded_lines(llm.engine):

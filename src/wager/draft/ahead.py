@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wager.draft.ahead_figures import AheadFigures, DraftedBatch
-from wager.draft.base import Drafter
+from wager.draft.base import Drafter, remembers_requests
 from wager.draft.branches import (
     BranchingDrafter,
     FollowedSequence,
@@ -28,6 +28,7 @@ from wager.draft.branches import (
 from wager.draft.miss_choice import MissChoice
 from wager.draft.ordered_calls import OrderedCalls, PendingCall
 from wager.draft.outcomes import child_of
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -135,10 +136,10 @@ class AheadDrafter:
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self.end(seq_id)
         self._numbers += 1
-        followed = FollowedSequence(params, len(tokens), list(tokens), str(self._numbers))
+        followed = FollowedSequence(params, tenant, len(tokens), list(tokens), str(self._numbers))
         self._sequences[seq_id] = _KnownSequence(followed, [])
         self._give(partial(self._drafter.begin, followed))
 
@@ -154,6 +155,11 @@ class AheadDrafter:
         known = self._sequences.pop(seq_id, None)
         if known is not None:
             self._give(partial(self._drafter.end, known.followed))
+
+    @property
+    def remembers_requests(self) -> bool:
+        """See RemembersRequests."""
+        return remembers_requests(self._drafter.inner)
 
     def forget(self) -> None:
         self._give(self._drafter.forget)
@@ -217,7 +223,8 @@ class AheadDrafter:
     def _look(self, request: DraftRequest, known: _KnownSequence) -> RequestedDraft:
         """Learn from what became known, and look whether it was drafted for."""
         if known.handed is not None:
-            self._drafter.rates.learn(known.handed.draft, known.handed.others, known.fresh)
+            rates = self._drafter.rates.get(known.followed.tenant)
+            rates.learn(known.handed.draft, known.handed.others, known.fresh)
             if len(known.handed.draft):
                 self._choice.gained(_accepted(known.handed.draft, known.fresh))
         found = known.followed.find(known.fresh)

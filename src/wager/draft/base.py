@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 
 
@@ -29,8 +30,9 @@ class Drafter(Protocol):
     samples: bool
     makes_trees: bool
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        """A sequence starts with this prompt (penalties treat prompt and output differently).
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        """A sequence starts with this prompt (penalties treat prompt and output differently). What a drafter keeps
+        from one sequence for others (texts, rates, cached keys) it keeps for sequences of the same `tenant` only.
 
         Preemption is no call: known tokens stay known.
         """
@@ -60,6 +62,14 @@ class ComputedRows:
     logits_row: int = -1
 
 
+class LogitsRows(NamedTuple):
+    """The rows of logits of one sequence in a pass: the first is row `first`, and each follows one of the `tokens`."""
+
+    seq_id: str
+    first: int
+    tokens: Sequence[int]
+
+
 @runtime_checkable
 class StateReader(Protocol):
     """A drafter that reads the target's states. `taps` are the layers whose residual stream every pass must give it,
@@ -75,10 +85,18 @@ class StateReader(Protocol):
 
 @runtime_checkable
 class RemembersRequests(Protocol):
-    """A drafter that guesses from earlier requests, too."""
+    """A drafter that guesses from earlier requests of the same tenant, too, unless `remembers_requests` is False."""
+
+    @property
+    def remembers_requests(self) -> bool: ...
 
     def forget(self) -> None:
         """Forget them. No sequence is running."""
+
+
+def remembers_requests(drafter: object) -> bool:
+    """Whether a drafter (None: none) guesses from other requests than the one it guesses for."""
+    return isinstance(drafter, RemembersRequests) and drafter.remembers_requests
 
 
 @runtime_checkable
@@ -88,6 +106,6 @@ class RowReader(Protocol):
     @property
     def reads_rows(self) -> bool: ...
 
-    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
-        """The rows of a pass (views of the target's buffers) and the token that each follows, before `observe` and
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        """The rows of a pass (views of the target's buffers), all of them, by sequence; before `observe` and
         `accept`."""

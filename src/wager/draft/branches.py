@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from wager.draft.base import Drafter, RemembersRequests
 from wager.draft.outcomes import NUM_OTHERS, LikelyOutcome, OutcomeRates, below, child_of
+from wager.tenants import PerTenant
 from wager.types import Draft, DraftRequest, SamplingParams
 
 _ROWS = 4
@@ -68,6 +69,7 @@ class FollowedSequence:
     are those that drafts are made for (None: not chosen yet)."""
 
     params: SamplingParams
+    tenant: str
     prompt_tokens: int
     known: list[int]
     main: str
@@ -121,7 +123,7 @@ class BranchingDrafter:
 
     def __init__(self, inner: Drafter, *, rows: int = _ROWS) -> None:
         self.inner = inner
-        self.rates = OutcomeRates()
+        self.rates = PerTenant(OutcomeRates)
         self.num_branches = 0
         """Continuations that drafts were made for."""
         self.rows = rows
@@ -132,7 +134,7 @@ class BranchingDrafter:
         self._made = 0
 
     def begin(self, sequence: FollowedSequence) -> None:
-        self.inner.begin(sequence.main, sequence.known, sequence.params)
+        self.inner.begin(sequence.main, sequence.known, sequence.params, tenant=sequence.tenant)
 
     def end(self, sequence: FollowedSequence) -> None:
         self._drop(sequence)
@@ -177,7 +179,12 @@ class BranchingDrafter:
         for each, draft in zip(requests, drafts, strict=True):
             sequence = each.sequence
             sequence.branches = [PreparedBranch(sequence.main, (), draft.draft, draft.others)]
-        chosen = self._likeliest([self.rates.likely(draft.draft, draft.others) for draft in drafts])
+        chosen = self._likeliest(
+            [
+                self.rates.get(each.sequence.tenant).likely(draft.draft, draft.others)
+                for each, draft in zip(requests, drafts, strict=True)
+            ]
+        )
         for each, outcomes in zip(requests, chosen, strict=True):
             each.sequence.outcomes = [outcome.tokens for outcome in outcomes]
             for outcome in outcomes:
@@ -206,18 +213,20 @@ class BranchingDrafter:
     def _fork(self, each: RequestedDraft, outcome: LikelyOutcome) -> DraftRequest:
         """A continuation, and the request for its draft: if the drafter draws its first token itself, one more."""
         sequence, request = each.sequence, each.request
+        rates = self.rates.get(sequence.tenant)
         self._made += 1
         name = f"{sequence.main.partition('/')[0]}/{self._made}"
         self._branched[sequence] = None
         if self._forks is not None:
             self._forks.fork(sequence.main, name, outcome.tokens, sequence.params)
         else:
-            self.inner.begin(name, sequence.known[: sequence.prompt_tokens], sequence.params)
+            prompt = sequence.known[: sequence.prompt_tokens]
+            self.inner.begin(name, prompt, sequence.params, tenant=sequence.tenant)
             self.inner.accept(name, [*sequence.known[sequence.prompt_tokens :], *outcome.tokens])
         more = (1 if not self.inner.makes_trees else 1 + _MORE_NODES) if outcome.is_open else 0
         return DraftRequest(
             name, request.position + len(outcome.tokens), request.depth + more, request.params, request.seed,
-            request.choice, min_survival=request.min_survival * (self.rates.guess_rate(0) if outcome.is_open else 1.0),
+            request.choice, min_survival=request.min_survival * (rates.guess_rate(0) if outcome.is_open else 1.0),
         )  # fmt: skip
 
     def _others(self, name: str) -> Sequence[Sequence[int]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from wager.draft.history import HistoryDrafter, TargetOracle
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 
 _GUESSES = 3  # what an otherwise sound draft guesses at most
@@ -142,14 +143,14 @@ class RaisingDrafter(_InformedDrafter):
         super().__init__(vocab, oracle=oracle)
         self._fails_in, self._left = "", 0
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         if not self._fails_in:
             rng = random.Random(seq_id)
             self._fails_in, self._left = rng.choice(_CALLS), rng.randrange(_LATEST)
             if self._fails_in in ("begin", "end"):
                 self._left %= 2  # of these there is one a sequence
         self._count("begin")
-        super().begin(seq_id, tokens, params)
+        super().begin(seq_id, tokens, params, tenant=tenant)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drafts = [self._sound(request) for request in requests]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 
 
@@ -48,7 +49,7 @@ class HistoryDrafter:
         self.prompt_tokens: dict[str, int] = {}
         self._oracle = oracle
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self.known[seq_id] = list(tokens)
         self.prompt_tokens[seq_id] = len(tokens)
 

@@ -1,9 +1,9 @@
 """Lookup drafters: the guesses are what followed the last tokens elsewhere. They need no pass of any model.
 
 There are three sources: the text itself (prompt, output and what the user predicts the output to be), the outputs of
-requests that ended, and a static store. The first two are suffix trees (suffix_tree.py), which know what followed every
-run of tokens, and how often; the third is a file (store_file.py). At every place of a draft each
-source names a token, and the likeliest one is guessed.
+the tenant's requests that ended, and a static store. The first two are suffix trees (suffix_tree.py), which know what
+followed every run of tokens, and how often; the third is a file (store_file.py). At every place of a draft each source
+names a token, and the likeliest one is guessed.
 
 How sure a source is, is an acceptance rate that is learned: for a tree by the length of the match and by how often
 something followed it and how often this, for a store by the probability that it states. Each sequence starts from the
@@ -30,6 +30,7 @@ from wager.draft.lookup_rates import (
 from wager.draft.lookup_reference import PythonLookupTable
 from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT, PerTenant
 from wager.types import Draft, DraftRequest, SamplingParams
 
 
@@ -46,32 +47,36 @@ class LookupDrafter:
             raise UsageError(f"{name}:{sources.longest} is out of range.", f"Look up 1 to {MOST_LONGEST} tokens.")
         self.name = name
         self.makes_trees = trees
-        self._sources = sources
-        self.forget()
+        self.remembers_requests = sources.shared_tokens > 0
+        self._tables = PerTenant(lambda: lookup_table(name, sources, trees=trees))
 
     def forget(self) -> None:
-        """Forget what earlier requests generated; see RemembersRequests."""
-        self._table = lookup_table(self.name, self._sources, trees=self.makes_trees)
+        """Forget what earlier requests generated; see RemembersRequests. No sequence is running."""
+        self._tables.clear()
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """Keep the prompt and the predicted output for the index; no rate is learned from them, since the target did
         not generate them."""
-        self._table.begin(seq_id, tokens, tuple(map(int, params.prediction)))
+        self._tables.enter(seq_id, tenant)
+        self._tables.of(seq_id).begin(seq_id, tokens, tuple(map(int, params.prediction)))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, empty where nothing is known."""
-        return self._table.propose(requests)
+        if len(self._tables) <= 1:
+            return self._tables.get(self._tables.tenant(requests[0].seq_id)).propose(requests) if requests else []
+        return [draft for request in requests for draft in self._tables.of(request.seq_id).propose([request])]
 
     def observe(self, output: TargetOutput) -> None:
         """Ignored: the target's output is not used."""
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Keep what became known for the index."""
-        self._table.accept(seq_id, tokens)
+        self._tables.of(seq_id).accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
-        """What the sequence generated is kept for others."""
-        self._table.end(seq_id)
+        """What the sequence generated is kept for others of its tenant."""
+        self._tables.of(seq_id).end(seq_id)
+        self._tables.leave(seq_id)
 
 
 class LookupTexts(Protocol):

@@ -13,10 +13,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wager.draft.base import ComputedRows, Drafter, RemembersRequests, RowReader, StateReader
+from wager.draft.base import (
+    ComputedRows,
+    Drafter,
+    LogitsRows,
+    RemembersRequests,
+    RowReader,
+    StateReader,
+    remembers_requests,
+)
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.trees import TokenTree, merge
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT, PerTenant
 from wager.types import Draft, DraftRequest, SamplingParams
 
 _UNKNOWN = 0.5
@@ -50,7 +59,7 @@ class MergedDrafter:
         self.samples = any(drafter.samples for drafter in drafters)
         self._vocab = vocab
         self._members = [GuardedDrafter(drafter, vocab=vocab) for drafter in drafters]
-        self._reliability = [_Reliability() for _ in drafters]
+        self._reliability = PerTenant(lambda: [_Reliability() for _ in drafters])
         self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
 
     @property
@@ -68,30 +77,37 @@ class MergedDrafter:
         drafters: list[object] = [member.drafter for member in self._members]
         return any(isinstance(drafter, RowReader) and drafter.reads_rows for drafter in drafters)
 
-    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
-        self._each(lambda drafter: drafter.read_rows(output, tokens) if isinstance(drafter, RowReader) else None)
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        self._each(lambda drafter: drafter.read_rows(output, rows) if isinstance(drafter, RowReader) else None)
 
     def _readers(self) -> list[StateReader]:
         drafters: list[object] = [member.drafter for member in self._members]
         return [drafter for drafter in drafters if isinstance(drafter, StateReader)]
 
+    @property
+    def remembers_requests(self) -> bool:
+        """Whether one of its drafters does."""
+        return any(remembers_requests(member.drafter) for member in self._members)
+
     def forget(self) -> None:
         """See RemembersRequests."""
         self._each(lambda drafter: drafter.forget() if isinstance(drafter, RemembersRequests) else None)
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        self._each(lambda drafter: drafter.begin(seq_id, tokens, params))
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        self._each(lambda drafter: drafter.begin(seq_id, tokens, params, tenant=tenant))
+        self._reliability.enter(seq_id, tenant)
 
     def observe(self, output: TargetOutput) -> None:
         self._each(lambda drafter: drafter.observe(output))
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         for index, draft in self._last.pop(seq_id, ()):
-            self._learn(index, draft, tokens)
+            self._learn(self._reliability.of(seq_id)[index], draft, tokens)
         self._each(lambda drafter: drafter.accept(seq_id, tokens))
 
     def end(self, seq_id: str) -> None:
         self._last.pop(seq_id, None)
+        self._reliability.leave(seq_id)
         self._each(lambda drafter: drafter.end(seq_id))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -120,21 +136,13 @@ class MergedDrafter:
     def _merge(self, request: DraftRequest, drafts: Sequence[tuple[int, Draft]]) -> Draft:
         if _draws(request):
             return self._beside(request, [draft for index, draft in drafts if self._has_needed_probs(index, draft)])
-        return merge([self._scored(index, draft) for index, draft in drafts], request.depth).draft(
-            request.seq_id, self.name
-        )
+        reliability = self._reliability.of(request.seq_id)
+        trees = [_scored(draft, reliability[index].factor) for index, draft in drafts]
+        return merge(trees, request.depth).draft(request.seq_id, self.name)
 
     def _has_needed_probs(self, index: int, draft: Draft) -> bool:
         drafter = self._members[index].drafter
         return draft.draft_probs is not None or (drafter is not None and not drafter.samples)
-
-    def _scored(self, index: int, draft: Draft) -> TokenTree:
-        """With scores as they were lately borne out."""
-        factor = self._reliability[index].factor
-        scores: list[float] = []
-        for rate, parent in zip(_rates(draft), draft.parents, strict=True):
-            scores.append((scores[parent] if parent >= 0 else 1.0) * min(1.0, rate * factor))
-        return TokenTree(draft.tokens, draft.parents, tuple(scores))
 
     def _beside(self, request: DraftRequest, drafts: Sequence[Draft]) -> Draft:
         """The drafts one after the other, each from the root, deterministic ones with point masses."""
@@ -151,9 +159,10 @@ class MergedDrafter:
         q = np.concatenate(probs) if self.samples and probs else None
         return Draft(request.seq_id, tuple(tokens), tuple(parents), (), self.name, q)
 
-    def _learn(self, index: int, draft: Draft, tokens: Sequence[int]) -> None:
+    @staticmethod
+    def _learn(reliability: _Reliability, draft: Draft, tokens: Sequence[int]) -> None:
         """Compare a drafter's guesses with the tokens that became known, as far as its path was right."""
-        reliability, node = self._reliability[index], -1
+        node = -1
         rates = _rates(draft)
         for token in tokens:
             children = [child for child, parent in enumerate(draft.parents) if parent == node]
@@ -165,6 +174,14 @@ class MergedDrafter:
                 return
             reliability.right += 1
             node = right
+
+
+def _scored(draft: Draft, factor: float) -> TokenTree:
+    """With scores as they were lately borne out: `factor` times as often as the drafter thought."""
+    scores: list[float] = []
+    for rate, parent in zip(_rates(draft), draft.parents, strict=True):
+        scores.append((scores[parent] if parent >= 0 else 1.0) * min(1.0, rate * factor))
+    return TokenTree(draft.tokens, draft.parents, tuple(scores))
 
 
 def _draws(request: DraftRequest) -> bool:

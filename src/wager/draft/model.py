@@ -31,6 +31,7 @@ from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
 from wager.kernels.base import BLOCK_SIZE, Kernels, Target, TargetOutput
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
+from wager.tenants import NO_TENANT, PerTenant
 from wager.types import Draft, DraftRequest, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
@@ -75,7 +76,7 @@ class DraftModel(TellsInner):
         self.name = name
         self.makes_trees = trees
         self.block_pool = BlockPool(target.cache.num_blocks, prefix_cache=prefix_cache)
-        self.rank_rates = RankRates()
+        self.rank_rates = PerTenant(RankRates)
         self.on_pass: Callable[[], bool] | None = None
         self.num_others = 0
         self._cache = PagedKVCache(self.block_pool, target.cache)
@@ -104,8 +105,10 @@ class DraftModel(TellsInner):
         state = DraftedSequence(list(source.tokens), history, source.prompt_tokens, unknown=source.unknown)
         state.extend(own, self._target.vocab)
         self._states[new_id] = state
+        tenant = self.rank_rates.tenant(seq_id)
+        self.rank_rates.enter(new_id, tenant)
         if self._inner is not None:
-            self._inner.begin(new_id, source.tokens[: source.prompt_tokens], params)
+            self._inner.begin(new_id, source.tokens[: source.prompt_tokens], params, tenant=tenant)
         if self.block_pool.block_table(seq_id):
             known = source.num_computed_tokens
             self.block_pool.commit(seq_id, source.tokens, length=known)
@@ -121,18 +124,19 @@ class DraftModel(TellsInner):
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """Remember the prompt; it is computed when the first draft is requested."""
         self.end(seq_id)
+        self.rank_rates.enter(seq_id, tenant)
         self._states[seq_id] = state = DraftedSequence([], History.of(tokens, params), len(tokens))
         state.extend(self._own(tokens), self._target.vocab)
         if self._inner is not None:
-            self._inner.begin(seq_id, tokens, params)
+            self._inner.begin(seq_id, tokens, params, tenant=tenant)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Compare the tokens that became known with the guesses: right guesses keep their keys and values."""
         state, own = self._states[seq_id], self._own(tokens)
-        self.rank_rates.compare(seq_id, own)
+        self.rank_rates.of(seq_id).compare(seq_id, own)
         for position, token in enumerate(own, len(state.tokens)):
             self._compare(seq_id, state, token, position)
         state.extend(own, self._target.vocab)
@@ -170,7 +174,8 @@ class DraftModel(TellsInner):
     def end(self, seq_id: str) -> None:
         if self._states.pop(seq_id, None) is not None:
             self.block_pool.release(seq_id)
-            self.rank_rates.end(seq_id)
+            self.rank_rates.of(seq_id).end(seq_id)
+            self.rank_rates.leave(seq_id)
             if self._inner is not None:
                 self._inner.end(seq_id)
 
@@ -191,7 +196,7 @@ class DraftModel(TellsInner):
         r.state.others = r.others if isinstance(r, ChainRound) else ()
         draft = r.draft(self.name)
         if self.makes_trees:  # chains have no ranks, and nobody reads what was learned of them
-            self.rank_rates.drafted(draft)
+            self.rank_rates.of(draft.seq_id).drafted(draft)
         return draft if self._shared is None else replace(draft, tokens=tuple(self._sampler.verified_ids(draft.tokens)))
 
     # ---- one round --------------------------------------------------------------------------------------------------
@@ -208,7 +213,8 @@ class DraftModel(TellsInner):
         if depth < 1 or levels < 1:
             return None
         if not self.block_pool.block_table(request.seq_id):
-            state.num_computed_tokens = self.block_pool.match_prefix(request.seq_id, state.tokens)
+            tenant = self.rank_rates.tenant(request.seq_id)
+            state.num_computed_tokens = self.block_pool.match_prefix(request.seq_id, state.tokens, tenant=tenant)
         state.num_computed_tokens = min(state.num_computed_tokens, known - 1)
         if self.makes_trees:
             return self._start_tree(request, state, depth, levels)
@@ -219,7 +225,7 @@ class DraftModel(TellsInner):
         """Blocks for a tree's rows, or for those of a chain if they are too few."""
         levels, template, width = min(levels, depth), None, min(WIDTH, depth, self._max_logits_rows)
         if request.needs_draft_probs and not request.params.greedy:
-            template = sequoia(self.rank_rates.rates, min(depth, self._max_logits_rows), levels)
+            template = sequoia(self.rank_rates.of(request.seq_id).rates, min(depth, self._max_logits_rows), levels)
         for attempt in (width, 1) if template is None else (width,):
             rows = depth if template else attempt * (levels - 1)
             if self.block_pool.reserve(request.seq_id, len(state.tokens) + rows):

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 
 PRIOR = (0.27, 0.53, 0.65, 0.70, 0.74, 0.77, 0.80, 0.92)
@@ -49,7 +50,7 @@ class NgramDrafter:
             raise UsageError(f"ngram:{longest} is out of range.", f"Look up 1 to {len(PRIOR)} tokens.")
         self._table = ngram_table(longest)
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """Keep the prompt for the index; it does not update the table, since the target did not generate it."""
         self._table.begin(seq_id, tokens)
 

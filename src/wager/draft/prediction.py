@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 
 PRIOR = (0.40, 0.65, 0.78, 0.86, 0.90, 0.93, 0.95, 0.98)
@@ -44,7 +45,7 @@ class PredictionDrafter:
     def __init__(self) -> None:
         self._predictions: dict[str, Alignment] = {}
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """Keep the request's prediction, if it has one."""
         if params.prediction:
             self._predictions[seq_id] = Alignment([int(token) for token in params.prediction])

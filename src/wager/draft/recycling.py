@@ -3,20 +3,23 @@
 A table holds, for every token, the ids of the 8 greatest logits that the target last gave after it: of every row that
 was verified, rejected guesses included. From the last known token on it is a tree, of which the likeliest nodes are
 drafted: the probability of a node is that of its rank, multiplied along the path. The probabilities of ranks are
-learned from every row: at which rank the table had what the target now finds likeliest. The table is shared by all
-requests, and small: 32 bytes for each token id.
+learned from every row: at which rank the table had what the target now finds likeliest. All requests of a tenant share
+a table, which is small: 32 bytes for each token id.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.draft.base import LogitsRows
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT, PerTenant
 from wager.types import Draft, DraftRequest, SamplingParams
 
 RANKS = 8
@@ -52,17 +55,18 @@ class RecyclingDrafter:
     samples = False
     makes_trees = True
     reads_rows = True
+    remembers_requests = True
 
     def __init__(self, vocab: int) -> None:
-        self._vocab = vocab
         self._last: dict[str, int] = {}
-        self.forget()
+        self._tables = PerTenant(lambda: successor_table(vocab))
 
     def forget(self) -> None:
         """Forget the rows of earlier requests; see RemembersRequests."""
-        self._table = successor_table(self._vocab)
+        self._tables.clear()
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        self._tables.enter(seq_id, tenant)
         self._last[seq_id] = tokens[-1]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -72,9 +76,12 @@ class RecyclingDrafter:
     def observe(self, output: TargetOutput) -> None:
         """Ignored: rows come with their tokens, see `read_rows`."""
 
-    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
-        """Keep what the target found likeliest after each row."""
-        self._table.update(tokens, output.logits)
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        """Keep what the target found likeliest after each row, in the table of the row's tenant."""
+        for table, group in groupby(rows, key=lambda each: self._tables.of(each.seq_id)):
+            first, *others = group
+            tokens = [*first.tokens, *(token for each in others for token in each.tokens)]
+            table.update(tokens, output.logits[first.first : first.first + len(tokens)])
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         if tokens:
@@ -82,9 +89,10 @@ class RecyclingDrafter:
 
     def end(self, seq_id: str) -> None:
         self._last.pop(seq_id, None)
+        self._tables.leave(seq_id)
 
     def _draft(self, request: DraftRequest) -> Draft:
-        tokens, parents, scores = self._table.draft(self._last[request.seq_id], request.depth)
+        tokens, parents, scores = self._tables.of(request.seq_id).draft(self._last[request.seq_id], request.depth)
         return Draft(request.seq_id, tuple(tokens), tuple(parents), tuple(scores), self.name)
 
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from wager.draft.base import Drafter, RemembersRequests, RowReader
+from wager.draft.base import Drafter, LogitsRows, RemembersRequests, RowReader, remembers_requests
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.model_rounds import ChainRound
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 
 
@@ -24,6 +25,7 @@ class _ToldSequence:
     """What the inner drafter was told of a sequence: the prompt, and all tokens until now."""
 
     params: SamplingParams
+    tenant: str
     prompt_tokens: int
     tokens: list[int]
 
@@ -40,9 +42,9 @@ class InnerDrafter:
         """None once it has failed."""
         return self._guarded.drafter
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """A sequence starts; the inner drafter learns of it when it is to guess."""
-        self._told[seq_id] = _ToldSequence(params, len(tokens), [])
+        self._told[seq_id] = _ToldSequence(params, tenant, len(tokens), [])
 
     def end(self, seq_id: str) -> None:
         told = self._told.pop(seq_id, None)
@@ -54,14 +56,19 @@ class InnerDrafter:
         self._guarded.call(lambda drafter: _forget(drafter), otherwise=None)
 
     @property
+    def remembers_requests(self) -> bool:
+        """See RemembersRequests."""
+        return remembers_requests(self.drafter)
+
+    @property
     def reads_rows(self) -> bool:
         """See RowReader."""
         drafter: object = self.drafter
         return isinstance(drafter, RowReader) and drafter.reads_rows
 
-    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
         """The verified model's rows: what it finds likely a draft model mostly does, too."""
-        self._guarded.call(lambda drafter: _read_rows(drafter, output, tokens), otherwise=None)
+        self._guarded.call(lambda drafter: _read_rows(drafter, output, rows), otherwise=None)
 
     def guess(self, rounds: Sequence[ChainRound]) -> dict[str, Draft]:
         """Its guesses of what follows each round's tokens, valid trees of known tokens; none where it has none."""
@@ -80,6 +87,11 @@ class TellsInner:
 
     _inner: InnerDrafter | None
 
+    @property
+    def remembers_requests(self) -> bool:
+        """See RemembersRequests."""
+        return self._inner is not None and self._inner.remembers_requests
+
     def forget(self) -> None:
         """See RemembersRequests."""
         if self._inner is not None:
@@ -90,10 +102,10 @@ class TellsInner:
         """See RowReader."""
         return self._inner is not None and self._inner.reads_rows
 
-    def read_rows(self, output: TargetOutput, tokens: Sequence[int]) -> None:
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
         """See RowReader."""
         if self._inner is not None:
-            self._inner.read_rows(output, tokens)
+            self._inner.read_rows(output, rows)
 
 
 def _forget(drafter: Drafter) -> None:
@@ -101,9 +113,9 @@ def _forget(drafter: Drafter) -> None:
         drafter.forget()
 
 
-def _read_rows(drafter: Drafter, output: TargetOutput, tokens: Sequence[int]) -> None:
+def _read_rows(drafter: Drafter, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
     if isinstance(drafter, RowReader) and drafter.reads_rows:
-        drafter.read_rows(output, tokens)
+        drafter.read_rows(output, rows)
 
 
 def _tell(drafter: Drafter, seq_id: str, told: _ToldSequence, tokens: list[int]) -> None:
@@ -112,7 +124,7 @@ def _tell(drafter: Drafter, seq_id: str, told: _ToldSequence, tokens: list[int])
     if not known or told.tokens != tokens[:known]:
         if known:
             drafter.end(seq_id)
-        drafter.begin(seq_id, tokens[: told.prompt_tokens], told.params)
+        drafter.begin(seq_id, tokens[: told.prompt_tokens], told.params, tenant=told.tenant)
         known = told.prompt_tokens
     if len(tokens) > known:
         drafter.accept(seq_id, tokens[known:])

@@ -15,6 +15,7 @@ from wager.draft.intersection import spell
 from wager.draft.model import DraftModel
 from wager.draft.vocabulary import TextVocabulary
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 
 _LOOKBACK = 10
@@ -29,6 +30,7 @@ class _RoutedSequence:
     of the target, tokens of the draft model), up to which both have the same text."""
 
     known: list[int]
+    tenant: str
     told: list[int] = field(default_factory=list)
     seams: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
 
@@ -46,9 +48,9 @@ class TextRouteDrafter:
         self._model, self._target, self._other = model, target, other
         self._sequences: dict[str, _RoutedSequence] = {}
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self.end(seq_id)
-        self._sequences[seq_id] = _RoutedSequence(list(tokens))
+        self._sequences[seq_id] = _RoutedSequence(list(tokens), tenant)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         self._sequences[seq_id].known += tokens
@@ -91,7 +93,7 @@ class TextRouteDrafter:
             if told:
                 self._model.end(seq_id)
             if now:
-                self._model.begin(seq_id, now, _GREEDY)
+                self._model.begin(seq_id, now, _GREEDY, tenant=sequence.tenant)
         else:
             if same < len(told):
                 self._model.rewind(seq_id, same)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
 from wager.errors import UsageError
-from wager.types import Draft, DraftRequest
+from wager.tenants import NO_TENANT, PerTenant
+from wager.types import Draft, DraftRequest, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -166,21 +167,27 @@ class RankRates:
 class LearnsRanks:
     """Tells `rank_rates` of the trees of the drafter that it is mixed into, and what became of them."""
 
-    rank_rates: RankRates
+    rank_rates: PerTenant[RankRates]
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        """See Drafter."""
+        super().begin(seq_id, tokens, params, tenant=tenant)  # type: ignore[misc]
+        self.rank_rates.enter(seq_id, tenant)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """See the drafter."""
         drafts: list[Draft] = super().propose(requests)  # type: ignore[misc]
         for draft in drafts:
-            self.rank_rates.drafted(draft)
+            self.rank_rates.of(draft.seq_id).drafted(draft)
         return drafts
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """See Drafter."""
-        self.rank_rates.compare(seq_id, tokens)
+        self.rank_rates.of(seq_id).compare(seq_id, tokens)
         super().accept(seq_id, tokens)  # type: ignore[misc]
 
     def end(self, seq_id: str) -> None:
         """See Drafter."""
-        self.rank_rates.end(seq_id)
+        self.rank_rates.of(seq_id).end(seq_id)
+        self.rank_rates.leave(seq_id)
         super().end(seq_id)  # type: ignore[misc]

@@ -216,7 +216,7 @@ class Engine:
             self.scheduler.add(sequence)
         self._open[request.id] = len(choices)
         for sequence in choices:
-            self.proposer.begin(sequence.id, request.prompt, request.params)
+            self.proposer.begin(sequence.id, request.prompt, request.params, tenant=request.tenant)
             if self._requested.add(sequence, self.proposer.drafters):
                 self._time_stages(self._trace)
             self._policy.begin(sequence.id, weight=request.weight)

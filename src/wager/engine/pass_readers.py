@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from wager.draft.base import ComputedRows, Drafter, RowReader, StateReader
+from wager.draft.base import ComputedRows, Drafter, LogitsRows, RowReader, StateReader
 from wager.kernels.base import TargetOutput
 from wager.types import Draft, Outcome, Span
 
@@ -62,10 +62,10 @@ class PassReaders:
                 reader.read(output, computed)
             except Exception as error:
                 self._drop(name, error)
-        tokens = row_tokens(spans, drafts) if self._rows else []
+        rows = logits_rows(spans, drafts) if self._rows else []
         for name, row_reader in list(self._rows.items()):
             try:
-                row_reader.read_rows(output, tokens)
+                row_reader.read_rows(output, rows)
             except Exception as error:
                 self._drop(name, error)
 
@@ -85,11 +85,13 @@ def computed_rows(spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> lis
     return computed
 
 
-def row_tokens(spans: Sequence[Span], drafts: Mapping[str, Draft]) -> list[int]:
-    """The token that each row of logits follows: the last known one of a span, and its guesses."""
-    tokens: list[int] = []
+def logits_rows(spans: Sequence[Span], drafts: Mapping[str, Draft]) -> list[LogitsRows]:
+    """The rows of logits by sequence: they follow the last known token of a span, and its guesses."""
+    rows, first = [], 0
     for span in spans:
         if span.needs_logits:
             draft = drafts.get(span.seq_id)
-            tokens += (span.tokens[-1], *(draft.tokens if draft else ()))
-    return tokens
+            tokens = (span.tokens[-1], *(draft.tokens if draft else ()))
+            rows.append(LogitsRows(span.seq_id, first, tokens))
+            first += len(tokens)
+    return rows

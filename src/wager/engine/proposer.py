@@ -16,6 +16,7 @@ from wager.draft.base import Drafter, RemembersRequests
 from wager.engine.native import draft_calls
 from wager.engine.pass_readers import PassReaders
 from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
 from wager.types import RULES, Draft, DraftRequest, Plan, SamplingParams, Span, VerifyRule
 
 log = logging.getLogger("wager")
@@ -62,10 +63,10 @@ class Proposer:
         """The names of the drafters that are not switched off, separated by commas; `none` without any."""
         return ",".join(self.drafters) or "none"
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         for known in self._known.values():
             known[seq_id] = len(tokens)
-        self._call_all(lambda drafter: drafter.begin(seq_id, tokens, params))
+        self._call_all(lambda drafter: drafter.begin(seq_id, tokens, params, tenant=tenant))
 
     def let_rest(
         self,

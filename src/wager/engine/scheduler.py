@@ -189,7 +189,9 @@ class Scheduler:
             self.block_pool.fork(first_choice.id, sequence.id, sequence.prompt_tokens - 1)
             sequence.num_computed_tokens = (sequence.prompt_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
         else:
-            sequence.num_computed_tokens = self.block_pool.match_prefix(sequence.id, sequence.tokens)
+            sequence.num_computed_tokens = self.block_pool.match_prefix(
+                sequence.id, sequence.tokens, tenant=sequence.request.tenant
+            )
         if sequence.counters.admitted_at < 0:
             sequence.counters.admitted_at = self._clock()
             sequence.counters.cached_tokens = sequence.num_computed_tokens

@@ -2,8 +2,8 @@
 
 A block holds the keys and values of BLOCK_SIZE tokens. Only a block that is *full and committed* (all of its tokens are
 known, their keys and values computed) is ever shared, and it is never written again; so there is no copy-on-write.
-Shareable blocks form a trie: a block is registered under (block before it, its tokens), an exact key on which no two
-prompts collide.
+Shareable blocks form a trie for each tenant: a block is registered under (block before it, its tokens), an exact key
+on which no two prompts collide, and the first one of a prompt under its tenant's root.
 
 Invariant of the trie: while a block is registered, so is the block before it. It holds because a sequence holds all
 blocks of its prefix, and because blocks that no sequence holds are evicted least recently released first, children
@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from wager.errors import CacheIntegrityError, UsageError
 from wager.kernels.base import BLOCK_SIZE
+from wager.tenants import NO_TENANT
 
-_ROOT = -1  # the block before the first one
+_ROOT = -1  # the block before the first one of NO_TENANT; other tenants have the numbers below
 
 _Key = tuple[int, tuple[int, ...]]
 
@@ -57,6 +58,8 @@ class BlockPool:
         self._prefix_index: dict[_Key, int] = {}
         self._tables: dict[str, list[int]] = {}
         self._committed: dict[str, int] = {}  # of each table the first blocks, which are full and committed
+        self._tenants: dict[str, str] = {}  # of sequences whose prefix was matched
+        self._roots = {NO_TENANT: _ROOT}  # of tenants
 
     @property
     def num_blocks(self) -> int:
@@ -86,8 +89,9 @@ class BlockPool:
         """Whether any sequence holds the block."""
         return self._ref_counts[block] > 0
 
-    def match_prefix(self, seq_id: str, tokens: Sequence[int]) -> int:
-        """Attach the registered blocks that hold a prefix of `tokens`; return how many tokens they hold.
+    def match_prefix(self, seq_id: str, tokens: Sequence[int], *, tenant: str = NO_TENANT) -> int:
+        """Attach the tenant's registered blocks that hold a prefix of `tokens`; return how many tokens they hold. What
+        the sequence computes until its release is shared with that tenant.
 
         At least the last token is left to compute, since its logits are needed. Raises CacheIntegrityError if the
         sequence holds blocks already.
@@ -96,7 +100,8 @@ class BlockPool:
             raise CacheIntegrityError(f"Sequence {seq_id!r} already holds blocks.", "Match before reserving.")
         blocks: list[int] = []
         self._tables[seq_id] = blocks
-        before = _ROOT
+        self._tenants[seq_id] = tenant
+        before = self._root(seq_id)
         for start in range(0, len(tokens) - BLOCK_SIZE, BLOCK_SIZE):
             block = self._prefix_index.get((before, tuple(tokens[start : start + BLOCK_SIZE])))
             if block is None:
@@ -159,7 +164,7 @@ class BlockPool:
             )
         if self._prefix_cache:
             for index in range(committed, full):
-                self._register(blocks, index, tuple(tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]))
+                self._register(seq_id, index, tuple(tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]))
         self._committed[seq_id] = full
 
     def fork(self, source: str, target: str, length: int) -> None:
@@ -179,12 +184,14 @@ class BlockPool:
         for block in shared:
             self._reference(block)
         self._tables[target], self._committed[target] = shared, count
+        self._tenants[target] = self._tenants.get(source, NO_TENANT)
 
     def release(self, seq_id: str) -> None:
         """Free a sequence's blocks; registered ones stay attachable until evicted. Unknown sequences are ignored."""
         blocks = self._tables.pop(seq_id, None)
         if blocks is not None:
             del self._committed[seq_id]
+            self._tenants.pop(seq_id, None)
             for block in reversed(blocks):  # the last blocks are evicted first
                 self._dereference(block)
 
@@ -233,7 +240,7 @@ class BlockPool:
     def _check_prefix_order(self) -> None:
         order = {block: rank for rank, block in enumerate(self._evictable)}
         for (before, _), block in self._prefix_index.items():
-            if before == _ROOT:
+            if before <= _ROOT:
                 continue
             _require(self._keys[before] is not None, f"Block {block} is registered but the block before it is not.")
             early = block in order and before in order and order[before] < order[block]
@@ -245,7 +252,7 @@ class BlockPool:
     def _check_table(self, name: str, blocks: Sequence[int], held: Counter[int]) -> None:
         _require(len(set(blocks)) == len(blocks), f"Sequence {name!r} holds a block twice.")
         _require(self._committed[name] <= len(blocks), f"Sequence {name!r} committed blocks it does not hold.")
-        before = _ROOT
+        before = self._root(name)
         for index, block in enumerate(blocks):
             key = self._keys[block]
             if index >= self._committed[name]:
@@ -255,8 +262,13 @@ class BlockPool:
                 _require(key is not None and key[0] == before, f"Block {block} of {name!r} is registered out of order.")
             before = block
 
-    def _register(self, blocks: list[int], index: int, tokens: tuple[int, ...]) -> None:
-        key = (blocks[index - 1] if index else _ROOT, tokens)
+    def _root(self, seq_id: str) -> int:
+        """What is before the first block of a sequence."""
+        return self._roots.setdefault(self._tenants.get(seq_id, NO_TENANT), _ROOT - len(self._roots))
+
+    def _register(self, seq_id: str, index: int, tokens: tuple[int, ...]) -> None:
+        blocks = self._tables[seq_id]
+        key = (blocks[index - 1] if index else self._root(seq_id), tokens)
         own = blocks[index]
         block = self._prefix_index.setdefault(key, own)
         if block == own:

@@ -24,6 +24,7 @@ from wager.errors import NumericsError, UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
+from wager.tenants import NO_TENANT
 from wager.trace import Trace
 from wager.types import DRAFT_STAGE, Draft, DraftDecision, DraftRequest, Plan, Request, SamplingParams, Span, StepRecord
 
@@ -73,7 +74,9 @@ class _RandomDrafter:
     def random_tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(self._vocab) for _ in range(count)]
 
-    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None: ...
+    def begin(
+        self, sequence: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT
+    ) -> None: ...
 
     def accept(self, sequence: str, tokens: Sequence[int]) -> None: ...
 

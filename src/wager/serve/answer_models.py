@@ -82,12 +82,13 @@ class DraftedPart(Answered):
 
 
 class ChunkSpeculation(Answered):
-    """Who guessed a chunk's text, and which guesses were rejected."""
+    """Who guessed a chunk's text, how many guesses were rejected, and which, where they may be shown."""
 
     token_ids: list[int]
     drafted_by: list[str]
     parts: list[DraftedPart]
     rejected: list[str]
+    rejected_tokens: int
     drafter: str
 
 

@@ -76,7 +76,9 @@ class Server:
         def report(path: str, status: int) -> None:
             self.metrics.http(path if path in paths else "other", status)
 
-        middleware = [Middleware(Gate, keys=ApiKeys(self.options.api_keys), report=report)]
+        options = self.options
+        keys = ApiKeys(options.api_keys, operators=options.operator_keys, share=options.share_between_keys)
+        middleware = [Middleware(Gate, keys=keys, report=report)]
         if self.options.cors:  # around the gate, so that a page can read why it was refused
             middleware.insert(
                 0,

@@ -10,17 +10,22 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wager.serve.errors import ApiError, error_response
 from wager.serve.live import PAGE_PATHS
+from wager.tenants import NO_TENANT
 
 log = logging.getLogger("wager.serve")
 
 OPEN_PATHS = frozenset({"/health", "/version", *PAGE_PATHS})
 """Paths that need no key: they tell nothing about what is served."""
+
+OPERATOR_PATHS = frozenset({"/metrics", "/live"})
+"""Paths that tell of the requests of all keys."""
 
 _GONE = 499
 """What nginx logs for a client that has gone before it was answered."""
@@ -28,22 +33,35 @@ _GONE = 499
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
+class Caller(NamedTuple):
+    """Whose requests these are, and whether the figures of all may be read."""
+
+    tenant: str = NO_TENANT
+    is_operator: bool = True
+
+
 class ApiKeys:
-    """Keys that callers must show as `Authorization: Bearer KEY`. Without any everybody may call."""
+    """Keys that callers must show as `Authorization: Bearer KEY`. Without any everybody may call, as one tenant. Each
+    key is a tenant unless they share; a single one may read all figures, which are its own."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [sha256(key.encode()).digest() for key in keys]
+    def __init__(self, keys: Sequence[str], *, operators: Sequence[str] = (), share: bool = False) -> None:
+        self._digests = [sha256(key.encode()).digest() for key in dict.fromkeys((*operators, *keys))]
+        self._operators = len(self._digests) if len(self._digests) == 1 or share else len(dict.fromkeys(operators))
+        self._share = share
 
-    def allow(self, authorization: str | None) -> bool:
-        """Every key is compared, each in constant time, so that the time tells nothing about them."""
+    def caller(self, authorization: str | None) -> Caller | None:
+        """Who calls; None if no key fits. Every key is compared, each in constant time, so that the time tells nothing
+        about them."""
         if not self._digests:
-            return True
+            return Caller()
         scheme, _, key = (authorization or "").partition(" ")
         given = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        found = False
-        for digest in self._digests:
-            found |= hmac.compare_digest(digest, given)
-        return found and scheme.lower() == "bearer"
+        found = -1
+        for index, digest in enumerate(self._digests):
+            found += (index + 1) * hmac.compare_digest(digest, given)
+        if found < 0 or scheme.lower() != "bearer":
+            return None
+        return Caller(NO_TENANT if self._share else given.hex(), found < self._operators)
 
 
 class Gate:
@@ -69,14 +87,12 @@ class Gate:
             await send(message)
 
         try:
-            allowed = (
-                path in OPEN_PATHS or scope["method"] == "OPTIONS" or self._keys.allow(headers.get("authorization"))
-            )
-            if allowed:
-                await self._app(scope, receive, send_with_id)
+            caller = self._keys.caller(headers.get("authorization"))
+            scope["state"]["tenant"] = caller.tenant if caller else NO_TENANT
+            if refusal := self._refusal(scope, caller):
+                await error_response(refusal)(scope, receive, send_with_id)
             else:
-                error = ApiError(401, "The API key is missing or unknown.", "Send Authorization: Bearer KEY.")
-                await error_response(error)(scope, receive, send_with_id)
+                await self._app(scope, receive, send_with_id)
         except Exception as failure:
             log.exception(
                 "%s %s failed", scope["method"], _printable(path), extra={"fields": {"request_id": request_id}}
@@ -89,6 +105,18 @@ class Gate:
         finally:
             self._report(path, status)
             _log_end(scope, status, time.perf_counter() - begin)
+
+    @staticmethod
+    def _refusal(scope: Scope, caller: Caller | None) -> ApiError | None:
+        """Why a caller may not ask for this path, if so."""
+        if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+            return None
+        if caller is None:
+            return ApiError(401, "The API key is missing or unknown.", "Send Authorization: Bearer KEY.")
+        if scope["path"] in OPERATOR_PATHS and not caller.is_operator:
+            hint = "Send a key of --operator-key-file."
+            return ApiError(403, "These figures are of the requests of all keys; this key may not read them.", hint)
+        return None
 
 
 def _log_end(scope: Scope, status: int, seconds: float) -> None:

@@ -13,6 +13,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from wager.async_llm import AsyncLLM
+from wager.draft.base import remembers_requests
+from wager.engine.grammar_drafts import NAME as GRAMMAR_DRAFTER
 from wager.engine.limits import check_length
 from wager.errors import RequestError, WagerError
 from wager.serve.admission import Admission
@@ -51,7 +53,9 @@ class Generation:
 
     async def _respond(self, http: HttpRequest, make: Callable[..., Work]) -> Response:
         raw = await read_body(http, self._options)
-        work = await self._ready(await work_by_size(partial(make, request_id=http.state.request_id), raw))
+        work = await self._ready(
+            await work_by_size(partial(make, request_id=http.state.request_id, tenant=http.state.tenant), raw)
+        )
         async with AsyncExitStack() as stack:
             stack.enter_context(self._admission.place(work.sequences))
             answer = await stack.enter_async_context(Answer(self._llm, work.requests))
@@ -102,8 +106,15 @@ class Generation:
             usage=work.usage,
             timeout=self._options.request_timeout,
             details=(lambda done: draft_report(answer, done)) if told else None,
-            guesses=GuessReport(self._llm.tokenizer, work.requests) if told else None,
+            guesses=self._guess_report(work) if told else None,
         )
+
+    def _guess_report(self, work: Work) -> GuessReport:
+        """Rejected guesses are shown of drafters that guess from nothing but the request."""
+        drafters = self._llm.engine.proposer.drafters.items()
+        own = {name for name, drafter in drafters if not remembers_requests(drafter)}
+        shown = None if self._options.show_rejected else own | {GRAMMAR_DRAFTER}
+        return GuessReport(self._llm.tokenizer, work.requests, shown=shown)
 
     async def _whole(self, http: HttpRequest, work: Work, answer: Answer) -> Response:
         gone = asyncio.create_task(until_gone(http.receive))

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from wager.async_stream import ChoiceDelta
 from wager.engine.guessed_text import GuessedText
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.serve.answers import Answer
-from wager.types import Completion, Request, Stats
+from wager.types import Completion, Draft, Request, Stats
 
 
 class GuessReport:
-    """Describes the deltas of an answer, in order."""
+    """Describes the deltas of an answer, in order. Rejected guesses are shown of the drafters `shown` (None: of all):
+    those of others may be another request's text."""
 
-    def __init__(self, tokenizer: Tokenizer, requests: Sequence[Request]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, requests: Sequence[Request], *, shown: Collection[str] | None = None
+    ) -> None:
+        self._tokenizer, self._shown = tokenizer, shown
         prompts = [request.prompt for request in requests for _ in range(request.params.n)]
         self._texts = [GuessedText(IncrementalDecoder(tokenizer, after=prompt)) for prompt in prompts]
 
     def of(self, item: ChoiceDelta) -> dict[str, Any]:
-        """`parts` of the text with the drafter of each ("": the model itself), and `rejected` guesses."""
+        """`parts` of the text with the drafter of each ("": the model itself), the number of rejected guesses, and
+        those of them that are shown."""
         delta, made = item.delta, item.round
         parts = self._texts[item.choice].split(delta.text, delta.token_ids, delta.drafted_by)
-        rejected = [made.draft.tokens[node] for node in made.discarded] if made else []
+        discarded = made.discarded if made else ()
+        rejected = [made.draft.tokens[node] for node in discarded if self._shows(made.draft, node)] if made else []
         return {
             "token_ids": delta.token_ids,
             "drafted_by": delta.drafted_by,
             "parts": [{"text": part.text, "drafter": part.drafter} for part in parts],
             "rejected": [self._tokenizer.decode([token], special=True) for token in rejected],
+            "rejected_tokens": len(discarded),
             "drafter": made.draft.drafter if made else "",
         }
+
+    def _shows(self, draft: Draft, node: int) -> bool:
+        return self._shown is None or draft.drafter_of(node) in self._shown
 
 
 def draft_report(answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:

@@ -22,12 +22,19 @@ class ServeOptions:
     refused with 429. `request_timeout`: seconds from arrival after which a request ends. `max_body`: bytes of a body;
     `body_timeout`: seconds in which it must arrive. `drain_timeout`: seconds that running requests get after SIGTERM.
     `cors`: origins whose pages may call, "*" for all. `default_temperature`: of requests that name none; OpenAI's is 1.
+
+    What is learned and cached of a key's requests serves that key alone, unless `share_between_keys`. `operator_keys`
+    are keys that may also read the figures of all. `show_rejected`: answers show rejected guesses also of drafters that
+    guess from other requests.
     """
 
     model_name: str
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    operator_keys: tuple[str, ...] = ()
+    share_between_keys: bool = False
+    show_rejected: bool = False
     max_waiting: int = 256
     request_timeout: float = 600.0
     max_body: int = 4 << 20

@@ -64,7 +64,7 @@ class BodyParser:
         self._llm, self._options = llm, options
         self._context = llm.engine.scheduler.max_context
 
-    def completion(self, raw: bytes, request_id: str) -> Work:
+    def completion(self, raw: bytes, request_id: str, tenant: str) -> Work:
         body = parse(CompletionBody, raw)
         self.check_model(body.model)
         params = completion_params(body, temperature=self._options.default_temperature)
@@ -76,9 +76,9 @@ class BodyParser:
         tokens = [self._encode(prompt) for prompt in prompts]
         head = AnswerHead.of(f"cmpl-{request_id}", self._options.model_name)
         form = CompletionFormat(head, self._llm.tokenizer.token_bytes, logprobs=params.logprobs is not None)
-        return Work(body, [self._request(body, each, params) for each in tokens], form)
+        return Work(body, [self._request(body, each, params, tenant) for each in tokens], form)
 
-    def chat(self, raw: bytes, request_id: str) -> Work:
+    def chat(self, raw: bytes, request_id: str, tenant: str) -> Work:
         body = parse(ChatBody, raw)
         self.check_model(body.model)
         tokenizer = self._llm.tokenizer
@@ -98,7 +98,7 @@ class BodyParser:
             logprobs=params.logprobs is not None,
             calls=partial(CallWriter, tools.form) if tools and tools.callable else None,
         )
-        return Work(body, [self._request(body, tokens, params)], form, predicted)
+        return Work(body, [self._request(body, tokens, params, tenant)], form, predicted)
 
     def check_model(self, name: str | None) -> None:
         """ApiError 404 for a model that is not served."""
@@ -152,7 +152,7 @@ class BodyParser:
             raise ApiError(400, "The prompt is empty.", "Send some text.", param="prompt")
         return tokens
 
-    def _request(self, body: SamplingFields, tokens: tuple[int, ...], params: Any) -> Request:
+    def _request(self, body: SamplingFields, tokens: tuple[int, ...], params: Any, tenant: str) -> Request:
         choice = body.speculation
         weight = 1.0 if choice is None or choice == "off" else choice.weight or 1.0
-        return self._llm.request(tokens, params, weight=weight, speculation=speculation(body))
+        return self._llm.request(tokens, params, weight=weight, speculation=speculation(body), tenant=tenant)

@@ -27,6 +27,7 @@ from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.kernels.arrays import FLOAT32, Array, DType
 from wager.kernels.base import BatchBuffers, Kernels, KVCache, TargetOutput
 from wager.kv.blocks import BlockPool
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
@@ -63,6 +64,7 @@ class HeadSequence:
     origin: int = 0
     num_entries: int = 0
     keys: list[int] = field(default_factory=list)
+    tenant: str = NO_TENANT
 
     def append(self, tokens: Sequence[int]) -> None:
         """Tokens that became known. An entry embeds the token `ahead` places behind it and is cached under that, the
@@ -154,10 +156,11 @@ class HeadDrafter:
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """Remember the prompt; its entries are computed when the first draft is requested."""
         self.end(seq_id)
         state = self._states[seq_id] = self._sequence(History.of(tokens, params))
+        state.tenant = tenant
         state.append(tokens)
 
     def _sequence(self, history: History | None) -> HeadSequence:
@@ -229,7 +232,7 @@ class HeadDrafter:
         where the states do."""
         before = state.states.count
         if not self.block_pool.block_table(seq_id) and not state.origin:
-            state.num_entries = self.block_pool.match_prefix(seq_id, state.keys)
+            state.num_entries = self.block_pool.match_prefix(seq_id, state.keys, tenant=state.tenant)
         state.states.drop(state.origin + state.num_entries)
         if state.states.first > state.origin + state.num_entries:
             self.block_pool.release(seq_id)

@@ -21,6 +21,7 @@ from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.kernels.arrays import Array, DType
 from wager.kernels.base import Kernels, TargetOutput
 from wager.models.head_block import BlockContext
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History
 
@@ -75,7 +76,7 @@ class BlockDrafter:
         self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
         self._states: dict[str, BlockSequence] = {}
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self._states[seq_id] = BlockSequence(len(tokens), tokens[-1], History.of(tokens, params))
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:

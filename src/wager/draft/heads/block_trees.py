@@ -19,6 +19,7 @@ from wager.draft.heads.parallel import ParallelDrafter, ParallelHead
 from wager.draft.tree_templates import LearnsRanks, RankRates, sequoia
 from wager.draft.trees import Candidate, best_first
 from wager.kernels.base import Kernels, TargetOutput
+from wager.tenants import PerTenant
 from wager.types import Draft, DraftRequest
 from wager.verify.distribution import History
 
@@ -26,14 +27,14 @@ from wager.verify.distribution import History
 class MarginalTrees:
     """Trees from rows of logits, one for each depth. `rank_rates`: what was measured of the drafter's ranks."""
 
-    def __init__(self, sampler: GuessSampler, rank_rates: RankRates, drafter: str) -> None:
+    def __init__(self, sampler: GuessSampler, rank_rates: PerTenant[RankRates], drafter: str) -> None:
         self._sampler, self._rank_rates, self._drafter = sampler, rank_rates, drafter
 
     def started(self, request: DraftRequest, history: History | None, levels: int, *, rows: int) -> GuessedTree:
         """A tree of the request, in the shape of a template where q is requested; `rows`: nodes of a level at most."""
         nodes, template = request.depth, None
         if draws(request):
-            template = sequoia(self._rank_rates.rates, min(nodes, rows), levels)
+            template = sequoia(self._rank_rates.of(request.seq_id).rates, min(nodes, rows), levels)
         return GuessedTree(request, history, nodes=nodes, levels=min(levels, nodes), template=template)
 
     def draft(
@@ -75,7 +76,7 @@ class ParallelTreeDrafter(LearnsRanks, ParallelDrafter):
     def __init__(self, head: ParallelHead, *, kernels: Kernels | None = None, name: str = "heads-tree") -> None:
         super().__init__(head, kernels=kernels, name=name)
         self.max_depth = MOST_NODES
-        self.rank_rates = RankRates()
+        self.rank_rates = PerTenant(RankRates)
 
     def _drafts(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         depth = min(self._head.max_depth, max(request.depth for request in requests))
@@ -97,7 +98,7 @@ class BlockTreeDrafter(LearnsRanks, BlockDrafter):
     def __init__(self, head: SlotHead, *, kernels: Kernels | None = None, name: str = "block-tree") -> None:
         super().__init__(head, kernels=kernels, name=name)
         self.max_depth = MOST_NODES
-        self.rank_rates = RankRates()
+        self.rank_rates = PerTenant(RankRates)
 
     def _drafts(self, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]) -> list[Draft]:
         trees = MarginalTrees(self._sampler, self.rank_rates, self.name)

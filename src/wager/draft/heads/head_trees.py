@@ -19,6 +19,7 @@ from wager.draft.heads.autoregressive import HeadDrafter, HeadRound, HeadSequenc
 from wager.draft.tree_templates import LearnsRanks, RankRates, sequoia
 from wager.kernels.arrays import INT32, Array
 from wager.kernels.base import BLOCK_SIZE, Kernels, TargetOutput
+from wager.tenants import PerTenant
 from wager.types import Draft, DraftRequest, PackedBatch, Span
 
 LEVELS = 8
@@ -77,7 +78,7 @@ class HeadTreeDrafter(LearnsRanks, HeadDrafter):
         name: str = "head-tree",
     ) -> None:
         super().__init__(head, kernels=kernels, prefix_cache=prefix_cache, depth=depth, name=name)
-        self.rank_rates = RankRates()
+        self.rank_rates = PerTenant(RankRates)
 
     def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> HeadTreeRound | None:
         """Blocks for a tree's rows behind `known` entries, or for those of a chain if they are too few."""
@@ -86,7 +87,7 @@ class HeadTreeDrafter(LearnsRanks, HeadDrafter):
             return None
         template = None
         if request.needs_draft_probs and not request.params.greedy:
-            template = sequoia(self.rank_rates.rates, min(nodes, self._head.max_logits_rows), levels)
+            template = sequoia(self.rank_rates.of(request.seq_id).rates, min(nodes, self._head.max_logits_rows), levels)
         for width in (WIDTH, 1) if template is None else (WIDTH,):
             if self.block_pool.reserve(request.seq_id, known + (nodes if template else width * (levels - 1))):
                 tree = GuessedTree(

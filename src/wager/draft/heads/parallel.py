@@ -18,6 +18,7 @@ from wager.draft.guessing import GuessedRow, GuessSampler
 from wager.draft.heads.chain_guesses import ChainGuesses, draft_some
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels, TargetOutput
+from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History
 
@@ -60,7 +61,7 @@ class ParallelDrafter:
         self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
         self._states: dict[str, _LastState] = {}
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self._states[seq_id] = _LastState(History.of(tokens, params))
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:

@@ -30,11 +30,13 @@ function addText({ text, drafter }) {
 }
 
 // Rejected guesses stand before the model's own token, which came in their place; a line break is a sign among them.
-function addRound({ parts, rejected, drafter }) {
-  const own = rejected.length && parts.at(-1)?.drafter === "" ? parts.at(-1) : null;
+function addRound({ parts, rejected, rejected_tokens: count, drafter }) {
+  const own = count && parts.at(-1)?.drafter === "" ? parts.at(-1) : null;
   (own ? parts.slice(0, -1) : parts).forEach(addText);
-  if (rejected.length) {
-    last = element("del", { title: `rejected guesses of ${drafter}` }, rejected.join("").replaceAll("\n", "⏎"));
+  if (count) {
+    const shown = rejected.length ? rejected.join("").replaceAll("\n", "⏎") : `(${count})`;
+    const title = `rejected guesses of ${drafter}` + (rejected.length ? "" : ", which the server shows with --show-rejected");
+    last = element("del", { title }, shown);
     $("answer").append(last);
   }
   if (own) addText(own);

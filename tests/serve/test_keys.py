@@ -1,0 +1,170 @@
+"""What one API key sees is the same whatever another one asked before: texts, guesses, counts, cached tokens."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from serve.serving import CHAT, Running, running
+from unit.every_drafter import every_drafter
+from wager.build import load
+from wager.economics.latency.surface import LatencySurface
+from wager.trace import Trace
+
+ANNA, BEN, OPERATOR = "anna-0123456789abcdef", "ben-0123456789abcdef", "operator-0123456789abcdef"
+SECRET: Any = [{"role": "user", "content": "The patient is called Ada and the password is xyzzy. " * 4}]
+PLAIN: dict[str, Any] = {"messages": SECRET, "max_tokens": 48, "ignore_eos": True, "temperature": 0, "seed": 7}
+OTHER = {**PLAIN, "messages": [{"role": "user", "content": "zebra"}], "max_tokens": 4}
+QUESTIONS: list[dict[str, Any]] = [
+    PLAIN,
+    {**PLAIN, "speculation_stats": True, "stream": True, "stream_options": {"include_usage": True}},
+    {**PLAIN, "speculation_stats": True, "logit_bias": {"198": 100}},  # every guess is wrong
+    {**PLAIN, "speculation_stats": True, "temperature": 0.8, "n": 2, "logprobs": True},
+    {**PLAIN, "speculation_stats": True, "speculation": {"depth": 5}},
+]
+VARYING = {"id", "created", "prefill_s", "decode_s", "stage_seconds", "seed"}
+"""Fields of times, and of ids that are drawn."""
+
+
+class FixedPrices(LatencySurface):
+    """What steps take is a fact of the machine, which all keys may know: here it is known and does not change."""
+
+    learns = False  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def counting_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds count readings of the clock, so that a policy decides the same whenever it sees the same."""
+
+    def trace() -> Trace:
+        return Trace(clock=map(float, itertools.count()).__next__)
+
+    monkeypatch.setattr(load, "Trace", trace)
+    monkeypatch.setattr(load, "_latency", lambda *_: FixedPrices([1, 64], [6.0, 9.0]))
+
+
+@contextmanager
+def server_of_two(engine: dict[str, Any], **options: Any) -> Iterator[Running]:
+    keys = {"api_keys": (ANNA, BEN), "operator_keys": (OPERATOR,)}
+    with running({"depth": None, "max_context": 1024, **engine}, **{**keys, **options}) as server:
+        yield server
+
+
+def ask(server: Running, key: str, body: dict[str, Any]) -> Any:
+    """What a caller sees of an answer, without what varies."""
+    answer = server.post(CHAT, body, headers={"authorization": f"Bearer {key}"})
+    assert answer.status_code == 200, answer.text
+    if not body.get("stream"):
+        return without_varying(answer.json())
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [without_varying(json.loads(line)) for line in lines]
+
+
+def without_varying(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_varying(each) for name, each in value.items() if name not in VARYING}
+    return [without_varying(each) for each in value] if isinstance(value, list) else value
+
+
+def seen_by_ben(engine: dict[str, Any], *, after_anna: bool, **options: Any) -> list[Any]:
+    with server_of_two(engine, **options) as server:
+        for body in QUESTIONS * after_anna:
+            ask(server, ANNA, body)
+        ask(server, OPERATOR, OTHER)  # what a policy's last look at a step takes is counted with the next one's time
+        return [ask(server, BEN, body) for body in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return every_drafter("random:llama:tiny", tmp_path_factory.mktemp("drafters"))
+
+
+LEARNING: dict[str, dict[str, Any]] = {
+    "auto": {"drafter": "auto"},
+    "suffix": {"drafter": "suffix"},
+    "suffix, fixed depth": {"drafter": "suffix", "depth": 6, "policy": "fixed"},
+    "suffix, threshold": {"drafter": "suffix", "policy": "threshold"},
+    "suffix-tree": {"drafter": "suffix-tree"},
+    "store": {"drafter": "store"},
+    "store-tree": {"drafter": "store-tree"},
+    "recycle": {"drafter": "recycle"},
+    "recycle, fixed depth": {"drafter": "recycle", "depth": 6, "policy": "fixed"},
+    "several": {"drafter": "suffix,recycle"},
+    "merged": {"drafter": "ngram//suffix", "depth": 6},
+    "an inner drafter": {"drafter": "layers:0+suffix", "depth": 4},
+    "ranks of a draft model": {"drafter": "layers-tree:0", "depth": 6, "verify": "rejection"},
+    "ranks of a head": {"drafter": "eagle3-tree", "depth": 6, "verify": "rejection"},
+    "cached keys of a head": {"drafter": "eagle3", "depth": 4},
+    "no prefix cache": {"drafter": "suffix", "prefix_cache": False},
+}
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_key_sees_the_same_whatever_another_one_asked(name: str, drafters: dict[str, str]) -> None:
+    engine = LEARNING[name] | {"drafter": drafters.get(str(LEARNING[name]["drafter"]), LEARNING[name]["drafter"])}
+    assert seen_by_ben(engine, after_anna=True) == seen_by_ben(engine, after_anna=False)
+
+
+@pytest.mark.parametrize("name", ["auto", "suffix, fixed depth", "recycle, fixed depth", "several"])
+def test_keys_that_share_see_each_others_traces(name: str) -> None:
+    """What the walls keep apart is there to be seen without them."""
+    engine = LEARNING[name]
+    shared = seen_by_ben(engine, after_anna=True, share_between_keys=True)
+    alone = seen_by_ben(engine, after_anna=False, share_between_keys=True)
+    assert shared != alone
+    assert shared[0]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert shared[0]["choices"] == alone[0]["choices"]
+
+
+@pytest.mark.parametrize("name", ["suffix, fixed depth", "recycle, fixed depth", "merged", "suffix-tree"])
+def test_rejected_guesses_that_may_be_another_text_are_counted_and_not_shown(name: str) -> None:
+    body = {**PLAIN, "speculation_stats": True, "stream": True, "logit_bias": {"198": 100}}
+
+    def told(**options: Any) -> list[Any]:
+        with server_of_two(LEARNING[name], **options) as server:
+            ask(server, BEN, {**body, "logit_bias": {}})
+            events = ask(server, BEN, body)
+        return [each["speculation"] for event in events for each in event["choices"] if "speculation" in each]
+
+    hidden, shown = told(), told(show_rejected=True)
+    assert sum(each["rejected_tokens"] for each in hidden) > 0 == sum(len(each["rejected"]) for each in hidden)
+    assert all(each["rejected_tokens"] == len(each["rejected"]) for each in shown)
+
+
+def test_rejected_guesses_from_the_request_itself_are_shown() -> None:
+    body = {**PLAIN, "speculation_stats": True, "stream": True, "speculation": {"drafter": "ngram", "depth": 5}}
+    with server_of_two({"drafter": "ngram,suffix"}) as server:
+        events = ask(server, BEN, body)
+    told = [each["speculation"] for event in events for each in event["choices"] if "speculation" in each]
+    assert 0 < sum(each["rejected_tokens"] for each in told) == sum(len(each["rejected"]) for each in told)
+
+
+def test_figures_of_all_keys_are_for_operators() -> None:
+    with server_of_two({}) as server, server.client() as http:
+        for path in ("/metrics", "/live"):
+            for key, status in ((ANNA, 403), (OPERATOR, 200), ("unknown-0123456789abc", 401)):
+                assert http.get(path, headers={"authorization": f"Bearer {key}"}).status_code == status
+        assert "--operator-key-file" in http.get("/live", headers={"authorization": f"Bearer {ANNA}"}).text
+        assert ask(server, OPERATOR, PLAIN)["choices"] == ask(server, ANNA, PLAIN)["choices"]
+    for options in ({"api_keys": (ANNA,)}, {"api_keys": (ANNA, BEN), "share_between_keys": True}):
+        with running({}, **options) as server, server.client() as http:
+            assert http.get("/metrics", headers={"authorization": f"Bearer {ANNA}"}).status_code == 200
+
+
+def test_keys_whose_requests_run_together_get_their_own_texts() -> None:
+    """One policy decides for both while both run; texts, cached tokens and tables stay apart."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with server_of_two({"drafter": "suffix,recycle"}) as server:
+        alone = {key: ask(server, key, {**PLAIN, "temperature": 0.8})["choices"] for key in (ANNA, BEN)}
+        assert alone[ANNA] == alone[BEN]
+        with ThreadPoolExecutor(8) as pool:
+            bodies = [(key, {**PLAIN, "temperature": 0.8}) for key in (ANNA, BEN) * 8]
+            answers = list(pool.map(lambda each: ask(server, *each), bodies))
+        assert all(answer["choices"] == alone[ANNA] for answer in answers)
+        server.llm.engine.check()
