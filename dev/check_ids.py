@@ -123,7 +123,9 @@ def one_round(model: str, seed: int, tally: Tally, *, longest: int, engines: int
             engine = load(config, target=target)
             order = rng.sample(requests, len(requests))
             preempting = rng.choice((0.0, 0.05, 0.3))
-            found, preempted, accepted = answers(engine, order, rng, at_once=rng.choice((1, 6, 24)), preempting=preempting)
+            found, preempted, accepted = answers(
+                engine, order, rng, at_once=rng.choice((1, 6, 24)), preempting=preempting
+            )
             tally.preempted += preempted
             tally.accepted += accepted
             for name, choices in expected.items():
