@@ -2,10 +2,10 @@
 
     python dev/check_ids.py --ids 1000000 [--seed 1] [--models A,B,...]
 
-Each round has a model, random requests (lengths, sampling, penalties, grammars, choices, tenants) and their plain texts.
-Then engines with random drafters, depths, policies and sizes answer the same requests in random order, with arrivals at
-random steps; some have a cache that is too small, and some preempt all sequences again and again. Exit code 1 if an id or
-a finish reason differs.
+Each round has a model, random requests (lengths, sampling, penalties, grammars, choices, tenants) and their plain
+texts. Then engines with random drafters, depths, policies and sizes answer the same requests in random order, with
+arrivals at random steps; some have a cache that is too small, and some preempt all sequences again and again. Exit
+code 1 if an id or a finish reason differs.
 """
 
 from __future__ import annotations

@@ -150,7 +150,8 @@ CAUSES: dict[str, Callable[[Running], list[Response]]] = {
     "415": other_kind, "429": full, "431": long_head, "500": failure, "503": ending, "504": timeout,
 }  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
-    "401": {"api_keys": (KEY,)}, "403": {"api_keys": (KEY, KEY[::-1])}, "408": {"body_timeout": 0.3}, "504": {"request_timeout": 0.01},
+    "401": {"api_keys": (KEY,)}, "403": {"api_keys": (KEY, KEY[::-1])}, "408": {"body_timeout": 0.3},
+    "504": {"request_timeout": 0.01},
 }  # fmt: skip
 
 
