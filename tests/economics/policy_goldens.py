@@ -18,17 +18,19 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parent)]
 
-from test_wrong_prices import CHANGES, CURVES, DRAFT_SECONDS, PER_CONTEXT, PER_REQUEST, ROWS, WRONG, Cell, losses
-from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.surface import LatencySurface
-from wager.economics.policy.objective import THROUGHPUT, Objective, parse_objective
-from wager.economics.simulation.comparison import ReplayPoint, ReplaySetting, compare
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.traces import RequestTrace, TraceSource
-from wager.economics.simulation.workload import Workload
+from test_wrong_prices import CHANGES, CURVES, DRAFT_SECONDS, PER_CONTEXT, PER_REQUEST, ROWS, WRONG, Cell, losses  # noqa: E402
+
+from wager.economics.latency.draft_curve import DraftCurve  # noqa: E402
+from wager.economics.latency.surface import LatencySurface  # noqa: E402
+from wager.economics.policy.objective import THROUGHPUT, Objective, parse_objective  # noqa: E402
+from wager.economics.simulation.comparison import ReplayPoint, ReplaySetting, compare  # noqa: E402
+from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces  # noqa: E402
+from wager.economics.simulation.traces import RequestTrace, TraceSource  # noqa: E402
+from wager.economics.simulation.workload import Workload  # noqa: E402
 
 FROZEN = Path(__file__).with_suffix(".json")
 SLACK = 0.005
@@ -117,7 +119,7 @@ def simulated(
 
 
 def wrong(cell: Cell, belief: str) -> Frozen:
-    return Frozen(sum(lost := losses(cell, belief, seeds=2)) / len(lost))
+    return Frozen(fmean(losses(cell, belief, seeds=2)))
 
 
 def cells() -> dict[str, Callable[[], Frozen]]:
@@ -163,7 +165,9 @@ def main() -> int:
             worse += was is not None and now.regret > was.regret + SLACK
             told = "" if was is None else f"  frozen {100 * was.regret:6.2f} %"
             print(f"{name:48} {100 * now.regret:6.2f} %{told}", flush=True)
-    print(f"{len(chosen)} cells in {time.monotonic() - begun:.0f} s, {worse} worse than frozen by more than {SLACK:.1%}")
+    print(
+        f"{len(chosen)} cells in {time.monotonic() - begun:.0f} s, {worse} worse than frozen by more than {SLACK:.1%}"
+    )
     if options.write:
         rounded = {name: {k: round(v, 6) for k, v in vars(each).items()} for name, each in found.items()}
         FROZEN.write_text(json.dumps(rounded, indent=0) + "\n")

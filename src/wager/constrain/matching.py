@@ -74,6 +74,14 @@ class GrammarMatcher:
         del self._ahead[: len(tokens)]
         self._masks.clear()
 
+    def copy(self) -> GrammarMatcher:
+        """See GrammarState."""
+        made = object.__new__(GrammarMatcher)
+        made._grammar, made._matcher = self._grammar, self._matcher.deep_copy()
+        made._output, made._ahead, made._left = self._output.copy(), self._ahead.copy(), self._left
+        made._masks = self._masks.copy()
+        return made
+
     def allowed(self, path: Sequence[int], /) -> TokenMask | None:
         """See GrammarState."""
         if self._left is not None:
