@@ -1,5 +1,5 @@
-"""What the adaptive policy decided, frozen: its speed beside the best fixed setting in hindsight, in simulations of many
-loads, machines, drafters, objectives, wrong prices and drafters that change.
+"""What the adaptive policy decided, frozen: its speed beside the best fixed setting in hindsight, in simulations of
+many loads, machines, drafters, objectives, wrong prices and drafters that change.
 
     python tests/economics/policy_goldens.py [--write] [--only TEXT]
 

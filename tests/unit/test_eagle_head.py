@@ -231,7 +231,7 @@ def test_merged_with_another_drafter_it_still_sees_the_states(params: SamplingPa
 
 
 @pytest.mark.parametrize("failing", ["read", "forward"])
-def test_a_head_that_raises_is_switched_off_and_the_text_stays(failing: str, tmp_path: Path) -> None:
+def test_a_head_that_raises_pauses_and_the_text_stays(failing: str, tmp_path: Path) -> None:
     weights, kernels = target_weights(), native()
     decoder = decoder_on(weights, kernels)
     head = head_of(reference_of(VARIANTS["eagle3.1"], weights), decoder, weights, tmp_path)
@@ -250,4 +250,4 @@ def test_a_head_that_raises_is_switched_off_and_the_text_stays(failing: str, tmp
     asked = requests([TOKENS[:20], TOKENS[4:30]], PARAMS[1])
     engine = engine_on(decoder, drafter)
     assert answers(engine, asked) == answers(engine_on(decoder), asked)
-    assert calls == 5 and drafter.name not in engine.proposer.drafters
+    assert calls > 4 and engine.proposer.pauses.failures(drafter.name) == calls - 4

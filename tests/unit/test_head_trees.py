@@ -323,7 +323,7 @@ def test_logits_that_are_no_numbers_end_the_trees(kind: str, variant: str, tmp_p
 
 
 @pytest.mark.parametrize(("kind", "variant"), FIRST)
-def test_one_that_raises_is_switched_off_and_the_text_stays(kind: str, variant: str, tmp_path: Path) -> None:
+def test_one_that_raises_pauses_and_the_text_stays(kind: str, variant: str, tmp_path: Path) -> None:
     head, kernels = head_named(kind, variant, tmp_path), native()
     decoder = decoder_on(WEIGHTS, kernels)
     drafter = head.drafter(decoder, kernels=kernels)
@@ -341,7 +341,7 @@ def test_one_that_raises_is_switched_off_and_the_text_stays(kind: str, variant: 
     asked = requests([TOKENS[:20], TOKENS[4:30]], SAMPLED)
     engine = engine_on(decoder, drafter)
     assert answers(engine, asked) == answers(engine_on(decoder), asked)
-    assert calls == 5 and drafter.name not in engine.proposer.drafters
+    assert calls > 4 and engine.proposer.pauses.failures(drafter.name) == calls - 4
 
 
 def test_each_kind_has_its_drafter(tmp_path: Path) -> None:

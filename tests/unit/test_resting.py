@@ -276,9 +276,9 @@ def watch(engine: LoadedEngine, drafter: Any, texts: dict[str, list[int]]) -> li
         assert all(np.array_equal(rows, before) for rows, before in last.values()), "nothing is copied"
         return output
 
-    def begun(seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begun(seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str) -> None:
         texts[seq_id] = list(tokens)
-        begin(seq_id, tokens, params)
+        begin(seq_id, tokens, params, tenant=tenant)
 
     def accepted(seq_id: str, tokens: Sequence[int]) -> None:
         texts[seq_id] += tokens

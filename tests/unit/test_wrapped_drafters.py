@@ -33,6 +33,7 @@ class Watched(HistoryDrafter):
 
     name = "watched"
     reads_rows = True
+    remembers_requests = True
     samples = False
 
     def __init__(self) -> None:
