@@ -1,4 +1,4 @@
-"""The bill before the machine is rented: which depth pays, at which load, for a model on some machines.
+"""Before a machine is rented: which draft depth pays, at which load, for a model on some machines.
 
     python examples/plan_a_deployment.py [MODEL] [HARDWARE ...]
 
