@@ -41,7 +41,8 @@ class LastFollower(Drafter):
         return [Draft.chain(each.seq_id, self._guesses(each), drafter=self.name) for each in requests]
 
     def _guesses(self, request: DraftRequest) -> list[int]:
-        token, guesses = self.last[request.seq_id], []
+        guesses: list[int] = []
+        token = self.last[request.seq_id]
         while len(guesses) < request.depth and (token := self.followers[request.seq_id].get(token, -1)) >= 0:
             guesses.append(token)
         return guesses
@@ -54,7 +55,7 @@ class LastFollower(Drafter):
 
 def main() -> None:
     plain = load(EngineConfig.from_options(model=MODEL, drafter="none"))
-    request = Request("0", plain.tokenizer.encode(PROMPT), SamplingParams(max_tokens=48))
+    request = Request("0", tuple(plain.tokenizer.encode(PROMPT)), SamplingParams(max_tokens=48))
     drafting = load(EngineConfig.from_options(model=MODEL), target=plain.target, drafter=LastFollower())
     [expected], [answer] = plain.generate([request]), drafting.generate([request])
     print(f"{answer.stats.accepted} of {answer.stats.drafted} guesses accepted in {answer.stats.rounds} passes")

@@ -21,7 +21,8 @@ def plan(hardware: str) -> list[dict[str, float]]:
     command = [sys.executable, "-m", "wager.cli", "plan", "--model", MODEL, "--hardware", hardware]
     command += ["--batch", "1,8,64,256", "--context", "4k", "--acceptance", "0.75", "--drafter-shape", "mtp"]
     done = subprocess.run([*command, "--json", "-"], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)["points"]
+    points: list[dict[str, float]] = json.loads(done.stdout)["points"]
+    return points
 
 
 def main() -> None:
