@@ -60,9 +60,9 @@ double sweep(Pool& pool, const Isa& isa, const Buffer& buffer) {
     nb::gil_scoped_release release;
     std::vector<float> sums(pool.threads());
     const int64_t n = static_cast<int64_t>(buffer.size() / 4);
-    pool.run([&](int thread) {
-        sums[thread] = isa.table->sweep(reinterpret_cast<const float*>(buffer.data()), wager::part(n, thread, pool.threads()),
-                                        wager::part(n, thread + 1, pool.threads()));
+    pool.run(1, [&](int, int thread, int threads) {
+        sums[thread] = isa.table->sweep(reinterpret_cast<const float*>(buffer.data()), wager::part(n, thread, threads),
+                                        wager::part(n, thread + 1, threads));
     });
     double total = 0;
     for (const float value : sums) total += value;
@@ -168,6 +168,19 @@ void bind_cache(nb::module_& m) {
         .def("clear", [](const CacheView& cache, int block) { wager::clear_block(cache, block); });
 }
 
+// Times in nanoseconds.
+void bind_thread_limit(nb::module_& m) {
+    using wager::Clock, wager::ThreadLimit, std::chrono::nanoseconds;
+    nb::class_<ThreadLimit>(m, "ThreadLimit")
+        .def(nb::init<int>(), "threads"_a)
+        .def_prop_ro("limit", &ThreadLimit::limit)
+        .def("begin", [](ThreadLimit& limit, int64_t now) { limit.begin(Clock::time_point(nanoseconds(now))); })
+        .def("woke", &ThreadLimit::woke)
+        .def("worked", [](ThreadLimit& limit, int64_t now, int team, int64_t waited) {
+            limit.worked(Clock::time_point(nanoseconds(now)), team, nanoseconds(waited));
+        }, "now"_a, "team"_a, "waited"_a);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -176,7 +189,11 @@ NB_MODULE(_native, m) {
         .def(nb::init<size_t, bool>(), "bytes"_a, "huge_pages"_a = true)
         .def_prop_ro("address", [](const Buffer& b) { return reinterpret_cast<Address>(b.data()); })
         .def_prop_ro("nbytes", &Buffer::size);
-    nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+    nb::class_<Pool>(m, "Pool")
+        .def(nb::init<int, bool>(), "threads"_a, "always_all"_a = false)
+        .def_prop_ro("threads", &Pool::threads)
+        .def_prop_ro("limit", &Pool::limit);
+    bind_thread_limit(m);
     nb::class_<Isa>(m, "Isa")
         .def("__init__", [](Isa* self, const std::string& name) {
             const wager::Table* table = find_table(name);

@@ -40,9 +40,9 @@ inline void pack_quantised_row(WeightFormat format, const uint8_t* row, int k, i
 // rows [panels * 32]: where each output's row is stored; null: an output that is zero.
 inline void pack_rows(Pool& pool, WeightFormat format, const uint8_t* const* rows, int panels, int k, uint8_t* to) {
     const size_t bytes = panel_bytes(format, k);
-    pool.run([&](int thread) {
-        const int first = static_cast<int>(part(panels, thread, pool.threads()));
-        const int last = static_cast<int>(part(panels, thread + 1, pool.threads()));
+    pool.run(1, [&](int, int thread, int threads) {
+        const int first = static_cast<int>(part(panels, thread, threads));
+        const int last = static_cast<int>(part(panels, thread + 1, threads));
         for (int panel = first; panel < last; ++panel) {
             for (int lane = 0; lane < kPanel; ++lane) {
                 const uint8_t* row = rows[static_cast<size_t>(panel) * kPanel + lane];

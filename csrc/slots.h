@@ -16,9 +16,9 @@ inline uint16_t* block_of(const CacheView& cache, uint16_t* all, int layer, int 
 // Copies slots source[i] -> target[i], i ascending, in all layers.
 inline void move_slots(Pool& pool, const CacheView& cache, const int32_t* source, const int32_t* target, int n) {
     const int parts = cache.layers * cache.kv_heads;
-    pool.run([&](int thread) {
-        const int first = static_cast<int>(part(parts, thread, pool.threads()));
-        const int last = static_cast<int>(part(parts, thread + 1, pool.threads()));
+    pool.run(1, [&](int, int thread, int threads) {
+        const int first = static_cast<int>(part(parts, thread, threads));
+        const int last = static_cast<int>(part(parts, thread + 1, threads));
         for (int item = first; item < last; ++item) {
             const int layer = item / cache.kv_heads, head = item % cache.kv_heads;
             for (int i = 0; i < n; ++i) {

@@ -18,6 +18,13 @@ Overloaded(Ts...) -> Overloaded<Ts...>;
 
 constexpr int kSplitBelow = 8;  // work items of attention per thread from which their split is even enough
 
+// Whether an op does something in a step.
+bool runs(const Tape::Op& op, const Step& step) {
+    if (const auto* o = std::get_if<QuantiseRows>(&op)) return row_count(step, o->row_set) * o->per_row > kOwnRows;
+    if (const auto* o = std::get_if<Copy>(&op)) return o->out != nullptr;
+    return true;
+}
+
 // Marks a tape as in use during a scope, also when an exception leaves it.
 class Exclusive {
   public:
@@ -174,35 +181,39 @@ void Tape::run(int rows, int sequences, int logits_rows) {
     find_tails(rows);
     AttentionPlan all = plan(tiles_, every_row_.data(), rows), some = plan(logits_tiles_, in_.logits_indices, logits_rows);
     all.parts = some.parts = reinterpret_cast<float*>(parts_ ? parts_->data() : nullptr);
-    const Step step{in_, rows, sequences, logits_rows, pool_->threads(), all, some, scratch_.data(), scratch_bytes_,
+    const auto step_of = [&](int threads) {
+        return Step{in_, rows, sequences, logits_rows, threads, all, some, scratch_.data(), scratch_bytes_,
                     own_ ? reinterpret_cast<ActivationBlock*>(own_->data()) : nullptr,
                     shared_ ? reinterpret_cast<ActivationBlock*>(shared_->data()) : nullptr, own_blocks_};
-    pool_->run([&](int thread) {
+    };
+    steps_.clear();
+    for (int threads = 1; threads <= pool_->threads(); ++threads) steps_.push_back(step_of(threads));
+    steps_[0].plan.segments = steps_[0].logits_plan.segments = 0;  // one thread has nothing to share out
+    stages_.clear();
+    for (const Op& op : ops_)
+        if (runs(op, steps_[0])) stages_.push_back(&op);
+    pool_->run(static_cast<int>(stages_.size()), [&](int stage, int thread, int threads) {
         const Table& table = *table_;
-        for (const Op& op : ops_) {
-            if (const auto* o = std::get_if<QuantiseRows>(&op); o && row_count(step, o->row_set) * o->per_row <= kOwnRows) continue;
-            if (const auto* o = std::get_if<Copy>(&op); o && o->out == nullptr) continue;
-            std::visit(Overloaded{
-                           [&](const Embed& o) { table.embed(o, step, thread); },
-                           [&](const RmsNorm& o) { table.rms_norm(o, step, thread); },
-                           [&](const QuantiseRows& o) { table.quantise_rows(o, step, thread); },
-                           [&](const Linear& o) { table.linear(o, step, thread); },
-                           [&](const PerHead& o) { table.per_head(o, step, thread); },
-                           [&](const Router& o) { table.router(o, step, thread); },
-                           [&](const TopExperts& o) { table.top_experts(o, step, thread); },
-                           [&](const Gather& o) { table.gather(o, step, thread); },
-                           [&](const ExpertsIn& o) { table.experts_in(o, step, thread); },
-                           [&](const ExpertsOut& o) { table.experts_out(o, step, thread); },
-                           [&](const LatentWrite& o) { table.latent(o, step, thread); },
-                           [&](const Rotary& o) { table.rotary(o, step, thread); },
-                           [&](const Attention& o) { table.attention(o, step, thread); },
-                           [&](const Select& o) { table.select(o, step, thread); },
-                           [&](const Copy& o) { table.copy(o, step, thread); },
-                           [&](const Argmax& o) { table.argmax(o, step, thread); },
-                       },
-                       op);
-            pool_->barrier();
-        }
+        const Step& step = steps_[threads - 1];
+        std::visit(Overloaded{
+                       [&](const Embed& o) { table.embed(o, step, thread); },
+                       [&](const RmsNorm& o) { table.rms_norm(o, step, thread); },
+                       [&](const QuantiseRows& o) { table.quantise_rows(o, step, thread); },
+                       [&](const Linear& o) { table.linear(o, step, thread); },
+                       [&](const PerHead& o) { table.per_head(o, step, thread); },
+                       [&](const Router& o) { table.router(o, step, thread); },
+                       [&](const TopExperts& o) { table.top_experts(o, step, thread); },
+                       [&](const Gather& o) { table.gather(o, step, thread); },
+                       [&](const ExpertsIn& o) { table.experts_in(o, step, thread); },
+                       [&](const ExpertsOut& o) { table.experts_out(o, step, thread); },
+                       [&](const LatentWrite& o) { table.latent(o, step, thread); },
+                       [&](const Rotary& o) { table.rotary(o, step, thread); },
+                       [&](const Attention& o) { table.attention(o, step, thread); },
+                       [&](const Select& o) { table.select(o, step, thread); },
+                       [&](const Copy& o) { table.copy(o, step, thread); },
+                       [&](const Argmax& o) { table.argmax(o, step, thread); },
+                   },
+                   *stages_[stage]);
     });
 }
 

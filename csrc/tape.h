@@ -69,6 +69,8 @@ class Tape {
     std::unique_ptr<Buffer> own_, shared_;
     std::unique_ptr<std::atomic<int>[]> done_;
     std::vector<Op> ops_;
+    std::vector<const Op*> stages_;  // of the current run
+    std::vector<Step> steps_;        // by the number of threads that share a stage, from one
     std::vector<std::unique_ptr<std::atomic<int>>> counters_;
     std::ptrdiff_t last_linear_ = -1;
     std::vector<int32_t> every_row_, tails_;  // 0, 1, 2 ..; see AttentionPlan

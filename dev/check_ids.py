@@ -2,10 +2,10 @@
 
     python dev/check_ids.py --ids 1000000 [--seed 1] [--models A,B,...]
 
-Each round has a model, random requests (lengths, sampling, penalties, grammars, choices, tenants) and their plain texts.
-Then engines with random drafters, depths, policies and sizes answer the same requests in random order, with arrivals at
-random steps; some have a cache that is too small, and some preempt all sequences again and again. Exit code 1 if an id or
-a finish reason differs.
+Each round has a model, random requests (lengths, sampling, penalties, grammars, choices, tenants) and their plain
+texts. Then engines with random drafters, depths, policies and sizes answer the same requests in random order, with
+arrivals at random steps; some have a cache that is too small, and some preempt all sequences again and again. Exit
+code 1 if an id or a finish reason differs.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def one_round(model: str, seed: int, tally: Tally, *, longest: int, engines: int
             engine = load(config, target=target)
             order = rng.sample(requests, len(requests))
             preempting = rng.choice((0.0, 0.05, 0.3))
-            found, preempted, accepted = answers(engine, order, rng, at_once=rng.choice((1, 6, 24)), preempting=preempting)
+            found, preempted, accepted = answers(
+                engine, order, rng, at_once=rng.choice((1, 6, 24)), preempting=preempting
+            )
             tally.preempted += preempted
             tally.accepted += accepted
             for name, choices in expected.items():

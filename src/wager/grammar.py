@@ -45,6 +45,9 @@ class GrammarState(Protocol):
     def forced(self, path: Sequence[int], /) -> list[int]:
         """Tokens that the grammar leaves no choice about after `path`, as texts are usually written in tokens."""
 
+    def copy(self) -> GrammarState:
+        """A state of its own that has come as far."""
+
     def complete(self) -> bool:
         """Whether the output is whole, and nothing but its end may follow."""
 

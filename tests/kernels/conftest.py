@@ -15,14 +15,16 @@ _kernels: dict[tuple[str, int], object] = {}
 
 
 def native(isa: str, threads: int = 2) -> object:
-    """Kernels of one instruction set; built once, because each has threads of its own."""
+    """Kernels of one instruction set, whose threads share every op also on a busy machine; built once, because each has
+    threads of its own."""
     _native = pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
     if not _native.Isa.has(isa):
         pytest.skip(f"this machine or build has no {isa}")
     from wager.kernels.cpu import CpuKernels
 
     if (isa, threads) not in _kernels:
-        _kernels[isa, threads] = CpuKernels(isa=isa, threads=threads)
+        made = _kernels[isa, threads] = CpuKernels(isa=isa, threads=threads)
+        made.pool = _native.Pool(threads, always_all=True)
     return _kernels[isa, threads]
 
 

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from prometheus_client.parser import text_string_to_metric_families
 
 import wager
-from serve.serving import CHAT
+from serve.serving import CHAT, metrics_of
 
 TINY = ("--model", "random:llama:tiny", "--threads", "1")
 
@@ -101,16 +100,7 @@ class RealServer:
     def metrics(self) -> Mapping[str, float]:
         """Samples by name, with the labels but the model's, of which there may be none."""
         with self.client() as client:
-            text = client.get("/metrics").text
-        found = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                labels = [
-                    f"{name}={value}" for name, value in sample.labels.items() if name not in ("model_name", "le")
-                ]
-                if "le" not in sample.labels:
-                    found[",".join([sample.name, *sorted(labels)])] = sample.value
-        return found
+            return metrics_of(client.get("/metrics").text)
 
     def is_idle(self) -> bool:
         """Whether no request is open and every block is free."""

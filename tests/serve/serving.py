@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import openai
 from openai.lib.streaming.chat import ChatCompletionStreamState
+from prometheus_client.parser import text_string_to_metric_families
 
 from wager.async_llm import AsyncLLM
 from wager.serve.app import Server
@@ -31,6 +32,17 @@ def eventually(condition: Callable[[], bool], what: str, *, seconds: float = 30)
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.01)
+
+
+def metrics_of(text: str) -> Mapping[str, float]:
+    """Samples by name, with the labels but the model's, of which there may be none."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = [f"{name}={value}" for name, value in sample.labels.items() if name not in ("model_name", "le")]
+            if "le" not in sample.labels:
+                found[",".join([sample.name, *sorted(labels)])] = sample.value
+    return found
 
 
 def tool(name: str, *, strict: bool = False, **arguments: Any) -> Any:
@@ -73,6 +85,10 @@ class Running:
     def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
         with self.client() as client:
             return client.post(path, json=body, **options)
+
+    def metrics(self) -> Mapping[str, float]:
+        with self.client() as client:
+            return metrics_of(client.get("/metrics").text)
 
 
 @contextmanager

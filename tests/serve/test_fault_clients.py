@@ -109,6 +109,7 @@ def test_half_a_request_is_408_and_what_is_no_http_400_in_json(server: RealServe
 
     refusal(b"nonsense\r\n\r\n", 400)
     refusal(b"GET /health HTTP/1.1\r\na: " + b"x" * 300_000, 431)
+    refusal(b"GET /health HTTP/1.1\r\na: " + b"x" * 70_000 + b"\r\n\r\n", 431)  # whole, and in one piece
     refusal(http_request(SHORT).replace(b"content-length: ", b"content-length: 9999"), 413)
 
 

@@ -104,11 +104,11 @@ def long_head(server: Running) -> list[Response]:
 
 def failure(server: Running) -> list[Response]:
     """A defect in the server, logits that are not finite, and a step that fails."""
-    bodies, forward = server.server.bodies, server.llm.engine.runner.target.forward
-    bodies.check_model = lambda name: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    llm, forward = server.llm, server.llm.engine.runner.target.forward
+    llm.request = lambda *prompt, **options: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     found = [post(server, SHORT)]
     assert found[0][2]["x-request-id"] and "ZeroDivisionError" in str(found[0][1])
-    del bodies.check_model
+    del llm.request  # type: ignore[method-assign]
 
     def invalid(batch: Any) -> Any:
         output = forward(batch)
@@ -150,7 +150,8 @@ CAUSES: dict[str, Callable[[Running], list[Response]]] = {
     "415": other_kind, "429": full, "431": long_head, "500": failure, "503": ending, "504": timeout,
 }  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
-    "401": {"api_keys": (KEY,)}, "403": {"api_keys": (KEY, KEY[::-1])}, "408": {"body_timeout": 0.3}, "504": {"request_timeout": 0.01},
+    "401": {"api_keys": (KEY,)}, "403": {"api_keys": (KEY, KEY[::-1])}, "408": {"body_timeout": 0.3},
+    "504": {"request_timeout": 0.01},
 }  # fmt: skip
 
 

@@ -507,6 +507,37 @@ def test_doctor_shows_the_kernels_and_their_reason(
     assert value["versions"]["torch"] in text
 
 
+@pytest.mark.parametrize(
+    ("pressures", "average", "busy"),
+    [
+        (("some avg10=42.00 avg60=1.00 avg300=1.00 total=5\nfull avg10=0.00", ""), 0.5, True),
+        (("some avg10=3.00 avg60=80.00 avg300=1.00 total=5", ""), 9.0, False),  # it was busy a minute ago
+        (("some avg10=3.00 avg60=1.00 avg300=1.00 total=5", "some avg10=60.25 avg60=0.00"), 0.5, True),  # a container
+        (("", ""), 2.5, True),  # no such files
+        (("", ""), 1.5, False),
+    ],
+)
+def test_doctor_says_that_a_machine_is_busy(
+    wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pressures: tuple[str, str], average: float, busy: bool
+) -> None:
+    from wager.bench.machine import machine_load
+    from wager.cli import doctor
+
+    paths = [tmp_path / "machine", tmp_path / "container"]
+    for path, text in zip(paths, pressures, strict=True):
+        if text:
+            path.write_text(text)
+    monkeypatch.setattr("os.getloadavg", lambda: (average, 0.0, 0.0))
+    monkeypatch.setattr("wager.kernels.physical_cores", lambda: 2)
+    monkeypatch.setattr(doctor, "machine_load", lambda: machine_load([str(path) for path in paths]))
+    assert json.loads(wager("doctor", "--json", "-").out)["load"]["busy"] == busy
+    [line] = [line for line in wager("doctor").out.splitlines() if line.startswith("load")]
+    assert f"{average:.1f} on 2 cores" in line
+    assert ("other programs use the processors" in line and "end them" in line) == busy
+    if "avg10=42" in pressures[0]:
+        assert "waited for one in 42% of the last 10 s" in line
+
+
 def test_doctor_on_the_reference_path(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     from wager import kernels
     from wager.cli import doctor

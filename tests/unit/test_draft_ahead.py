@@ -204,13 +204,12 @@ def test_a_drafter_that_fails_or_talks_nonsense_changes_nothing(
     engine = toy_engine(LAW, drafter=drafter, depth=4)
     assert texts(engine, PARAMS[1]) == texts(toy_engine(LAW), PARAMS[1])
     if drafter.name == "failing":
-        assert "Drafter 'failing' failed and is switched off: RuntimeError: the drafter failed" in caplog.text
-        assert not threads()
+        assert "Drafter 'failing' failed and pauses for 16 steps: RuntimeError: the drafter failed" in caplog.text
     drafter.close()
 
 
 @pytest.mark.parametrize("calls", [0, 1, 5])
-def test_a_drafter_that_hangs_is_switched_off_and_no_request_is_lost(
+def test_a_drafter_that_hangs_is_not_waited_for_again_and_no_request_is_lost(
     calls: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     dead = Dead(ToyTarget(NEAR), calls)
@@ -219,7 +218,7 @@ def test_a_drafter_that_hangs_is_switched_off_and_no_request_is_lost(
     begin = time.monotonic()
     assert texts(engine, PARAMS[0]) == texts(toy_engine(LAW), PARAMS[0])
     assert time.monotonic() - begin < 10
-    assert "StalledError: it has not answered for 0.2 s" in caplog.text and engine.proposer.name == "none"
+    assert "StalledError: it has not answered for 0.2 s" in caplog.text
     dead.released.set()
     for thread in threads():
         thread.join(5)

@@ -23,7 +23,7 @@ from wager.draft.lookup_rates import LookupSources
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.errors import RequestError, UsageError
+from wager.errors import GrammarError, RequestError, UsageError
 from wager.grammar import Grammar
 from wager.testing import (
     AdversaryDrafter,
@@ -290,6 +290,9 @@ def test_the_law_is_that_of_the_allowed_tokens(rule: VerifyRule, drafter: str) -
 
 # ---- refusals and ends -------------------------------------------------------------------------------------------
 
+OPTIONAL = {f"a{number}": {"type": "boolean"} for number in range(600)}
+"""More properties than the parser takes alternatives, unless others are required."""
+
 
 @pytest.mark.parametrize(
     ("grammar", "reason"),
@@ -298,12 +301,13 @@ def test_the_law_is_that_of_the_allowed_tokens(rule: VerifyRule, drafter: str) -
         (Grammar.json_schema({"type": "object", "not": {}}), "Unimplemented"),
         (Grammar.json_schema({"enum": []}), "Unsatisfiable"),
         (Grammar.json_schema({"$ref": "file:///etc/passwd"}), "not present"),
-        (Grammar.json_schema({"$ref": "#"}), "cannot go on"),
+        (Grammar.json_schema({"$ref": "#"}), "no text fits it; a rule or .ref that leads back to itself has no end"),
+        (Grammar.json_schema({"properties": OPTIONAL, "type": "object"}), "too many alternatives .* optional"),
         (Grammar.regex("(a"), "unclosed group"),
         (Grammar.regex("a(?=b)"), "look-around"),
         (Grammar.lark("start: b"), "unknown name"),
         (Grammar.lark('item: "a"'), "no start rule"),
-        (Grammar.lark("start: a\na: b\nb: a"), "cannot go on"),
+        (Grammar.lark("start: a\na: b\nb: a"), "no text fits it"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_with_the_reason(grammar: Grammar, reason: str) -> None:
@@ -348,6 +352,17 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_with_an_error_and_no_other
         assert "grammar" in first.error
         assert second.token_ids == plain_text(alive)
         engine.check()
+
+
+def test_a_limit_that_is_reached_later_is_told_at_the_end_of_the_output() -> None:
+    """Behind the first bracket it is not known yet."""
+    wide = {"type": "object", "properties": OPTIONAL}
+    schema = {"type": "array", "items": {"type": "array", "items": wide}}
+    state = COMPILER.compile(Grammar.json_schema(schema)).compiled.start()  # type: ignore[union-attr]
+    state.append(toys.ToyTokenizer().encode_text("[[{"))
+    with pytest.raises(GrammarError, match="too many alternatives at one place") as caught:
+        state.allowed(())
+    assert "Simplify" in caught.value.hint
 
 
 def test_what_a_limit_stops_depends_on_the_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:

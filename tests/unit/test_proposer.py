@@ -72,7 +72,7 @@ def test_draws_without_their_law_are_dropped_when_the_rule_needs_it() -> None:
     assert propose(narrow, needs_probs=True, samples=True) == {}
 
 
-def test_a_failing_drafter_is_switched_off_and_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_drafter_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(DecliningDrafter):
         name = "failing"
 
@@ -81,10 +81,16 @@ def test_a_failing_drafter_is_switched_off_and_named(caplog: pytest.LogCaptureFi
 
     proposer = Proposer(Failing(), vocab=VOCAB)
     with caplog.at_level(logging.WARNING, logger="wager"):
-        assert proposer.draft([DraftRequest("s", 5, 8, SamplingParams(), 0)], {"s": 8}, drafter="failing") == {}
-        assert proposer.draft([DraftRequest("s", 5, 8, SamplingParams(), 0)], {"s": 8}, drafter="failing") == {}
-    assert proposer.name == "none"
-    assert "'failing'" in caplog.text and "no idea" in caplog.text
+        for _ in range(2):  # the second time it is not asked
+            assert proposer.draft([DraftRequest("s", 5, 8, SamplingParams(), 0)], {"s": 8}, drafter="failing") == {}
+        assert proposer.pauses.failures("failing") == 1 and proposer.name == "failing"
+        two = [DraftRequest(name, 5, 8, SamplingParams(), 0) for name in ("t", "u")]
+        assert proposer.draft(two, {"t": 8, "u": 8}, drafter="failing") == {}
+    assert proposer.name == "none" and proposer.failed == {"failing": "ValueError: no idea"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "Drafter 'failing' failed and is left out for one sequence: ValueError: no idea",
+        "Drafter 'failing' failed and pauses for 16 steps: ValueError: no idea (failure 2)",
+    ]
 
 
 def test_what_is_too_much_together_is_cut_where_it_is_longest() -> None:

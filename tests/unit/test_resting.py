@@ -172,7 +172,7 @@ def test_one_that_wakes_is_up_to_date_and_one_that_fails_then_is_tapped_for_no_m
         proposer.observe(output, known, ended)
 
     def begin(seq_id: str, tokens: list[int]) -> None:
-        sequences[seq_id] = SimpleNamespace(tokens=list(tokens))
+        sequences[seq_id] = SimpleNamespace(tokens=list(tokens), prompt_tokens=len(tokens), params=SamplingParams())
         proposer.begin(seq_id, tokens, SamplingParams())
 
     begin("a", [1, 2])
@@ -188,7 +188,8 @@ def test_one_that_wakes_is_up_to_date_and_one_that_fails_then_is_tapped_for_no_m
     rest("two")
     assert one.texts == {seq_id: each.tokens for seq_id, each in sequences.items()}
     two.fails = True
-    rest()
+    begin("d", [12])
+    rest()  # which it fails for all three sequences
     assert proposer.name == "one" and proposer.readers.taps == {0, 2} and tapped[2:] == [{0, 2}]
     step({"a": [11]})
     assert one.texts["a"] == [1, 2, 4, 8, 11]
@@ -319,7 +320,7 @@ def test_heads_that_rest_change_no_token_and_draft_again(kind: str, tmp_path: Pa
             engine.preempt_all()
 
     assert [each.token_ids for each in engine.generate(asked, concurrency=3, on_output=preempt)] == expected
-    assert name in engine.proposer.drafters, "it was not switched off"
+    assert not engine.proposer.pauses.failures(name)
     resting = [each for each in passes if each[0]]
     assert len(resting) > 20 and all(not tapped and not drafted for _, tapped, drafted in resting)
     reads = set(drafter.taps)  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +49,42 @@ def test_equals_cutting_the_whole_text(text: str, stops: list[str]) -> None:
     first_end = min(end for end, _ in ends)  # streaming sees the stop string that is complete first
     expected = min(start for end, start in ends if end == first_end)
     assert stream(text, tuple(stops)) == (text[:expected], True)
+
+
+@given(st.lists(st.text("ab", max_size=6), max_size=8), st.lists(st.text("ab", min_size=1, max_size=9), max_size=3))
+def test_no_more_is_held_back_than_may_begin_a_stop_string(texts: list[str], stops: list[str]) -> None:
+    out, whole, shown = Detokenizer(Pieces(), stops), "", ""
+    for text in texts:
+        whole += text
+        shown += out.push(text)  # type: ignore[arg-type]
+        if out.stopped:
+            return
+        ends = [whole[at:] for at in range(len(whole) + 1)]
+        assert shown + next(end for end in ends if not end or any(stop.startswith(end) for stop in stops)) == whole
+
+
+class Pieces:
+    """Tokens are pieces of text."""
+
+    def push(self, token: str) -> str:
+        return token
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_a_long_stop_string_that_was_begun_in_vain_costs_no_search_for_another() -> None:
+    """Calls are counted: one for each length that might be held would be thousands, each of thousands of characters."""
+    out, calls = Detokenizer(Pieces(), ("a" * 3000 + "c",)), [0]
+    assert out.push("a" * 3000) == ""  # type: ignore[arg-type]
+
+    def count(frame: object, event: str, argument: object) -> None:
+        calls[0] += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        shown = out.push("b")  # type: ignore[arg-type]
+    finally:
+        sys.setprofile(before)
+    assert shown == "a" * 3000 + "b" and calls[0] < 100

@@ -84,6 +84,7 @@ class Noted(FixedDepth):
         super().__init__(1)
         self.known: dict[str, float] = {}
         self.planned = False
+        self.left_out: frozenset[str] = frozenset()
 
     def begin(self, sequence: str, *, weight: float) -> None:
         assert sequence not in self.known
@@ -91,6 +92,9 @@ class Noted(FixedDepth):
 
     def end(self, sequence: str) -> None:
         del self.known[sequence]
+
+    def leave_out(self, drafters: frozenset[str]) -> None:
+        self.left_out = drafters
 
     def plan(self, *args: Any) -> Any:
         self.planned = True
@@ -111,7 +115,7 @@ def test_a_tenant_alone_has_its_own_policy_and_several_have_one_together(policie
     policy, sequences = policies
 
     def begin(name: str, tenant: str, weight: float = 1.0) -> None:
-        sequences[name] = SimpleNamespace(request=SimpleNamespace(tenant=tenant))
+        sequences[name] = SimpleNamespace(tenant=tenant)
         policy.begin(name, weight=weight)
 
     def step(*ended: str) -> Noted:
@@ -125,7 +129,9 @@ def test_a_tenant_alone_has_its_own_policy_and_several_have_one_together(policie
     annas = step()
     assert annas.known == {"a": 2.0}
     begin("b", "ben")
+    policy.leave_out(frozenset({"d"}))
     both = step()
+    assert both.left_out == annas.left_out == {"d"}
     assert both is not annas and both.known == {"a": 2.0, "b": 1.0} and not annas.known
     assert step("b") is both
     assert step() is annas and annas.known == {"a": 2.0} and not both.known

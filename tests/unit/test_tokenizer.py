@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tokenizer_models import (
 from tokenizers.processors import TemplateProcessing
 
 from wager.errors import ModelError, RequestError, TokenizerError
+from wager.models.fenced_encoder import token_ids
+from wager.models.random_models import byte_tokenizer
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 
 SAMPLES = (*TEXTS, *with_special(*SPECIAL))
@@ -36,6 +39,14 @@ def pre(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def backend(pre: str) -> Any:
     return train(pre)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text() | st.lists(st.sampled_from(SAMPLES), max_size=40).map("".join), special=st.booleans())
+def test_ids_of_the_call_that_releases_the_lock_are_those_of_the_plain_one(
+    backend: Any, text: str, special: bool
+) -> None:
+    assert token_ids(backend, text, special=special) == backend.encode(text, add_special_tokens=special).ids
 
 
 @pytest.fixture(scope="module")
@@ -241,3 +252,26 @@ def test_a_tokenizer_of_a_gguf_file_is_the_same_one_as_files_of_a_directory(
     assert [found.token(i) for i in range(found.vocab_size)] == [from_gguf.token(i) for i in range(found.vocab_size)]
     assert found.eos_ids == from_gguf.eos_ids
     assert found.chat_template == from_gguf.chat_template == theirs.chat_template
+
+
+def test_choices_of_a_request_spell_their_prompt_once() -> None:
+    class Counting(Tokenizer):
+        spelt = 0
+
+        def token_bytes(self, token_id: int) -> bytes:
+            self.spelt += 1
+            return super().token_bytes(token_id)
+
+    tokenizer, prompt = Counting(byte_tokenizer(512, where="toy")._parts), tuple(range(400))
+    for _ in range(64):
+        IncrementalDecoder(tokenizer, after=prompt)
+    assert tokenizer.spelt == 400
+
+
+def test_a_tokenizer_in_another_process_is_the_same() -> None:
+    tokenizer = byte_tokenizer(512, where="toy")
+    tokenizer.token_bytes(65)
+    copied = pickle.loads(pickle.dumps(tokenizer))
+    for text in SAMPLES:
+        assert copied.encode_untrusted(text) == tokenizer.encode_untrusted(text)
+    assert copied.decode(range(512)) == tokenizer.decode(range(512)) and copied.eos_ids == tokenizer.eos_ids

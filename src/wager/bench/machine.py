@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +15,12 @@ FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", 
 """Instruction sets that affect the kernels' speed, by their names in Linux."""
 
 PACKAGES = ("wager", "numpy", "ml_dtypes", "tokenizers", "safetensors", "gguf", "huggingface-hub", "torch")
+
+PRESSURES = ("/proc/pressure/cpu", "/sys/fs/cgroup/cpu.pressure")
+"""Where Linux states how long threads waited for a processor: on the machine, and in this container."""
+
+BUSY_WAITING = 0.1
+"""From this share of time on in which some thread waits, a machine counts as busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,39 @@ def describe() -> Machine:
         memory=_kib("MemTotal", memory),
         available=_kib("MemAvailable", memory),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLoad:
+    """What else the processors do. `average` is the mean number of threads that ran or waited in the last minute;
+    `waiting` the share of the last ten seconds in which some thread waited for a processor (Linux only)."""
+
+    cores: int
+    average: float | None
+    waiting: float | None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether threads of wager would wait for processors, and so for each other."""
+        if self.waiting is not None:
+            return self.waiting >= BUSY_WAITING
+        return self.average is not None and self.average > self.cores
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "busy": self.is_busy}
+
+
+def machine_load(pressures: Sequence[str] = PRESSURES) -> MachineLoad:
+    """The load now, by the files that state how long threads waited: of the whole machine, and of a container."""
+    from wager.kernels import physical_cores
+
+    shares = [_first(r"^some avg10=([\d.]+)", _read(path), None) for path in pressures]
+    waiting = max((float(share) / 100 for share in shares if share is not None), default=None)
+    try:
+        average = os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on Windows
+        average = None
+    return MachineLoad(physical_cores(), average, waiting)
 
 
 def versions() -> dict[str, str | None]:

@@ -99,12 +99,12 @@ class LoadedEngine(Engine):
 
     @property
     def drafter_name(self) -> str:
-        """The drafters in use, separated by commas; `none` once a failing drafter was switched off."""
+        """The drafters in use, separated by commas; `none` while all of them pause since they failed."""
         return self.proposer.name
 
     @property
     def ahead(self) -> dict[str, AheadFigures]:
-        """What each drafter with threads of its own did, by name; one that was switched off is left out."""
+        """What each drafter with threads of its own did, by name."""
         drafters = self.proposer.drafters
         return {name: each.figures for name, each in drafters.items() if isinstance(each, AheadDrafter)}
 

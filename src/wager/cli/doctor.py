@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from wager.bench.machine import describe, versions
+from wager.bench.machine import describe, machine_load, versions
 from wager.cli import calibrated, console, flags, parameters
 from wager.config import DEFAULT_MODEL
 from wager.errors import ModelError, WagerError
@@ -42,6 +42,7 @@ def examine() -> dict[str, Any]:
     models = _models()
     return {
         "machine": describe().as_dict(),
+        "load": machine_load().as_dict(),
         "free_memory": _free_memory(),
         "kernels": kernels,
         "versions": versions(),
@@ -188,6 +189,7 @@ def _lines(findings: dict[str, Any]) -> list[str]:
         ("threads", str(kernels["threads"] or 1)),
         ("processor", f"{machine['cpu'] or unknown} ({machine['architecture']}, {machine['system']})"),
         ("cores", f"{machine['cores']} with {machine['hardware_threads']} hardware threads"),
+        ("load", _load(findings["load"])),
         ("features", " ".join(machine["features"]) or "none that the kernels use"),
         (
             "memory",
@@ -203,6 +205,16 @@ def _lines(findings: dict[str, Any]) -> list[str]:
         *(("", line) for line in findings["missing"][1:]),
     ]
     return [f"{name:<18}{text}" for name, text in rows]
+
+
+def _load(load: dict[str, Any]) -> str:
+    average = "unknown" if load["average"] is None else f"{load['average']:.1f}"
+    text = f"{average} on {load['cores']} core{'s' * (load['cores'] > 1)}"
+    if not load["busy"]:
+        return text
+    share = load["waiting"]
+    waits = "" if share is None else f", threads waited for one in {share:.0%} of the last 10 s"
+    return f"{text}: other programs use the processors{waits}. Answers take longer: end them, or measure speed later"
 
 
 def _limited(free: dict[str, Any] | None) -> str:

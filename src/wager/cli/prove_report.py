@@ -38,7 +38,7 @@ class DrafterProof:
     def line(self) -> str:
         """In words."""
         note = f"; {self.note}" if self.note else ""
-        failures = f", switched off {self.failures} times" if self.failures else ""
+        failures = f", {self.failures} warnings that it failed" if self.failures else ""
         return (
             f"{self.drafter}: {self.tokens} token ids and {self.finish_reasons} finish reasons, "
             f"{self.differing + self.finish_reasons_differing} differ; {self.drafted} guesses, {self.accepted} "
@@ -182,7 +182,7 @@ def _show_trials(title: str, trials: Sequence[TokenComparison], *, to_stdout: bo
 
 
 def _show_drafters(drafters: Sequence[DrafterProof], *, to_stdout: bool) -> None:
-    columns = ["drafter", "tokens", "differ", "ends differ", "guesses", "accepted", "switched off"]
+    columns = ["drafter", "tokens", "differ", "ends differ", "guesses", "accepted", "log warnings"]
     lines = [
         [
             each.drafter,

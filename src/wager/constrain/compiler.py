@@ -34,6 +34,7 @@ MAX_COMPILE_S = 0.1
 between two steps (see StartedGrammar.renew), for which all requests wait."""
 
 _KEPT = 16  # grammars that are kept compiled
+_TRIED = 8  # tokens that may begin an output, each of which is tried when a grammar is compiled
 _STACK_BYTES = 256 << 20  # of the thread that compiles: chains of rules are followed recursively
 
 
@@ -125,10 +126,20 @@ class GrammarCompiler:
         if seconds[0] > MAX_COMPILE_S:
             raise _refused(grammar, f"compiling it took {seconds[0]:.2f} s, at most {MAX_COMPILE_S} s are given")
         try:
-            started.start().allowed(())
+            self._check_beginning(started.start())
         except GrammarError as error:
-            raise _refused(grammar, error.message) from error
+            raise _refused(grammar, error.message.rstrip(".")) from error
         return started
+
+    def _check_beginning(self, state: GrammarMatcher) -> None:
+        """GrammarError if no token may begin the output, or a limit is reached behind the first ones, where these are
+        few: an object of hundreds of optional properties is refused here."""
+        state.allowed(())
+        forced = state.forced(())
+        mask = state.allowed(forced)
+        tokens = [] if mask is None else mask.ids(self._tokenizer.vocab_size).tolist()
+        for token in tokens if len(tokens) <= _TRIED else ():
+            state.check([*forced, token])
 
 
 def with_compiled_grammar(request: Request, compiler: GrammarCompiler | None) -> Request:

@@ -6,6 +6,7 @@ where a question is asked. Answers depend on the tokens alone, never on what was
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -62,22 +63,29 @@ class GrammarMatcher:
         self._matcher = grammar.matcher.deep_copy()
         self._output: list[int] = []
         self._ahead: list[int] = []  # tokens behind the output that the matcher has consumed
-        self._left = False  # whether the output left the grammar after all
+        self._left: GrammarError | None = None  # why the output left the grammar, if it did after all
         self._masks: dict[tuple[int, ...], TokenMask] = {}  # by the path behind the output
 
     def append(self, tokens: Sequence[int], /) -> None:
         """Tokens that are now part of the output."""
-        self._left = self._left or not self._move(tokens)
+        if self._left is None and not self._move(tokens):
+            self._left = self._failure() if self._matcher.is_error() else _left()
         self._output += tokens
         del self._ahead[: len(tokens)]
         self._masks.clear()
 
+    def copy(self) -> GrammarMatcher:
+        """See GrammarState."""
+        made = object.__new__(GrammarMatcher)
+        made._grammar, made._matcher = self._grammar, self._matcher.deep_copy()
+        made._output, made._ahead, made._left = self._output.copy(), self._ahead.copy(), self._left
+        made._masks = self._masks.copy()
+        return made
+
     def allowed(self, path: Sequence[int], /) -> TokenMask | None:
         """See GrammarState."""
-        if self._left:
-            raise GrammarError(
-                "The output has left the grammar.", "The model's tokens cannot write what it demands, or it has ended."
-            )
+        if self._left is not None:
+            raise GrammarError(self._left.message, self._left.hint)
         key = tuple(path)
         mask = self._masks.get(key)
         if mask is None:
@@ -95,14 +103,19 @@ class GrammarMatcher:
 
     def forced(self, path: Sequence[int], /) -> list[int]:
         """See GrammarState."""
-        if self._left or not self._move(path) or self._matcher.is_stopped():
+        if self._left is not None or not self._move(path) or self._matcher.is_stopped():
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()
         return [] if self._matcher.is_error() else tokens
 
+    def check(self, path: Sequence[int], /) -> None:
+        """GrammarError if a limit is reached in the tokens of a path that is allowed."""
+        if not self._move(path) and self._matcher.is_error():
+            raise self._failure()
+
     def complete(self) -> bool:
         """See GrammarState."""
-        return not self._left and self._move(()) and bool(self._matcher.is_stopped())
+        return self._left is None and self._move(()) and bool(self._matcher.is_stopped())
 
     def _mask(self) -> TokenMask | None:
         """The mask where the matcher is; None if it fails."""
@@ -154,5 +167,24 @@ class GrammarMatcher:
 
     def _failure(self) -> GrammarError:
         lines = self._matcher.get_error().splitlines()
-        reason = lines[0] if lines else "no token is allowed"
+        reason = lines[0].removeprefix("Parser Error: ") if lines else "no token is allowed"
+        for words, plain in _REASONS:
+            if found := words.search(reason):
+                reason = found.expand(plain)
         return GrammarError(f"The grammar cannot go on: {reason}.", "Simplify the grammar, or let it end.")
+
+
+_REASONS = (
+    (re.compile("NoExtensionBias"), "no text fits it; a rule or $ref that leads back to itself has no end"),
+    (
+        re.compile(r"Current row has (\d+) items; max is (\d+)"),
+        r"it has too many alternatives at one place (\1, at most \2), such as optional properties of one object",
+    ),
+)
+"""What llguidance means."""
+
+
+def _left() -> GrammarError:
+    return GrammarError(
+        "The output has left the grammar.", "The model's tokens cannot write what it demands, or it has ended."
+    )

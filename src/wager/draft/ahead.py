@@ -3,7 +3,8 @@
 Speculative speculative decoding (arXiv 2603.03251). After a draft was handed over, a thread drafts for its likeliest
 outcomes (branches.py). If verification says one of them, the next draft is there at once (a hit); else (a miss) it is
 made after all, while the target waits, or left out where that pays better. All calls of the drafter are made on that
-thread, in order. An error of the drafter, or a stall, is raised by `propose`, and the thread is ended.
+thread, in order. An error of the drafter, or a stall, is raised by `propose`, and the thread is ended; after an error,
+and when all sequences were ended, the next one gets a new thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wager.draft.ahead_figures import AheadFigures, DraftedBatch
-from wager.draft.base import Drafter, remembers_requests
+from wager.draft.base import Drafter, DrafterStoppedError, remembers_requests
 from wager.draft.branches import (
     BranchingDrafter,
     FollowedSequence,
@@ -26,7 +27,7 @@ from wager.draft.branches import (
     RequestedDraft,
 )
 from wager.draft.miss_choice import MissChoice
-from wager.draft.ordered_calls import OrderedCalls, PendingCall
+from wager.draft.ordered_calls import OrderedCalls, PendingCall, StalledError
 from wager.draft.outcomes import child_of
 from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
@@ -97,15 +98,21 @@ class AheadDrafter:
         self.default_depth, self.max_depth = inner.default_depth, inner.max_depth
         self.samples, self.makes_trees = inner.samples, inner.makes_trees
         self._drafter = BranchingDrafter(inner) if rows is None else BranchingDrafter(inner, rows=rows)
-        self._calls = OrderedCalls(f"wager-draft-{inner.name}", patience_s=patience_s)
-        self._control = _PassControl(self._calls.sign())
+        self._patience_s = patience_s
         self._choice = MissChoice(redrafts)
         self._sequences: dict[str, _KnownSequence] = {}
         self._preparing: tuple[_Preparation, PendingCall[None]] | None = None
         self._numbers = 0
         self._figures = AheadFigures()
         self._drafted: deque[DraftedBatch] = deque(maxlen=_CALLS_KEPT)
-        self._ended = False
+        self._open()
+
+    def _open(self) -> None:
+        """A thread, for a drafter without sequences."""
+        inner = self._drafter.inner
+        self._calls = OrderedCalls(f"wager-draft-{inner.name}", patience_s=self._patience_s)
+        self._control = _PassControl(self._calls.sign())
+        self._ended = self._failed = False
         if isinstance(inner, ForksSequences):
             inner.on_pass = self._control
 
@@ -138,6 +145,9 @@ class AheadDrafter:
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self.end(seq_id)
+        if self._failed and not self._sequences:
+            self._open()
+            self._give(self._drafter.end_all)
         self._numbers += 1
         followed = FollowedSequence(params, tenant, len(tokens), list(tokens), str(self._numbers))
         self._sequences[seq_id] = _KnownSequence(followed, [])
@@ -165,25 +175,30 @@ class AheadDrafter:
         self._give(self._drafter.forget)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Drafts that are ready, and for what was missed new ones; then the drafter goes on with the next."""
+        """Drafts that are ready, and for what was missed new ones; then the drafter goes on with the next. Raises
+        DrafterStoppedError where a call failed, whichever it was, or the thread has ended."""
         begin = time.perf_counter()
         if self._ended:
-            raise RuntimeError("its thread has ended")
+            raise DrafterStoppedError("its thread has ended")
         self._choice.asked(begin)
         try:
             drafts = self._propose(requests)
-        except BaseException:
+        except BaseException as error:
             self.close()
-            raise
+            self._failed = not isinstance(error, StalledError)  # one that hangs may still be at work
+            if not isinstance(error, Exception):
+                raise
+            raise DrafterStoppedError(f"{type(error).__name__}: {error}") from error
         waited = time.perf_counter() - begin
         self._figures = replace(self._figures, waited_s=self._figures.waited_s + waited)
         return [self._cut(request, each.draft) for request, each in zip(requests, drafts, strict=True)]
 
     def close(self) -> None:
         """End the thread. May be repeated; no draft can be requested any more."""
-        self._ended = True
+        self._ended, self._failed = True, False
         if self._preparing is not None:
             self._preparing[0].abandoned = True
+            self._preparing = None
         self._calls.close()
 
     # ---- one call of propose -----------------------------------------------------------------------------------------

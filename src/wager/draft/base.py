@@ -15,8 +15,16 @@ from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
 
 
+class DrafterStoppedError(RuntimeError):
+    """Raised by `propose` where the drafter has failed as a whole, not for the sequences that it was asked about."""
+
+
 class Drafter(Protocol):
     """The drafter interface of the engine. Everything is keyed by sequence id.
+
+    A drafter is trusted code: it runs in the engine's process, and each of its calls must return soon, since the step
+    waits for it and a thread cannot be ended from outside. It may raise (see engine/proposer.py for what follows), and
+    a sequence that was ended may begin again with more tokens known.
 
     `name` labels its guesses in outputs and metrics. `default_depth` is the depth of a request when none was
     chosen, `max_depth` the greatest a policy requests. `samples`: its guesses are drawn from a distribution q, which

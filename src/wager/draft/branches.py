@@ -9,6 +9,7 @@ continuation are never written by another. Nothing here knows threads: see ahead
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -131,14 +132,28 @@ class BranchingDrafter:
         if self._forks is not None:
             self._forks.num_others = NUM_OTHERS
         self._branched: dict[FollowedSequence, None] = {}
+        self._names: set[str] = set()  # what the drafter calls its sequences
         self._made = 0
 
     def begin(self, sequence: FollowedSequence) -> None:
+        self._names.add(sequence.main)
         self.inner.begin(sequence.main, sequence.known, sequence.params, tenant=sequence.tenant)
 
     def end(self, sequence: FollowedSequence) -> None:
         self._drop(sequence)
-        self.inner.end(sequence.main)
+        self._end(sequence.main)
+
+    def end_all(self) -> None:
+        """End all sequences and continuations, after a failure; what fails again is left."""
+        for name in list(self._names):
+            with suppress(Exception):
+                self._end(name)
+        self._names.clear()
+        self._branched.clear()
+
+    def _end(self, name: str) -> None:
+        self.inner.end(name)
+        self._names.discard(name)
 
     def forget(self) -> None:
         if isinstance(self.inner, RemembersRequests):
@@ -217,6 +232,7 @@ class BranchingDrafter:
         self._made += 1
         name = f"{sequence.main.partition('/')[0]}/{self._made}"
         self._branched[sequence] = None
+        self._names.add(name)
         if self._forks is not None:
             self._forks.fork(sequence.main, name, outcome.tokens, sequence.params)
         else:
@@ -236,7 +252,7 @@ class BranchingDrafter:
         """End its continuations."""
         for branch in sequence.branches:
             if branch.inner_id != sequence.main:
-                self.inner.end(branch.inner_id)
+                self._end(branch.inner_id)
         sequence.branches, sequence.outcomes = [], None
         self._branched.pop(sequence, None)
 

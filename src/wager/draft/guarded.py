@@ -1,51 +1,114 @@
-"""A drafter that works for another one: if it raises, the other goes on without it."""
+"""A drafter that works for another one: if it raises, the other goes on without it for a while.
+
+All of its sequences are ended then. Those that begin after some others, twice as many after every failure until it has
+served one to its end, are given to it again.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import suppress
 
-from wager.draft.base import Drafter
-from wager.types import Draft, DraftRequest
+from wager.draft.base import ComputedRows, Drafter, LogitsRows, RemembersRequests, RowReader, StateReader
+from wager.kernels.base import TargetOutput
+from wager.tenants import NO_TENANT
+from wager.types import Draft, DraftRequest, SamplingParams
 
 log = logging.getLogger("wager")
 
-Result = TypeVar("Result")
+_LONGEST_PAUSE = 256
 
 
 class GuardedDrafter:
-    """`drafter`, whose drafts are cut where they are no trees of ids below `vocab`; None once it has failed."""
+    """`drafter`, whose drafts are cut where they are no trees of ids below `vocab`. No call raises."""
 
     def __init__(self, drafter: Drafter, *, vocab: int) -> None:
-        self.drafter: Drafter | None = drafter
+        self.drafter = drafter
         self._vocab = vocab
+        self._begun: set[str] = set()
+        self._failures = self._pause = self._left = 0  # the last pause, and what is left of it, in sequences
 
-    def call(self, call: Callable[[Drafter], Result], *, otherwise: Result) -> Result:
-        """What the call returns; `otherwise` if the drafter fails, or has failed before."""
-        if self.drafter is None:
-            return otherwise
-        try:
-            return call(self.drafter)
-        except Exception as error:
-            name = self.drafter.name
-            log.warning("Drafter %r, which works for another one, failed: %s: %s", name, type(error).__name__, error)
-            self.drafter = None
-            return otherwise
+    def has(self, seq_id: str) -> bool:
+        """Whether the drafter was given this sequence, and has not failed since."""
+        return seq_id in self._begun
+
+    # ---- the interface of a drafter ----------------------------------------------------------------------------------
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        if self._left:
+            self._left -= 1
+            return
+        self._begun.add(seq_id)
+        self._call(lambda: self.drafter.begin(seq_id, tokens, params, tenant=tenant))
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        if seq_id in self._begun:
+            self._call(lambda: self.drafter.accept(seq_id, tokens))
+
+    def end(self, seq_id: str) -> None:
+        if seq_id in self._begun:
+            self._begun.discard(seq_id)
+            if self._call(lambda: self.drafter.end(seq_id)):
+                self._pause = 0
+
+    def observe(self, output: TargetOutput) -> None:
+        if not self._left:
+            self._call(lambda: self.drafter.observe(output))
+
+    def forget(self) -> None:
+        """See RemembersRequests."""
+        drafter: object = self.drafter
+        if isinstance(drafter, RemembersRequests):
+            self._call(drafter.forget)
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        """See StateReader."""
+        drafter: object = self.drafter
+        if isinstance(drafter, StateReader) and not self._left:
+            self._call(lambda: drafter.read(output, computed))
+
+    @property
+    def reads_rows(self) -> bool:
+        """See RowReader."""
+        drafter: object = self.drafter
+        return isinstance(drafter, RowReader) and drafter.reads_rows
+
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        """See RowReader."""
+        drafter: object = self.drafter
+        if isinstance(drafter, RowReader) and drafter.reads_rows and not self._left:
+            self._call(lambda: drafter.read_rows(output, rows))
 
     def propose(self, requests: Sequence[DraftRequest]) -> dict[str, Draft]:
         """The valid part of each draft, by sequence, none larger than was requested."""
-        asked = {request.seq_id: request for request in requests}
+        asked = {request.seq_id: request for request in requests if request.seq_id in self._begun}
+        valid: dict[str, Draft] = {}
 
-        def propose(drafter: Drafter) -> dict[str, Draft]:
-            drafts = drafter.propose(requests) if requests else []
-            return {
-                draft.seq_id: self._valid_part(draft, asked[draft.seq_id].depth)
-                for draft in drafts
-                if draft.seq_id in asked
-            }
+        def propose() -> None:
+            for draft in self.drafter.propose(list(asked.values())):
+                if draft.seq_id in asked:
+                    valid[draft.seq_id] = self._valid_part(draft, asked[draft.seq_id].depth)
 
-        return self.call(propose, otherwise={})
+        return valid if asked and self._call(propose) else {}
+
+    def _call(self, call: Callable[[], None]) -> bool:
+        """Whether it succeeded; else the drafter has failed."""
+        try:
+            call()
+        except Exception as error:
+            self._failures += 1
+            self._pause = min(_LONGEST_PAUSE, max(1, 2 * self._pause))
+            self._left = self._pause
+            for seq_id in self._begun:
+                with suppress(Exception):
+                    self.drafter.end(seq_id)
+            self._begun.clear()
+            if self._failures.bit_count() == 1:
+                name, kind = self.drafter.name, type(error).__name__
+                log.warning("Drafter %r, which works for another one, failed: %s: %s", name, kind, error)
+            return False
+        return True
 
     def _valid_part(self, draft: Draft, limit: int) -> Draft:
         size = min(limit, len(draft.tokens), len(draft.parents))

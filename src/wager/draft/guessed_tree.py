@@ -7,14 +7,14 @@ shape of a template: a shape that depended on what was drawn would not keep the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wager.draft.guessing import GuessedRow, GuessSampler
-from wager.draft.tree_templates import TreeTemplate
+from wager.draft.tree_templates import TreeTemplate, sequoia
 from wager.draft.trees import Candidate, GrowingTree, TokenTree
 from wager.kernels.base import TargetOutput
 from wager.types import Draft, DraftRequest
@@ -23,11 +23,49 @@ from wager.verify.distribution import History
 WIDTH = 4
 """Nodes of a level that are expanded at most: rows that cost about as much as one where weights are quantised."""
 
+LEVELS = 8
+"""Levels of a tree at most, where each takes a pass."""
+
 BRANCHES = 8
 """Candidates of a node at most."""
 
 MOST_NODES = 15
 """Nodes of a tree that a policy requests at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """What a tree may become: see GuessedTree."""
+
+    nodes: int
+    levels: int
+    width: int = WIDTH
+    template: TreeTemplate | None = None
+
+    @classmethod
+    def reserved(
+        cls,
+        request: DraftRequest,
+        *,
+        room: int,
+        logits_rows: int,
+        rates: Sequence[float],
+        reserve: Callable[[int], bool],
+    ) -> TreeShape | None:
+        """The widest shape whose rows fit the `room` behind the known tokens and are granted by `reserve`, which is
+        called with their number; None if not even a chain's are. A pass has at most `logits_rows` rows with logits;
+        `rates` are those of ranks, for a template."""
+        nodes, levels = request.depth, min(LEVELS, request.depth, room + 1)  # the last level is never fed
+        if levels < 1:
+            return None
+        if request.needs_draft_probs and not request.params.greedy:
+            template = sequoia(rates, min(nodes, logits_rows, room + 1), levels)
+            return cls(nodes, levels, template=template) if reserve(len(template) - 1) else None
+        for width in range(min(WIDTH, nodes, logits_rows), 0, -1):
+            rows = width * (levels - 1)
+            if rows <= room and reserve(rows):
+                return cls(nodes, levels, width)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +80,19 @@ class FedNodes:
 
 
 class GuessedTree:
-    """At most `nodes` guesses in at most `levels` levels, of each of which at most `width` nodes are expanded.
+    """Grows in `shape`: at most `nodes` guesses in at most `levels` levels, of each of which at most `width` nodes are
+    expanded, or those that have children in the `template`.
 
     Each round, the logits behind the nodes of `frontier` (-1: the root, at first) are computed, and `grow` takes the
     next level from them, until the frontier is empty.
     """
 
-    def __init__(
-        self,
-        request: DraftRequest,
-        history: History | None,
-        *,
-        nodes: int,
-        levels: int,
-        width: int = WIDTH,
-        template: TreeTemplate | None = None,
-    ) -> None:
+    def __init__(self, request: DraftRequest, history: History | None, shape: TreeShape) -> None:
         self.frontier = [-1]
         self.level = 0
-        self._request, self._history, self._template = request, history, template
-        self._tree = GrowingTree(nodes, min_survival=0.0 if template else request.min_survival)
-        self._branches, self._levels, self._width = min(nodes, BRANCHES), levels, width
+        self._request, self._history, self._template = request, history, shape.template
+        self._tree = GrowingTree(shape.nodes, min_survival=0.0 if shape.template else request.min_survival)
+        self._branches, self._levels, self._width = min(shape.nodes, BRANCHES), shape.levels, shape.width
         self._places = {-1: -1}  # of nodes in the template
         self._probs: list[NDArray[np.float64]] = []
 

@@ -13,15 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wager.draft.base import (
-    ComputedRows,
-    Drafter,
-    LogitsRows,
-    RemembersRequests,
-    RowReader,
-    StateReader,
-    remembers_requests,
-)
+from wager.draft.base import ComputedRows, Drafter, LogitsRows, StateReader, remembers_requests
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.trees import TokenTree, merge
 from wager.kernels.base import TargetOutput
@@ -48,7 +40,7 @@ class _Reliability:
 
 
 class MergedDrafter:
-    """The trees of `drafters` as one. A drafter that raises is left out from then on; `vocab` as in DraftParts."""
+    """The trees of `drafters` as one. One that raises: see GuardedDrafter; `vocab` as in DraftParts."""
 
     makes_trees = True
 
@@ -69,16 +61,17 @@ class MergedDrafter:
         return sorted({tap for taps in found for tap in taps}) if found else None
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
-        self._each(lambda drafter: drafter.read(output, computed) if isinstance(drafter, StateReader) else None)
+        for member in self._members:
+            member.read(output, computed)
 
     @property
     def reads_rows(self) -> bool:
         """Whether one of its drafters does; see RowReader."""
-        drafters: list[object] = [member.drafter for member in self._members]
-        return any(isinstance(drafter, RowReader) and drafter.reads_rows for drafter in drafters)
+        return any(member.reads_rows for member in self._members)
 
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
-        self._each(lambda drafter: drafter.read_rows(output, rows) if isinstance(drafter, RowReader) else None)
+        for member in self._members:
+            member.read_rows(output, rows)
 
     def _readers(self) -> list[StateReader]:
         drafters: list[object] = [member.drafter for member in self._members]
@@ -91,24 +84,29 @@ class MergedDrafter:
 
     def forget(self) -> None:
         """See RemembersRequests."""
-        self._each(lambda drafter: drafter.forget() if isinstance(drafter, RemembersRequests) else None)
+        for member in self._members:
+            member.forget()
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        self._each(lambda drafter: drafter.begin(seq_id, tokens, params, tenant=tenant))
         self._reliability.enter(seq_id, tenant)
+        for member in self._members:
+            member.begin(seq_id, tokens, params, tenant=tenant)
 
     def observe(self, output: TargetOutput) -> None:
-        self._each(lambda drafter: drafter.observe(output))
+        for member in self._members:
+            member.observe(output)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         for index, draft in self._last.pop(seq_id, ()):
             self._learn(self._reliability.of(seq_id)[index], draft, tokens)
-        self._each(lambda drafter: drafter.accept(seq_id, tokens))
+        for member in self._members:
+            member.accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
         self._last.pop(seq_id, None)
         self._reliability.leave(seq_id)
-        self._each(lambda drafter: drafter.end(seq_id))
+        for member in self._members:
+            member.end(seq_id)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One tree per request, of at most `depth` nodes."""
@@ -120,10 +118,6 @@ class MergedDrafter:
                     drafts[seq_id].append((index, draft))
         self._last |= drafts
         return [self._merge(request, drafts[request.seq_id]) for request in requests]
-
-    def _each(self, call: object) -> None:
-        for member in self._members:
-            member.call(call, otherwise=None)  # type: ignore[arg-type]
 
     def _share(self, request: DraftRequest, index: int) -> DraftRequest:
         """What one drafter is asked for: everything, or its share, the first ones' the larger."""
@@ -141,8 +135,7 @@ class MergedDrafter:
         return merge(trees, request.depth).draft(request.seq_id, self.name)
 
     def _has_needed_probs(self, index: int, draft: Draft) -> bool:
-        drafter = self._members[index].drafter
-        return draft.draft_probs is not None or (drafter is not None and not drafter.samples)
+        return draft.draft_probs is not None or not self._members[index].drafter.samples
 
     def _beside(self, request: DraftRequest, drafts: Sequence[Draft]) -> Draft:
         """The drafts one after the other, each from the root, deterministic ones with point masses."""

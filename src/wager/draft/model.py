@@ -15,18 +15,17 @@ is the product along the path, and drafting ends after the first guesses whose s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
 
 from wager.draft.drafted_sequence import DraftedSequence
-from wager.draft.guessed_tree import WIDTH
+from wager.draft.guessed_tree import LEVELS, TreeShape
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.intersection import IntersectionSampler, SharedIds
 from wager.draft.model_rounds import ChainRound, DraftRound, TreeRound
 from wager.draft.stages import InnerDrafter, TellsInner
-from wager.draft.tree_templates import RankRates, sequoia
+from wager.draft.tree_templates import RankRates
 from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
 from wager.kernels.base import BLOCK_SIZE, Kernels, Target, TargetOutput
 from wager.kv.blocks import BlockPool
@@ -37,9 +36,6 @@ from wager.verify.distribution import History
 from wager.verify.pack import pack
 
 __all__ = ["DraftModel", "Vocabulary", "check_same_vocabulary"]
-
-_LEVELS = 8
-"""Levels of a tree at most: passes of the model."""
 
 
 class DraftModel(TellsInner):
@@ -99,7 +95,7 @@ class DraftModel(TellsInner):
         """See ForksSequences: keys and values of known tokens, and of guesses where they lie in their places, are
         shared or copied."""
         source, own = self._states[seq_id], self._own(tokens)
-        history = deepcopy(source.history)
+        history = source.history and source.history.copy()
         if history is not None:
             history.append(tokens)
         state = DraftedSequence(list(source.tokens), history, source.prompt_tokens, unknown=source.unknown)
@@ -206,31 +202,30 @@ class DraftModel(TellsInner):
         state = self._states[request.seq_id]
         if state.unknown is not None or not state.tokens:  # a prompt may have no spelling in another vocabulary
             return None
-        depth, levels, known = request.depth, _LEVELS, len(state.tokens)
-        if self._max_context is not None:  # the last guess is never fed
-            levels = min(levels, self._max_context - known + 1)
-            depth = depth if self.makes_trees else min(depth, self._max_context - known + 1)
-        if depth < 1 or levels < 1:
+        depth, known = request.depth, len(state.tokens)
+        room = depth * LEVELS if self._max_context is None else self._max_context - known
+        if min(depth, room + 1) < 1:
             return None
         if not self.block_pool.block_table(request.seq_id):
             tenant = self.rank_rates.tenant(request.seq_id)
             state.num_computed_tokens = self.block_pool.match_prefix(request.seq_id, state.tokens, tenant=tenant)
         state.num_computed_tokens = min(state.num_computed_tokens, known - 1)
         if self.makes_trees:
-            return self._start_tree(request, state, depth, levels)
+            return self._start_tree(request, state, room)
+        depth = min(depth, room + 1)  # the last guess is never fed
         reserved = self.block_pool.reserve(request.seq_id, known + depth - 1)
         return ChainRound(request, state, depth) if reserved else None
 
-    def _start_tree(self, request: DraftRequest, state: DraftedSequence, depth: int, levels: int) -> TreeRound | None:
-        """Blocks for a tree's rows, or for those of a chain if they are too few."""
-        levels, template, width = min(levels, depth), None, min(WIDTH, depth, self._max_logits_rows)
-        if request.needs_draft_probs and not request.params.greedy:
-            template = sequoia(self.rank_rates.of(request.seq_id).rates, min(depth, self._max_logits_rows), levels)
-        for attempt in (width, 1) if template is None else (width,):
-            rows = depth if template else attempt * (levels - 1)
-            if self.block_pool.reserve(request.seq_id, len(state.tokens) + rows):
-                return TreeRound(request, state, depth, width=attempt, levels=levels, template=template)
-        return None
+    def _start_tree(self, request: DraftRequest, state: DraftedSequence, room: int) -> TreeRound | None:
+        """Blocks for a tree's rows behind the known tokens, or for those of a narrower one if they are too few."""
+        shape = TreeShape.reserved(
+            request,
+            room=room,
+            logits_rows=self._max_logits_rows,
+            rates=self.rank_rates.of(request.seq_id).rates,
+            reserve=lambda rows: self.block_pool.reserve(request.seq_id, len(state.tokens) + rows),
+        )
+        return TreeRound(request, state, shape) if shape else None
 
     def _pass(self, waiting: Sequence[DraftRound]) -> None:
         """One pass of the model for as many rounds as it has room for."""

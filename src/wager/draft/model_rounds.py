@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.draft.drafted_sequence import DraftedSequence, FedTree
-from wager.draft.guessed_tree import GuessedTree
+from wager.draft.guessed_tree import GuessedTree, TreeShape
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
-from wager.draft.tree_templates import TreeTemplate
 from wager.kernels.base import TargetOutput
 from wager.types import Draft, DraftRequest, Span
 
@@ -147,22 +146,11 @@ class ChainRound(DraftRound):
 
 
 class TreeRound(DraftRound):
-    """A tree of at most `depth` nodes, see GuessedTree."""
+    """A tree of the shape, see GuessedTree."""
 
-    def __init__(
-        self,
-        request: DraftRequest,
-        state: DraftedSequence,
-        depth: int,
-        *,
-        width: int,
-        levels: int,
-        template: TreeTemplate | None = None,
-    ) -> None:
-        super().__init__(request, state, depth)
-        self._tree = GuessedTree(
-            request, state.history, nodes=depth, levels=levels, width=width, template=template
-        )  # fmt: skip
+    def __init__(self, request: DraftRequest, state: DraftedSequence, shape: TreeShape) -> None:
+        super().__init__(request, state, shape.nodes)
+        self._tree = GuessedTree(request, state.history, shape)
 
     @property
     def done(self) -> bool:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from wager.draft.base import Drafter, LogitsRows, RemembersRequests, RowReader, remembers_requests
+from wager.draft.base import Drafter, LogitsRows, remembers_requests
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.model_rounds import ChainRound
 from wager.kernels.base import TargetOutput
@@ -31,44 +30,37 @@ class _ToldSequence:
 
 
 class InnerDrafter:
-    """`drafter` guesses for a draft model of `vocab` logits. One that raises is not asked again."""
+    """`drafter` guesses for a draft model of `vocab` logits. One that raises: see GuardedDrafter."""
 
     def __init__(self, drafter: Drafter, *, vocab: int) -> None:
         self._guarded = GuardedDrafter(drafter, vocab=vocab)
         self._told: dict[str, _ToldSequence] = {}
-
-    @property
-    def drafter(self) -> Drafter | None:
-        """None once it has failed."""
-        return self._guarded.drafter
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """A sequence starts; the inner drafter learns of it when it is to guess."""
         self._told[seq_id] = _ToldSequence(params, tenant, len(tokens), [])
 
     def end(self, seq_id: str) -> None:
-        told = self._told.pop(seq_id, None)
-        if told is not None and told.tokens:
-            self._guarded.call(lambda drafter: drafter.end(seq_id), otherwise=None)
+        self._told.pop(seq_id, None)
+        self._guarded.end(seq_id)
 
     def forget(self) -> None:
         """See RemembersRequests."""
-        self._guarded.call(lambda drafter: _forget(drafter), otherwise=None)
+        self._guarded.forget()
 
     @property
     def remembers_requests(self) -> bool:
         """See RemembersRequests."""
-        return remembers_requests(self.drafter)
+        return remembers_requests(self._guarded.drafter)
 
     @property
     def reads_rows(self) -> bool:
         """See RowReader."""
-        drafter: object = self.drafter
-        return isinstance(drafter, RowReader) and drafter.reads_rows
+        return self._guarded.reads_rows
 
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
         """The verified model's rows: what it finds likely a draft model mostly does, too."""
-        self._guarded.call(lambda drafter: _read_rows(drafter, output, rows), otherwise=None)
+        self._guarded.read_rows(output, rows)
 
     def guess(self, rounds: Sequence[ChainRound]) -> dict[str, Draft]:
         """Its guesses of what follows each round's tokens, valid trees of known tokens; none where it has none."""
@@ -76,10 +68,21 @@ class InnerDrafter:
         for r in rounds:
             tokens, room = r.continuation
             if room > 0:
-                tell = partial(_tell, seq_id=r.request.seq_id, told=self._told[r.request.seq_id], tokens=tokens)
-                self._guarded.call(tell, otherwise=None)
+                self._tell(r.request.seq_id, tokens)
                 requests.append(_inner_request(r.request, len(tokens), room))
         return self._guarded.propose(requests)
+
+    def _tell(self, seq_id: str, tokens: list[int]) -> None:
+        """Bring the drafter's sequence to `tokens`; it begins again where it was told others."""
+        told, drafter = self._told[seq_id], self._guarded
+        known = len(told.tokens) if drafter.has(seq_id) else 0
+        if not known or told.tokens != tokens[:known]:
+            drafter.end(seq_id)
+            drafter.begin(seq_id, tokens[: told.prompt_tokens], told.params, tenant=told.tenant)
+            known = told.prompt_tokens
+        if len(tokens) > known:
+            drafter.accept(seq_id, tokens[known:])
+        told.tokens = tokens
 
 
 class TellsInner:
@@ -106,29 +109,6 @@ class TellsInner:
         """See RowReader."""
         if self._inner is not None:
             self._inner.read_rows(output, rows)
-
-
-def _forget(drafter: Drafter) -> None:
-    if isinstance(drafter, RemembersRequests):
-        drafter.forget()
-
-
-def _read_rows(drafter: Drafter, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
-    if isinstance(drafter, RowReader) and drafter.reads_rows:
-        drafter.read_rows(output, rows)
-
-
-def _tell(drafter: Drafter, seq_id: str, told: _ToldSequence, tokens: list[int]) -> None:
-    """Bring the drafter's sequence to `tokens`; it begins again where it was told others."""
-    known = len(told.tokens)
-    if not known or told.tokens != tokens[:known]:
-        if known:
-            drafter.end(seq_id)
-        drafter.begin(seq_id, tokens[: told.prompt_tokens], told.params, tenant=told.tenant)
-        known = told.prompt_tokens
-    if len(tokens) > known:
-        drafter.accept(seq_id, tokens[known:])
-    told.tokens = tokens
 
 
 def _inner_request(request: DraftRequest, position: int, depth: int) -> DraftRequest:

@@ -92,6 +92,7 @@ class Engine:
         if around is None:
             self._requested.replace(policy)
         self._policy = self._requested if around is None else policy
+        self._policy.leave_out(frozenset(self._proposer.failed))
         self._time_stages(self._trace)
 
     @property
@@ -101,6 +102,7 @@ class Engine:
     @proposer.setter
     def proposer(self, proposer: Proposer) -> None:
         self._proposer = proposer
+        self._policy.leave_out(frozenset(proposer.failed))
         self._time_stages(self._trace)
 
     def _time_stages(self, trace: Trace) -> None:
@@ -136,9 +138,9 @@ class Engine:
             return finals
         budget = self.scheduler.draft_budget(spans)
         plan = self._plan(spans, budget)
-        readers = self._proposer.readers
-        if readers.reads_states and readers.resting is not (resting := self._policy.resting):
-            self._let_rest(resting)
+        proposer, readers = self._proposer, self._proposer.readers
+        if proposer.unsettled or (readers.reads_states and readers.resting is not self._policy.resting):
+            self._let_rest(self._policy.resting)
         drafts = self._propose(spans, plan)
         drafts = self._admit(drafts, budget)
         output = self._forward(spans, drafts)
@@ -156,11 +158,8 @@ class Engine:
         outcomes: Mapping[str, Outcome],
         deltas: Sequence[OutputDelta],
     ) -> None:
-        """Drafters and policy learn from the step.
-
-        The policy observes the step's seconds only after all stages have ended; the seconds of that last call count
-        for the next step.
-        """
+        """Drafters and policy learn from the step. The policy observes its seconds after all stages have ended; those
+        of that last call count for the next step."""
         known, ended = self._counter.outputs(deltas)
         self._observe_drafters(output, known, ended)
         self._learn(outcomes, ended)
@@ -174,6 +173,8 @@ class Engine:
 
     def _update_policy(self, outcomes: Mapping[str, Outcome], ended: Iterable[str]) -> None:
         self._policy.learn([outcome.verdict for outcome in outcomes.values()])
+        if self._proposer.unsettled:
+            self._policy.leave_out(frozenset(self._proposer.failed))
         for seq_id in ended:
             self._end_in_policy(seq_id)
 

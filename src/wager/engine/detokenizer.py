@@ -29,6 +29,7 @@ class Detokenizer:
     def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = ()) -> None:
         self._decoder = decoder
         self._stop = tuple(stop)
+        self._prefixes = [_HeldPrefix(each) for each in self._stop]
         self._held = ""
         self.stopped = False
         self.unstopped = None if stop else decoder
@@ -52,15 +53,32 @@ class Detokenizer:
             self.stopped = True
             shown, self._held = self._held[: min(starts)], ""
             return shown
-        keep = 0 if last else self._length_to_hold()
+        keep = 0 if last else max((prefix.push(text) for prefix in self._prefixes), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown
 
-    def _length_to_hold(self) -> int:
-        """Length of the longest suffix of the held text that is a prefix of a stop string."""
-        longest = max((len(stop) - 1 for stop in self._stop), default=0)
-        for size in range(min(longest, len(self._held)), 0, -1):
-            suffix = self._held[-size:]
-            if any(stop.startswith(suffix) for stop in self._stop):
-                return size
-        return 0
+
+class _HeldPrefix:
+    """How much of a stop string the text may have begun, by Knuth, Morris and Pratt: a few operations a character,
+    however long the string is."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._borders = [0]  # of each prefix met so far, the longest proper prefix of it that also ends it
+        self._length = 0
+
+    def push(self, text: str) -> int:
+        """The length of the longest end of all text so far that is a prefix of the stop string. The string itself must
+        not have come."""
+        stop, borders, length = self._stop, self._borders, self._length
+        for character in text:
+            while length and stop[length] != character:
+                length = borders[length - 1]
+            length += stop[length] == character
+            if length > len(borders):
+                border = borders[-1]
+                while border and stop[border] != character:
+                    border = borders[border - 1]
+                borders.append(border + (stop[border] == character))
+        self._length = length
+        return length

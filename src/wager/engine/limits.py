@@ -40,13 +40,13 @@ def check_request(request: Request, *, vocab: int, has_tokenizer: bool) -> None:
         ("stop_token_ids", request.params.stop_token_ids, "Leave it out of stop_token_ids."),
         ("prediction", prediction, "Encode it with the target's own tokenizer."),
     ):
-        for token in tokens:
-            if not 0 <= token < vocab:
-                name = "" if field == "prompt" else f" under {field}"
-                raise RequestError(
-                    f"Request {request.id!r} names token {token}{name}; the vocabulary has ids 0 to {vocab - 1}.",
-                    hint,
-                    field=field,
-                )
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
+            wrong = next(token for token in tokens if not 0 <= token < vocab)
+            name = "" if field == "prompt" else f" under {field}"
+            raise RequestError(
+                f"Request {request.id!r} names token {wrong}{name}; the vocabulary has ids 0 to {vocab - 1}.",
+                hint,
+                field=field,
+            )
     if request.params.stop and not has_tokenizer:
         raise RequestError("Stop strings need a tokenizer; this engine has none.", "Use stop_token_ids instead.")

@@ -1,12 +1,12 @@
 """Shows the target's passes to the drafters that read them: its states, or its rows of logits.
 
 A drafter that rests is shown no states, and what only such drafters read is not tapped. Rows are shown to it all the
-same: what it learns from them is of other texts, too.
+same: what it learns from them is of other texts, too. One that pauses because it failed is shown nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from wager.draft.base import ComputedRows, Drafter, LogitsRows, RowReader, StateReader
 from wager.kernels.base import TargetOutput
@@ -22,6 +22,7 @@ class PassReaders:
 
     def __init__(self, drafters: Sequence[Drafter], *, drop: Callable[[str, Exception], None]) -> None:
         self.resting: frozenset[str] = frozenset()
+        self._pausing: frozenset[str] = frozenset()
         self._states: dict[str, StateReader] = {}
         self._rows: dict[str, RowReader] = {}
         for drafter in drafters:
@@ -32,21 +33,17 @@ class PassReaders:
         self._drop, self.reads_states = drop, bool(self._states)
         self._choose()
 
-    def rest(self, names: frozenset[str]) -> None:
-        """Those named rest from now on, and no others."""
-        self.resting = names
-        self._choose()
-
-    def remove(self, name: str) -> None:
-        """Show this one nothing more."""
-        self._states.pop(name, None)
-        self._rows.pop(name, None)
+    def rest(self, names: frozenset[str], *, pausing: Collection[str] = ()) -> None:
+        """Those named rest or pause from now on, and no others."""
+        self.resting, self._pausing = names, frozenset(pausing)
         self._choose()
 
     def _choose(self) -> None:
-        self._awake = [(name, each) for name, each in self._states.items() if name not in self.resting]
-        self.reads_passes = bool(self._awake or self._rows)
-        self.taps = frozenset(layer for _, reader in self._awake for layer in reader.taps or ())
+        awake = {name: each for name, each in self._states.items() if name not in self.resting | self._pausing}
+        self._awake = list(awake.items())
+        self._shown_rows = [(name, each) for name, each in self._rows.items() if name not in self._pausing]
+        self.reads_passes = bool(self._awake or self._shown_rows)
+        self.taps = frozenset(layer for reader in awake.values() for layer in reader.taps or ())
 
     def show(
         self,
@@ -62,8 +59,9 @@ class PassReaders:
                 reader.read(output, computed)
             except Exception as error:
                 self._drop(name, error)
-        rows = logits_rows(spans, drafts) if self._rows else []
-        for name, row_reader in list(self._rows.items()):
+        shown_rows = [each for each in self._shown_rows if each[0] not in self._pausing]
+        rows = logits_rows(spans, drafts) if shown_rows else []
+        for name, row_reader in shown_rows:
             try:
                 row_reader.read_rows(output, rows)
             except Exception as error:

@@ -1,25 +1,29 @@
 """Calls the engine's drafters, checks their drafts, and goes on without a drafter that fails.
 
 Drafts cannot change the text, so an invalid draft costs speed at most: nodes with unknown tokens, wrong parents or
-beyond the sequence's room are cut off, and a drafter that raises is switched off with a warning. Every drafter gets
-every token, so that one that did not draft for a while is up to date; one that rests gets them when it wakes.
+beyond the sequence's room are cut off. Every drafter gets every token, so that one that did not draft for a while is up
+to date; one that rests, because the policy has no use for it or because it failed, gets them when it wakes.
+
+A drafter that raises in a call about one sequence is left out for that sequence. One that raises otherwise, or for one
+sequence after the other, has all of its sequences ended and pauses (drafter_pauses.py). When requests failed together,
+each of them is asked for alone after the pause, so that the one that is to blame is found.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
-from wager.draft.base import Drafter, RemembersRequests
+from wager.draft.base import Drafter, DrafterStoppedError, RemembersRequests
+from wager.engine.draft_checks import DraftChecks
+from wager.engine.drafter_pauses import DrafterPauses
 from wager.engine.native import draft_calls
 from wager.engine.pass_readers import PassReaders
 from wager.kernels.base import TargetOutput
 from wager.tenants import NO_TENANT
 from wager.types import RULES, Draft, DraftRequest, Plan, SamplingParams, Span, VerifyRule
-
-log = logging.getLogger("wager")
 
 
 class DraftableSequence(Protocol):
@@ -32,7 +36,13 @@ class DraftableSequence(Protocol):
     def tokens(self) -> Sequence[int]: ...
 
     @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
     def params(self) -> SamplingParams: ...
+
+    @property
+    def tenant(self) -> str: ...
 
     @property
     def seed(self) -> int: ...
@@ -50,23 +60,39 @@ class Proposer:
 
     def __init__(self, *drafters: Drafter, vocab: int, rule: VerifyRule = "match") -> None:
         self.drafters = {drafter.name: drafter for drafter in drafters}
-        self.failed: dict[str, str] = {}
-        """Why drafters were switched off, by name."""
-        self.vocab = vocab
+        self.pauses = DrafterPauses()
+        self.unsettled = False
+        """Whether `let_rest` is to be called since a pause began or is over."""
         self._rule = RULES[rule]
+        self._checks = DraftChecks(vocab=vocab, rule=rule)
         self._native = draft_calls()
-        self._known: dict[str, dict[str, int]] = {}  # of drafters that rest: how many tokens of each sequence they have
-        self.readers = PassReaders(drafters, drop=self._switch_off)
+        self._begun: set[str] = set()
+        self._known: dict[str, dict[str, int]] = {}
+        """Of drafters that rest: how many tokens of each sequence they have, 0 where it must begin anew."""
+        self._left_out: dict[str, set[str]] = {name: set() for name in self.drafters}
+        """The sequences that a drafter failed for: it is told nothing of them."""
+        self._suspects: dict[str, set[str]] = {name: set() for name in self.drafters}
+        """The sequences that drafts were requested for when a drafter failed: each is asked for alone, once."""
+        self.readers = PassReaders(drafters, drop=self._pause)
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """Why drafters failed, of those that pause now."""
+        return self.pauses.failed
 
     @property
     def name(self) -> str:
-        """The names of the drafters that are not switched off, separated by commas; `none` without any."""
-        return ",".join(self.drafters) or "none"
+        """The names of the drafters that do not pause, separated by commas; `none` without any."""
+        return ",".join(name for name in self.drafters if name not in self.failed) or "none"
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        for known in self._known.values():
-            known[seq_id] = len(tokens)
-        self._call_all(lambda drafter: drafter.begin(seq_id, tokens, params, tenant=tenant))
+        self._begun.add(seq_id)
+        for name, drafter in self.drafters.items():
+            begin = partial(drafter.begin, seq_id, tokens, params, tenant=tenant)
+            if name in self.failed:
+                self._known[name][seq_id] = 0
+            elif self._tell(name, seq_id, begin) and name in self._known:
+                self._known[name][seq_id] = len(tokens)
 
     def let_rest(
         self,
@@ -74,25 +100,34 @@ class Proposer:
         sequences: Mapping[str, DraftableSequence],
         tap: Callable[[Collection[int]], None],
     ) -> None:
-        """The drafters of these names rest from now on, and no others: they get no tokens and are shown no states until
-        they wake. `tap` is called with the layers that drafters read if they change."""
-        before, resting = self.readers.taps, self.readers.resting
-        for name in resting - names:
+        """The drafters of these names rest from now on, beside those that pause, and no others: they get no tokens and
+        are shown no states until they wake. `tap` is called with the layers that drafters read if they change."""
+        before, unsettled, self.unsettled = self.readers.taps, self.unsettled, False
+        resting = names | self.failed.keys()
+        for name in self._known.keys() - resting:
             self._catch_up(name, self._known.pop(name), sequences)
-        for name in names - resting:
-            self._known[name] = {seq_id: len(sequence.tokens) for seq_id, sequence in sequences.items()}
-        self.readers.rest(names)
-        if self.readers.taps != before:
+        for name in (names & self.drafters.keys()) - self._known.keys():
+            known = {seq_id: len(sequence.tokens) for seq_id, sequence in sequences.items()}
+            self._known[name] = {seq_id: known[seq_id] for seq_id in known.keys() - self._left_out[name]}
+        self.readers.rest(names, pausing=self.failed.keys())
+        if unsettled or self.readers.taps != before:
             tap(self.readers.taps)
 
     def _catch_up(self, name: str, known: Mapping[str, int], sequences: Mapping[str, DraftableSequence]) -> None:
-        """The tokens beyond those it knows, to a drafter that wakes."""
+        """What it does not know of its sequences, to a drafter that wakes."""
+        drafter = self.drafters[name]
 
-        def accept_all(drafter: Drafter) -> None:
-            for seq_id, count in known.items():
-                drafter.accept(seq_id, sequences[seq_id].tokens[count:])
+        def bring_up(seq_id: str, count: int) -> None:
+            sequence = sequences[seq_id]
+            if not count:
+                count = sequence.prompt_tokens
+                drafter.begin(seq_id, sequence.tokens[:count], sequence.params, tenant=sequence.tenant)
+            drafter.accept(seq_id, sequence.tokens[count:])
 
-        self._call(name, accept_all)
+        for seq_id, count in known.items():
+            if name in self.failed:
+                return
+            self._tell(name, seq_id, partial(bring_up, seq_id, count))
 
     def propose(
         self, spans: Sequence[Span], plan: Plan, sequences: Mapping[str, DraftableSequence]
@@ -100,7 +135,7 @@ class Proposer:
         """The drafts of a plan by sequence: valid, not empty, none larger than its span has room for."""
         if not plan:
             return {}
-        first = next(iter(self.drafters), "")
+        first = next((name for name in self.drafters if name not in self.failed), "")
         made = self._native and self._native.requests(spans, plan, sequences, first, self._rule.needs_draft_probs)
         limits, requests = made or self._requests(spans, plan, sequences, first)
         if len(requests) == 1:
@@ -113,74 +148,95 @@ class Proposer:
 
     def draft(self, requests: Sequence[DraftRequest], limits: Mapping[str, int], *, drafter: str) -> dict[str, Draft]:
         """One drafter's valid, non-empty drafts by sequence, none of more than `limits[seq_id]` tokens; none from a
-        drafter that was switched off."""
+        drafter that rests, or for sequences for which it is left out."""
         source = self.drafters.get(drafter)
-        if source is None:
+        if source is None or drafter in self._known:
             return {}
-        valid: dict[str, Draft] | None = None
-        try:
-            drafts = source.propose(requests)
-            if self._native is not None:
-                valid = self._native.valid_chains(requests, drafts, limits, drafter, self.vocab)
-            if valid is None:
-                valid = {}
-                self._check(drafts, requests, limits, source, valid)
-        except Exception as error:
-            self._switch_off(drafter, error)
-        return valid or {}
+        if left_out := self._left_out[drafter]:
+            requests = [request for request in requests if request.seq_id not in left_out]
+        suspects = self._suspects[drafter]
+        alone = [[request] for request in requests if request.seq_id in suspects]
+        others = [request for request in requests if request.seq_id not in suspects] if alone else requests
+        drafts: dict[str, Draft] = {}
+        for asked in (*alone, others):
+            if asked and drafter not in self.failed:
+                suspects.difference_update([request.seq_id for request in asked])
+                drafts |= self._ask(source, asked, limits)
+        return drafts
 
-    def _check(
-        self,
-        drafts: Iterable[Draft],
-        requests: Iterable[DraftRequest],
-        limits: Mapping[str, int],
-        source: Drafter,
-        valid: dict[str, Draft],
-    ) -> None:
-        """Add the valid parts of drafts that are not empty, as long as no draft is so wrong that an error is raised."""
-        requested = {request.seq_id: request for request in requests}
-        for draft in drafts:
-            if draft.seq_id in requested:
-                checked = self._valid_part(draft, requested[draft.seq_id], limits[draft.seq_id], source)
-                if len(checked):
-                    valid[draft.seq_id] = checked
-                else:
-                    valid.pop(draft.seq_id, None)
+    def _ask(self, source: Drafter, requests: Sequence[DraftRequest], limits: Mapping[str, int]) -> dict[str, Draft]:
+        """The valid drafts of a call; none if the drafter fails."""
+        name = source.name
+        valid: dict[str, Draft] = {}
+        try:
+            self._checks.collect(source.propose(requests), requests, limits, drafter=source, valid=valid)
+        except DrafterStoppedError as error:
+            self._pause(name, error)
+        except Exception as error:
+            if len(requests) == 1:
+                self._leave_out(name, requests[0].seq_id, error)
+            else:
+                self._pause(name, error)
+                self._suspects[name].update(request.seq_id for request in requests)
+        return valid
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Tokens that became known."""
-        self._call_all(lambda drafter: drafter.accept(seq_id, tokens))
+        for name, drafter in self.drafters.items():
+            if name not in self._known and seq_id not in self._left_out[name]:
+                self._tell(name, seq_id, partial(drafter.accept, seq_id, tokens))
 
     def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Collection[str]) -> None:
         """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""
-
-        resting = self._known
-        if len(resting) == len(self.drafters) and not ended:
-            return
-        for name, drafter in list(self.drafters.items()):
-            try:
-                if name not in resting:
-                    drafter.observe(output)
-                    for seq_id, tokens in known.items():
-                        drafter.accept(seq_id, tokens)
-                for seq_id in ended:
-                    drafter.end(seq_id)
-            except Exception as error:
-                self._switch_off(name, error)
+        if len(self._known) < len(self.drafters):
+            for name, drafter in self.drafters.items():
+                if name not in self._known:
+                    self._observe(name, drafter, output, known)
         for seq_id in ended:
-            self._forget(seq_id)
+            self.end(seq_id)
+        if self.pauses.step():
+            self.unsettled = True
 
-    def _forget(self, seq_id: str) -> None:
-        for each in self._known.values():
-            each.pop(seq_id, None)
+    def _observe(self, name: str, drafter: Drafter, output: TargetOutput, known: Mapping[str, Sequence[int]]) -> None:
+        left_out = self._left_out[name]
+        try:
+            drafter.observe(output)
+        except Exception as error:
+            self._pause(name, error)
+            return
+        for seq_id, tokens in known.items():
+            if seq_id in left_out:
+                continue
+            try:
+                drafter.accept(seq_id, tokens)
+            except Exception as error:
+                self._leave_out(name, seq_id, error)
+                if name in self._known:
+                    return
 
     def forget(self) -> None:
         """Drafters forget earlier requests. No sequence is running."""
-        self._call_all(lambda drafter: drafter.forget() if isinstance(drafter, RemembersRequests) else None)
+        for name, drafter in self.drafters.items():
+            try:
+                if isinstance(drafter, RemembersRequests):
+                    drafter.forget()
+            except Exception as error:
+                self._pause(name, error)
 
     def end(self, seq_id: str) -> None:
-        self._forget(seq_id)
-        self._call_all(lambda drafter: drafter.end(seq_id))
+        self._begun.discard(seq_id)
+        for name, drafter in self.drafters.items():
+            known, left_out = self._known.get(name), self._left_out[name]
+            has_it = seq_id not in left_out and (known is None or known.pop(seq_id, 0) > 0)
+            left_out.discard(seq_id)
+            self._suspects[name].discard(seq_id)
+            if has_it:
+                try:
+                    drafter.end(seq_id)
+                except Exception as error:
+                    self._strike(name, error)
+                else:
+                    self.pauses.served(name)
 
     def _requests(
         self, spans: Iterable[Span], plan: Plan, sequences: Mapping[str, DraftableSequence], first: str
@@ -205,71 +261,39 @@ class Proposer:
                 requests.setdefault(decision.drafter or first, []).append(request)
         return limits, requests
 
-    def _call_all(self, call: Callable[[Drafter], None]) -> None:
-        for name in list(self.drafters):
-            self._call(name, call)
+    # ---- drafters that fail ---------------------------------------------------------------------------------------
 
-    def _call(self, name: str, call: Callable[[Drafter], None]) -> None:
+    def _tell(self, name: str, seq_id: str, call: Callable[[], None]) -> bool:
+        """Make a call about one sequence; whether it succeeded."""
         try:
-            call(self.drafters[name])
+            call()
         except Exception as error:
-            self._switch_off(name, error)
+            self._leave_out(name, seq_id, error)
+            return False
+        return True
 
-    def _switch_off(self, name: str, error: Exception) -> None:
-        log.warning("Drafter %r failed and is switched off: %s: %s", name, type(error).__name__, error)
-        self.failed[name] = f"{type(error).__name__}: {error}"
-        del self.drafters[name]
-        self._known.pop(name, None)
-        self.readers.remove(name)
+    def _leave_out(self, name: str, seq_id: str, error: Exception) -> None:
+        """The drafter failed for this sequence."""
+        with suppress(Exception):
+            self.drafters[name].end(seq_id)
+        self._left_out[name].add(seq_id)
+        self._strike(name, error)
 
-    # ---- checks of a draft ----------------------------------------------------------------------------------------
+    def _strike(self, name: str, error: Exception) -> None:
+        if self.pauses.strike(name, error):
+            self._pause(name, error)
 
-    def _valid_part(self, draft: Draft, request: DraftRequest, limit: int, drafter: Drafter) -> Draft:
-        """The longest prefix of a draft that is a tree of known tokens within the limit; nothing of a draft that lacks
-        the draft_probs it needs."""
-        if self._is_valid_chain(draft, request, limit, drafter):
-            return draft
-        sound = self._has_needed_probs(draft, request, drafter)
-        size = min(limit, len(draft.tokens), len(draft.parents)) if sound else 0
-        for node in range(size):
-            lowest = -1 if self._rule.verifies_trees else node - 1
-            if not (0 <= draft.tokens[node] < self.vocab and lowest <= draft.parents[node] < node):
-                size = node
-                break
-        return replace(
-            draft,
-            tokens=tuple(draft.tokens[:size]),
-            parents=tuple(draft.parents[:size]),
-            scores=tuple(draft.scores[:size]) if _has_valid_scores(draft) else (),
-            drafter=drafter.name,
-            draft_probs=None if draft.draft_probs is None else draft.draft_probs[:size],
-        )
-
-    def _is_valid_chain(self, draft: Draft, request: DraftRequest, limit: int, drafter: Drafter) -> bool:
-        """Whether it is a chain with nothing to cut off, as nearly all drafts are; checked quickly."""
-        tokens = draft.tokens
-        return (
-            len(tokens) <= limit
-            and draft.drafter == drafter.name
-            and draft.is_chain
-            and (not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab))
-            and (not draft.scores or _has_valid_scores(draft))
-            and self._has_needed_probs(draft, request, drafter)
-        )
-
-    def _has_needed_probs(self, draft: Draft, request: DraftRequest, drafter: Drafter) -> bool:
-        """Whether sampled guesses have the distribution they were drawn from where it was requested: without it no
-        distribution-exact rule is exact."""
-        if draft.draft_probs is not None:
-            return draft.draft_probs.shape == (len(draft.tokens), self.vocab)
-        sampled = drafter.samples and not request.params.greedy
-        return not (request.needs_draft_probs and sampled)
-
-
-def _has_valid_scores(draft: Draft) -> bool:
-    """Whether every guess has a score, and each is a probability."""
-    scores = draft.scores
-    if len(scores) != len(draft.tokens):
-        return False
-    total = sum(scores)  # NaN if one is, of which neither the least nor the greatest need tell
-    return not scores or (min(scores) >= 0.0 and max(scores) <= 1.0 and total == total)
+    def _pause(self, name: str, error: Exception) -> None:
+        """The drafter failed: its sequences begin anew when the pause is over."""
+        if name in self.failed:
+            return
+        self.pauses.begin(name, error)
+        served, known = self._begun - self._left_out[name], self._known.get(name)
+        for seq_id in served:
+            if known is None or known.get(seq_id, 0):
+                with suppress(Exception):
+                    self.drafters[name].end(seq_id)
+        self._known[name] = dict.fromkeys(served, 0)
+        self._suspects[name].clear()
+        self.readers.rest(self.readers.resting, pausing=self.failed.keys())
+        self.unsettled = True

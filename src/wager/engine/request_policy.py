@@ -29,6 +29,7 @@ class RequestPolicy(WrappedPolicy):
         self._constrained: set[str] = set()
         self._grammar_drafts = GrammarDrafts()
         self._spans: Sequence[Span] = ()
+        self._left_out: frozenset[str] = frozenset()
         super().__init__(policy)
         self._bind()
 
@@ -134,9 +135,17 @@ class RequestPolicy(WrappedPolicy):
         named = {decision.drafter for decision in self._decisions.values() if decision.depth}
         return frozenset() if "" in named else self.policy.resting - named
 
+    def leave_out(self, drafters: frozenset[str]) -> None:
+        self._left_out = drafters
+        self.policy.leave_out(drafters)
+
     def explain(self) -> str:
-        count, why = len(self._decisions), self.policy.explain()
-        return f"{why}\nOf {count} sequences the requests say how they speculate." if count else why
+        lines, count = [self.policy.explain()], len(self._decisions)
+        if self._left_out:
+            lines.append(f"Failed, and not asked until a pause is over: {', '.join(sorted(self._left_out))}.")
+        if count:
+            lines.append(f"Of {count} sequences the requests say how they speculate.")
+        return "\n".join(lines)
 
 
 def _decision(choice: RequestSpeculation, drafters: Mapping[str, Drafter]) -> DraftDecision:

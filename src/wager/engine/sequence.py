@@ -92,6 +92,10 @@ class Sequence:
         return self.request.params
 
     @property
+    def tenant(self) -> str:
+        return self.request.tenant
+
+    @property
     def num_pending_tokens(self) -> int:
         """Known tokens that are not computed yet; at least one while the sequence runs."""
         return len(self.tokens) - self.num_computed_tokens

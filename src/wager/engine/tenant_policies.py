@@ -25,11 +25,12 @@ class TenantPolicies(WrappedPolicy):
         self._of_several: Policy | None = None
         self._weights: dict[str, float] = {}  # of the sequences that have begun and not ended
         self._waiting: list[str] = []  # those of them that the policy does not know yet
+        self._left_out: frozenset[str] = frozenset()  # drafters
         self._ended = False  # whether one has ended since the policy was chosen
         super().__init__(self._policies.get(NO_TENANT))
 
     def begin(self, sequence: str, *, weight: float) -> None:
-        self._policies.enter(sequence, self._sequences[sequence].request.tenant)
+        self._policies.enter(sequence, self._sequences[sequence].tenant)
         self._weights[sequence] = weight
         self._waiting.append(sequence)
 
@@ -42,6 +43,10 @@ class TenantPolicies(WrappedPolicy):
         else:
             self.policy.end(sequence)
         self._ended = True
+
+    def leave_out(self, drafters: frozenset[str]) -> None:
+        self._left_out = drafters
+        self.policy.leave_out(drafters)
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         if self._waiting or self._ended:
@@ -57,6 +62,7 @@ class TenantPolicies(WrappedPolicy):
                 if sequence in known:
                     self.policy.end(sequence)
             self.policy, self._waiting = chosen, list(self._weights)
+            chosen.leave_out(self._left_out)
         for sequence in self._waiting:
             chosen.begin(sequence, weight=self._weights[sequence])
         self._waiting, self._ended = [], False

@@ -53,7 +53,7 @@ class FencedEncoder:
         spans = [match.span() for match in allowed]
         expected = [self.control[match[0]] for match in allowed]
         if spans == [match.span() for match in self._pattern.finditer(text)]:
-            ids = list(self._backend.encode(text, add_special_tokens=False).ids)
+            ids = token_ids(self._backend, text)
             if self._none_beyond(expected, ids):
                 return ids
         shared = None if self._shared is None else self._shared.encode(text, spans)
@@ -104,7 +104,7 @@ class _SharedModel:
     def encode(self, text: str, spans: Sequence[tuple[int, int]]) -> list[int] | None:
         """See _RenamedTokens.encode. None if the model made a token that spells a control token, alone or with more:
         without such tokens the text might be encoded otherwise. (If it made none, it never merged one.)"""
-        found = self.backend.encode(_renamed(text, spans, self.names), add_special_tokens=False).ids
+        found = token_ids(self.backend, _renamed(text, spans, self.names))
         of_model = {*found} - self.ids.keys()
         if any(self.spelled.search(self.backend.id_to_token(i) or "") for i in of_model):
             return None
@@ -130,7 +130,7 @@ class _RenamedTokens:
 
     def encode(self, text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
         """Token ids of a text whose control tokens are those at `spans`, and no others."""
-        return list(self.backend.encode(_renamed(text, spans, self.names), add_special_tokens=False).ids)
+        return token_ids(self.backend, _renamed(text, spans, self.names))
 
 
 def _new_names(control: Iterable[str]) -> dict[str, str]:
@@ -146,6 +146,12 @@ def _renamed(text: str, spans: Sequence[tuple[int, int]], names: Mapping[str, st
         pieces += [text[at:start], names[text[start:end]]]
         at = end
     return "".join([*pieces, text[at:]])
+
+
+def token_ids(backend: Backend, text: str, *, special: bool = False) -> list[int]:
+    """The ids that the library gives; `special` as in Tokenizer.encode. Alone of its calls this one releases the
+    interpreter's lock, and finds no places of tokens in the text, which takes as long as the ids."""
+    return list(backend.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
 
 def check_unicode(text: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wager.errors import TokenizerError
-from wager.models.fenced_encoder import FencedEncoder, check_unicode
+from wager.models.fenced_encoder import FencedEncoder, check_unicode, token_ids
 from wager.models.tokenizer_errors import library_errors
 from wager.models.tokenizer_files import read_parts
 from wager.models.tokenizer_parts import TokenizerParts
@@ -43,6 +43,7 @@ class Tokenizer:
         self._parts = parts
         self._fenced = FencedEncoder(parts)
         self._bytes: dict[int, bytes] = {}
+        self._spelt: Sequence[int] = ()  # what `spell` was given last
         self.whole_texts = WholeTexts(self)
         """The text of tokens met so far, if it is whole characters, without those that are special or end a fragment:
         after whole characters it is what such a token adds."""
@@ -50,6 +51,10 @@ class Tokenizer:
         self.eos_ids = parts.eos_ids
         self.chat_template = parts.chat_template
         self.space_prefix = parts.space_prefix
+
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[TokenizerParts]]:
+        """What it has met is not written."""
+        return Tokenizer, (self._parts,)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -74,7 +79,7 @@ class Tokenizer:
         """
         check_unicode(text)
         with library_errors(self._parts.where):
-            return list(self._parts.backend.encode(text, add_special_tokens=special).ids)
+            return token_ids(self._parts.backend, text, special=special)
 
     def encode_parts(self, parts: Iterable[TextPart]) -> list[int]:
         """Token ids of the parts joined, without the tokens put around every text; the parts of a chat have them.
@@ -147,6 +152,14 @@ class Tokenizer:
                 with suppress(UnicodeDecodeError):
                     self.whole_texts[token_id] = value.decode()
         return value
+
+    def spell(self, token_ids: Sequence[int]) -> None:
+        """Get ready the bytes of tokens that will be asked for. The choices of a request have one prompt: it is
+        gone through once."""
+        if token_ids is not self._spelt:
+            for token in set(token_ids) - self._bytes.keys():
+                self.token_bytes(token)
+            self._spelt = token_ids
 
     def chat(
         self,
@@ -224,8 +237,7 @@ class IncrementalDecoder:
         self._drop_space = tokenizer.begins_fragment(after)
         self.known_texts: dict[int, str] = {} if self._drop_space else tokenizer.whole_texts
         """The texts of tokens that can be added as they are: nothing is kept, and no space is to be dropped."""
-        for token in set(after):  # answers repeat them: spelt now, they need not be looked up between two steps
-            tokenizer.token_bytes(token)
+        tokenizer.spell(after)  # answers repeat them: spelt now, they need not be looked up between two steps
 
     def push(self, token_id: int, /) -> str:
         """The text that becomes complete with this token."""

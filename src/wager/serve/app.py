@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,16 +20,16 @@ from wager import __version__
 from wager.async_llm import AsyncLLM
 from wager.errors import WagerError
 from wager.serve.admission import Admission
+from wager.serve.body_process import BodyKind, RequestReader
 from wager.serve.errors import ApiError, error_response
 from wager.serve.gate import ApiKeys, Gate
 from wager.serve.generation import Generation
-from wager.serve.limits import read_body, work_by_size
+from wager.serve.limits import BodyLimits
 from wager.serve.live import PAGE_PATHS, LiveView
 from wager.serve.metrics import CONTENT_TYPE, Metrics
 from wager.serve.options import ServeOptions
-from wager.serve.tokens import TokenConversion
 from wager.serve.totals import StepTotals
-from wager.serve.work import BodyParser
+from wager.serve.work import ParsingContext, check_model
 from wager.types import OutputDelta, StepRecord
 
 _MOST_TOLD = 32
@@ -49,9 +50,8 @@ class Server:
         self.metrics = Metrics(llm, self.admission, self._totals, model=name)
         self.live = LiveView(llm, self.admission, self._totals, self.metrics.drafts, model=name)
         llm.on_step, llm.most_told = self._on_step, _MOST_TOLD
-        self.bodies = BodyParser(llm, options)
-        self.generation = Generation(llm, options, self.bodies, self.admission, self.metrics)
-        self.tokens = TokenConversion(llm, self.bodies)
+        self.limits, self.bodies = BodyLimits(options), RequestReader(_served_model(llm, options))
+        self.generation = Generation(llm, options, self.limits, self.bodies, self.admission, self.metrics)
         self._started = int(time.time())
 
     def app(self) -> Starlette:
@@ -98,9 +98,12 @@ class Server:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
+        prepared = asyncio.create_task(asyncio.to_thread(self.bodies.prepare))
         try:
             yield
         finally:
+            await prepared
+            self.bodies.close()
             await self.llm.close()
 
     def _on_step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
@@ -116,7 +119,7 @@ class Server:
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, http: Request) -> Response:
-        self.bodies.check_model(http.path_params["name"])
+        check_model(http.path_params["name"], self.options.model_name)
         return JSONResponse(self._model())
 
     async def health(self, http: Request) -> Response:
@@ -144,10 +147,15 @@ class Server:
         return Response(await self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def tokenize(self, http: Request) -> Response:
-        return JSONResponse(await work_by_size(self.tokens.encode, await read_body(http, self.options)))
+        return await self._converted(http, "encode")
 
     async def detokenize(self, http: Request) -> Response:
-        return JSONResponse(await work_by_size(self.tokens.decode, await read_body(http, self.options)))
+        return await self._converted(http, "decode")
+
+    async def _converted(self, http: Request, kind: BodyKind) -> Response:
+        async with self.limits.body(http) as raw:
+            content = await self.bodies.read(kind, raw, http.state.request_id)
+        return Response(content, media_type="application/json")
 
     def _model(self) -> dict[str, Any]:
         return {
@@ -157,6 +165,18 @@ class Server:
             "owned_by": "wager",
             "max_model_len": self.llm.engine.scheduler.max_context,
         }
+
+
+def _served_model(llm: AsyncLLM, options: ServeOptions) -> ParsingContext:
+    scheduler = llm.engine.scheduler
+    return ParsingContext(
+        name=options.model_name,
+        tokenizer=llm.tokenizer,
+        max_context=scheduler.max_context,
+        num_blocks=scheduler.block_pool.num_blocks,
+        vocab=llm.engine.runner.target.vocab,
+        temperature=options.default_temperature,
+    )
 
 
 async def _refuse(http: Request, error: Exception) -> Response:

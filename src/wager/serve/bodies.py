@@ -111,7 +111,7 @@ class SamplingFields(Strict):
     top_k: int | None = Field(None, ge=-1)
     min_p: Finite | None = Field(None, ge=0, le=1)
     repetition_penalty: Finite | None = Field(None, gt=0, le=1000)
-    stop_token_ids: Items[int] | None = None
+    stop_token_ids: Annotated[Items[int] | None, Field(max_length=1024)] = None
     ignore_eos: bool | None = None
     speculation: Annotated[SpeculationChoice | Literal["off"] | None, BeforeValidator(_off_or_object)] = None
     speculation_stats: bool | None = None

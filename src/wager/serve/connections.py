@@ -25,6 +25,10 @@ MOST_REQUEST_BYTES = 64 << 20
 STALL_S = 30.0
 """Seconds after which a connection is closed whose client has taken nothing of what is ready for it."""
 
+_PIECE_BYTES = 16 << 10
+"""Bytes that are parsed at once: a head is too long before it ends. A further one of a
+connection may be longer by them."""
+
 _MOST_PIPELINED = 8
 """Requests that may wait behind the one that is answered, before reading pauses."""
 
@@ -59,13 +63,15 @@ class BoundedConnection(HttpToolsProtocol):
         self._request_bytes += len(data)
         if self._request_bytes > MOST_REQUEST_BYTES:
             self.transport.abort()
-        if self._refused or self.transport.is_closing():
-            return
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
-            self._refuse(431, f"The head of the request is longer than {MOST_HEAD_BYTES} bytes.")
+        rest = memoryview(data)
+        while rest and not (self._refused or self.transport.is_closing()):
+            most = min(_PIECE_BYTES, MOST_HEAD_BYTES + 1 - self._head_bytes) if self._in_head else _PIECE_BYTES
+            piece, rest = bytes(rest[:most]), rest[most:]
+            if self._in_head:
+                self._head_bytes += len(piece)
+            super().data_received(piece)
+            if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
+                self._refuse(431, f"The head of the request is longer than {MOST_HEAD_BYTES} bytes.")
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.responses import Response
 
@@ -48,6 +49,10 @@ class ApiError(WagerError):
         self.param = param
         self.code = code or _CODES.get(status)
         self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An exception is written without what is given by name."""
+        return ApiError, (self.status, self.message, self.hint), self.__dict__
 
 
 def failed_answer(choice: Completion | OutputDelta) -> ApiError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,21 +15,20 @@ from starlette.responses import Response
 from wager.async_llm import AsyncLLM
 from wager.draft.base import remembers_requests
 from wager.engine.grammar_drafts import NAME as GRAMMAR_DRAFTER
-from wager.engine.limits import check_length
 from wager.errors import RequestError, WagerError
 from wager.serve.admission import Admission
 from wager.serve.answers import Answer
-from wager.serve.bodies import StreamOptions
+from wager.serve.body_process import BodyKind, RequestReader
 from wager.serve.chunks import StreamPlan
 from wager.serve.errors import ApiError, failed_answer
 from wager.serve.formats import encoded
 from wager.serve.guesses import GuessReport, draft_report
-from wager.serve.limits import read_body, work_by_size
+from wager.serve.limits import BodyLimits
 from wager.serve.metrics import Metrics
 from wager.serve.options import ServeOptions
 from wager.serve.sse import EventStream, until_gone
-from wager.serve.work import BodyParser, Work
-from wager.types import Completion
+from wager.serve.work import Work
+from wager.types import Completion, Request
 
 _QUICK_TOKENS = 5_000
 """Tokens, and alternatives to them, of an answer that is written in the event loop; of a larger one in a thread."""
@@ -39,53 +38,58 @@ class Generation:
     """Handlers of /v1/completions and /v1/chat/completions."""
 
     def __init__(
-        self, llm: AsyncLLM, options: ServeOptions, bodies: BodyParser, admission: Admission, metrics: Metrics
+        self,
+        llm: AsyncLLM,
+        options: ServeOptions,
+        limits: BodyLimits,
+        bodies: RequestReader,
+        admission: Admission,
+        metrics: Metrics,
     ) -> None:
         self._llm, self._options, self._admission, self._metrics = llm, options, admission, metrics
-        self._bodies = bodies
+        self._limits, self._bodies = limits, bodies
         self._compiling = asyncio.Semaphore()
 
     async def completions(self, http: HttpRequest) -> Response:
-        return await self._respond(http, self._bodies.completion)
+        return await self._respond(http, "completion")
 
     async def chat(self, http: HttpRequest) -> Response:
-        return await self._respond(http, self._bodies.chat)
+        return await self._respond(http, "chat")
 
-    async def _respond(self, http: HttpRequest, make: Callable[..., Work]) -> Response:
-        raw = await read_body(http, self._options)
-        work = await self._ready(
-            await work_by_size(partial(make, request_id=http.state.request_id, tenant=http.state.tenant), raw)
-        )
+    async def _respond(self, http: HttpRequest, kind: BodyKind) -> Response:
+        work = await self._ready(await self._read(http, kind))
         async with AsyncExitStack() as stack:
             stack.enter_context(self._admission.place(work.sequences))
-            answer = await stack.enter_async_context(Answer(self._llm, work.requests))
-            told = http.state.log_fields = {"prompt_tokens": sum(len(request.prompt) for request in work.requests)}
-            if work.body.speculation_stats:
+            requests = work.requests(partial(self._llm.request, tenant=http.state.tenant))
+            answer = await stack.enter_async_context(Answer(self._llm, requests))
+            told = http.state.log_fields = {"prompt_tokens": work.prompt_tokens}
+            if work.speculation_stats:
                 answer.measure()
-            for request in work.requests:
+            for request in requests:
                 stack.callback(self._metrics.request_dropped, request.id)
                 self._metrics.request_opened(request)
             await self._start(work, answer)
             stack.callback(lambda: told.update(_end(answer)))
-            if not work.body.stream:
+            if not work.stream:
                 return await self._whole(http, work, answer)
-            return EventStream(answer, self._plan(work, answer), stack.pop_all())
+            return EventStream(answer, self._plan(work, answer, requests), stack.pop_all())
+
+    async def _read(self, http: HttpRequest, kind: BodyKind) -> Work:
+        async with self._limits.body(http) as raw:
+            work: Work = await self._bodies.read(kind, raw, http.state.request_id)
+        return work
 
     async def _ready(self, work: Work) -> Work:
-        """The work with its grammar compiled, one at a time and in a thread, so that no step waits for it. What cannot
-        fit need not reach the engine's thread."""
-        scheduler, grammars = self._llm.engine.scheduler, self._llm.engine.grammars
-        params = work.requests[0].params
+        """The work with its grammar compiled, one at a time and in a thread, so that no step waits for it."""
+        params, grammars = work.params, self._llm.engine.grammars
+        if params.grammar is None or grammars is None:
+            return work
         try:
-            for request in work.requests:
-                check_length(request, max_context=scheduler.max_context, num_blocks=scheduler.block_pool.num_blocks)
-            if params.grammar is None or grammars is None:
-                return work
             async with self._compiling:
-                params = replace(params, grammar=await asyncio.to_thread(grammars.compile, params.grammar))
+                grammar = await asyncio.to_thread(grammars.compile, params.grammar)
         except RequestError as error:
-            raise work.refusal(error, max_context=scheduler.max_context) from None
-        return replace(work, requests=[replace(request, params=params) for request in work.requests])
+            raise work.refusal(error, max_context=self._llm.engine.scheduler.max_context) from None
+        return replace(work, params=replace(params, grammar=grammar))
 
     async def _start(self, work: Work, answer: Answer) -> None:
         try:
@@ -97,24 +101,25 @@ class Generation:
                 raise work.refusal(error, max_context=self._llm.engine.scheduler.max_context) from None
             raise
 
-    def _plan(self, work: Work, answer: Answer) -> StreamPlan:
-        options, told = work.body.stream_options, bool(work.body.speculation_stats)
+    def _plan(self, work: Work, answer: Answer, requests: Sequence[Request]) -> StreamPlan:
+        options, told = work.stream_options, work.speculation_stats
+        continuous = options.include_usage and options.continuous_usage_stats
         return StreamPlan(
-            work.format,
-            include_usage=bool(options and options.include_usage),
-            prompt_tokens=sum(len(request.prompt) for request in work.requests) if _continuous(options) else None,
+            work.format(self._llm.tokenizer.token_bytes),
+            include_usage=bool(options.include_usage),
+            prompt_tokens=work.prompt_tokens if continuous else None,
             usage=work.usage,
             timeout=self._options.request_timeout,
             details=(lambda done: draft_report(answer, done)) if told else None,
-            guesses=self._guess_report(work) if told else None,
+            guesses=self._guess_report(requests) if told else None,
         )
 
-    def _guess_report(self, work: Work) -> GuessReport:
+    def _guess_report(self, requests: Sequence[Request]) -> GuessReport:
         """Rejected guesses are shown of drafters that guess from nothing but the request."""
         drafters = self._llm.engine.proposer.drafters.items()
         own = {name for name, drafter in drafters if not remembers_requests(drafter)}
         shown = None if self._options.show_rejected else own | {GRAMMAR_DRAFTER}
-        return GuessReport(self._llm.tokenizer, work.requests, shown=shown)
+        return GuessReport(self._llm.tokenizer, requests, shown=shown)
 
     async def _whole(self, http: HttpRequest, work: Work, answer: Answer) -> Response:
         gone = asyncio.create_task(until_gone(http.receive))
@@ -133,7 +138,7 @@ class Generation:
                 task.cancel()
                 with suppress(asyncio.CancelledError, WagerError):
                     await task
-        size = answer.num_tokens * (1 + (work.requests[0].params.logprobs or 0))
+        size = answer.num_tokens * (1 + (work.params.logprobs or 0))
         write = partial(self._written, work, answer, completions)
         content = await asyncio.to_thread(write) if size > _QUICK_TOKENS else write()
         return Response(content, media_type="application/json")
@@ -141,17 +146,17 @@ class Generation:
     def _written(self, work: Work, answer: Answer, completions: Sequence[Completion]) -> bytes:
         return encoded(self._object(work, answer, completions))
 
-    @staticmethod
-    def _object(work: Work, answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
+    def _object(self, work: Work, answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
         for completion in completions:
             if completion.finish_reason == "error":
                 raise failed_answer(completion)
             if completion.finish_reason == "abort":
                 raise ApiError(503, "The server ended the request.", "Send it again.", retry_after=30)
-        found = work.format.envelope(stream=False)
-        found["choices"] = [work.format.choice(index, completion) for index, completion in enumerate(completions)]
+        form = work.format(self._llm.tokenizer.token_bytes)
+        found = form.envelope(stream=False)
+        found["choices"] = [form.choice(index, completion) for index, completion in enumerate(completions)]
         found["usage"] = work.usage(completions)
-        if work.body.speculation_stats:
+        if work.speculation_stats:
             found["speculation"] = draft_report(answer, completions)
         return found
 
@@ -160,7 +165,3 @@ def _end(answer: Answer) -> dict[str, Any]:
     """How an answer ended, for the log: the status of a stream was sent before."""
     failed = {"error": answer.error.status} if answer.error else {"finish_reason": answer.finish_reason}
     return {"completion_tokens": answer.num_tokens, **failed}
-
-
-def _continuous(options: StreamOptions | None) -> bool:
-    return bool(options and options.include_usage and options.continuous_usage_stats)

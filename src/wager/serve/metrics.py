@@ -236,14 +236,18 @@ class Metrics:
             labels=("model_name", "drafter"),
         )  # fmt: skip
         failed = GaugeMetricFamily(
-            "wager:drafter_failed", "1 for a drafter that raised an error and is not called any more.",
+            "wager:drafter_failed", "1 for a drafter that raised an error and is not called until a pause is over.",
             labels=("model_name", "drafter"),
         )  # fmt: skip
+        failures = CounterMetricFamily(
+            "wager:drafter_failures", "Errors that a drafter raised.", labels=("model_name", "drafter")
+        )
         proposer = self._llm.engine.proposer
-        for name in (*proposer.drafters, *proposer.failed):
+        for name in proposer.drafters:
+            failures.add_metric((self._model, name), float(proposer.pauses.failures(name)))
             collapsed.add_metric((self._model, name), float(name in self._collapsed))
             failed.add_metric((self._model, name), float(name in proposer.failed))
-        yield from (collapsed, failed)
+        yield from (collapsed, failed, failures)
         figures = self._figures
         if figures is None:
             return

@@ -52,7 +52,7 @@ _REFUSALS: Mapping[int, str] = {
     429: "Too many requests wait; Retry-After says when to come again",
     431: "The head is too long",
     500: "The server failed; its log says why",
-    503: "The server is shutting down, or its engine has failed",
+    503: "Too many bytes of bodies are being read, the server is shutting down, or its engine has failed",
     504: "There was no answer in time",
 }
 

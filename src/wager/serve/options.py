@@ -20,7 +20,8 @@ class ServeOptions:
 
     `model_name` is how clients call the model. `max_waiting`: requests that may wait for their first step; more are
     refused with 429. `request_timeout`: seconds from arrival after which a request ends. `max_body`: bytes of a body;
-    `body_timeout`: seconds in which it must arrive. `drain_timeout`: seconds that running requests get after SIGTERM.
+    `max_bodies`: of all that are being read; `body_timeout`: seconds in which one must arrive. `drain_timeout`: seconds
+    that running requests get after SIGTERM.
     `cors`: origins whose pages may call, "*" for all. `default_temperature`: of requests that name none; OpenAI's is 1.
 
     What is learned and cached of a key's requests serves that key alone, unless `share_between_keys`. `operator_keys`
@@ -38,6 +39,7 @@ class ServeOptions:
     max_waiting: int = 256
     request_timeout: float = 600.0
     max_body: int = 4 << 20
+    max_bodies: int = 64 << 20
     body_timeout: float = 10.0
     drain_timeout: float = 30.0
     cors: tuple[str, ...] = ()

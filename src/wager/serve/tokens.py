@@ -4,56 +4,55 @@ from __future__ import annotations
 
 from typing import Any
 
-from wager.async_llm import AsyncLLM
 from wager.prompts import TextPart
 from wager.serve.bodies import ChatBody, DetokenizeBody, TokenizeBody, parse
 from wager.serve.errors import ApiError
-from wager.serve.limits import check_characters
+from wager.serve.formats import encoded
 from wager.serve.tools import ChatTools
-from wager.serve.work import BodyParser
+from wager.serve.work import BodyParser, check_model
 
 
 class TokenConversion:
-    """Texts and conversations to token ids as requests have them, and back."""
+    """Texts and conversations to token ids as requests have them, and back. Answers are JSON in UTF-8."""
 
-    def __init__(self, llm: AsyncLLM, bodies: BodyParser) -> None:
-        self._llm, self._bodies = llm, bodies
+    def __init__(self, bodies: BodyParser) -> None:
+        self._bodies, self._model = bodies, bodies.model
 
-    def encode(self, raw: bytes) -> dict[str, Any]:
+    def encode(self, raw: bytes) -> bytes:
         """The answer to a body of /tokenize."""
         body = parse(TokenizeBody, raw)
-        self._bodies.check_model(body.model)
+        check_model(body.model, self._model.name)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "There must be a prompt or messages.", "Send one of the two.", param="prompt")
         tokens = self._text(body) if body.prompt is not None else self._conversation(body)
         found: dict[str, Any] = {
             "count": len(tokens),
-            "max_model_len": self._llm.engine.scheduler.max_context,
+            "max_model_len": self._model.max_context,
             "tokens": tokens,
         }
         if body.return_token_strs:
-            found["token_strs"] = [self._llm.tokenizer.token(token) for token in tokens]
-        return found
+            found["token_strs"] = [self._model.tokenizer.token(token) for token in tokens]
+        return encoded(found)
 
-    def decode(self, raw: bytes) -> dict[str, Any]:
+    def decode(self, raw: bytes) -> bytes:
         """The answer to a body of /detokenize."""
         body = parse(DetokenizeBody, raw)
-        self._bodies.check_model(body.model)
-        vocab = self._llm.engine.runner.target.vocab
+        check_model(body.model, self._model.name)
+        vocab = self._model.vocab
         wrong = next((token for token in body.tokens if not 0 <= token < vocab), None)
         if wrong is not None:
             raise ApiError(400, f"Token {wrong} is not in the vocabulary of {vocab}.", param="tokens")
-        return {"prompt": self._llm.tokenizer.decode(body.tokens, special=True)}
+        return encoded({"prompt": self._model.tokenizer.decode(body.tokens, special=True)})
 
     def _text(self, body: TokenizeBody) -> list[int]:
         for name in ("tools", "add_generation_prompt"):
             if getattr(body, name) is not None:
                 raise ApiError(400, f"{name} goes with messages.", "Leave it out.", param=name)
-        tokenizer, text = self._llm.tokenizer, body.prompt or ""
-        check_characters(len(text), self._llm.engine.scheduler.max_context, "prompt")
-        if body.add_special_tokens is False:
-            return tokenizer.encode_parts([TextPart(text)])
-        return tokenizer.encode_untrusted(text)
+        text = body.prompt or ""
+        if body.add_special_tokens is not False:
+            return self._bodies.encode_text(text)
+        self._bodies.check_characters(len(text), "prompt")
+        return self._model.tokenizer.encode_parts([TextPart(text)])
 
     def _conversation(self, body: TokenizeBody) -> list[int]:
         if body.add_special_tokens:
@@ -62,6 +61,6 @@ class TokenConversion:
                 "Leave add_special_tokens out.", param="add_special_tokens",
             )  # fmt: skip
         chat = ChatBody.model_validate({"messages": body.messages, "tools": body.tools})
-        tools = ChatTools.of(chat, self._llm.tokenizer)
+        tools = ChatTools.of(chat, self._model.tokenizer)
         whole = body.add_generation_prompt is not False
-        return list(self._bodies.encode_messages(chat.messages, tools, add_generation_prompt=whole))
+        return self._bodies.encode_messages(chat.messages, tools, add_generation_prompt=whole)

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,15 @@ class History:
             self._counts_by_id.add(token)
         if self.grammar is not None and added:
             self.grammar.append(added)
+
+    def copy(self) -> History:
+        """One that is appended to by itself. A view cannot be copied."""
+        if self._path:
+            raise UsageError("A view of a history cannot be copied.", "Copy the history it was taken from.")
+        made = object.__new__(History)
+        made._counts_by_id, made._path = deepcopy(self._counts_by_id), ()
+        made.grammar = self.grammar and self.grammar.copy()
+        return made
 
     def extended(self, path: Sequence[int]) -> History:
         """The history after the further tokens of `path`; copies nothing but the path."""

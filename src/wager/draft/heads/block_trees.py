@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wager.draft.guessed_tree import BRANCHES, MOST_NODES, GuessedTree, with_rate
+from wager.draft.guessed_tree import BRANCHES, MOST_NODES, GuessedTree, TreeShape, with_rate
 from wager.draft.guessing import GuessedRow, GuessSampler
 from wager.draft.heads.block import BlockDrafter, BlockSequence, SlotHead
 from wager.draft.heads.parallel import ParallelDrafter, ParallelHead
@@ -35,7 +35,7 @@ class MarginalTrees:
         nodes, template = request.depth, None
         if draws(request):
             template = sequoia(self._rank_rates.of(request.seq_id).rates, min(nodes, rows), levels)
-        return GuessedTree(request, history, nodes=nodes, levels=min(levels, nodes), template=template)
+        return GuessedTree(request, history, TreeShape(nodes, min(levels, nodes), template=template))
 
     def draft(
         self,

@@ -14,16 +14,13 @@ from typing import cast
 
 import numpy as np
 
-from wager.draft.guessed_tree import MOST_NODES, WIDTH, FedNodes, GuessedTree
+from wager.draft.guessed_tree import MOST_NODES, FedNodes, GuessedTree, TreeShape
 from wager.draft.heads.autoregressive import HeadDrafter, HeadRound, HeadSequence, StateHead, stacked_rows
-from wager.draft.tree_templates import LearnsRanks, RankRates, sequoia
+from wager.draft.tree_templates import LearnsRanks, RankRates
 from wager.kernels.arrays import INT32, Array
 from wager.kernels.base import BLOCK_SIZE, Kernels, TargetOutput
 from wager.tenants import PerTenant
 from wager.types import Draft, DraftRequest, PackedBatch, Span
-
-LEVELS = 8
-"""Levels of a tree at most: passes of the head."""
 
 
 class HeadTreeRound(HeadRound):
@@ -81,20 +78,15 @@ class HeadTreeDrafter(LearnsRanks, HeadDrafter):
         self.rank_rates = PerTenant(RankRates)
 
     def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> HeadTreeRound | None:
-        """Blocks for a tree's rows behind `known` entries, or for those of a chain if they are too few."""
-        nodes, levels = request.depth, min(LEVELS, request.depth, self._head.max_context - known + 1)
-        if nodes < 1 or levels < 1:
-            return None
-        template = None
-        if request.needs_draft_probs and not request.params.greedy:
-            template = sequoia(self.rank_rates.of(request.seq_id).rates, min(nodes, self._head.max_logits_rows), levels)
-        for width in (WIDTH, 1) if template is None else (WIDTH,):
-            if self.block_pool.reserve(request.seq_id, known + (nodes if template else width * (levels - 1))):
-                tree = GuessedTree(
-                    request, state.history, nodes=nodes, levels=levels, width=width, template=template
-                )  # fmt: skip
-                return HeadTreeRound(request, state, tree)
-        return None
+        """Blocks for a tree's rows behind `known` entries, or for those of a narrower one if they are too few."""
+        shape = TreeShape.reserved(
+            request,
+            room=self._head.max_context - known,
+            logits_rows=self._head.max_logits_rows,
+            rates=self.rank_rates.of(request.seq_id).rates,
+            reserve=lambda rows: self.block_pool.reserve(request.seq_id, known + rows),
+        )
+        return HeadTreeRound(request, state, GuessedTree(request, state.history, shape)) if shape else None
 
     def _pass(self, waiting: Sequence[HeadRound]) -> None:
         """One pass of the head for as many rounds as it has room for: those with states to compute are its first."""

@@ -269,9 +269,13 @@ class Adaptive(Policy):
             self._taken.learn()
             self._repeats_until = min(self._repeats_until, self._planner.next_plan)
 
+    def leave_out(self, drafters: frozenset[str]) -> None:
+        self._planner.left_out = self._readiness.left_out = drafters
+        self._planner.plan_now()
+        self._repeats_until = 0
+
     @property
     def collapsed(self) -> Mapping[str, str]:
-        """The drafters whose acceptance has collapsed, and a sentence about each."""
         return self._watch.collapsed
 
     @property
@@ -291,10 +295,6 @@ class Adaptive(Policy):
         if not decoding:
             return None
         self._taken.count()
-        speed = self._observed.speed(self._latency.plain_seconds)
-        return PolicyFigures(
-            self._goodput.row_cost(decoding),
-            self._goodput.ratio(decoding),
-            speed.ratio if speed else None,
-            step.load.plain_seconds,
-        )
+        speed, cost = self._observed.speed(self._latency.plain_seconds), self._goodput.row_cost(decoding)
+        ratio = self._goodput.ratio(decoding)
+        return PolicyFigures(cost, ratio, speed.ratio if speed else None, step.load.plain_seconds)

@@ -43,6 +43,10 @@ class Policy(Protocol):
         """The sequence finished or was aborted (not: preempted). Unknown sequences are ignored."""
         return
 
+    def leave_out(self, drafters: frozenset[str]) -> None:
+        """These drafters, and no others, have failed and pause: from now on until the next call they give no draft."""
+        return
+
     @property
     def collapsed(self) -> Mapping[str, str]:
         """The drafters that are not used since their acceptance collapsed, and a sentence about each."""
@@ -98,6 +102,9 @@ class WrappedPolicy(Policy):
 
     def end(self, sequence: str) -> None:
         self.policy.end(sequence)
+
+    def leave_out(self, drafters: frozenset[str]) -> None:
+        self.policy.leave_out(drafters)
 
     def explain(self) -> str:
         return self.policy.explain()

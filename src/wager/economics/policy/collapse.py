@@ -4,8 +4,9 @@ used until it recovers.
 What acceptance is worth is decided elsewhere, for every sequence anew, since texts differ. A drafter that was good and
 is so no more for any of them (a head beside another target, a store of other texts) would be tried again by each.
 Of each draft it is seen whether a first guess was right, also of those that are made only to learn. The evidence is a
-cumulative sum of log-likelihood ratios (Page 1954): nearly never right, against as often right as in the long run; that
-of a collapse must come from several sequences.
+cumulative sum of log-likelihood ratios (Page 1954): nearly never right, against a quarter as often right as in the long
+run, since other texts may be guessed as rarely as that by a drafter that is what it was; that of a collapse must come
+from several sequences.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ log = logging.getLogger("wager")
 
 _LONG_RUN = 512  # drafts that the long run's rate is a mean of
 _KNOWN = 48  # drafts after which there is a long run
-_NEARLY_NEVER = 0.02  # of the long run's rate
+_OTHER_TEXTS = 0.25  # of the long run's rate: that of texts which are hard to guess
+_NEARLY_NEVER = 0.02  # of the rate of these
 _ENOUGH = 10.0  # evidence: a false alarm in e^10 drafts of equal sequences
 _SHARE = 4.9  # of that, what one sequence may count for: it takes three
 _MOST_SEEN = 8  # drafts of one step that are looked at
@@ -54,8 +56,9 @@ class DrafterRecord:
             self.rate += (right - self.rate) / min(self.seen, _LONG_RUN)
         if self.seen < _KNOWN:
             return False
-        usual, never = self.usual, self.usual * _NEARLY_NEVER
-        ratio = math.log(never / usual if right else (1 - never) / (1 - usual))
+        sound = self.usual * _OTHER_TEXTS
+        never = sound * _NEARLY_NEVER
+        ratio = math.log(never / sound if right else (1 - never) / (1 - sound))
         if self.collapsed:
             ratio = -ratio
         elif not right:  # no sequence counts for more than its share

@@ -7,7 +7,7 @@ row, and the most profitable one is kept; profit is weighted tokens - goodput * 
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +44,8 @@ class Planner:
     ) -> None:
         self.standing: dict[str, DraftDecision] = {}
         self.deepest = 0
-        self.unused: Container[str] = ()  # drafters of which nothing is expected
+        self.unused: Collection[str] = ()  # drafters of which nothing is expected
+        self.left_out: Collection[str] = ()  # those that failed and pause: the same
         self.speculates = True  # whether any sequence drafts, by the last plan
         self._drafters, self._latency, self._goodput, self._own = drafters, latency, goodput, own
         self._native = can_choose_natively()
@@ -157,7 +158,7 @@ class Planner:
         depth = min(capabilities.max_depth, int(rooms.max()))
         model.compare_sequences([state.acceptance[index] for state in states])
         survival = model.forecast([state.acceptance[index] for state in states], depth)
-        survival = np.where(np.arange(depth) < rooms[:, None], survival, 0.0) * (name not in self.unused)
+        survival = np.where(np.arange(depth) < rooms[:, None], survival, 0.0) * (not self._gives_nothing(name))
         seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
         unjudged = np.array([state.unjudged for state in states])
         catch_up = np.array(self._catch_up(index, states))
@@ -169,7 +170,7 @@ class Planner:
         model.compare_sequences(sequences)
         return ListedForecast(
             model,
-            [_NEVER if name in self.unused else sequence.mean for sequence in sequences],
+            [_NEVER if self._gives_nothing(name) else sequence.mean for sequence in sequences],
             [sequence.variance for sequence in sequences],
             self._latency.listed_draft_seconds(name, len(states), depth),
             self._catch_up(index, states),
@@ -177,6 +178,9 @@ class Planner:
             capabilities.stops_early,
             np.empty((len(states), depth)),
         )
+
+    def _gives_nothing(self, name: str) -> bool:
+        return name in self.unused or name in self.left_out
 
     def _catch_up(self, index: int, states: Sequence[SequencePolicyState]) -> list[float]:
         """What catching up adds to each step until the next plan, by sequence."""

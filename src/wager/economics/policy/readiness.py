@@ -24,10 +24,11 @@ _NONE: frozenset[str] = frozenset()
 
 
 class DrafterReadiness:
-    """Writes `last_position` and `last_step` of sequences. `resting` are the names of the drafters that rest."""
+    """Writes `last_position` and `last_step` of sequences. `resting` are the names of the drafters that rest,
+    `left_out` of those that failed and pause."""
 
     def __init__(self, drafters: Sequence[DrafterProfile]) -> None:
-        self.resting = _NONE
+        self.resting = self.left_out = _NONE
         self._drafters = drafters
         self._index = {profile.name: index for index, profile in enumerate(drafters)}
         self._can_rest = [index for index, profile in enumerate(drafters) if profile.capabilities.warm_up]
@@ -66,9 +67,9 @@ class DrafterReadiness:
         return len(self.resting) == len(self._drafters)
 
     def unready(self, now: int) -> frozenset[str]:
-        """The drafters that rest, or woke so lately that they have not seen enough."""
+        """The drafters that rest, pause, or woke so lately that they have not seen enough."""
         waking = [self._drafters[index].name for index in self._can_rest if self._ready[index] > now]
-        return self.resting.union(waking) if waking else self.resting
+        return self.resting.union(waking, self.left_out) if waking or self.left_out else self.resting
 
     def next_ready(self, now: int) -> int | None:
         """The next step in which one that woke has seen enough."""

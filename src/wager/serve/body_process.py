@@ -1,0 +1,156 @@
+"""Reads request bodies beside the engine: a long one in a process of its own, since whatever is made of it (JSON,
+objects, the conversation's text, tokens) holds the interpreter's lock for as long as it is long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import wager
+from wager.errors import WagerError
+from wager.serve.errors import ApiError
+from wager.serve.tokens import TokenConversion
+from wager.serve.work import BodyParser, ParsingContext
+
+QUICK_BYTES = 16_000
+"""A body of no more is read in the event loop, in some 20 ms at most."""
+
+_PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from wager.serve.body_process import serve; serve()"
+
+_NICENESS = 5
+"""Of the process: streams come first where there are fewer cores than threads."""
+
+_SIZE_BYTES = 8
+
+BodyKind = Literal["completion", "chat", "encode", "decode"]
+
+
+def _readers(model: ParsingContext) -> dict[str, Callable[[bytes, str], Any]]:
+    """What each kind of body is read by; it gets the body and the id of the request."""
+    parser = BodyParser(model)
+    tokens = TokenConversion(parser)
+    return {
+        "completion": parser.completion,
+        "chat": parser.chat,
+        "encode": lambda raw, _: tokens.encode(raw),
+        "decode": lambda raw, _: tokens.decode(raw),
+    }
+
+
+class RequestReader:
+    """Reads bodies: of those that are short one in each turn of the event loop, of the others one at a time. The
+    process is started with the first long body, and again if it was ended."""
+
+    def __init__(self, model: ParsingContext) -> None:
+        self._here, self._tokenizer = _readers(model), model.tokenizer
+        self._model = pickle.dumps(model)  # now: it takes some 20 ms in which nothing else runs
+        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="wager-bodies")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    async def read(self, kind: BodyKind, raw: bytes, request_id: str) -> Any:
+        """The Work of a body of `completion` or `chat`, the answer to one of `encode` or `decode`. ApiError that names
+        what is wrong with it."""
+        if len(raw) > QUICK_BYTES:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._read_beside, kind, raw, request_id)
+        async with self._turn:
+            try:
+                return self._here[kind](raw, request_id)
+            finally:
+                await asyncio.sleep(0)
+
+    def prepare(self) -> None:
+        """Compile the chat template, for which the first conversation would wait. In a thread."""
+        with suppress(WagerError):
+            self._tokenizer.chat_parts([{"role": "user", "content": ""}])
+
+    def close(self) -> None:
+        """End the process; a body in it is refused. May be repeated."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        self._thread.shutdown(cancel_futures=True)
+        self._end()
+
+    # ---- in the thread -----------------------------------------------------------------------------------------------
+
+    def _read_beside(self, kind: BodyKind, raw: bytes, request_id: str) -> Any:
+        try:
+            process = self._started()
+            _write(process.stdin, pickle.dumps((kind, raw, request_id)))
+            result = pickle.loads(_read(process.stdout))
+        except (OSError, EOFError):
+            self._end()
+            raise ApiError(503, "The process that reads long bodies ended.", "Send it again.", retry_after=1) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise EOFError
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(Path(wager.__file__).parents[1])],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                start_new_session=True,  # Ctrl-C is for the server, which ends it
+            )  # fmt: skip
+            _write(self._process.stdin, self._model)
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with suppress(OSError):
+                process.communicate()
+
+
+def serve() -> None:
+    """The process: reads bodies from its standard input, until that is closed, and writes what they are."""
+    source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)
+    with suppress(EOFError, KeyboardInterrupt):
+        readers = _readers(pickle.loads(_read(source)))
+        while True:
+            kind, raw, request_id = pickle.loads(_read(source))
+            try:
+                result = readers[kind](raw, request_id)
+            except WagerError as error:
+                result = error
+            except Exception as error:
+                result = RuntimeError(f"{type(error).__name__}: {error}")
+            _write(target, pickle.dumps(result))
+
+
+def _write(file: BinaryIO | Any, data: bytes) -> None:
+    file.write(len(data).to_bytes(_SIZE_BYTES, "little"))
+    file.write(data)
+    file.flush()
+
+
+def _read(file: BinaryIO | Any) -> bytes:
+    """What _write wrote. EOFError if the other side is gone."""
+    size = int.from_bytes(_exactly(file, _SIZE_BYTES), "little")
+    return _exactly(file, size)
+
+
+def _exactly(file: BinaryIO | Any, size: int) -> bytes:
+    data: bytes = file.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data

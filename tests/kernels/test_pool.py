@@ -1,0 +1,167 @@
+"""Threads that wait: they use no processor while idle, keep nobody waiting on a busy machine, and change no token."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import wager
+
+_native = pytest.importorskip("wager.kernels._native")
+
+US, MS, S = 10**3, 10**6, 10**9
+HANGS_S = 300
+
+
+def run_process(program: str) -> str:
+    """What a program prints in a process of its own, which may not hang or fail."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(wager.__file__).parent.parent)}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    run = subprocess.run(command, timeout=HANGS_S, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_engine_uses_no_processor() -> None:
+    used = run_process("""
+        import time
+        import wager
+        with wager.LLM("random:llama:tiny", threads=3, drafter="none") as llm:
+            llm.generate([1, 2, 3], wager.SamplingParams(max_tokens=8))
+            before = time.process_time()
+            time.sleep(1)
+            print(time.process_time() - before)
+    """)
+    assert float(used) < 0.2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be kept on one processor here")
+def test_threads_without_a_processor_of_their_own_keep_nobody_waiting() -> None:
+    """Four threads and three other programs on one processor. Where all wait for all at every op, each token takes a
+    switch of threads per op and thread."""
+    switches = run_process("""
+        import os, resource, subprocess, sys
+        import wager
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        params = wager.SamplingParams(max_tokens=300, ignore_eos=True)
+        with wager.LLM("random:llama:tiny", threads=1, drafter="none", max_context=512) as llm:
+            expected = llm.generate([1, 2, 3], params).token_ids
+        spin = f"import os\\nwhile os.getppid() == {os.getpid()}: pass"
+        neighbours = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(3)]
+        try:
+            with wager.LLM("random:llama:tiny", threads=4, drafter="none", max_context=512) as llm:
+                before = resource.getrusage(resource.RUSAGE_SELF)
+                found = llm.generate([1, 2, 3], params).token_ids
+                after = resource.getrusage(resource.RUSAGE_SELF)
+        finally:
+            for neighbour in neighbours:
+                neighbour.kill()
+                neighbour.wait()
+        assert tuple(found) == tuple(expected) and len(found) == 300
+        print(after.ru_nvcsw + after.ru_nivcsw - before.ru_nvcsw - before.ru_nivcsw)
+    """)
+    assert int(switches) < 1500  # five a token
+
+
+def test_no_wake_up_is_lost() -> None:
+    """Threads that fall asleep just when work begins: pauses about as long as they spin, every op shared by all."""
+    run_process("""
+        import time
+        import numpy as np
+        from wager.kernels import _native
+        from wager.kernels.arrays import BFLOAT16, zeros
+        from wager.kernels.cpu import CpuKernels
+        for always_all in (False, True):
+            kernels = CpuKernels(threads=3)
+            kernels.pool = _native.Pool(3, always_all=always_all)
+            tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
+            x, out = np.ones((1, 16), BFLOAT16), zeros(1, 320)
+            for _ in range(4):
+                tape.linear(x, kernels.pack(np.ones((320, 16), np.float32)), out)
+            tape.inputs.parents[0], tape.inputs.query_start_loc[1] = -1, 1
+            for pause in np.random.default_rng(0).uniform(0, 300e-6, 1500):
+                out.fill(0)
+                tape.run(rows=1, sequences=1, logits_rows=0)
+                assert bool((out == 16).all())
+                end = time.perf_counter() + pause
+                while time.perf_counter() < end:
+                    pass
+    """)
+
+
+# ---- how many threads share the work, on a clock of the test ---------------------------------------------------------
+
+
+class Machine:
+    """Work of 1 ms for one thread, half of it for two and so on, on a made-up clock of nanoseconds."""
+
+    def __init__(self, threads: int) -> None:
+        self.limit = _native.ThreadLimit(threads)
+        self.now = 0
+
+    def work(self, *, wait: int) -> int:
+        """Its time, if the first thread waits for `wait` where there is another to wait for."""
+        self.limit.begin(self.now)
+        team = self.limit.limit
+        waited = wait if team > 1 else 0
+        taken = MS // team + waited
+        self.now += taken
+        self.limit.worked(self.now, team, waited)
+        return taken
+
+    def run(self, seconds: int, *, wait: int) -> int:
+        """How often the work is done in this time."""
+        end, done = self.now + seconds, 0
+        while self.now < end:
+            self.work(wait=wait)
+            done += 1
+        return done
+
+
+@pytest.mark.parametrize("wait", [3 * MS, 12 * MS, 100 * MS])
+@pytest.mark.parametrize("threads", [2, 3, 16])
+def test_with_threads_that_do_not_run_one_thread_works_nearly_alone(threads: int, wait: int) -> None:
+    machine = Machine(threads)
+    machine.run(S, wait=wait)
+    assert machine.run(20 * S, wait=wait) >= 20 * S / MS / 1.15
+
+
+@pytest.mark.parametrize("threads", [2, 3, 16])
+def test_all_threads_come_back_when_the_machine_is_quiet(threads: int) -> None:
+    machine = Machine(threads)
+    machine.run(10 * S, wait=30 * MS)
+    machine.run(2 * S, wait=0)
+    assert machine.limit.limit == threads
+
+
+def test_short_and_rare_waits_change_nothing() -> None:
+    machine = Machine(2)
+    machine.run(S, wait=0)
+    for _ in range(100):
+        machine.work(wait=5 * MS)  # another program ran for a moment
+        machine.run(20 * MS, wait=50 * US)
+        assert machine.limit.limit == 2
+
+
+def test_waking_threads_for_less_work_than_waking_takes_does_not_pay() -> None:
+    machine = Machine(2)
+    for _ in range(100):
+        machine.limit.begin(machine.now)
+        machine.limit.woke()
+        machine.now += 20 * US
+        machine.limit.worked(machine.now, team=1, waited=0)
+    assert machine.limit.limit == 1
+
+
+def test_one_thread_is_never_less_than_one() -> None:
+    machine = Machine(1)
+    machine.run(S, wait=10 * MS)
+    assert machine.limit.limit == 1

@@ -1,0 +1,201 @@
+"""Bodies that take long to read: they are read beside the engine, and streams go on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from serve.real_server import RealServer, served
+from serve.serving import CHAT, SHORT, Running, eventually, running
+from wager.errors import WagerError
+from wager.models.random_models import byte_tokenizer
+from wager.serve.body_process import QUICK_BYTES, RequestReader
+from wager.serve.errors import ApiError
+from wager.serve.work import BodyParser, ParsingContext
+
+CONTEXT, TEXT = 8192, 500_000
+COMPLETIONS = "/v1/completions"
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+LONG_BODIES: dict[str, tuple[str, Any]] = {
+    "text": (COMPLETIONS, {"prompt": "1" * TEXT}),
+    "messages": (CHAT, {"messages": [user("a")] * 8_000}),
+    "lists": (COMPLETIONS, b'{"prompt":[' + b"[]," * 1_300_000 + b"[]]}"),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RealServer]:
+    with served("--max-context", str(CONTEXT)) as started:
+        started.post("/tokenize", {"prompt": "a" * 2 * QUICK_BYTES})  # the process runs
+        yield started
+
+
+@pytest.mark.parametrize("name", LONG_BODIES)
+def test_a_stream_goes_on_while_a_long_body_is_read(server: RealServer, name: str) -> None:
+    """Its chunks are counted: where the interpreter's lock was held meanwhile there were 13 to 50."""
+    path, body = LONG_BODIES[name]
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    chunks, end = [0], threading.Event()
+
+    def stream() -> None:
+        asked = {"prompt": "a", "max_tokens": 7000, "ignore_eos": True, "stream": True, "temperature": 0}
+        while not end.is_set():
+            with server.client() as http, http.stream("POST", COMPLETIONS, json=asked) as answer:
+                for line in answer.iter_lines():
+                    chunks[0] += bool(line)
+                    if end.is_set():
+                        return
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    try:
+        eventually(lambda: chunks[0] > 10, "no stream")
+        with server.client() as http:
+            before = chunks[0]
+            answer = http.post(path, content=content, headers={"content-type": "application/json"})
+            assert answer.status_code == 400, answer.text[:300]
+            assert chunks[0] - before > 100
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_what_cannot_fit_is_refused_before_it_is_rendered(server: RealServer) -> None:
+    """With the code of a prompt that is too long."""
+    for body, words in (
+        ({"messages": [user("a")] * 70_000}, "There are 70000 messages; the context holds 8192 tokens."),
+        ({"messages": [user("a" * 300_000)] * 4}, "The text of 'messages' has 1200000 characters;"),
+        ({"messages": [user("a" * 20_000)]}, "prompt tokens; the context holds 8192"),
+    ):
+        error = server.post(CHAT, body).json()["error"]
+        assert words in error["message"] and error["param"] == "messages", error
+        assert error["code"] == "context_length_exceeded"
+
+
+def test_a_process_that_was_ended_is_started_again() -> None:
+    body = {"prompt": "a" * 2 * QUICK_BYTES}
+    with running({"max_context": CONTEXT}) as server:
+        first = server.post("/tokenize", body)
+        process = server.server.bodies._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert server.post("/tokenize", body).json() == first.json()
+
+        second = server.server.bodies._process
+        assert second is not None and second is not process
+        os.kill(second.pid, signal.SIGSTOP)  # it is ended while it has a body
+        threading.Timer(0.5, second.kill).start()
+        refused = server.post("/tokenize", body)
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1", refused.text
+        assert server.post("/tokenize", body).json() == first.json()
+        third = server.server.bodies._process
+    assert third is not None and third.poll() is not None  # it ends with the server
+
+
+def test_the_process_reads_what_the_server_would() -> None:
+    """Every kind of body, made long by blanks; errors too."""
+    tokenizer = byte_tokenizer(512, where="toy")
+    model = ParsingContext("tiny", tokenizer, max_context=512, num_blocks=64, vocab=512, temperature=1.0)
+    parser, reader = BodyParser(model), RequestReader(model)
+    bodies: list[Any] = [
+        {"prompt": "a b <|end|> é 日本"},
+        {"prompt": ["one", "two"], "n": 3, "seed": 5, "stop": ["x"], "logit_bias": {"7": 1.5}, "stop_token_ids": [3]},
+        {"prompt": [[1, 2], [3]], "logprobs": 3, "stream": True, "stream_options": {"include_usage": True}},
+        {"prompt": "a", "speculation": {"depth": 2, "drafter": "x", "weight": 2.5}, "speculation_stats": True},
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "string"}}}},
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "b" * 70_000}}}},
+        {"prompt": [600]}, {"prompt": [-1]}, {"prompt": []}, {"prompt": [1] * 600}, {"prompt": "a", "nonsense": 1},
+        {"prompt": "a", "stop_token_ids": [1] * 2000}, {"prompt": "a", "logit_bias": {"9999": 1}},
+        {"prompt": "a", "model": "other"}, {"prompt": "a", "max_tokens": 10**6}, {"prompt": "\ud800"}, {},
+    ]  # fmt: skip
+
+    def outcome(read: Any) -> Any:
+        try:
+            work = read()
+        except WagerError as error:
+            return type(error), error.message, error.hint, error.status, getattr(error, "param", None)
+        return [*map(tuple, work.prompts)], [
+            getattr(work, name) for name in type(work).__slots__ if name not in ("prompts", "head")
+        ]
+
+    async def beside(body: bytes) -> Any:
+        return await reader.read("completion", body, "x")
+
+    try:
+        for body in bodies:
+            raw = json.dumps(body).encode() + b" " * QUICK_BYTES
+            here = outcome(lambda raw=raw: parser.completion(raw, "x"))
+            assert outcome(lambda raw=raw: asyncio.run(beside(raw))) == here
+    finally:
+        reader.close()
+
+
+def test_of_many_short_bodies_each_turn_of_the_loop_reads_one() -> None:
+    model = ParsingContext("tiny", byte_tokenizer(512, where="toy"), 512, 64, 512, 1.0)
+    reader, turns = RequestReader(model), [0]
+
+    async def count() -> None:
+        while True:
+            await asyncio.sleep(0)
+            turns[0] += 1
+
+    async def read() -> int:
+        await reader.read("completion", b'{"prompt": "a"}', "x")
+        return turns[0]
+
+    async def all_turns() -> list[int]:
+        counting = asyncio.create_task(count())
+        found = await asyncio.gather(*(read() for _ in range(20)))
+        counting.cancel()
+        return found
+
+    try:
+        found = asyncio.run(all_turns())
+        assert len(set(found)) == 20, found
+    finally:
+        reader.close()
+
+
+# ---- many bodies at once ---------------------------------------------------------------------------------------------
+
+
+def test_bodies_are_bounded_together() -> None:
+    with running(max_body=100_000, max_bodies=150_000) as server:
+        first, second = (slow_body(server, 100_000, sent=90_000) for _ in range(2))
+        eventually(lambda: server.server.limits.held >= 90_000, "nothing is read")
+        with second:
+            assert b" 503 " in second.recv(4096)
+        refused = server.post(CHAT, {"messages": [user("a" * 80_000)]})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1"), refused.text
+        assert server.post(CHAT, SHORT).status_code == 200  # there is room for it
+        first.close()
+        eventually(lambda: server.server.limits.held == 0, "bytes are counted that are gone")
+        assert server.post(CHAT, {"messages": [user("a" * 80_000)]}).status_code == 400  # it is read, and too long
+
+
+def slow_body(server: Running, length: int, *, sent: int) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30)
+    made.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode() + b" " * sent)
+    time.sleep(0.3)
+    return made
+
+
+def test_errors_survive_the_way_to_another_process() -> None:
+    error = pickle.loads(pickle.dumps(ApiError(429, "a", "b", param="c", code="d", retry_after=7)))
+    assert (str(error), error.status, error.param, error.code, error.retry_after) == ("a\nb", 429, "c", "d", 7)
