@@ -41,11 +41,10 @@ class LastFollower(Drafter):
         return [Draft.chain(each.seq_id, self._guesses(each), drafter=self.name) for each in requests]
 
     def _guesses(self, request: DraftRequest) -> list[int]:
-        guesses: list[int] = []
-        token = self.last[request.seq_id]
-        while len(guesses) < request.depth and (token := self.followers[request.seq_id].get(token, -1)) >= 0:
-            guesses.append(token)
-        return guesses
+        guesses, followers = [self.last[request.seq_id]], self.followers[request.seq_id]
+        while len(guesses) <= request.depth and guesses[-1] in followers:
+            guesses.append(followers[guesses[-1]])
+        return guesses[1:]
 
     def observe(self, output: TargetOutput) -> None: ...
 
