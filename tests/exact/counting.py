@@ -68,7 +68,7 @@ class SamplingDrafter:
         self.widths = widths
         self.last: dict[str, int] = {}
 
-    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = "") -> None:
         self.last[sequence] = tokens[-1]
 
     def accept(self, sequence: str, tokens: Sequence[int]) -> None:

@@ -71,7 +71,7 @@ class FaultyDrafter(HistoryDrafter):
             return False
         return True
 
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = "") -> None:
         if seq_id in self.inner.known:
             self.wrong.append(f"{seq_id} begins again")
         self._call("begin", seq_id)

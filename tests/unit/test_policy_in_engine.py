@@ -15,7 +15,7 @@ from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities, truncate_to
+from wager.economics.policy.base import DrafterCapabilities, Policy, truncate_to
 from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.objective import Objective
 from wager.economics.policy.threshold import Threshold
@@ -79,7 +79,7 @@ def plain() -> list[tuple[int, ...]]:
     return [each.token_ids for each in toy_engine(LAW, depth=0).generate(requests(), concurrency=4)]
 
 
-class RandomPolicy:
+class RandomPolicy(Policy):
     """Asks any drafter for any depth, admits any beginning, and sometimes plans nothing for a while."""
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -219,7 +219,7 @@ class TimedDrafter(NgramDrafter):
         self.clock = clock
         self.known: set[str] = set()
 
-    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = "") -> None:
         self.known.add(sequence)
         super().begin(sequence, tokens, params)
 
