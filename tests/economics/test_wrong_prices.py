@@ -19,7 +19,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from wager.build.load import _latency
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.latency_model import StaticLatency
@@ -29,6 +28,7 @@ from wager.economics.policy.fixed import FixedDepth
 from wager.economics.simulation.server import SimulatedServer
 from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
 from wager.economics.simulation.workload import Workload
+from wager.loading.load import _latency
 from wager.types import DRAFT_STAGE, Draft, Plan, Span, StepRecord, Verdict
 
 DEPTH, OUTPUT = 7, 512

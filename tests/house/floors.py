@@ -14,7 +14,7 @@ _NUMBERS = _VALUES | {"config", "trace", "kernels"}
 _BELOW_ENGINE = (
     _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "constrain", "draft", "draft.registry", "draft.option"}
 )
-_BELOW_BUILD = _BELOW_ENGINE | {"engine", "profiling"}
+_BELOW_LOADING = _BELOW_ENGINE | {"engine", "profiling"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     # floor 0
@@ -53,15 +53,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profiling": _BELOW_ENGINE | {"engine"},
     "testing": _BELOW_ENGINE | {"engine"},
     # floor 5
-    "build": _BELOW_BUILD,
-    "llm": _BELOW_BUILD | {"build"},
-    "async_stream": _BELOW_BUILD,
-    "async_llm": _BELOW_BUILD | {"build", "async_stream"},
-    "train": _BELOW_BUILD | {"build"},
+    "loading": _BELOW_LOADING,
+    "llm": _BELOW_LOADING | {"loading"},
+    "async_stream": _BELOW_LOADING,
+    "async_llm": _BELOW_LOADING | {"loading", "async_stream"},
+    "train": _BELOW_LOADING | {"loading"},
     # above: wager/__init__.py imports all but the command line, which imports all but testing
-    "serve": _BELOW_BUILD | {"", "build", "async_llm", "async_stream"},
-    "": _BELOW_BUILD | {"build", "llm", "async_llm", "async_stream"},
-    "cli": _BELOW_BUILD | {"", "build", "llm", "async_llm", "async_stream", "bench", "train", "serve"},
+    "serve": _BELOW_LOADING | {"", "loading", "async_llm", "async_stream"},
+    "": _BELOW_LOADING | {"loading", "llm", "async_llm", "async_stream"},
+    "cli": _BELOW_LOADING | {"", "loading", "llm", "async_llm", "async_stream", "bench", "train", "serve"},
 }
 """Package -> packages it may import besides itself; "" is wager/__init__.py."""
 

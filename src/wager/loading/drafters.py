@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wager.build.opened import OpenedModel, open_draft, open_layers
-from wager.build.shipped_store import shipped_store
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter
@@ -27,13 +25,15 @@ from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest
 from wager.kernels import select
 from wager.kernels.base import Kernels
+from wager.loading.opened import OpenedModel, open_draft, open_layers
+from wager.loading.shipped_store import shipped_store
 from wager.models.padding import num_tokens
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
 from wager.types import RULES
 
 if TYPE_CHECKING:
-    from wager.build.opened_heads import OpenedHead
+    from wager.loading.opened_heads import OpenedHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _open_model(config: EngineConfig, target: OpenedModel, kind: DrafterKind, ar
 
 
 def _open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
-    from wager.build.opened_heads import open_head  # a start without heads does not wait for all that they import
+    from wager.loading.opened_heads import open_head  # a start without heads does not wait for all that they import
 
     return open_head(spec, target)
 

@@ -10,13 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from wager.arch import Mla, ModelSpec
-from wager.build import drafters as drafting
-from wager.build import latency as latencies
-from wager.build import memory_plan as memory
-from wager.build import policy as policies
-from wager.build.free_memory import free_memory, total_memory
-from wager.build.memory_plan import MemoryPlan
-from wager.build.opened import OpenedModel, open_target
 from wager.config import EngineConfig, check_rule_for_trees
 from wager.constrain.compiler import GrammarCompiler
 from wager.draft.ahead import AheadDrafter
@@ -35,6 +28,13 @@ from wager.kernels import physical_cores, select
 from wager.kernels.base import Kernels
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
+from wager.loading import drafters as drafting
+from wager.loading import latency as latencies
+from wager.loading import memory_plan as memory
+from wager.loading import policy as policies
+from wager.loading.free_memory import free_memory, total_memory
+from wager.loading.memory_plan import MemoryPlan
+from wager.loading.opened import OpenedModel, open_target
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
 from wager.trace import Trace

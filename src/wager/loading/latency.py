@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 
 from wager.arch.spec import ModelSpec
-from wager.build.opened import OpenedModel
 from wager.economics.latency.calibration import FOLDER, Setup, find_calibration, fingerprint
 from wager.economics.latency.quick import read_quick, write_quick
 from wager.economics.latency.surface import MAX_UNCERTAINTY, LatencySurface
@@ -14,6 +13,7 @@ from wager.engine.runner import Runner
 from wager.errors import NumericsError, UsageError
 from wager.kernels import machine
 from wager.kernels.base import Kernels
+from wager.loading.opened import OpenedModel
 from wager.models import hub
 
 log = logging.getLogger("wager")

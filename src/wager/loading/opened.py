@@ -9,11 +9,11 @@ from pathlib import Path
 from wager.arch.attention import Mla
 from wager.arch.config_keys import ConfigKeys
 from wager.arch.spec import ModelSpec
-from wager.build.drafter_checks import check_draft_tokenizer, translation
 from wager.config import EngineConfig
 from wager.draft.own_layers import parse_layers
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels
+from wager.loading.drafter_checks import check_draft_tokenizer, translation
 from wager.models import footprint
 from wager.models.fingerprint import trained_for_another
 from wager.models.json_files import read_json

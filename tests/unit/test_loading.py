@@ -11,12 +11,12 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
-from wager.build import memory_plan as memory
-from wager.build.latency import setup
-from wager.build.load import load
 from wager.economics.latency.calibration import FOLDER, Calibration
 from wager.economics.latency.surface import StepPoint
 from wager.errors import MemoryPlanError, ModelError, TokenizerError, UsageError
+from wager.loading import memory_plan as memory
+from wager.loading.latency import setup
+from wager.loading.load import load
 from wager.models import hub
 from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
 from wager.types import Request, SamplingParams

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from wager.build.free_memory import FreeMemory
 from wager.errors import MemoryPlanError
 from wager.kernels.base import BLOCK_SIZE
+from wager.loading.free_memory import FreeMemory
 
 SHARE = 0.8
 """Share of the free memory that a plan may use if no limit was given."""

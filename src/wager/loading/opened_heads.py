@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wager.build.drafter_checks import check_head_tokenizer, tokenizer_difference
-from wager.build.opened import OpenedModel
 from wager.draft.heads.autoregressive import StateHead
 from wager.draft.heads.block import SlotHead
 from wager.draft.heads.kinds import head_kind
@@ -15,6 +13,8 @@ from wager.draft.heads.parallel import ParallelHead
 from wager.draft.registry import KINDS, DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.base import Kernels
+from wager.loading.drafter_checks import check_head_tokenizer, tokenizer_difference
+from wager.loading.opened import OpenedModel
 from wager.models.fingerprint import trained_for_another
 from wager.models.head_block import OpenedBlock, open_block
 from wager.models.head_eagle import OpenedEagle, open_eagle
