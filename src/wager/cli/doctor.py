@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from wager.bench.machine import describe, machine_load, versions
-from wager.cli import calibrated, console, flags, parameters
+from wager.cli import console, flags, parameters
 from wager.config import DEFAULT_MODEL
 from wager.errors import ModelError, WagerError
+from wager.planner import calibrations
 
 
 @click.command("doctor", cls=parameters.Verb)
@@ -48,7 +49,7 @@ def examine() -> dict[str, Any]:
         "versions": versions(),
         "models": models,
         "packed": _packed(),
-        "calibrations": calibrated.stored(),
+        "calibrations": calibrations.stored(),
         "missing": _missing(kernels, models),
     }
 
