@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 import wager
 from wager.bench.workload import read_prompts
-from wager.build.load import LoadedEngine, load
 from wager.engine.outputs import OutputCollector
 from wager.engine.shared import SharedEngine
+from wager.loading.load import LoadedEngine, load
 from wager.types import FORWARD_STAGE, Request, SamplingParams
 
 ENGINES = {"none": {"drafter": "none"}, "ngram": {"drafter": "ngram"}, "adversary": {"drafter": "adversary"}}

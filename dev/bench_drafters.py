@@ -38,11 +38,11 @@ from wager.bench.drafter_table import Goal, tables
 from wager.bench.measure import short_request
 from wager.bench.report import card
 from wager.bench.workload import Prompt, read_prompts, spread
-from wager.build.load import LoadedEngine, load
 from wager.cli.bench import to_requests
 from wager.cli.flags import Framing
 from wager.engine.proposer import Proposer
 from wager.errors import UsageError, WagerError
+from wager.loading.load import LoadedEngine, load
 from wager.profiling.acceptance import estimate_acceptance
 from wager.profiling.draft_records import record_drafts
 from wager.profiling.timed_drafts import time_drafting

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from bench_kernels import touch
 
 import wager
-from wager.build.load import LoadedEngine
-from wager.build.load import load as load_engine
 from wager.kernels import _native
 from wager.kernels.cpu import CpuKernels
+from wager.loading.load import LoadedEngine
+from wager.loading.load import load as load_engine
 from wager.types import Request, SamplingParams, StepRecord
 
 MODELS = ("random:llama:1b", "random:llama:8b", "random:qwen3-moe:1b")

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from wager.economics.policy.base import Policy
-from wager.economics.simulation.comparison import ReplaySetting, build_policy
-from wager.economics.simulation.published_latency import PublishedLatency
-from wager.economics.simulation.server import SimulatedServer
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.workload import Workload
 from wager.economics.survival import CURVES
+from wager.simulation.comparison import ReplaySetting, build_policy
+from wager.simulation.published_latency import PublishedLatency
+from wager.simulation.server import SimulatedServer
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.simulation.workload import Workload
 from wager.types import POLICY_STAGE, StepRecord
 
 STAGES = ("plan", "admit", "learn", "observe")

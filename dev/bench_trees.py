@@ -13,9 +13,9 @@ from pathlib import Path
 
 import wager
 from wager.bench.workload import read_prompts, spread
-from wager.build.load import load
 from wager.cli.bench import to_requests
 from wager.cli.flags import Framing
+from wager.loading.load import load
 from wager.types import SamplingParams
 
 

@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from measure_expert_tax import MODELS
 
-from wager.economics.costmodel.devices import Device
-from wager.economics.costmodel.experts import distinct_experts
-from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.models.random_models import spec_of
+from wager.planner.devices import Device
+from wager.planner.experts import distinct_experts
+from wager.planner.roofline import CostModel, SequenceLoad
 
 MARGINAL, BREAK_EVEN = (1, 4, 16, 64), (1, 2, 4, 8, 16, 32)
 ALIKE = 1.2

@@ -27,12 +27,12 @@ from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.objective import THROUGHPUT, Objective
-from wager.economics.simulation.published_latency import PublishedLatency
-from wager.economics.simulation.server import SimulatedServer
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.traces import RequestTrace, TraceSource
-from wager.economics.simulation.workload import Workload
 from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL
+from wager.simulation.published_latency import PublishedLatency
+from wager.simulation.server import SimulatedServer
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.simulation.traces import RequestTrace, TraceSource
+from wager.simulation.workload import Workload
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "wager" / "economics"
 FILES = ["acceptance.py", "latency_cache.py", *(f"{name}/*.py" for name in ("policy", "latency"))]

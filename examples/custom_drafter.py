@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from wager import EngineConfig, Request, SamplingParams
-from wager.build.load import load
 from wager.draft.base import Drafter
 from wager.kernels.base import TargetOutput
+from wager.loading.load import load
 from wager.types import Draft, DraftRequest
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "SmolLM2-135M-Instruct"

@@ -17,12 +17,12 @@ from typing import Any, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from wager.async_stream import AsyncOutputStream, ChoiceDelta, start_all
-from wager.build.load import LoadedEngine, load
 from wager.config import EngineConfig
 from wager.engine.outputs import one_or_all
 from wager.engine.rounds import Round, RoundRecorder
 from wager.engine.thread import EngineThread
 from wager.errors import ClosedError, RequestError, UsageError, WagerError
+from wager.loading.load import LoadedEngine, load
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import Message, Prompt, encode_chat, encode_chats, encode_prompt, encode_prompts, is_conversation
 from wager.sampling import chosen_params

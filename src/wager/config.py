@@ -1,7 +1,7 @@
 """The configuration of an engine: groups of frozen values, parsed and checked when they are constructed.
 
 Options have flat names wherever people write them (keywords of `LLM`, flags, a TOML file); `EngineConfig.from_options`
-sorts them into their groups. `build.load` turns a configuration into an engine.
+sorts them into their groups. `loading.load` turns a configuration into an engine.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, overload
 
-from wager.build.load import LoadedEngine, load
 from wager.config import EngineConfig
 from wager.engine.outputs import OutputCollector, one_or_all
 from wager.engine.shared import SharedEngine
 from wager.errors import ClosedError, RequestError, WagerError
+from wager.loading.load import LoadedEngine, load
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import Message, Prompt, encode_chat, encode_chats, encode_prompt, encode_prompts, is_conversation
 from wager.sampling import chosen_params

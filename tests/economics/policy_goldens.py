@@ -27,10 +27,10 @@ from test_wrong_prices import CHANGES, CURVES, DRAFT_SECONDS, PER_CONTEXT, PER_R
 from wager.economics.latency.draft_curve import DraftCurve  # noqa: E402
 from wager.economics.latency.surface import LatencySurface  # noqa: E402
 from wager.economics.policy.objective import THROUGHPUT, Objective, parse_objective  # noqa: E402
-from wager.economics.simulation.comparison import ReplayPoint, ReplaySetting, compare  # noqa: E402
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces  # noqa: E402
-from wager.economics.simulation.traces import RequestTrace, TraceSource  # noqa: E402
-from wager.economics.simulation.workload import Workload  # noqa: E402
+from wager.simulation.comparison import ReplayPoint, ReplaySetting, compare  # noqa: E402
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces  # noqa: E402
+from wager.simulation.traces import RequestTrace, TraceSource  # noqa: E402
+from wager.simulation.workload import Workload  # noqa: E402
 
 FROZEN = Path(__file__).with_suffix(".json")
 SLACK = 0.005

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from wager.economics.acceptance import AcceptanceModel, SequenceAcceptance
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.traces import DraftTrace
 from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.simulation.traces import DraftTrace
 from wager.types import Draft
 
 DEPTH = 7

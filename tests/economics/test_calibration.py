@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from wager.arch import TABLE
-from wager.economics.costmodel.calibrated import CalibratedCostModel, CalibratedDraftCost
-from wager.economics.costmodel.roofline import CostModel, SequenceLoad
 from wager.economics.latency.calibration import (
     Calibration,
     PredictionErrors,
@@ -37,6 +35,8 @@ from wager.economics.latency.shapes import (
 from wager.economics.latency.surface import MAX_UNCERTAINTY, LatencySurface, StepPoint
 from wager.economics.latency.typical_steps import ShapeSample, typical_steps
 from wager.errors import UsageError
+from wager.planner.calibrated import CalibratedCostModel, CalibratedDraftCost
+from wager.planner.roofline import CostModel, SequenceLoad
 from wager.types import StepRecord
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)

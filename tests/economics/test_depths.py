@@ -7,20 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.arch import TABLE, ModelSpec
-from wager.economics.costmodel.devices import DEVICES
-from wager.economics.costmodel.draft_cost import FractionalDraftCost
-from wager.economics.costmodel.experts import ExpertRouting
-from wager.economics.costmodel.published import B200_ROUNDED, FLAT_ATTENTION, REAL_LAYERS
-from wager.economics.costmodel.roofline import CostModel, SequenceLoad
-from wager.economics.costmodel.speedup import (
+from wager.economics.latency.surface import LatencySurface
+from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL, survival, tokens_per_round
+from wager.errors import UsageError
+from wager.planner.devices import DEVICES
+from wager.planner.draft_cost import FractionalDraftCost
+from wager.planner.experts import ExpertRouting
+from wager.planner.published import B200_ROUNDED, FLAT_ATTENTION, REAL_LAYERS
+from wager.planner.roofline import CostModel, SequenceLoad
+from wager.planner.speedup import (
     best_outcome,
     break_even_acceptance,
     depth_outcomes,
     tokens_at_constant_rate,
 )
-from wager.economics.latency.surface import LatencySurface
-from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL, survival, tokens_per_round
-from wager.errors import UsageError
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 MOST = 64

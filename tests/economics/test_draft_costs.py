@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wager.arch import TABLE
-from wager.economics.costmodel.devices import DEVICES
-from wager.economics.costmodel.draft_cost import (
+from wager.planner.devices import DEVICES
+from wager.planner.draft_cost import (
     ConstantDraftCost,
     DraftHeadCost,
     DraftModelCost,
@@ -15,10 +15,10 @@ from wager.economics.costmodel.draft_cost import (
     block_drafter_cost,
     mtp_cost,
 )
-from wager.economics.costmodel.links import Cluster
-from wager.economics.costmodel.memory import SPARE_SHARE, footprint, largest_batch
-from wager.economics.costmodel.roofline import CostModel, SequenceLoad
-from wager.economics.simulation.published_latency import PublishedLatency
+from wager.planner.links import Cluster
+from wager.planner.memory import SPARE_SHARE, footprint, largest_batch
+from wager.planner.roofline import CostModel, SequenceLoad
+from wager.simulation.published_latency import PublishedLatency
 
 B200 = Cluster(DEVICES["B200"])
 QWEN = TABLE["Qwen3.6-35B-A3B"]

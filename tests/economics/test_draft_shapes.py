@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.arch import TABLE, Precision
-from wager.economics.costmodel.devices import DEVICES
-from wager.economics.costmodel.draft_chains import RemoteDraftCost, StagedDraftCost
-from wager.economics.costmodel.draft_cost import (
+from wager.errors import UsageError
+from wager.planner.devices import DEVICES
+from wager.planner.draft_chains import RemoteDraftCost, StagedDraftCost
+from wager.planner.draft_cost import (
     ConstantDraftCost,
     DraftCost,
     DraftModelCost,
@@ -23,12 +24,11 @@ from wager.economics.costmodel.draft_cost import (
     medusa_cost,
     mtp_cost,
 )
-from wager.economics.costmodel.links import Cluster, DrafterLink
-from wager.economics.costmodel.memory import drafter_footprint, footprint, largest_batch
-from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
-from wager.economics.costmodel.roofline import CostModel, SequenceLoad
-from wager.economics.costmodel.speedup import round_seconds
-from wager.errors import UsageError
+from wager.planner.links import Cluster, DrafterLink
+from wager.planner.memory import drafter_footprint, footprint, largest_batch
+from wager.planner.plan import AcceptanceRates, PlanQuery
+from wager.planner.roofline import CostModel, SequenceLoad
+from wager.planner.speedup import round_seconds
 
 H100 = DEVICES["H100"]
 LLAMA, SMALL = TABLE["Llama-3.1-8B"], TABLE["SmolLM2-135M"]

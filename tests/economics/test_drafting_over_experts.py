@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import pytest
 
-from wager.cli import plan_inputs
-from wager.economics.costmodel.draft_cost import mtp_cost
-from wager.economics.costmodel.latency import RooflineLatency
-from wager.economics.costmodel.roofline import CostModel
-from wager.economics.simulation.comparison import ReplaySetting, build_policy
-from wager.economics.simulation.server import SimulatedServer
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.workload import Workload
+from wager.planner import inputs as plan_inputs
+from wager.planner.draft_cost import mtp_cost
+from wager.planner.latency import RooflineLatency
+from wager.planner.roofline import CostModel
+from wager.simulation.comparison import ReplaySetting, build_policy
+from wager.simulation.server import SimulatedServer
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.simulation.workload import Workload
 
 WARM_UP, STEPS = 40, 60
 BEST = {

@@ -13,12 +13,6 @@ import pytest
 from in_process import Call
 from in_process import wager as command  # noqa: F401
 from wager.arch import find_model
-from wager.cli.plan_inputs import parse_hit_rate
-from wager.economics.costmodel.devices import DEVICES
-from wager.economics.costmodel.draft_cost import ConstantDraftCost
-from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
-from wager.economics.costmodel.roofline import CostModel
-from wager.economics.costmodel.speedup import round_seconds
 from wager.economics.drafts_ahead import (
     OTHER_RATES,
     DraftsAheadLatency,
@@ -31,15 +25,21 @@ from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.latency_model import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.simulation import comparison
-from wager.economics.simulation.ahead import SimulatedAheadDrafter
-from wager.economics.simulation.comparison import ReplaySetting, simulate
-from wager.economics.simulation.policy_time import PolicyClock
-from wager.economics.simulation.server import SimulatedServer
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.workload import Workload
 from wager.economics.survival import survival
 from wager.errors import UsageError
+from wager.planner.devices import DEVICES
+from wager.planner.draft_cost import ConstantDraftCost
+from wager.planner.inputs import parse_hit_rate
+from wager.planner.plan import AcceptanceRates, PlanQuery
+from wager.planner.roofline import CostModel
+from wager.planner.speedup import round_seconds
+from wager.simulation import comparison
+from wager.simulation.ahead import SimulatedAheadDrafter
+from wager.simulation.comparison import ReplaySetting, simulate
+from wager.simulation.policy_time import PolicyClock
+from wager.simulation.server import SimulatedServer
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.simulation.workload import Workload
 
 EVEN = {"request_sd": 0.0, "round_sd": 0.0, "token_sd": 0.0, "score_sd": None}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wager.arch import FORMATS, TABLE, Precision, find_format
-from wager.cli.plan_inputs import with_formats
 from wager.errors import UsageError
+from wager.planner.inputs import with_formats
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from published_intensities import GQA_PLATEAUS, LATENT, LLAMA_70B_AT_4096
 
 from wager.arch import TABLE, Gqa, Layer, Mla, ModelSpec, Precision
-from wager.economics.costmodel.devices import DEVICES
-from wager.economics.costmodel.experts import ExpertRouting
-from wager.economics.costmodel.intensity import (
+from wager.planner.devices import DEVICES
+from wager.planner.experts import ExpertRouting
+from wager.planner.intensity import (
     DENSE_TWIN,
     FEED_FORWARD,
     MIXTURE,
@@ -19,8 +19,8 @@ from wager.economics.costmodel.intensity import (
     feed_forward_curves,
     step_intensity,
 )
-from wager.economics.costmodel.published import B200_ROUNDED
-from wager.economics.costmodel.roofline import CostModel, SequenceLoad
+from wager.planner.published import B200_ROUNDED
+from wager.planner.roofline import CostModel, SequenceLoad
 
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
 

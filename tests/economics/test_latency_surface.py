@@ -8,13 +8,13 @@ import random
 import pytest
 
 from wager.arch import TABLE
-from wager.economics.costmodel.devices import DEVICES
-from wager.economics.costmodel.latency import RooflineLatency
-from wager.economics.costmodel.roofline import CostModel
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.fit import fit_surface
 from wager.economics.latency.surface import LatencySurface, StepPoint
 from wager.errors import UsageError
+from wager.planner.devices import DEVICES
+from wager.planner.latency import RooflineLatency
+from wager.planner.roofline import CostModel
 from wager.types import StepRecord
 
 ROWS = (1, 2, 4, 8, 12, 16)

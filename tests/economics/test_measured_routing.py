@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from wager.economics.costmodel.experts import ExpertRouting, distinct_by_popularity, distinct_experts
-from wager.economics.costmodel.measured_routing import TOKENS, MeasuredRouting, fit_locality, measure_routing
 from wager.errors import UsageError
+from wager.planner.experts import ExpertRouting, distinct_by_popularity, distinct_experts
+from wager.planner.measured_routing import TOKENS, MeasuredRouting, fit_locality, measure_routing
 
 Texts = list[NDArray[np.int32]]
 

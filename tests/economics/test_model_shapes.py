@@ -24,8 +24,8 @@ from wager.arch import (
     Rope,
     find_model,
 )
-from wager.economics.costmodel.devices import DEVICES
 from wager.errors import ModelError, UsageError
+from wager.planner.devices import DEVICES
 
 BF16, FP8 = Precision.of("bf16"), Precision.of("fp8", cache="fp8")
 

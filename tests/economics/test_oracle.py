@@ -13,11 +13,11 @@ import pytest
 import step_oracle as oracle
 
 from wager.arch import FORMATS, TABLE
-from wager.economics.costmodel.devices import DEVICES
-from wager.economics.costmodel.draft_cost import FractionalDraftCost
-from wager.economics.costmodel.experts import ExpertRouting
-from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
-from wager.economics.costmodel.roofline import CostModel, SequenceLoad, StepCost
+from wager.planner.devices import DEVICES
+from wager.planner.draft_cost import FractionalDraftCost
+from wager.planner.experts import ExpertRouting
+from wager.planner.plan import AcceptanceRates, PlanQuery
+from wager.planner.roofline import CostModel, SequenceLoad, StepCost
 
 CLOSE = 1e-9
 """Largest relative difference of two ways to add up the same numbers."""

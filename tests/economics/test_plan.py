@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from wager.cli import main, plan_inputs
-from wager.economics.costmodel.draft_cost import ConstantDraftCost, DraftHeadCost, DraftModelCost, FractionalDraftCost
-from wager.economics.costmodel.published import B200_ROUNDED, FLAT_ATTENTION
-from wager.economics.costmodel.roofline import CostModel, SequenceLoad
+from wager.cli import main
+from wager.planner import inputs as plan_inputs
+from wager.planner.draft_cost import ConstantDraftCost, DraftHeadCost, DraftModelCost, FractionalDraftCost
+from wager.planner.published import B200_ROUNDED, FLAT_ATTENTION
+from wager.planner.roofline import CostModel, SequenceLoad
 
 Run = Callable[..., tuple[int, str, str]]
 

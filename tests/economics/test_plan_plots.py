@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 import wager
-from wager.cli import main, plan_inputs, plan_page
-from wager.cli.plan_text import PlanReport
-from wager.economics.costmodel.experts import ExpertRouting
-from wager.economics.costmodel.plan import AcceptanceRates, PlanQuery
-from wager.economics.costmodel.roofline import CostModel
+from wager.cli import main
 from wager.errors import UsageError
+from wager.planner import inputs as plan_inputs
+from wager.planner import page as plan_page
+from wager.planner.experts import ExpertRouting
+from wager.planner.plan import AcceptanceRates, PlanQuery
+from wager.planner.roofline import CostModel
+from wager.planner.text import PlanReport
 
 HALF, OFTEN = AcceptanceRates("0.5", 0.5), AcceptanceRates("0.8", 0.8)
 BY_DEPTH = AcceptanceRates("measured", (0.8, 0.7, 0.6))

@@ -16,12 +16,12 @@ from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.objective import Objective, parse_objective
 from wager.economics.policy.threshold import Threshold
 from wager.economics.policy_spec import PolicySpec, parse_policy
-from wager.economics.simulation.comparison import ReplaySetting, simulate
-from wager.economics.simulation.published_latency import PublishedLatency
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.workload import Workload
 from wager.economics.survival import MTP_SURVIVAL
 from wager.errors import UsageError
+from wager.simulation.comparison import ReplaySetting, simulate
+from wager.simulation.published_latency import PublishedLatency
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.simulation.workload import Workload
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 WRONG, DEPTH = -1, 7

@@ -21,11 +21,11 @@ from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.fixed import FixedDepth
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.plan_choice import shared_seconds
-from wager.economics.simulation.published_latency import PublishedLatency
-from wager.economics.simulation.server import SimulatedServer
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.workload import Workload
 from wager.economics.survival import MTP_SURVIVAL
+from wager.simulation.published_latency import PublishedLatency
+from wager.simulation.server import SimulatedServer
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.simulation.workload import Workload
 from wager.types import Draft, Span, StepRecord, Verdict
 
 BUDGET = 10_000

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.economics.costmodel.devices import DEVICES
-from wager.economics.costmodel.experts import (
+from wager.errors import UsageError
+from wager.planner.devices import DEVICES
+from wager.planner.experts import (
     ExpertRouting,
     distinct_by_popularity,
     distinct_experts,
     experts_on_fullest_rank,
 )
-from wager.economics.simulation.published_latency import distinct_with_replacement
-from wager.errors import UsageError
+from wager.simulation.published_latency import distinct_with_replacement
 
 LOCALITY = 0.79
 """Measured exponent of one sequence's run: T tokens in a row touch as many experts as T^0.79 unrelated ones (by

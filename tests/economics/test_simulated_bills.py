@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from wager.arch import find_model
-from wager.economics.costmodel.devices import find_device
-from wager.economics.costmodel.draft_cost import FreeDraftCost, mtp_cost
-from wager.economics.costmodel.latency import RooflineLatency
-from wager.economics.costmodel.memory import footprint
-from wager.economics.costmodel.roofline import CostModel
 from wager.economics.latency_model import StaticLatency
 from wager.economics.policy.fixed import FixedDepth
-from wager.economics.simulation import comparison
-from wager.economics.simulation.comparison import ReplaySetting
-from wager.economics.simulation.policy_time import PolicyClock, UncountedLatency
-from wager.economics.simulation.server import SimulatedServer
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.traces import DraftTrace, RecordedTraces, RequestTrace
-from wager.economics.simulation.workload import DailyLoad, Workload
 from wager.economics.survival import CURVES, survival
 from wager.errors import UsageError
+from wager.planner.devices import find_device
+from wager.planner.draft_cost import FreeDraftCost, mtp_cost
+from wager.planner.latency import RooflineLatency
+from wager.planner.memory import footprint
+from wager.planner.roofline import CostModel
+from wager.simulation import comparison
+from wager.simulation.comparison import ReplaySetting
+from wager.simulation.policy_time import PolicyClock, UncountedLatency
+from wager.simulation.server import SimulatedServer
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.simulation.traces import DraftTrace, RecordedTraces, RequestTrace
+from wager.simulation.workload import DailyLoad, Workload
 from wager.types import POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord
 
 

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from wager.arch import find_model
-from wager.economics.costmodel.devices import find_device
-from wager.economics.costmodel.draft_cost import mtp_cost
-from wager.economics.costmodel.latency import RooflineLatency
-from wager.economics.costmodel.roofline import CostModel
 from wager.economics.latency_model import LatencyModel
 from wager.economics.policy.base import Policy
 from wager.economics.policy.fixed import FixedDepth
-from wager.economics.simulation import comparison as replay
-from wager.economics.simulation.comparison import ReplaySetting
-from wager.economics.simulation.published_latency import PublishedLatency
-from wager.economics.simulation.server import SimulatedServer, SimulationResult
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.traces import RecordedTraces, TraceSource
-from wager.economics.simulation.workload import Workload
 from wager.economics.survival import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, conditional
 from wager.errors import UsageError
+from wager.planner.devices import find_device
+from wager.planner.draft_cost import mtp_cost
+from wager.planner.latency import RooflineLatency
+from wager.planner.roofline import CostModel
+from wager.simulation import comparison as replay
+from wager.simulation.comparison import ReplaySetting
+from wager.simulation.published_latency import PublishedLatency
+from wager.simulation.server import SimulatedServer, SimulationResult
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.simulation.traces import RecordedTraces, TraceSource
+from wager.simulation.workload import Workload
 from wager.types import DraftDecision
 
 LATENCY = PublishedLatency()

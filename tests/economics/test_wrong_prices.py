@@ -19,16 +19,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from wager.build.load import _latency
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.latency_model import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.fixed import FixedDepth
-from wager.economics.simulation.server import SimulatedServer
-from wager.economics.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.economics.simulation.workload import Workload
+from wager.loading.load import _latency
+from wager.simulation.server import SimulatedServer
+from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
+from wager.simulation.workload import Workload
 from wager.types import DRAFT_STAGE, Draft, Plan, Span, StepRecord, Verdict
 
 DEPTH, OUTPUT = 7, 512

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import wager
-from wager.build.load import LoadedEngine, load
 from wager.draft.ngram import NgramDrafter
 from wager.grammar import Grammar
+from wager.loading.load import LoadedEngine, load
 from wager.prompts import encode_chat
 from wager.types import Request, SamplingParams
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import wager
-from wager.build.load import LoadedEngine, load
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
+from wager.loading.load import LoadedEngine, load
 from wager.models.transformer import Decoder
 from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceOracle
 from wager.types import Request, SamplingParams

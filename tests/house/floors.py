@@ -9,12 +9,13 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
 _VALUES = {"types", "request", "sampling", "grammar", "prompts", "tenants", "token_ids", "errors", "inputs", "arch"}
-_ECONOMICS = {"economics", "economics.costmodel", "economics.latency", "economics.policy", "economics.simulation"}
+_ECONOMICS = {"economics", "economics.latency", "economics.policy"}
+_TERMINAL = {"cli.console", "cli.flags", "cli.parameters", "cli.plots"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
 _BELOW_ENGINE = (
     _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "constrain", "draft", "draft.registry", "draft.option"}
 )
-_BELOW_BUILD = _BELOW_ENGINE | {"engine", "profiling"}
+_BELOW_LOADING = _BELOW_ENGINE | {"engine", "profiling"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     # floor 0
@@ -34,16 +35,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": _VALUES | {"kernels"},  # whose clock is native where they are
     "kernels": _VALUES,
     "economics": _VALUES,
-    "economics.costmodel": _VALUES | {"economics"},
     "economics.latency": _VALUES | {"economics", "kernels"},
     "economics.policy": _VALUES | {"economics", "kernels"},
-    "economics.simulation": _VALUES | {"economics", "economics.costmodel", "economics.policy"},
     # floor 2: never each other
     "models": _NUMBERS,
     "kv": _NUMBERS,
     "verify": _NUMBERS,
     "constrain": _VALUES,
-    "bench": _NUMBERS | _ECONOMICS,
+    "bench": _NUMBERS | _ECONOMICS | {"simulation"},  # whose workloads are those of the load client
     # floor 3
     "draft": {"models", "kv", "kernels", "verify"} | _VALUES,
     "draft.registry": {"draft", "kernels"} | _VALUES,
@@ -53,15 +52,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profiling": _BELOW_ENGINE | {"engine"},
     "testing": _BELOW_ENGINE | {"engine"},
     # floor 5
-    "build": _BELOW_BUILD,
-    "llm": _BELOW_BUILD | {"build"},
-    "async_stream": _BELOW_BUILD,
-    "async_llm": _BELOW_BUILD | {"build", "async_stream"},
-    "train": _BELOW_BUILD | {"build"},
+    "loading": _BELOW_LOADING,
+    "llm": _BELOW_LOADING | {"loading"},
+    "async_stream": _BELOW_LOADING,
+    "async_llm": _BELOW_LOADING | {"loading", "async_stream"},
+    "train": _BELOW_LOADING | {"loading"},
+    # beside the engine, which knows nothing of them: commands of their own, with what commands share
+    "cli.console": _VALUES,
+    "cli.parameters": _VALUES | {"cli.console"},
+    "cli.plots": _VALUES | {"cli.console"},
+    "cli.flags": _VALUES | _TERMINAL | {"bench", "config", "draft.option", "economics"},
+    "planner": _VALUES | _ECONOMICS | _TERMINAL | {"bench", "config", "kernels", "models"},
+    "simulation": _VALUES | _ECONOMICS | _TERMINAL | {"config", "planner"},
     # above: wager/__init__.py imports all but the command line, which imports all but testing
-    "serve": _BELOW_BUILD | {"", "build", "async_llm", "async_stream"},
-    "": _BELOW_BUILD | {"build", "llm", "async_llm", "async_stream"},
-    "cli": _BELOW_BUILD | {"", "build", "llm", "async_llm", "async_stream", "bench", "train", "serve"},
+    "serve": _BELOW_LOADING | {"", "loading", "async_llm", "async_stream"},
+    "": _BELOW_LOADING | {"loading", "llm", "async_llm", "async_stream"},
+    "cli": _BELOW_LOADING
+    | _TERMINAL
+    | {"", "loading", "llm", "async_llm", "async_stream", "bench", "train", "serve", "planner", "simulation"},
 }
 """Package -> packages it may import besides itself; "" is wager/__init__.py."""
 

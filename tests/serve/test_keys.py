@@ -12,8 +12,8 @@ import pytest
 
 from serve.serving import CHAT, Running, running
 from unit.every_drafter import every_drafter
-from wager.build import load
 from wager.economics.latency.surface import LatencySurface
+from wager.loading import load
 from wager.trace import Trace
 
 ANNA, BEN, OPERATOR = "anna-0123456789abcdef", "ben-0123456789abcdef", "operator-0123456789abcdef"

@@ -16,12 +16,12 @@ from wager.draft.lookup_rates import LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.fixed import FixedDepth
-from wager.economics.simulation.published_latency import PublishedLatency
-from wager.economics.simulation.server import SimulatedServer
-from wager.economics.simulation.traces import RecordedTraces
-from wager.economics.simulation.workload import Workload
 from wager.errors import UsageError, WagerError
 from wager.profiling.draft_records import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
+from wager.simulation.published_latency import PublishedLatency
+from wager.simulation.server import SimulatedServer
+from wager.simulation.traces import RecordedTraces
+from wager.simulation.workload import Workload
 from wager.testing import FailingDrafter, SetAcceptanceDrafter, ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams

@@ -14,10 +14,10 @@ from tokenizer_models import train
 import wager
 from in_process import Call
 from in_process import wager as command  # noqa: F401
-from wager.build.load import LoadedEngine, load
 from wager.draft.ahead import AheadDrafter
 from wager.errors import UsageError
 from wager.kernels import physical_cores
+from wager.loading.load import LoadedEngine, load
 
 
 @pytest.fixture(scope="module")

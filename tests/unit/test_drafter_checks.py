@@ -14,12 +14,12 @@ from tokenizer_models import SPECIAL, train
 from tokenizers import Tokenizer as Backend
 
 import wager
-from wager.build.drafter_checks import template_difference
-from wager.build.load import load
 from wager.cli import main
 from wager.draft.store_file import build_store
 from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.errors import ModelError, TokenizerError, UsageError
+from wager.loading.drafter_checks import template_difference
+from wager.loading.load import load
 from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
 from wager.models.opening import open_model
 from wager.models.tokenizer import Tokenizer

@@ -11,7 +11,6 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
-from wager.build.load import load
 from wager.draft.history import HistoryDrafter
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
@@ -22,6 +21,7 @@ from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.errors import UsageError
+from wager.loading.load import load
 from wager.testing import FailingDrafter, FakeClock, ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.trace import Trace

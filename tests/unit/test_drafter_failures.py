@@ -14,7 +14,6 @@ from every_drafter import every_drafter
 from grammar_toys import COMPILER
 from grammar_toys import LAW as JSON_LAW
 
-from wager.build.load import load
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import ComputedRows, Drafter
@@ -29,6 +28,7 @@ from wager.economics.policy.base import DrafterCapabilities
 from wager.engine.drafter_pauses import FIRST_PAUSE, LONGEST_PAUSE, STRIKES
 from wager.grammar import Grammar
 from wager.kernels.base import TargetOutput
+from wager.loading.load import load
 from wager.testing import FakeClock, OracleDrafter, RandomTreeDrafter, ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.trace import Trace

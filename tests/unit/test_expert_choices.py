@@ -134,7 +134,7 @@ def test_a_dense_model_is_refused_before_it_is_loaded(capsys: pytest.CaptureFixt
 
 
 def test_an_engine_keeps_choices_only_if_asked() -> None:
-    from wager.build.load import load
+    from wager.loading.load import load
 
     config = EngineConfig.from_options(model=MOE, drafter="none", max_context=64)
     assert load(config).target.decoder.expert_choices == []

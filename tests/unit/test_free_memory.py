@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import wager
-from wager.build import free_memory
-from wager.build.load import load
 from wager.cli import main
 from wager.errors import MemoryPlanError
+from wager.loading import free_memory
+from wager.loading.load import load
 
 GIB = 1 << 30
 
@@ -153,7 +153,7 @@ def test_memory_that_the_system_refuses_after_all_is_no_traceback(
     def refuse(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("wager.build.opened.Decoder", refuse)
+    monkeypatch.setattr("wager.loading.opened.Decoder", refuse)
     assert main(["run", "hi", "--model", "random:llama:tiny", "--threads", "1"]) == 1
     said = capfd.readouterr().err
     assert "error: The system gives no more memory." in said and "hint: Lower --memory" in said

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import wager
-from wager.build.load import LoadedEngine
+from wager.loading.load import LoadedEngine
 from wager.types import Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True)

@@ -9,8 +9,8 @@ import pytest
 
 import wager
 from wager.arch import read_config
-from wager.build.load import load
 from wager.errors import ModelError
+from wager.loading.load import load
 from wager.models import hub
 from wager.models.random_models import MODELS, byte_tokenizer, make
 from wager.models.tensors import ignored_tensors

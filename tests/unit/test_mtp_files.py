@@ -15,8 +15,8 @@ from tiny_models import TOKENS, logits
 from tokenizer_models import train
 
 import wager
-from wager.build.load import load
 from wager.errors import ModelError, UsageError
+from wager.loading.load import load
 from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import OpenedMtp, open_mtp
 from wager.models.head_mtp_spec import FORMATS, find_format

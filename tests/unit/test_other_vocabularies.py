@@ -15,12 +15,12 @@ from tiny_models import oracle, save
 from tokenizer_models import SPECIAL, train
 
 import wager
-from wager.build.load import load
 from wager.draft.intersection import SharedIds
 from wager.draft.model import DraftModel
 from wager.draft.text_route import TextRouteDrafter
 from wager.errors import TokenizerError
 from wager.kernels.base import TargetOutput
+from wager.loading.load import load
 from wager.models.tokenizer import Tokenizer
 from wager.tenants import NO_TENANT
 from wager.testing import ToyDistribution, ToyOracle, ToyTarget

@@ -22,8 +22,8 @@ from tokenizer_models import train
 
 import wager
 from in_process import Call
-from wager.build.load import LoadedEngine, load
 from wager.kernels.arrays import Array, WeightParts
+from wager.loading.load import LoadedEngine, load
 from wager.models import packed_cache, packed_file
 from wager.models.packed_file import SUFFIX, DamagedFileError, PackedFile, read_header
 

@@ -16,8 +16,6 @@ from tokenizer_models import gguf_metadata as tokenizer_metadata
 from tokenizer_models import train
 
 import wager
-from wager.build.drafter_checks import check_head_tokenizer
-from wager.build.load import LoadedEngine, load
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.registry import DrafterParts, DrafterSpec, build_drafter
@@ -26,6 +24,8 @@ from wager.draft.vocabulary import vocabulary_difference, vocabulary_digest, voc
 from wager.economics.latency.shapes import REQUESTS
 from wager.engine.proposer import Proposer
 from wager.errors import ModelError, TokenizerError
+from wager.loading.drafter_checks import check_head_tokenizer
+from wager.loading.load import LoadedEngine, load
 from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
 from wager.models.opening import open_model
 from wager.models.padding import num_tokens

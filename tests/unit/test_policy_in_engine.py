@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from wager.build import policy as policies
 from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
@@ -21,6 +20,7 @@ from wager.economics.policy.objective import Objective
 from wager.economics.policy.threshold import Threshold
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
+from wager.loading import policy as policies
 from wager.testing import (
     AdversaryDrafter,
     FailingDrafter,

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from wager.arch import DecoderDetails, Dense, Gqa, Layer, ModelSpec, Precision, Rope
-from wager.build.latency import setup
 from wager.config import EngineConfig
 from wager.draft.ngram import NgramDrafter
 from wager.economics.latency.calibration import Setup
@@ -21,6 +20,7 @@ from wager.engine.runner import Runner
 from wager.errors import UsageError
 from wager.kernels import machine, select
 from wager.kernels.base import TargetOutput
+from wager.loading.latency import setup
 from wager.profiling.calibrate import calibrate, check_calibration, quick_surface
 from wager.profiling.timed_drafts import time_drafting
 from wager.profiling.timed_steps import StepTimer, time_steps

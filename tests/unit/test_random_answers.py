@@ -11,12 +11,12 @@ import pytest
 from packing import batch, chain
 
 import wager
-from wager.build.load import load
 from wager.kernels import select
 from wager.kernels.arrays import FLOAT32, Array, DType
 from wager.kernels.blocks import QuantisedMatrix
 from wager.kernels.quantise import quantise
 from wager.kernels.reference_rows import softmax
+from wager.loading.load import load
 from wager.models.gguf_blocks import StoredAs
 from wager.models.random_models import MODELS, make, spec_of
 from wager.models.random_weights import RandomWeights

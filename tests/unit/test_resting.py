@@ -13,7 +13,6 @@ import pytest
 from blank_heads import HEADS
 from test_collapse import LAW, ROWS, SECONDS, Service, TurningDrafter
 
-from wager.build.load import LoadedEngine, load
 from wager.config import EngineConfig
 from wager.draft.base import ComputedRows, Drafter
 from wager.draft.history import TargetOracle
@@ -27,6 +26,7 @@ from wager.economics.policy.step_load import StepLoad
 from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
+from wager.loading.load import LoadedEngine, load
 from wager.tenants import NO_TENANT
 from wager.testing import FakeClock, ToyOracle
 from wager.types import (

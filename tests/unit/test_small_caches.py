@@ -14,14 +14,14 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
-from wager.build import memory_plan as memory
-from wager.build.load import load
-from wager.build.opened import OpenedModel
 from wager.cli import main
 from wager.economics.latency.shapes import uniform_shape
 from wager.engine.runner import Runner
 from wager.errors import MemoryPlanError, NumericsError, RequestError, UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
+from wager.loading import memory_plan as memory
+from wager.loading.load import load
+from wager.loading.opened import OpenedModel
 from wager.profiling.calibrate import quick_surface
 from wager.profiling.timed_steps import StepTimer, time_steps
 from wager.testing import FakeClock, ToyDistribution, ToyTarget

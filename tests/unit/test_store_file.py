@@ -15,14 +15,14 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
-from wager.build import shipped_store
-from wager.build.load import load
 from wager.draft.lookup import LookupDrafter
 from wager.draft.lookup_rates import LookupSources
 from wager.draft.store_counts import MOST_CONTINUATIONS
 from wager.draft.store_file import LARGEST_VOCABULARY, LONGEST, StoreFile, build_store
 from wager.draft.vocabulary import vocabulary_digest
 from wager.errors import UsageError, WagerError
+from wager.loading import shipped_store
+from wager.loading.load import load
 from wager.types import DraftRequest, Request, SamplingParams
 
 PARAMS = SamplingParams()

@@ -12,9 +12,9 @@ import pytest
 from every_drafter import every_drafter
 
 import wager
-from wager.build.load import LoadedEngine, load
 from wager.draft.registry import KINDS
 from wager.economics.policy.threshold import Threshold
+from wager.loading.load import LoadedEngine, load
 from wager.types import Draft, Request, SamplingParams
 
 MODEL = "random:llama:tiny"

@@ -22,11 +22,11 @@ from trained import MODEL, states_of, target_of, texts
 
 import wager
 from in_process import Call
-from wager.build.load import load
-from wager.build.opened import open_draft, open_target
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.kernels.reference import ReferenceKernels
+from wager.loading.load import load
+from wager.loading.opened import open_draft, open_target
 from wager.models.opening import open_model
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder

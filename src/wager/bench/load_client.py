@@ -21,7 +21,7 @@ import numpy as np
 from wager.bench.load_answer import AnswerReader, TimedAnswer
 from wager.bench.load_http import Connections, ExchangeError
 from wager.bench.workload import Prompt
-from wager.economics.simulation.workload import Workload
+from wager.simulation.workload import Workload
 
 Clock = Callable[[], float]
 

@@ -35,7 +35,9 @@ VERBS = {
     "replay": "Compare policies on a simulated server; no model.",
     "doctor": "Show the machine's kernels, models and calibrations, and what is missing.",
 }
-"""Every verb and what it does; `wager.cli.NAME` holds its `command`."""
+"""Every verb and what it does; `wager.cli.NAME` holds its `command`, unless COMMANDS says where."""
+
+COMMANDS = {"plan": "wager.planner.command", "replay": "wager.simulation.command"}
 
 
 class Verbs(click.Group):
@@ -47,7 +49,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"wager.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(COMMANDS.get(cmd_name, f"wager.cli.{cmd_name}")).command
         return command
 
     def resolve_command(

@@ -19,8 +19,8 @@ from wager.errors import UsageError
 from wager.types import OutputDelta, Request, SamplingParams
 
 if TYPE_CHECKING:
-    from wager.build.load import LoadedEngine
     from wager.cli.acceptance_report import MeasuredDrafter
+    from wager.loading.load import LoadedEngine
 
 _CONCURRENCY = 8
 """Answers generated together. It changes neither texts nor drafts."""

@@ -17,7 +17,7 @@ from wager.types import OutputDelta, Request, SamplingParams
 
 if TYPE_CHECKING:
     from wager.bench.measure import DecodeSteps, Measurement
-    from wager.build.load import LoadedEngine
+    from wager.loading.load import LoadedEngine
     from wager.prompts import ChatTokenizer
 
 FAST, PLAIN = "speculative", "plain"

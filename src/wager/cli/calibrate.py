@@ -22,7 +22,7 @@ from wager.economics.latency.surface import LatencySurface
 from wager.errors import UsageError
 
 if TYPE_CHECKING:
-    from wager.build.load import LoadedEngine
+    from wager.loading.load import LoadedEngine
     from wager.profiling.timed_steps import StepTimer
 
 DISTURBED = 0.25
@@ -69,8 +69,8 @@ def command(
     the engine and `wager plan --hardware this` find it; one that was measured for longer and fits better is kept unless
     --replace is given. Run no other programs meanwhile.
     """
-    from wager.build.latency import setup
     from wager.cli.loading import open_engine
+    from wager.loading.latency import setup
     from wager.models import hub
 
     if not 0 < seconds <= _LONGEST:

@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from wager.bench.machine import describe, machine_load, versions
-from wager.cli import calibrated, console, flags, parameters
+from wager.cli import console, flags, parameters
 from wager.config import DEFAULT_MODEL
 from wager.errors import ModelError, WagerError
+from wager.planner import calibrations
 
 
 @click.command("doctor", cls=parameters.Verb)
@@ -48,7 +49,7 @@ def examine() -> dict[str, Any]:
         "versions": versions(),
         "models": models,
         "packed": _packed(),
-        "calibrations": calibrated.stored(),
+        "calibrations": calibrations.stored(),
         "missing": _missing(kernels, models),
     }
 
@@ -66,7 +67,7 @@ def _kernels() -> dict[str, Any]:
 
 def _free_memory() -> dict[str, Any] | None:
     """What is free within all limits, and which of them leaves least; None where the system does not say."""
-    from wager.build.free_memory import free_memory
+    from wager.loading.free_memory import free_memory
 
     try:
         found = free_memory()

@@ -12,9 +12,9 @@ from wager.config import EngineConfig
 
 if TYPE_CHECKING:
     from wager.async_llm import AsyncLLM
-    from wager.build.load import LoadedEngine
     from wager.draft.history import TargetOracle
     from wager.llm import LLM
+    from wager.loading.load import LoadedEngine
     from wager.models.tokenizer import Tokenizer
     from wager.types import Request
 
@@ -64,7 +64,7 @@ def open_engine(
     `like` shares its target, so that weights load once; `oracle` and `besides` are those of `load`;
     `keep_expert_choices` is Decoder's.
     """
-    from wager.build.load import load
+    from wager.loading.load import load
 
     models = [model for each in (config, *besides) for model in _draft_models(each)]
     _fetch([*([config.model.model] if like is None else []), *dict.fromkeys(models)])

@@ -12,7 +12,7 @@ from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
 
 if TYPE_CHECKING:
-    from wager.economics.costmodel.measured_routing import MeasuredRouting
+    from wager.planner.measured_routing import MeasuredRouting
 
 _MOST_TOKENS = 4096
 
@@ -34,7 +34,7 @@ def command(
     `wager plan --popularity FILE` uses them. FILE of prompts is as for `wager bench`.
     """
     from wager.cli.loading import open_engine
-    from wager.economics.costmodel.measured_routing import measure_routing
+    from wager.planner.measured_routing import measure_routing
     from wager.profiling.expert_choices import record_choices
 
     engine = open_engine(config, keep_expert_choices=True)
@@ -60,7 +60,7 @@ def command(
 
 
 def _show(routing: MeasuredRouting, *, model: str) -> None:
-    from wager.economics.costmodel.experts import distinct_experts
+    from wager.planner.experts import distinct_experts
 
     experts, active = len(routing.popularity), round(sum(routing.popularity))
     columns = ["tokens", "of one text", "of different texts", "by popularity", "by locality", "uniform routing"]

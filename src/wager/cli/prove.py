@@ -23,7 +23,7 @@ from wager.errors import UsageError
 from wager.types import RULES, SamplingParams, VerifyRule
 
 if TYPE_CHECKING:
-    from wager.build.load import LoadedEngine
+    from wager.loading.load import LoadedEngine
 
 TEMPERATURE = 0.8
 """The temperature of sampled texts without --temperature."""

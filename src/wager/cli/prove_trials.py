@@ -16,8 +16,8 @@ from wager.errors import RequestError
 from wager.types import Completion, Request
 
 if TYPE_CHECKING:
-    from wager.build.load import LoadedEngine
     from wager.engine.proposer import Proposer
+    from wager.loading.load import LoadedEngine
 
 Serve = Callable[..., "dict[str, Completion]"]
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import partial
 
 from wager.bench.quality import WINDOW, Quality, compare_logits, fixed_text, windows
-from wager.build import memory_plan as memory
-from wager.build.free_memory import free_memory
-from wager.build.load import LoadedEngine
-from wager.build.opened import PassLimits
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE
+from wager.loading import memory_plan as memory
+from wager.loading.free_memory import free_memory
+from wager.loading.load import LoadedEngine
+from wager.loading.opened import PassLimits
 from wager.models.hub import is_random
 from wager.profiling.logits import logits_of
 

@@ -19,10 +19,10 @@ from wager.inputs import read_text
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
-    from wager.build.load import LoadedEngine
     from wager.cli.coloring import DraftColorer
     from wager.cli.rounds import RoundReport
     from wager.llm import LLM
+    from wager.loading.load import LoadedEngine
     from wager.models.tokenizer import Tokenizer
 
 

@@ -17,7 +17,7 @@ from wager.inputs import expand_path, shown, whole_number
 
 if TYPE_CHECKING:
     from wager.arch.spec import ModelSpec
-    from wager.build.load import LoadedEngine
+    from wager.loading.load import LoadedEngine
     from wager.models.tokenizer import Tokenizer
     from wager.train.examples import TrainingText
     from wager.train.session import TrainingSession

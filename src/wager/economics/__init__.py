@@ -1,1 +1,1 @@
-"""When to speculate and how far: what steps cost (costmodel, latency), what is decided (policy), and simulation."""
+"""When to speculate and how far: what steps cost (latency), how often guesses are right, what is decided (policy)."""

@@ -1,6 +1,6 @@
 """What the policies and the simulation need of a latency model: seconds of a step by its shape.
 
-Provided by the calibrated surface (latency/surface.py), by the roofline (costmodel/latency.py) and by the published
+Provided by the calibrated surface (latency/surface.py), by the roofline (planner/latency.py) and by the published
 measurements (simulation/published_latency.py).
 """
 

@@ -1,0 +1,191 @@
+"""The drafters of a configuration: models are opened and checked first, and loaded once the memory plan fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wager.config import EngineConfig
+from wager.draft.ahead import AheadDrafter
+from wager.draft.base import Drafter
+from wager.draft.history import TargetOracle
+from wager.draft.option import can_draft_ahead
+from wager.draft.registry import (
+    KINDS,
+    DrafterKind,
+    DrafterParts,
+    DrafterSpec,
+    build_drafter,
+    merge_drafters,
+)
+from wager.draft.store_file import StoreFile
+from wager.draft.vocabulary import vocabulary_digest
+from wager.kernels import select
+from wager.kernels.base import Kernels
+from wager.loading.opened import OpenedModel, open_draft, open_layers
+from wager.loading.shipped_store import shipped_store
+from wager.models.padding import num_tokens
+from wager.models.tokenizer import Tokenizer
+from wager.models.transformer import Decoder
+from wager.types import RULES
+
+if TYPE_CHECKING:
+    from wager.loading.opened_heads import OpenedHead
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDrafter:
+    """A configured drafter that was checked but not built. `label` is its name in results; `model` is its model, opened
+    but not loaded, if it runs one, and `head` its head on the target's states; `store` the store that it reads, open;
+    `inner` is its own drafter, `parts` are those it joins; `target` is the tokenizer of the verified model."""
+
+    label: str
+    spec: DrafterSpec
+    model: OpenedModel | None = None
+    head: OpenedHead | None = None
+    store: StoreFile | None = None
+    inner: OpenedDrafter | None = None
+    parts: tuple[OpenedDrafter, ...] = ()
+    target: Tokenizer | None = None
+
+    @property
+    def models(self) -> list[OpenedModel | OpenedHead]:
+        """All the models and heads that are loaded for it."""
+        own = [model for model in (self.model, self.head) if model is not None]
+        below = self.parts if self.inner is None else (self.inner, *self.parts)
+        return own + [model for opened in below for model in opened.models]
+
+
+def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
+    """The drafters of a configuration. The label is the name, with the argument if a name occurs twice. `auto` looks in
+    the store that comes with wager for this tokenizer, if there is one: for trees where rows are cheap, which they are
+    beside weights of 16 bits (docs/drafters_measured.md), and the rule verifies trees."""
+    specs = config.speculation.drafters
+    store = shipped_store(target.tokenizer) if config.speculation.drafter == "auto" else None
+    if store is not None:
+        trees = not target.quantised and RULES[config.speculation.verify].verifies_trees
+        name = "store-tree" if trees else "store"
+        return [OpenedDrafter(name, DrafterSpec(name, str(store.path)), store=store, target=target.tokenizer)]
+    counts = Counter(spec.name for spec in specs)
+    return [
+        _open(config, target, spec, label=spec.name if counts[spec.name] == 1 else str(spec)) for spec in specs
+    ]  # fmt: skip
+
+
+def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label: str) -> OpenedDrafter:
+    kind, argument = None if spec.parts else KINDS[spec.name], spec.argument or ""
+    return OpenedDrafter(
+        label,
+        spec,
+        _open_model(config, target, kind, argument) if kind else None,
+        _open_head(spec, target) if kind and kind.runs_a_head else None,
+        _open_store(Path(argument), target) if kind and kind.argument == "store" else None,
+        _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
+        tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
+        target.tokenizer,
+    )
+
+
+def _open_model(config: EngineConfig, target: OpenedModel, kind: DrafterKind, argument: str) -> OpenedModel | None:
+    if kind.argument == "layers":
+        return open_layers(config, target, argument)
+    if not kind.runs_a_model:
+        return None
+    return open_draft(config, target, argument, other_vocabulary=kind.other_vocabulary)
+
+
+def _open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
+    from wager.loading.opened_heads import open_head  # a start without heads does not wait for all that they import
+
+    return open_head(spec, target)
+
+
+def _open_store(path: Path, target: OpenedModel) -> StoreFile:
+    tokenizer = target.tokenizer
+    digest = vocabulary_digest(tokenizer)
+    return StoreFile(path.expanduser(), vocab=num_tokens(tokenizer), tokenizer=digest, vocabulary=tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterBytes:
+    """Memory of all drafters together: `fixed` bytes, by what is loaded in `parts`, and `per_token` bytes for every
+    position of the cache."""
+
+    fixed: int
+    per_token: int
+    parts: Mapping[str, int]
+
+
+def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterBytes:
+    """The memory of all drafters; that of drafters without a model or head is small and not counted."""
+    models = [model for drafter in drafters for model in drafter.models]
+    parts: Counter[str] = Counter()
+    for model in models:
+        parts[f"{model.role} {model.path.name}"] += model.weight_bytes(kernels) + model.workspace_bytes(kernels)
+    return DrafterBytes(parts.total(), sum(model.token_bytes(kernels) for model in models), parts)
+
+
+def notes(drafters: Sequence[OpenedDrafter]) -> list[str]:
+    """What a user should know of them when they are loaded."""
+    models = [model for drafter in drafters for model in drafter.models]
+    return [model.note for model in models if isinstance(model, OpenedModel) and model.note]
+
+
+def build(
+    opened: OpenedDrafter,
+    config: EngineConfig,
+    *,
+    decoder: Decoder,
+    num_blocks: int,
+    oracle: TargetOracle | None = None,
+) -> Drafter:
+    """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks. One that
+    can draft ahead gets the threads that the configuration has for it. `oracle` is for drafters made for proofs."""
+    threads = config.speculation.draft_threads if can_draft_ahead(opened.spec) else 0
+    kernels = _own_kernels(config, decoder.kernels, threads) if threads else decoder.kernels
+    drafter = _build(opened, config, decoder, num_blocks=num_blocks, oracle=oracle, kernels=kernels)
+    if threads:
+        drafter = AheadDrafter(drafter)
+    drafter.name = opened.label
+    return drafter
+
+
+def _own_kernels(config: EngineConfig, kernels: Kernels, threads: int) -> Kernels:
+    """Kernels like the target's, with threads of their own."""
+    name = "reference" if kernels.name.startswith("reference") else "native"
+    return select(name, dtype=config.model.activations, threads=threads)
+
+
+def _build(
+    opened: OpenedDrafter,
+    config: EngineConfig,
+    decoder: Decoder,
+    *,
+    num_blocks: int,
+    oracle: TargetOracle | None,
+    kernels: Kernels,
+) -> Drafter:
+    def part(below: OpenedDrafter) -> Drafter:
+        return _build(below, config, decoder, num_blocks=num_blocks, oracle=oracle, kernels=kernels)
+
+    if opened.parts:
+        return merge_drafters([part(each) for each in opened.parts], vocab=decoder.vocab)
+    model, head = opened.model, opened.head
+    parts = DrafterParts(
+        decoder.vocab,
+        max_context=model.limits.context if model else None,
+        model=model.load(kernels, num_blocks) if model else None,
+        kernels=kernels,
+        prefix_cache=config.capacity.prefix_cache,
+        head=head.load(decoder, num_blocks) if head else None,
+        depth=head.depth if head else None,
+        store=opened.store,
+        inner=part(opened.inner) if opened.inner else None,
+        max_logits_rows=model.limits.logits_rows if model else None,
+        vocabularies=(opened.target, model.tokenizer) if model and opened.target else None,
+        oracle=oracle,
+    )
+    return build_drafter(opened.spec, parts)

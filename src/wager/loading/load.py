@@ -1,0 +1,273 @@
+"""Builds an engine from a configuration.
+
+Model, tokenizer, drafters and memory are checked before the first large allocation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from wager.arch import Mla, ModelSpec
+from wager.config import EngineConfig, check_rule_for_trees
+from wager.constrain.compiler import GrammarCompiler
+from wager.draft.ahead import AheadDrafter
+from wager.draft.ahead_figures import AheadFigures
+from wager.draft.base import Drafter
+from wager.draft.history import TargetOracle
+from wager.economics.latency.surface import LatencySurface
+from wager.engine.core import Engine
+from wager.engine.limits import check_length
+from wager.engine.proposer import Proposer
+from wager.engine.runner import Runner
+from wager.engine.scheduler import Scheduler
+from wager.engine.tenant_policies import TenantPolicies
+from wager.errors import UsageError
+from wager.kernels import physical_cores, select
+from wager.kernels.base import Kernels
+from wager.kv.blocks import BlockPool
+from wager.kv.paged_cache import PagedKVCache
+from wager.loading import drafters as drafting
+from wager.loading import latency as latencies
+from wager.loading import memory_plan as memory
+from wager.loading import policy as policies
+from wager.loading.free_memory import free_memory, total_memory
+from wager.loading.memory_plan import MemoryPlan
+from wager.loading.opened import OpenedModel, open_target
+from wager.models.tokenizer import IncrementalDecoder, Tokenizer
+from wager.models.transformer import Decoder
+from wager.trace import Trace
+from wager.types import Request
+
+log = logging.getLogger("wager")
+
+Report = Callable[[str], None]
+
+TARGET_OPTIONS = (
+    "model", "kernels", "dtype", "kv_dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens",
+)  # fmt: skip
+"""Options that are fixed when a target is loaded; engines that share it must have the same values."""
+
+
+@dataclass
+class LoadedTarget:
+    """A loaded model that several engines may use one after the other.
+
+    `cache_user` is the engine whose blocks the cache holds now; `latency` the latency model, once it is known.
+    """
+
+    config: EngineConfig
+    opened: OpenedModel
+    decoder: Decoder
+    kernels: Kernels
+    memory_plan: MemoryPlan
+    cache_user: LoadedEngine | None = None
+    latency: LatencySurface | None = None
+
+    def claim_cache(self, engine: LoadedEngine | None) -> None:
+        """Make `engine` (None: no engine) the cache's user. UsageError while another one has requests running."""
+        user = self.cache_user
+        if user is not None and user is not engine and user.busy:
+            raise UsageError(
+                "Another engine is using this model's cache.",
+                "Wait until its requests have finished: engines that share a model run one at a time.",
+            )
+        self.cache_user = engine
+        self.decoder.tap(engine.proposer.readers.taps if engine else ())
+
+
+class LoadedEngine(Engine):
+    """An engine on a loaded model, with its target and memory plan; `notes` are what a user should know of its
+    drafters."""
+
+    target: LoadedTarget
+    memory_plan: MemoryPlan
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.target.opened.tokenizer
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.target.opened.spec
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.target.kernels
+
+    @property
+    def drafter_name(self) -> str:
+        """The drafters in use, separated by commas; `none` while all of them pause since they failed."""
+        return self.proposer.name
+
+    @property
+    def ahead(self) -> dict[str, AheadFigures]:
+        """What each drafter with threads of its own did, by name."""
+        drafters = self.proposer.drafters
+        return {name: each.figures for name, each in drafters.items() if isinstance(each, AheadDrafter)}
+
+    def close(self) -> None:
+        """End the threads of drafters that have their own. May be repeated; those drafters draft no more."""
+        for drafter in self.proposer.drafters.values():
+            if isinstance(drafter, AheadDrafter):
+                drafter.close()
+
+    def _add(self, request: Request) -> None:
+        """As Engine's. A prediction may be a text. Resets the prefix cache if another engine has used the target's
+        cache since."""
+        if self.target.cache_user is not self:
+            self.target.claim_cache(self)
+            self.scheduler.block_pool.reset_prefix_cache()
+        prediction = request.params.prediction
+        if isinstance(prediction, str):
+            tokens = tuple(self.tokenizer.encode(prediction, special=False))
+            request = replace(request, params=replace(request.params, prediction=tokens))
+        super()._add(request)
+
+
+def load(
+    config: EngineConfig | None = None,
+    *,
+    report: Report | None = None,
+    target: LoadedTarget | None = None,
+    drafter: Drafter | None = None,
+    oracle: TargetOracle | None = None,
+    besides: Sequence[EngineConfig] = (),
+    expected: Callable[[Tokenizer], Sequence[Request]] | None = None,
+    keep_expert_choices: bool = False,
+) -> LoadedEngine:
+    """Build an engine. `report` is called with lines of progress.
+
+    `target` is a loaded model to share instead of loading it again; `drafter` is used in place of those that the
+    configuration names; `oracle` is for drafters made for proofs; the memory is planned for each of the configurations
+    `besides` too, whose engines will share the target; `expected` makes requests to come, of which one that is too long
+    is refused before weights are read; `keep_expert_choices` is Decoder's.
+    Raises subclasses of WagerError that name the cause.
+    """
+    config, report = config or EngineConfig(), report or (lambda _: None)
+    if target is not None:
+        _check_shared(config, target.config)
+    if drafter is not None and drafter.makes_trees:
+        check_rule_for_trees(drafter.name, config.speculation.verify)
+    model = target.opened if target else open_target(config)
+    if keep_expert_choices and model.spec.experts is None:
+        raise UsageError(
+            f"{config.model.model} has no experts: every token uses all of its weights.",
+            "Give a mixture of experts, such as random:qwen3-moe:300m.",
+        )
+    kernels = target.kernels if target else _select_kernels(config, model)
+    opened = [] if drafter else drafting.open_drafters(config, model)
+    others = [drafting.open_drafters(each, model) for each in besides]
+    plan = _plan_memory(config, kernels, model, [opened, *others], shared=target)
+    for request in expected(model.tokenizer) if expected else ():
+        check_length(request, max_context=model.limits.context, num_blocks=plan.num_blocks)
+    if target is None:
+        report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.formats(kernels)})")
+        for kind, form in model.matrices(kernels).converted.items():
+            report(f"{kind} has no kernels of its own: its tensors are read as {form}")
+        decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
+        target = LoadedTarget(config, model, decoder, kernels, plan)
+    for item in opened:
+        for loaded in item.models:
+            report(f"loading the {loaded.role} {loaded.path.name}")
+    blocks, decoder = target.memory_plan.num_blocks, target.decoder
+    built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks, oracle=oracle) for item in opened]
+    engine = _assemble(config, target, [drafter] if drafter else built, plan, report=report)
+    engine.notes = tuple(drafting.notes(opened))
+    return engine
+
+
+def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:
+    """Options that a shared target cannot honour are refused, not ignored."""
+    options, loaded = config.as_options(), shared.as_options()
+    for name in TARGET_OPTIONS:
+        if options[name] != loaded[name]:
+            raise UsageError(
+                f"{name} = {options[name]!r} differs from the shared target's {loaded[name]!r}.",
+                "Load the model again, or leave the option unchanged.",
+            )
+
+
+def _select_kernels(config: EngineConfig, model: OpenedModel) -> Kernels:
+    attention, options = model.spec.attention, config.model
+    latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
+    threads, own = options.threads, config.speculation.draft_threads
+    if threads is None and own and config.speculation.drafters:  # the drafter's cores are left to it
+        threads = max(1, physical_cores() - own)
+    kernels = select(
+        options.kernels, dtype=options.activations, threads=threads, head_dim=attention.head_dim, latent=latent
+    )
+    if options.kernels == "auto" and kernels.name.startswith("reference"):
+        log.warning("Answers are computed by the slower reference kernels: %s.", kernels.reason)
+    return kernels
+
+
+def _plan_memory(
+    config: EngineConfig,
+    kernels: Kernels,
+    target: OpenedModel,
+    drafters: Sequence[Sequence[drafting.OpenedDrafter]],
+    *,
+    shared: LoadedTarget | None,
+) -> MemoryPlan:
+    """Plan the memory for the largest of several sets of drafters; a shared target keeps its cache, so only the
+    drafters are added."""
+    limit = config.capacity.memory
+    if limit is not None:
+        memory.check_limit(limit, total_memory())
+    budget = memory.Budget.of(free_memory(), limit=limit, held=shared.memory_plan.total if shared else 0)
+    needs = [drafting.footprint(each, kernels) for each in drafters]
+    return memory.plan(
+        budget=budget.size,
+        weights=target.weight_bytes(kernels),
+        workspace=target.workspace_bytes(kernels),
+        drafter=max(need.fixed for need in needs),
+        token_bytes=target.token_bytes(kernels) + max(need.per_token for need in needs),
+        max_context=target.limits.context,
+        cache_tokens=shared.memory_plan.cache_tokens if shared else config.capacity.cache_tokens,
+        use_all=limit is not None,
+        draft_token_bytes=max(need.per_token for need in needs),
+        draft_parts=max(needs, key=lambda need: need.fixed).parts,
+        reason=budget.reason,
+    )
+
+
+def _latency(target: LoadedTarget, runner: Runner, report: Report) -> LatencySurface:
+    """The latency model of a loaded target: a copy for each engine, which corrects it by its own steps."""
+    if target.latency is None:
+        target.latency = latencies.stored(target.opened, target.kernels, report=report)
+    if target.latency is None:
+        target.claim_cache(None)  # measuring overwrites what the cache holds
+        target.latency = latencies.measured(runner, target.opened, target.kernels, report=report)
+    return LatencySurface.from_dict(target.latency.as_dict())
+
+
+def _assemble(
+    config: EngineConfig, target: LoadedTarget, drafters: Sequence[Drafter], plan: MemoryPlan, *, report: Report
+) -> LoadedEngine:
+    decoder, model, rule = target.decoder, target.opened, config.speculation.verify
+    runner, trace = Runner(decoder, rule=rule, kernels=target.kernels, buffers=decoder.buffers), Trace()
+    built = policies.build(config.speculation, drafters, lambda: _latency(target, runner, report))
+    scheduler = Scheduler(
+        PagedKVCache(BlockPool(decoder.cache.num_blocks, prefix_cache=config.capacity.prefix_cache), decoder.cache),
+        max_rows=decoder.max_rows,
+        max_sequences=decoder.max_sequences,
+        max_context=model.limits.context,
+        max_draft_tokens=built.max_depth,
+        clock=trace.clock,
+        max_prefill_rows=config.capacity.max_prefill_rows,
+    )
+    engine = LoadedEngine(
+        runner,
+        scheduler,
+        policy=TenantPolicies(built.make, scheduler.sequences),
+        proposer=Proposer(*(drafters if built.max_depth else ()), vocab=decoder.vocab, rule=rule),
+        decoder=lambda prompt: IncrementalDecoder(model.tokenizer, after=prompt),
+        eos=model.tokenizer.eos_ids,
+        grammars=GrammarCompiler(model.tokenizer),
+        trace=trace,
+    )
+    engine.target, engine.memory_plan = target, plan
+    return engine

@@ -1,0 +1,137 @@
+"""The memory plan: bytes of weights, workspace, drafters and cache, computed before anything is allocated.
+
+A model that does not fit is refused with the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wager.errors import MemoryPlanError
+from wager.kernels.base import BLOCK_SIZE
+from wager.loading.free_memory import FreeMemory
+
+SHARE = 0.8
+"""Share of the free memory that a plan may use if no limit was given."""
+
+FULL_CONTEXTS = 4
+"""Sequences of full length that fit in the cache by default; with a memory limit it takes all the remaining bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by use. `cache_tokens` are the positions the cache holds, a multiple of BLOCK_SIZE; `draft_cache` bytes of
+    it are the drafters'. `draft_parts` are the bytes of `drafter` by what is loaded; `reason` says what bounds the
+    budget."""
+
+    budget: int
+    weights: int
+    workspace: int
+    drafter: int
+    cache: int
+    cache_tokens: int
+    draft_cache: int = 0
+    draft_parts: Mapping[str, int] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.workspace + self.drafter + self.cache
+
+    @property
+    def num_blocks(self) -> int:
+        return self.cache_tokens // BLOCK_SIZE
+
+    def describe(self) -> str:
+        """What takes how much, in one line."""
+        parts = [("weights", self.weights), ("workspace", self.workspace), *self.draft_parts.items()]
+        listed = ", ".join(f"{name} {gib(size)}" for name, size in parts)
+        own = f" ({gib(self.draft_cache)} of it for drafters)" if self.draft_cache else ""
+        return (
+            f"{listed}, cache of {self.cache_tokens} tokens {gib(self.cache)}{own}; together {gib(self.total)} of "
+            f"{gib(self.budget)} that may be used{_because(self.reason)}"
+        )
+
+
+def plan(
+    *,
+    budget: int,
+    weights: int,
+    workspace: int,
+    drafter: int,
+    token_bytes: int,
+    max_context: int,
+    cache_tokens: int | None = None,
+    use_all: bool = False,
+    draft_token_bytes: int = 0,
+    draft_parts: Mapping[str, int] | None = None,
+    reason: str = "",
+) -> MemoryPlan:
+    """Divide `budget` bytes. `token_bytes` are the cache's bytes per position (target and drafters together), of which
+    `draft_token_bytes` are the drafters'; `draft_parts` and `reason` are those of the plan.
+
+    The cache has `cache_tokens` positions, or else what remains, up to FULL_CONTEXTS contexts unless `use_all` and at
+    least one context of full length; in whole blocks. Raises MemoryPlanError with the figures.
+    """
+    fixed = weights + workspace + drafter
+    if cache_tokens is None:
+        free = max(0, budget - fixed) // token_bytes // BLOCK_SIZE * BLOCK_SIZE
+        most = free if use_all else min(free, _whole_blocks(max_context * FULL_CONTEXTS))
+        tokens = max(most, _whole_blocks(max_context))
+    else:
+        tokens = _whole_blocks(cache_tokens)
+    total = fixed + tokens * token_bytes
+    if total > budget:
+        raise MemoryPlanError(
+            f"The model does not fit: weights {gib(weights)} + workspace {gib(workspace)} + drafter {gib(drafter)} + "
+            f"cache of {tokens} tokens {gib(tokens * token_bytes)} = "
+            f"{gib(total)}, of {gib(budget)} that may be used{_because(reason)}.",
+            "Lower --max-context, use a smaller model, or raise --memory."
+            if cache_tokens is None
+            else "Lower cache_tokens, use a smaller model, or raise --memory.",
+        )
+    return MemoryPlan(
+        budget, weights, workspace, drafter, tokens * token_bytes, tokens, tokens * draft_token_bytes,
+        dict(draft_parts or {}), reason,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`size` bytes that a plan may use, and the `reason` why it is so many."""
+
+    size: int
+    reason: str
+
+    @classmethod
+    def of(cls, free: FreeMemory, *, limit: int | None, held: int = 0) -> Budget:
+        """A share of the memory that is free, or up to `limit` bytes, but no more than are free. `held` bytes, which
+        the plan counts too, are in use already."""
+        left = f"the {gib(free.free)} that {free.where} has free"
+        if limit is None:
+            return cls(int(free.free * SHARE) + held, f"{SHARE:.0%} of {left}")
+        return cls(limit, "--memory") if limit <= free.free + held else cls(free.free + held, left)
+
+
+def check_limit(limit: int, installed: FreeMemory) -> None:
+    """MemoryPlanError if `limit` is more than there is."""
+    if limit > installed.total:
+        raise MemoryPlanError(
+            f"memory = {gib(limit)} is more than the {gib(installed.total)} of {installed.where}.",
+            "Give less, or leave it out.",
+        )
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
+
+
+def _whole_blocks(tokens: int) -> int:
+    """Rounded up to whole blocks."""
+    return -(-tokens // BLOCK_SIZE) * BLOCK_SIZE
+
+
+def gib(size: int) -> str:
+    """Bytes as text, in GiB or MiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"

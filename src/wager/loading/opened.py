@@ -1,0 +1,183 @@
+"""Models whose files were opened and checked, but not loaded: their shape, tokenizer, limits and memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from wager.arch.attention import Mla
+from wager.arch.config_keys import ConfigKeys
+from wager.arch.spec import ModelSpec
+from wager.config import EngineConfig
+from wager.draft.own_layers import parse_layers
+from wager.errors import UsageError
+from wager.kernels.base import BLOCK_SIZE, Kernels
+from wager.loading.drafter_checks import check_draft_tokenizer, translation
+from wager.models import footprint
+from wager.models.fingerprint import trained_for_another
+from wager.models.json_files import read_json
+from wager.models.matrices import Matrices
+from wager.models.opening import open_model
+from wager.models.packed_cache import open_store
+from wager.models.tokenizer import Tokenizer
+from wager.models.transformer import Decoder, refuse_int8_latents
+from wager.models.weights import Weights
+from wager.types import KVDtype
+
+log = logging.getLogger("wager")
+
+_DRAFT_LOGITS_ROWS = 16
+"""Rows with logits in a pass of a draft model at least; otherwise as many as sequences, since the next guess of each is
+drawn from one row. Trees and guesses of a drafter of its own take more, in further passes if need be."""
+
+
+@dataclass(frozen=True)
+class PassLimits:
+    """What a decoder is built with: rows of a pass, sequences in it, positions of a sequence, rows with logits, and the
+    type of the cache."""
+
+    rows: int
+    sequences: int
+    context: int
+    logits_rows: int
+    kv_dtype: KVDtype = "bf16"
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks of one sequence of full length."""
+        return -(-self.context // BLOCK_SIZE)
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model whose files were opened and checked, but not loaded."""
+
+    path: Path
+    weights: Weights
+    tokenizer: Tokenizer
+    limits: PassLimits
+    dtype: str = "auto"
+    layers: tuple[int, ...] | None = None  # of the model that are run; None: all
+    note: str = ""  # what a user should know of it when it is loaded
+    role = "draft model"
+    """What it is called where it is loaded beside a target."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.weights.spec
+
+    @property
+    def quantised(self) -> bool:
+        """Whether some matrix is multiplied in fewer than 16 bits."""
+        return any(Matrices(self.weights, self.dtype).formats.values())
+
+    def weight_bytes(self, kernels: Kernels) -> int:
+        return footprint.weight_bytes(self.matrices(kernels), kernels)
+
+    def matrices(self, kernels: Kernels) -> Matrices:
+        """The form of each matrix on these kernels."""
+        return Matrices(self.weights, self.dtype, kernels.act)
+
+    def workspace_bytes(self, kernels: Kernels) -> int:
+        limits = self.limits
+        return footprint.workspace_bytes(
+            self.spec,
+            kernels,
+            max_rows=limits.rows,
+            max_sequences=limits.sequences,
+            max_blocks=limits.max_blocks,
+            max_logits_rows=limits.logits_rows,
+        )
+
+    def formats(self, kernels: Kernels) -> str:
+        """The forms of the weights, and the cache's if it is not the default: what a step's seconds depend on."""
+        cache = "" if self.limits.kv_dtype == "bf16" else f" + {self.limits.kv_dtype} cache"
+        return self.matrices(kernels).description + cache
+
+    def token_bytes(self, kernels: Kernels) -> int:
+        """Bytes of keys and values per position."""
+        every = footprint.block_bytes(self.spec, kernels, self.limits.kv_dtype) // BLOCK_SIZE
+        return every if self.layers is None else -(-every * len(self.layers) // self.spec.num_layers)
+
+    def load(self, kernels: Kernels, num_blocks: int, *, keep_expert_choices: bool = False) -> Decoder:
+        limits, store = self.limits, open_store(self.path, kernels, dtype=self.dtype)
+        decoder = Decoder(
+            self.weights,
+            kernels,
+            num_blocks=num_blocks,
+            max_rows=limits.rows,
+            max_sequences=limits.sequences,
+            max_blocks=limits.max_blocks,
+            max_logits_rows=limits.logits_rows,
+            dtype=self.dtype,
+            keep_expert_choices=keep_expert_choices,
+            store=store,
+            kv_dtype=limits.kv_dtype,
+            layers=self.layers,
+        )
+        if self.layers is None:  # a file holds all of a model's weights
+            store.save()
+        return decoder
+
+
+def open_target(config: EngineConfig) -> OpenedModel:
+    """The model of a configuration. WagerError if it is unknown, missing, damaged or too short for max_context."""
+    capacity = config.capacity
+    path, weights, tokenizer = open_model(config.model.model)
+    context = weights.spec.context if capacity.max_context is None else capacity.max_context
+    if context > weights.spec.context:
+        raise UsageError(
+            f"max_context = {context} is more than the model's {weights.spec.context} positions.",
+            "Leave it out to use all of them.",
+        )
+    sequences = min(capacity.max_sequences, capacity.max_rows)
+    kv_dtype = config.model.kv_dtype
+    if isinstance(weights.spec.attention, Mla):
+        refuse_int8_latents(kv_dtype)
+    limits = PassLimits(capacity.max_rows, sequences, context, logits_rows=capacity.max_rows, kv_dtype=kv_dtype)
+    return OpenedModel(path, weights, tokenizer, limits, config.model.dtype)
+
+
+def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_vocabulary: bool = False) -> OpenedModel:
+    """A smaller model that drafts for `target`; refused if its vocabulary differs, unless it may. Its cache has the
+    target's type, unless it holds latents; beside a quantised target it is rounded to q8_0, as heads are, since a guess
+    costs what its bytes cost."""
+    path, weights, tokenizer = open_model(model)
+    note = ""
+    if other_vocabulary:
+        note = translation(path, tokenizer, target.tokenizer)
+    else:
+        check_draft_tokenizer(path, tokenizer, target.tokenizer)
+    _warn_of_another_target(path, target)
+    context = weights.spec.context if other_vocabulary else min(target.limits.context, weights.spec.context)
+    limits = _draft_limits(config, target, context)
+    if isinstance(weights.spec.attention, Mla):
+        limits = replace(limits, kv_dtype="bf16")
+    dtype = config.model.dtype
+    if dtype == "auto" and target.quantised:
+        dtype = "q8"
+    return OpenedModel(path, weights, tokenizer, limits, dtype, note=note)
+
+
+def _warn_of_another_target(path: Path, target: OpenedModel) -> None:
+    """A draft model that was trained for one target, as it notes, may guess well for another too, such as one that was
+    tuned from it, so this is only warned of."""
+    if not path.is_dir():
+        return
+    noted = ConfigKeys(read_json(path / "config.json")).section("wager")
+    if found := trained_for_another(noted, target.weights, target.tokenizer, target.path.name):
+        log.warning("The draft model in %s was trained %s: its guesses may be wrong more often.", path, found)
+
+
+def _draft_limits(config: EngineConfig, target: OpenedModel, context: int) -> PassLimits:
+    rows, sequences = config.capacity.max_rows, target.limits.sequences
+    logits_rows = min(rows, max(sequences, _DRAFT_LOGITS_ROWS))
+    return PassLimits(rows, sequences, context, logits_rows=logits_rows, kv_dtype=config.model.kv_dtype)
+
+
+def open_layers(config: EngineConfig, target: OpenedModel, text: str) -> OpenedModel:
+    """Some layers of the target as a draft model, with a cache of their own. Their packed weights are those of the
+    target's file, mapped once more, where there is one."""
+    layers = parse_layers(text, target.spec.num_layers)
+    return replace(target, layers=layers, limits=_draft_limits(config, target, target.limits.context))

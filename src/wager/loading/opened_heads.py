@@ -1,0 +1,126 @@
+"""Heads on the target's states whose files were opened and checked, but not loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wager.draft.heads.autoregressive import StateHead
+from wager.draft.heads.block import SlotHead
+from wager.draft.heads.kinds import head_kind
+from wager.draft.heads.parallel import ParallelHead
+from wager.draft.registry import KINDS, DrafterSpec
+from wager.errors import ModelError
+from wager.kernels.base import Kernels
+from wager.loading.drafter_checks import check_head_tokenizer, tokenizer_difference
+from wager.loading.opened import OpenedModel
+from wager.models.fingerprint import trained_for_another
+from wager.models.head_block import OpenedBlock, open_block
+from wager.models.head_eagle import OpenedEagle, open_eagle
+from wager.models.head_files import HeadFiles
+from wager.models.head_medusa import OpenedMedusa, open_medusa
+from wager.models.head_mtp import OpenedMtp, open_mtp
+from wager.models.transformer import Decoder
+
+Opened = OpenedEagle | OpenedMedusa | OpenedBlock | OpenedMtp
+
+_OPEN: Mapping[str, Callable[..., Opened]] = {"eagle3": open_eagle, "medusa": open_medusa, "dflash": open_block}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedHead:
+    """A head and the target that it was checked against."""
+
+    path: Path
+    target: OpenedModel
+    head: Opened
+    role = "head"
+    """What it is called where it is loaded beside a target."""
+
+    @property
+    def depth(self) -> int | None:
+        """Guesses of a round that it was made for, if its configuration says."""
+        return self.head.spec.depth
+
+    def weight_bytes(self, kernels: Kernels) -> int:
+        return self.head.weight_bytes(kernels)
+
+    def workspace_bytes(self, kernels: Kernels) -> int:
+        limits = self.target.limits
+        return self.head.workspace_bytes(kernels, rows=limits.rows, sequences=limits.sequences, context=limits.context)
+
+    def token_bytes(self, kernels: Kernels) -> int:
+        """Bytes of keys and values per position."""
+        return self.head.token_bytes(kernels)
+
+    def load(self, decoder: Decoder, num_blocks: int) -> StateHead | ParallelHead | SlotHead:
+        return self.head.load(decoder, self.target.weights, num_blocks=num_blocks)
+
+
+def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
+    """The head that a drafter option names. Its matrices are quantised where the target's are. ModelError if it is
+    absent, damaged, or was made for another target or tokenizer."""
+    modules = KINDS[spec.name].argument == "modules"
+    where, side = _split_side(spec.argument or "") if modules else (spec.argument or "", None)
+    inside = modules and not where
+    path = target.path if inside else Path(where).expanduser()
+    if inside and not path.is_dir():
+        raise ModelError(
+            f"{path.name} has no MTP weights: they are read from directories with safetensors.",
+            f"Give a directory that has them, {spec.name}:PATH, or another drafter.",
+        )
+    files = HeadFiles(path)
+    check_provenance(files, target)
+    quantised = target.quantised
+    if not modules:
+        opened = _OPEN[head_kind(spec.name)](files, target.spec, quantised=quantised)
+        _check_taps(files, opened)
+        return OpenedHead(path, target, opened)
+    after_norm = None if side is None else side == "after"
+    opened_mtp = open_mtp(files, target.spec, quantised=quantised, inside=inside, after_norm=after_norm)
+    if KINDS[spec.name].makes_trees and opened_mtp.spec.modules > 1:
+        raise ModelError(
+            f"{path.name} has {opened_mtp.spec.modules} MTP modules, which guess in turn; trees are those of a single "
+            "one.",
+            "Use mtp.",
+        )
+    return OpenedHead(path, target, opened_mtp)
+
+
+def _check_taps(files: HeadFiles, head: Opened) -> None:
+    """ModelError if the head reads other layers of the target than `wager train` notes that it was trained on."""
+    noted = files.keys.section("wager").integers("taps")
+    taps = list(head.spec.taps) if isinstance(head, (OpenedEagle, OpenedBlock)) else []
+    if noted and taps and taps != noted:
+        raise ModelError(
+            f"The head in {files.where} taps the target after layers {_listed(taps)}; it was trained on "
+            f"{_listed(noted)}.",
+            "Its config.json was changed, or belongs to another head.",
+        )
+
+
+def _listed(taps: Sequence[int]) -> str:
+    return ", ".join(map(str, taps))
+
+
+def _split_side(argument: str) -> tuple[str, str | None]:
+    """PATH@SIDE as both; no side where none of those that are known is written."""
+    path, _, side = argument.rpartition("@")
+    return (path, side) if side in ("before", "after") else (argument, None)
+
+
+def check_provenance(files: HeadFiles, target: OpenedModel) -> None:
+    """ModelError if the head says what it was trained for and it is not this: `wager train` notes the fingerprints of
+    the target and of its tokenizer. One that notes no tokenizer but has the files of one is refused for another
+    vocabulary, and warned of for another chat template."""
+    noted, path = files.keys.section("wager"), Path(files.where)
+    own = (path / "tokenizer.json").is_file() and path != target.path
+    if found := trained_for_another(noted, target.weights, target.tokenizer, target.path.name):
+        because = tokenizer_difference(path, target.tokenizer) if own and "tokenizer" in found else ""
+        raise ModelError(
+            f"The head in {files.where} was trained {found}{because and f': {because}'}.",
+            "Give a head of this target, or train one: wager train.",
+        )
+    if own and not noted.text("tokenizer_fingerprint"):
+        check_head_tokenizer(path, target.tokenizer)

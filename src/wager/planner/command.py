@@ -1,0 +1,192 @@
+"""`wager plan`: for a model, a device, batch and context, which draft depth pays off, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wager.cli import console, flags, parameters
+from wager.config import DEFAULT_MODEL
+from wager.planner import inputs as plan_inputs
+from wager.planner import values as plan_values
+
+if TYPE_CHECKING:
+    from wager.planner.text import PlanReport
+
+_PATH = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("plan", cls=parameters.Verb)
+@click.option(
+    "--model",
+    default=DEFAULT_MODEL,
+    show_default=True,
+    metavar="MODEL",
+    help="A published model by name, a config.json or its directory, or a GGUF file.",
+)
+@click.option(
+    "--hardware",
+    required=True,
+    metavar="NAME",
+    help="A GPU by name (H100, B200, RTX-4090, ...), cpu, a JSON file with peaks and bandwidth, or this: the "
+    "calibration that `wager calibrate` stored on this machine (or a file that it wrote on another).",
+)
+@click.option(
+    "--batch",
+    "batches",
+    default="1,2,4,8,16,32,64,128,256",
+    show_default=True,
+    metavar="N,...",
+    help="Requests decoded together (of each rank or group, with --ep). k is 1024.",
+)
+@click.option(
+    "--context",
+    "contexts",
+    metavar="N,...",
+    help="Positions each request has cached; 128k is 131072.  [default: 4096, or the model's maximum if it is smaller]",
+)
+@click.option(
+    "--acceptance",
+    "acceptances",
+    default="0.75",
+    show_default=True,
+    metavar="P,...|FILE",
+    help='Acceptance rate of draft tokens. FILE holds by depth {"acceptance": [...]}, given that the token before '
+    'was accepted, or {"survival": [...]}.',
+)
+@click.option(
+    "--drafter-shape",
+    "shape",
+    metavar="SHAPE",
+    help="The cost of drafting, by the drafter's own roofline. free: lookup; mtp: one layer like the target's "
+    "and its head, a pass per token; eagle[:VOCAB]: one layer on three hidden states, with a head over VOCAB tokens or "
+    "the target's; block[:N]: one pass over N positions; medusa[:HEADS]: heads on the last hidden state; model:NAME: "
+    "a smaller model; staged:NAME,INNER,P[,DEPTH]: a smaller model that speculates with a shape INNER, accepted at "
+    "rate P; with --hardware this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
+)
+@click.option(
+    "--drafter-cost",
+    "drafter_cost",
+    metavar="COST",
+    help="The cost of a draft token instead: 0.1 is a tenth of a plain step; 300us or 2ms is time.",
+)
+@click.option(
+    "--drafter-tp",
+    type=int,
+    metavar="N",
+    help="Devices that split the drafter.  [default: as many as split the target]",
+)
+@click.option("--drafter-hardware", metavar="NAME", help="A device of its own for the drafter, named as --hardware.")
+@click.option(
+    "--drafter-link",
+    metavar="SPEED",
+    help="The link to the drafter's own device, such as 50GB/s.  [default: the slower of both devices' own]",
+)
+@click.option(
+    "--draft-async",
+    is_flag=True,
+    help="Drafting runs beside verification, for its likely outcomes: a round takes the longer of both instead of "
+    "their sum.",
+)
+@click.option(
+    "--draft-hit-rate",
+    "hit_rate",
+    type=float,
+    metavar="P",
+    help="Share of rounds whose outcome --draft-async drafted for; in the others the sum is paid.  [default: 1]",
+)
+@click.option(
+    "--draft-outcomes",
+    type=int,
+    metavar="N",
+    help="Instead of that share: so many likely outcomes of each sequence are drafted for, and how often one of them "
+    "comes follows from the acceptance (docs/drafters.md).",
+)
+@click.option("--depth", type=int, metavar="N", help="Plan this depth. Without it the one with the largest speed-up.")
+@click.option("--max-depth", type=int, metavar="N", help="Deepest draft to try.  [default: 16]")
+@click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")
+@click.option(
+    "--ep", type=int, default=1, show_default=True, metavar="N", help="Ranks that split the experts, in groups of --tp."
+)
+@click.option("--balanced", is_flag=True, help="Experts are balanced: a rank reads the mean, not the fullest rank's.")
+@click.option(
+    "--link-latency", metavar="TIME", help="Time of every all-reduce or dispatch beside its bytes.  [default: 8us]"
+)
+@click.option(
+    "--popularity",
+    type=_PATH,
+    metavar="FILE",
+    help='How likely a token is to choose each expert, as `wager popularity` measures it: {"popularity": [...]}. '
+    "Without it all are equal.",
+)
+@click.option(
+    "--locality",
+    type=float,
+    metavar="X",
+    help="T tokens of one request choose as many distinct experts as T^X unrelated ones. 1: no locality; 0.79 was "
+    "measured on one model.  [default: that of the --popularity file, or 1]",
+)
+@click.option(
+    "--precision",
+    metavar="WEIGHTS[:EXPERTS[:HEAD]]",
+    help="How weights, experts and LM head are stored, such as fp8, bf16:mxfp4, awq or q4_k_m. Quantised weights leave "
+    "head and router in bf16, as checkpoints do; fp8::fp8 does not. Without it as published.",
+)
+@click.option("--cache", metavar="FORMAT", help="How keys and values are stored. Without it as published.")
+@click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step.")
+@click.option(
+    "--html", "html_path", type=parameters.OutputPath(), metavar="PATH", help="Write an HTML page with table and plots."
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=parameters.OutputPath(),
+    metavar="PATH",
+    help="Write the plots alone: .png, .svg or .pdf.",
+)
+@flags.json_flag
+def command(
+    *, model: str, hardware: str, batches: str, contexts: str | None, acceptances: str, json_path: Path | None,
+    html_path: Path | None, plot_path: Path | None, **settings: Any,
+) -> None:  # fmt: skip
+    """Estimate the speed-up of speculative decoding before you run it.
+
+    From a model's published shape and a device's datasheet: the time of a step, which draft depth pays off at each
+    batch and context, what bounds the step, and where no depth is faster than plain decoding. Nothing is loaded and
+    nothing is measured; docs/economics.md has the formulas. With --hardware this the step times are those that `wager
+    calibrate` measured.
+    """
+    from wager.planner import text as plan_text
+
+    if html_path or plot_path:
+        from wager.planner import page as plan_page
+    query = plan_inputs.plan_query(model, hardware, plan_inputs.PlanSettings(**settings))
+    rates = plan_values.parse_acceptances(acceptances)
+    if contexts is None:
+        contexts = str(min(4096, query.cost.model.context, query.drafter.max_context or 4096))
+    grid = plan_inputs.PlanGrid(
+        plan_values.parse_integers("batch", batches), plan_values.parse_integers("context", contexts), tuple(rates)
+    )
+    report = plan_text.PlanReport.build(query, grid)
+    if json_path:
+        console.write_json(report.as_dict(), json_path)
+    if plot_path:
+        plan_page.write_plot(report, plot_path)
+    if html_path:
+        plan_page.write_page(report, html_path)
+    if str(json_path) != "-":
+        _show(report)
+    for path in (plot_path, html_path):
+        if path:
+            console.say(f"written to {path}")
+
+
+def _show(report: PlanReport) -> None:
+    for line in report.summary():
+        click.echo(line)
+    columns, rows = report.table()
+    console.table("", columns, rows, to_stdout=True)
+    for line in report.notes():
+        click.echo(click.wrap_text(line, width=100, subsequent_indent="  "))

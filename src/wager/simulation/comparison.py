@@ -1,0 +1,279 @@
+"""Policies side by side: one simulation per policy and workload on the same requests and step times; regret, frontier.
+
+Regret is against the best fixed depth in hindsight, plain decoding among them: in throughput for closed-loop workloads,
+in tokens per second of one user for open-loop ones (where throughput is the arrival rate).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from wager.economics.drafts_ahead import DraftsAheadLatency
+from wager.economics.latency_model import LatencyModel
+from wager.economics.policy.adaptive import Adaptive
+from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.objective import THROUGHPUT, Objective
+from wager.economics.policy.threshold import Threshold
+from wager.economics.policy_spec import parse_policy
+from wager.errors import UsageError
+from wager.planner.latency import RooflineLatency
+from wager.planner.memory import Footprint
+from wager.simulation.ahead import SimulatedAheadDrafter
+from wager.simulation.policy_time import PolicyClock, UncountedLatency
+from wager.simulation.server import SimulatedServer, SimulationResult
+from wager.simulation.traces import TraceSource
+from wager.simulation.workload import Workload
+from wager.types import DraftDecision
+
+_FIXED_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 28)
+_PER_PASS = 1.5
+"""A drafter whose second draft token costs more than half of the first is taken to make a pass for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySetting:
+    """What is replayed: requests, step times, the objective of adaptive policies, and how many devices throughput is
+    divided by. `policy_seconds` is what a policy's decisions take in each step (None: as measured), `machine` the
+    cost model whose memory the requests must fit (None: not checked). `hit_rate`: drafters draft while the target
+    verifies, and so large a share of their drafts is ready (None: they take turns)."""
+
+    traces: TraceSource
+    latency: LatencyModel
+    objective: Objective = THROUGHPUT
+    devices: int = 1
+    policy_seconds: float | None = 0.0
+    machine: RooflineLatency | None = None
+    hit_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.hit_rate is not None and not 0 <= self.hit_rate <= 1:
+            raise UsageError(f"A hit rate of {self.hit_rate} is out of range.", "It lies between 0 and 1.")
+
+    def ahead(self) -> dict[str, SimulatedAheadDrafter]:
+        """Drafters that draft ahead, as new."""
+        if self.hit_rate is None:
+            return {}
+        return {name: SimulatedAheadDrafter(self.hit_rate) for name in self.traces.max_depths()}
+
+    def drafters(self) -> dict[str, DrafterCapabilities]:
+        """What each drafter can do; one that makes a pass for each draft token can stop early."""
+        seconds = self.latency.draft_seconds
+        return {
+            name: DrafterCapabilities(depth, stops_early=seconds(name, 8, 2) > _PER_PASS * seconds(name, 8, 1))
+            for name, depth in self.traces.max_depths().items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPoint:
+    """One policy under one workload. Rates are tokens a second; `tau` is the mean acceptance length, bonus token
+    included; `drafted` and `admitted` are draft tokens a round, `drafting` and `policy_share` the shares of time spent
+    on drafting and on the policy's own decisions; `pace_p50` and `pace_p90` are seconds per token over requests,
+    `first_token_p50` and `first_token_p90` those from arrival to the first token (None: no request finished);
+    `within_slo` is the share of requests within an SLO; `memory` counts bytes on a device in the fullest step, in which
+    `peak_requests` ran; `regret` is against the best fixed depth, as a share; `frontier`: no other point is better in
+    both tokens a second per user and per device."""
+
+    policy: str
+    workload: str
+    concurrency: int | None
+    rate: float | None
+    throughput: float
+    per_user: float
+    per_device: float
+    tau: float
+    drafted: float
+    admitted: float
+    drafting: float
+    policy_share: float
+    pace_p50: float
+    pace_p90: float
+    first_token_p50: float | None = None
+    first_token_p90: float | None = None
+    within_slo: float | None = None
+    peak_requests: int = 0
+    memory: Footprint | None = None
+    best_fixed: str = ""
+    regret: float = 0.0
+    frontier: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        memory = None
+        if self.memory is not None:
+            memory = {**asdict(self.memory), "total": self.memory.total, "fits": self.memory.fits}
+        return {**asdict(self), "memory": memory}
+
+
+def build_policy(
+    name: str,
+    setting: ReplaySetting,
+    *,
+    clock: PolicyClock | None = None,
+    ahead: Mapping[str, SimulatedAheadDrafter] | None = None,
+) -> Policy:
+    """A policy by name (parse_policy), with a latency model of its own: what it learns does not change the setting's,
+    and what that takes does not count in `clock`. `ahead` are the drafters that draft ahead, as they are simulated.
+
+    UsageError for a policy that is not known, an unknown drafter, or a depth that it cannot draft.
+    """
+    drafters = setting.drafters()
+    spec = parse_policy(name, replay=True)
+    drafter = spec.drafter or next(iter(drafters), "")
+    if drafter not in drafters:
+        raise UsageError(f"Policy {name!r} names an unknown drafter.", f"Known are: {', '.join(drafters)}.")
+    max_depth = drafters[drafter].max_depth
+    if spec.kind == "none":
+        return FixedDepth(0)
+    if spec.kind == "fixed":
+        depth = spec.depth or 0
+        if depth > max_depth:
+            raise UsageError(
+                f"Policy {name!r} is too deep: {drafter} drafts at most {max_depth} tokens.", "Give a smaller depth."
+            )
+        return FixedDepth(depth, drafter=drafter)
+    if spec.kind == "threshold":
+        return Threshold(max_depth, drafter=drafter, threshold=spec.threshold)
+    latency: LatencyModel = deepcopy(setting.latency)
+    if ahead:
+        latency = DraftsAheadLatency(latency, ahead)
+    latency = UncountedLatency(latency, clock or PolicyClock(0.0))
+    return Adaptive(latency, drafters=drafters, objective=setting.objective)
+
+
+def fixed_policies(setting: ReplaySetting) -> list[str]:
+    """Plain decoding and fixed depths of every drafter, with small steps where depths are small."""
+    return ["none"] + [
+        f"fixed:{name}:{depth}"
+        for name, max_depth in setting.traces.max_depths().items()
+        for depth in [depth for depth in _FIXED_DEPTHS if depth < max_depth] + [max_depth] * (max_depth > 0)
+    ]
+
+
+def compare(
+    setting: ReplaySetting,
+    names: Sequence[str],
+    workloads: Sequence[Workload],
+    *,
+    on_point: Callable[[ReplayPoint], None] | None = None,
+) -> list[ReplayPoint]:
+    """Every policy under every workload, with regret against the best of `fixed_policies` among `names`."""
+    for name in names:
+        build_policy(name, setting)  # a misspelt name is reported before the work
+    points: list[ReplayPoint] = []
+    for workload in workloads:
+        simulated: dict[str, ReplayPoint] = {}
+        for name in sorted(names, key=lambda name: not _is_fixed(name)):
+            best = max(filter(_is_compared, simulated.values()), key=_rate, default=None)
+            before = _decision(best.policy if best and not _is_fixed(name) else name, setting)
+            simulated[name] = simulate(setting, name, workload, drafted_before=before)
+            if on_point:
+                on_point(simulated[name])
+        points += _with_regret([simulated[name] for name in names])
+    return _with_frontier(points)
+
+
+def simulate(
+    setting: ReplaySetting, name: str, workload: Workload, *, drafted_before: DraftDecision | None = None
+) -> ReplayPoint:
+    """One simulation; `drafted_before` (see SimulatedServer) is by default what the policy drafts, at most."""
+    clock, ahead = PolicyClock(setting.policy_seconds), setting.ahead()
+    policy = build_policy(name, setting, clock=clock, ahead=ahead)
+    server = SimulatedServer(
+        setting.traces, setting.latency, policy=policy, workload=workload,
+        clock=clock, ahead=ahead, drafted_before=drafted_before or _decision(name, setting),
+    )  # fmt: skip
+    return _point(name, setting, workload, server.run())
+
+
+def _is_fixed(name: str) -> bool:
+    return name == "none" or name.startswith("fixed")
+
+
+def _is_compared(point: ReplayPoint) -> bool:
+    return _is_fixed(point.policy)
+
+
+def _decision(name: str, setting: ReplaySetting) -> DraftDecision:
+    """What a policy drafts for a sequence with room: at most, if it is not fixed."""
+    spec, depths = parse_policy(name, replay=True), setting.traces.max_depths()
+    drafter = spec.drafter or next(iter(depths), "")
+    if spec.kind == "none":
+        return DraftDecision(0)
+    return DraftDecision(depths.get(drafter, 0) if spec.depth is None else spec.depth, drafter)
+
+
+def _point(name: str, setting: ReplaySetting, workload: Workload, result: SimulationResult) -> ReplayPoint:
+    users, slo = workload.concurrency, setting.objective.seconds_per_token
+    paces = result.seconds_per_token() or [result.seconds * (users or 1) / max(1, result.tokens)]
+    waits = [request.first_token - request.arrived for request in result.finished]
+    rounds = max(1, result.rounds)
+    return ReplayPoint(
+        policy=name,
+        workload=workload.label,
+        concurrency=users,
+        rate=workload.rate,
+        throughput=result.throughput,
+        per_user=result.throughput / users if users else 1 / float(np.mean(paces)),
+        per_device=result.throughput / setting.devices,
+        tau=result.tau,
+        drafted=result.drafted / rounds,
+        admitted=result.admitted / rounds,
+        drafting=result.draft_seconds / result.seconds,
+        policy_share=result.policy_seconds / result.seconds,
+        pace_p50=float(np.quantile(paces, 0.5)),
+        pace_p90=float(np.quantile(paces, 0.9)),
+        first_token_p50=float(np.quantile(waits, 0.5)) if waits else None,
+        first_token_p90=float(np.quantile(waits, 0.9)) if waits else None,
+        within_slo=float(np.mean([pace <= slo for pace in paces])) if slo else None,
+        peak_requests=result.peak_requests,
+        memory=_memory(name, setting, result),
+    )
+
+
+def _memory(name: str, setting: ReplaySetting, result: SimulationResult) -> Footprint | None:
+    """Of the step with most cached positions, with the drafters that the policy uses."""
+    if setting.machine is None or not result.peak_requests:
+        return None
+    spec = parse_policy(name, replay=True)
+    drafters = [] if spec.kind == "none" else list(setting.traces.max_depths())
+    if spec.kind in ("fixed", "threshold"):
+        drafters = [spec.drafter or drafters[0]]
+    mean = result.peak_context / result.peak_requests
+    return setting.machine.footprint(drafters, requests=result.peak_requests, context=mean)
+
+
+def _with_regret(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:
+    """Points of one workload with what they lose against the best fixed depth among them (negative: what they gain)."""
+    fixed = [point for point in points if _is_compared(point)]
+    if not fixed:
+        return list(points)
+    best = max(fixed, key=_rate)
+    return [replace(point, best_fixed=best.policy, regret=1 - _rate(point) / _rate(best)) for point in points]
+
+
+def _rate(point: ReplayPoint) -> float:
+    """By which policies are compared: the server's throughput in a closed loop, else a user's tokens a second."""
+    return point.throughput if point.concurrency else point.per_user
+
+
+def _with_frontier(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:
+    """Marks points for which no other is at least as good in both tokens a second per user and per device."""
+    return [
+        replace(
+            point,
+            frontier=not any(
+                other.per_user >= point.per_user
+                and other.per_device >= point.per_device
+                and (other.per_user, other.per_device) != (point.per_user, point.per_device)
+                for other in points
+            ),
+        )
+        for point in points
+    ]

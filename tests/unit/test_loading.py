@@ -1,0 +1,232 @@
+"""Building engines: refused configurations, fallbacks and shared targets, with small random models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from eagle_heads import blank_head
+from tiny_models import oracle, save
+from tokenizer_models import train
+
+import wager
+from wager.economics.latency.calibration import FOLDER, Calibration
+from wager.economics.latency.surface import StepPoint
+from wager.errors import MemoryPlanError, ModelError, TokenizerError, UsageError
+from wager.loading import memory_plan as memory
+from wager.loading.latency import setup
+from wager.loading.load import load
+from wager.models import hub
+from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
+from wager.types import Request, SamplingParams
+
+PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
+
+
+def model(path: Path, *, pre: str = "gpt-2", head_dim: int = 16) -> str:
+    """A model directory with random weights and a trained tokenizer."""
+    tokenizer = train(pre)
+    save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=head_dim), path)
+    tokenizer.save(str(path / "tokenizer.json"))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def config(directory: str) -> wager.EngineConfig:
+    return wager.EngineConfig.from_options(model=directory, max_rows=32, max_sequences=4, drafter="none")
+
+
+def test_a_model_and_its_draft_model_share_a_plan_and_a_text(config: wager.EngineConfig, directory: str) -> None:
+    plain = load(config)
+    drafted = load(config.with_options(drafter=f"model:{directory}", depth=3))
+    assert drafted.memory_plan.drafter > 0 == plain.memory_plan.drafter
+    assert drafted.memory_plan.total <= drafted.memory_plan.budget
+    request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
+    (one,), (two,) = plain.generate([request]), drafted.generate([request])
+    assert one.token_ids == two.token_ids
+    assert two.stats.accepted == two.stats.drafted > 0  # it drafts for itself
+    assert one.text == two.text == plain.tokenizer.decode(list(one.token_ids))
+
+
+def test_stop_strings_and_text(config: wager.EngineConfig) -> None:
+    engine = load(config.with_options(drafter="ngram"))
+    request = Request("r", tuple(engine.tokenizer.encode("one two three")), replace(PARAMS, max_tokens=30))
+    (answer,) = engine.generate([request])
+    stop = answer.text[5:8]
+    (cut,) = engine.generate([replace(request, params=replace(request.params, stop=(stop,)))])
+    assert cut.finish_reason == "stop"
+    assert cut.text == answer.text[: answer.text.find(stop)]
+
+
+def test_a_vocabulary_that_differs_is_refused_by_its_first_token(config: wager.EngineConfig, tmp_path: Path) -> None:
+    other = model(tmp_path, pre="llama-bpe")
+    with pytest.raises(TokenizerError, match=r"id \d+ is '.*', but '.*' in the target"):
+        load(config.with_options(drafter=f"model:{other}"))
+
+
+def test_a_model_that_does_not_fit_is_refused_with_figures(config: wager.EngineConfig) -> None:
+    with pytest.raises(MemoryPlanError, match=r"weights .* \+ workspace .* \+ drafter .* \+ cache of 96 tokens"):
+        load(config.with_options(memory=10_000))
+    with pytest.raises(UsageError, match="97 is more than the model's 96"):
+        load(config.with_options(max_context=97))
+
+
+def test_more_memory_makes_a_larger_cache(config: wager.EngineConfig) -> None:
+    small, large = (load(config.with_options(memory=size << 20)).memory_plan for size in (8, 16))
+    assert small.cache_tokens < large.cache_tokens
+    assert small.total <= 8 << 20
+    fixed_plan = load(config.with_options(cache_tokens=100)).memory_plan
+    assert fixed_plan.cache_tokens == 112  # rounded up to blocks
+
+
+def test_a_cache_of_int8_has_more_positions_in_the_same_memory(config: wager.EngineConfig) -> None:
+    plans = {kind: load(config.with_options(memory=8 << 20, kv_dtype=kind)).memory_plan for kind in ("bf16", "q8")}
+    assert plans["bf16"].weights == plans["q8"].weights
+    ratio = plans["q8"].cache_tokens / plans["bf16"].cache_tokens
+    assert ratio == pytest.approx(2 * 16 / (16 + 4), rel=0.02)  # head_dim 16: a float32 scale beside 16 bytes
+    with pytest.raises(UsageError, match=r"kv_dtype = 'q4' is not known"):
+        config.with_options(kv_dtype="q4")
+
+
+def test_a_calibration_belongs_to_one_type_of_cache(config: wager.EngineConfig) -> None:
+    engines = [load(config.with_options(kv_dtype=kind)) for kind in ("bf16", "q8")]
+    plain, small = (engine.target.opened.formats(engine.kernels) for engine in engines)
+    assert plain == engines[0].target.opened.matrices(engines[0].kernels).description
+    assert small == f"{plain} + q8 cache"
+
+
+def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:
+    with pytest.raises(UsageError, match="'random-tree' makes trees"):
+        load(config.with_options(drafter="random-tree", verify="block"))
+
+
+def test_an_unsupported_head_size_falls_back_with_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    odd = wager.EngineConfig.from_options(model=model(tmp_path, head_dim=8), drafter="none")
+    engine = load(odd)
+    assert "reference" in engine.kernels.name
+    assert engine.kernels.reason
+    assert f"slower reference kernels: {engine.kernels.reason}." in caplog.text
+    with pytest.raises(UsageError, match="cannot be used"):
+        load(odd.with_options(kernels="native"))
+
+
+def test_engines_that_share_a_model_take_turns(config: wager.EngineConfig) -> None:
+    first = load(config)
+    second = load(config.with_options(drafter="ngram"), target=first.target)
+    prompt = tuple(first.tokenizer.encode("one two three four five six seven eight nine ten eleven twelve " * 2))
+    request = Request("r", prompt, PARAMS)
+    texts = [engine.generate([request])[0].token_ids for engine in (first, second, first, second)]
+    assert len(set(texts)) == 1
+    first.add(Request("busy", prompt, PARAMS))
+    with pytest.raises(UsageError, match="Another engine"):
+        second.add(request)
+
+
+def test_plans_are_plain_arithmetic() -> None:
+    plan = memory.plan(
+        budget=10_000, weights=1000, workspace=500, drafter=0, token_bytes=10, max_context=100, use_all=True
+    )
+    assert (plan.cache_tokens, plan.cache, plan.num_blocks) == (848, 8480, 53)
+
+
+def test_a_calibration_is_used_in_its_own_setup_only(
+    config: wager.EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    speculating = config.with_options(drafter="ngram")
+    first = load(speculating)
+    current = setup(first.kernels, first.spec, model="tiny", dtype="bfloat16")
+    points = [StepPoint(rows, 1, 100, 1.0 * rows) for rows in (1, 2, 4)]  # unrealistically long
+    calibration = Calibration.fit(current, points, points[:1], seconds=1)
+    folder = hub.cache_dir(FOLDER)
+    path = calibration.write(folder)
+    loaded = load(speculating)
+    assert loaded.target.latency is not None
+    assert loaded.target.latency.seconds(4, 1, 100) == pytest.approx(4.0, rel=0.01)
+    assert not caplog.records
+    narrow = load(speculating.with_options(dtype="q8"))
+    assert narrow.target.latency is not None and narrow.target.latency.seconds(4, 1, 100) < 1.0
+    assert "dtype bfloat16 (here bfloat16 x20 + q8_0 x3)" in caplog.text
+    path.unlink()
+    replace(calibration, setup=replace(current, machine="a different processor")).write(folder)
+    measured = load(speculating)
+    assert measured.target.latency is not None
+    assert measured.target.latency.seconds(4, 1, 100) < 1.0
+    assert "a different processor" in caplog.text
+
+
+def test_only_the_first_start_measures_steps(
+    config: wager.EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    lines: list[str] = []
+    first = load(config.with_options(drafter="ngram"), report=lines.append)
+    assert "measuring a few steps" in lines
+    lines.clear()
+    second = load(config.with_options(drafter="ngram"), report=lines.append)
+    assert "measuring a few steps" not in lines
+    assert first.target.latency is not None and second.target.latency is not None
+    assert second.target.latency.as_dict() == first.target.latency.as_dict()
+
+
+def test_engines_on_one_target_correct_their_latency_separately(config: wager.EngineConfig) -> None:
+    one = load(config.with_options(drafter="ngram"))
+    two = load(config.with_options(drafter="ngram,ngram:5"), target=one.target)
+    assert two.drafter_name == "ngram,ngram:5"
+    params = SamplingParams(max_tokens=40, seed=1, ignore_eos=True)
+    request = Request("r", tuple(one.tokenizer.encode("one two one two one two")), params)
+    (a,), (b,) = one.generate([request]), two.generate([replace(request, id="s")])
+    assert a.token_ids == b.token_ids
+    assert one.policy.explain() != ""
+    assert one.target.latency is two.target.latency
+
+
+def test_a_head_shares_the_plan_and_gives_the_same_text(config: wager.EngineConfig, tmp_path: Path) -> None:
+    plain = load(config)
+    weights = plain.target.opened.weights
+    path = blank_head(tmp_path, weights.spec)
+    for dtype in ("auto", "q8"):
+        plain = load(config.with_options(dtype=dtype))
+        drafted = load(config.with_options(dtype=dtype, drafter=f"eagle3:{path}", depth=2))
+        assert drafted.memory_plan.drafter > 0 == plain.memory_plan.drafter
+        assert drafted.target.decoder.buffers is not plain.target.decoder.buffers
+        request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
+        (one,), (two,) = plain.generate([request]), drafted.generate([request])
+        assert one.token_ids == two.token_ids and two.stats.drafted > 0 and drafted.drafter_name == "eagle3"
+
+
+def test_engines_on_one_target_tap_what_they_read(config: wager.EngineConfig, tmp_path: Path) -> None:
+    plain = load(config)
+    path = blank_head(tmp_path, plain.spec)
+    drafted = load(config.with_options(drafter=f"eagle3:{path}", depth=2), target=plain.target)
+    request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
+    texts = [engine.generate([request])[0] for engine in (plain, drafted, plain, drafted)]
+    assert len({text.token_ids for text in texts}) == 1
+    assert [text.stats.drafted > 0 for text in texts] == [False, True, False, True]
+
+
+def test_heads_of_another_target_or_tokenizer_are_refused(config: wager.EngineConfig, tmp_path: Path) -> None:
+    model = load(config).target.opened
+    own = {
+        "target": "other",
+        "target_fingerprint": target_fingerprint(model.weights),
+        "tokenizer_fingerprint": tokenizer_fingerprint(model.tokenizer),
+    }
+    load(config.with_options(drafter=f"eagle3:{blank_head(tmp_path, model.spec, wager=own)}"))
+    for name, complaint in (
+        ("target_fingerprint", "was trained for other, whose weights are not those of"),
+        ("tokenizer_fingerprint", "was trained with another tokenizer or chat template"),
+    ):
+        path = blank_head(tmp_path, model.spec, wager={**own, name: "0"})
+        with pytest.raises(ModelError, match=complaint):
+            load(config.with_options(drafter=f"eagle3:{path}"))
+    with pytest.raises(ModelError, match="There is no head at nowhere"):
+        load(config.with_options(drafter="eagle3:nowhere"))
+    with pytest.raises(UsageError, match="'eagle3' needs an argument"):
+        config.with_options(drafter="eagle3")
