@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include "cpu_features.h"
 #include "memory.h"
 #include "ops.h"
 #include "pack.h"
@@ -24,6 +25,22 @@ using Address = uintptr_t;
 template <class T>
 T* at(Address address) {
     return reinterpret_cast<T*>(address);
+}
+
+nb::dict cpu_features() {
+    const wager::CpuFeatures& cpu = wager::kCpuFeatures;
+    nb::dict found;
+    found["avx2"] = cpu.avx2;
+    found["fma"] = cpu.fma;
+    found["f16c"] = cpu.f16c;
+    found["avx_vnni"] = cpu.avx_vnni;
+    found["avx512f"] = cpu.avx512f;
+    found["avx512bw"] = cpu.avx512bw;
+    found["avx512dq"] = cpu.avx512dq;
+    found["avx512vl"] = cpu.avx512vl;
+    found["avx512_bf16"] = cpu.avx512_bf16;
+    found["avx512_vnni"] = cpu.avx512_vnni;
+    return found;
 }
 
 wager::RowSet row_set(bool logits) { return logits ? wager::RowSet::logits : wager::RowSet::rows; }
@@ -202,6 +219,7 @@ NB_MODULE(_native, m) {
         })
         .def_prop_ro("name", [](const Isa& isa) { return std::string(isa.table->name); })
         .def_static("has", [](const std::string& name) { return find_table(name) != nullptr; });
+    m.def("cpu_features", &cpu_features);
     m.attr("weight_layout_version") = wager::kWeightLayoutVersion;
     m.def("pack", &pack);
     m.def("panel_bytes", [](const std::string& format, int k) { return wager::panel_bytes(format_of(format), k); });

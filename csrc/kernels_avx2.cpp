@@ -1,3 +1,4 @@
+#include "cpu_features.h"
 #include "ops.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -7,8 +8,8 @@
 #include "table.h"
 
 const wager::Table* wager::table_avx2() {
-    static const bool usable = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    return usable ? &avx2::kTable : nullptr;
+    const CpuFeatures& cpu = kCpuFeatures;
+    return cpu.avx2 && cpu.fma && cpu.f16c ? &avx2::kTable : nullptr;
 }
 #else
 const wager::Table* wager::table_avx2() { return nullptr; }

@@ -1,3 +1,4 @@
+#include "cpu_features.h"
 #include "ops.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
@@ -8,9 +9,8 @@
 #include "table.h"
 
 const wager::Table* wager::table_avx512() {
-    static const bool usable = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                               __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    const CpuFeatures& cpu = kCpuFeatures;
+    const bool usable = cpu.avx512f && cpu.avx512bw && cpu.avx512vl && cpu.avx512dq && cpu.avx512_bf16 && cpu.avx512_vnni;
     return usable ? &avx512::kTable : nullptr;
 }
 #else

@@ -1,3 +1,4 @@
+#include "cpu_features.h"
 #include "ops.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__AVXVNNI__)
@@ -7,9 +8,8 @@
 #include "table.h"
 
 const wager::Table* wager::table_avxvnni() {
-    static const bool usable = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                               __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avxvnni");
-    return usable ? &avxvnni::kTable : nullptr;
+    const CpuFeatures& cpu = kCpuFeatures;
+    return cpu.avx2 && cpu.fma && cpu.f16c && cpu.avx_vnni ? &avxvnni::kTable : nullptr;
 }
 #else
 const wager::Table* wager::table_avxvnni() { return nullptr; }

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from wager.kernels import _native
 
 R = TypeVar("R")
 
@@ -21,7 +23,8 @@ class Trace:
         self.clock = clock
         self._seconds: dict[str, float] = {}
         self._none: dict[str, float] = {}  # 0 for every stage
-        self._native = _native_stages() if clock is time.perf_counter else None
+        # The same in C++ (csrc/stage_bindings.cpp): it takes part in every stage.
+        self._native = _native.StageSeconds() if clock is time.perf_counter else None
 
     def timed(self, stage: str, function: Callable[..., R], *last: object) -> Callable[..., R]:
         """`function`, with its wall seconds added to `stage`. It is called with a few arguments, by position, and then
@@ -49,12 +52,3 @@ class Trace:
             return taken
         seconds, self._seconds = self._seconds, self._none.copy()
         return seconds
-
-
-def _native_stages() -> Any:
-    """The same in C++ (csrc/stage_bindings.cpp), where the native kernels are there: it takes part in every stage."""
-    try:
-        from wager.kernels import _native
-    except ImportError:
-        return None
-    return _native.StageSeconds()

@@ -1,4 +1,4 @@
-"""The native kernels on every instruction set this machine has, with two threads; skipped where nothing was built."""
+"""The native kernels on every instruction set this machine has, with two threads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import get_args
 import pytest
 from cases import World
 
+from wager.kernels import _native
+from wager.kernels.cpu import CpuKernels
 from wager.types import KVDtype
 
 ISAS = ("avx512", "avxvnni", "avx2", "portable")
@@ -17,11 +19,8 @@ _kernels: dict[tuple[str, int], object] = {}
 def native(isa: str, threads: int = 2) -> object:
     """Kernels of one instruction set, whose threads share every op also on a busy machine; built once, because each has
     threads of its own."""
-    _native = pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
     if not _native.Isa.has(isa):
         pytest.skip(f"this machine or build has no {isa}")
-    from wager.kernels.cpu import CpuKernels
-
     if (isa, threads) not in _kernels:
         made = _kernels[isa, threads] = CpuKernels(isa=isa, threads=threads)
         made.pool = _native.Pool(threads, always_all=True)

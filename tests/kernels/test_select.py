@@ -12,18 +12,20 @@ import pytest
 
 import wager
 from wager.errors import UsageError
-from wager.kernels import _quota, physical_cores, select
+from wager.kernels import _native, _quota, physical_cores, select
 from wager.kernels.arrays import BFLOAT16, FLOAT32
 
 
-@pytest.fixture
-def built():
-    return pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
-
-
-@pytest.fixture
-def unbuilt(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wager.kernels._native", None)  # importing it now fails
+def process(program):
+    """It, run by a Python of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(wager.__file__).parent.parent)},
+    )
 
 
 def test_unknown_names_are_errors():
@@ -35,15 +37,15 @@ def test_unknown_names_are_errors():
         select("auto", threads=0)
 
 
-def test_auto_takes_the_best_that_is_built(built, monkeypatch):
+def test_auto_takes_the_best_that_is_built(monkeypatch):
     monkeypatch.delenv("WAGER_ISA", raising=False)
     kernels = select("auto", threads=1)
-    best = next(isa for isa in ("avx512", "avx2", "portable") if built.Isa.has(isa))
+    best = next(isa for isa in ("avx512", "avx2", "portable") if _native.Isa.has(isa))
     assert kernels.name.startswith(f"native {best}") and "best" in kernels.reason
     assert kernels.act == BFLOAT16
 
 
-def test_environment_forces_an_instruction_set(built, monkeypatch):
+def test_environment_forces_an_instruction_set(monkeypatch):
     monkeypatch.setenv("WAGER_ISA", "portable")
     kernels = select("native", threads=1)
     assert kernels.name == "native portable" and "WAGER_ISA" in kernels.reason
@@ -52,40 +54,48 @@ def test_environment_forces_an_instruction_set(built, monkeypatch):
         select("auto")
 
 
-def test_an_instruction_set_the_machine_lacks_is_refused(built, monkeypatch):
+def test_an_instruction_set_the_machine_lacks_is_refused(monkeypatch):
     class Bare:
         @staticmethod
         def has(name):
             return name == "portable"
 
-    monkeypatch.setattr(built, "Isa", Bare)
+    monkeypatch.setattr(_native, "Isa", Bare)
     monkeypatch.setenv("WAGER_ISA", "avx512")
     with pytest.raises(UsageError, match="no avx512"):
         select("native")
 
 
-def test_without_the_extension_the_reference_serves_and_says_so(unbuilt):
-    kernels = select("auto")
-    assert kernels.name == "reference" and "not built" in kernels.reason
-    with pytest.raises(UsageError, match="not built"):
-        select("native")
+@pytest.mark.parametrize("verb", [["doctor"], ["run", "--kernels", "reference", "--model", "random:llama:tiny", "a"]])
+def test_without_the_extension_every_verb_says_what_to_do(verb):
+    """Nothing slower is taken in its place."""
+    program = f"""
+        import sys
+        sys.modules["wager.kernels._native"] = None  # importing it fails
+        from wager.cli import main
+        sys.exit(main({verb}))
+    """
+    run = process(program)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("error: wager's C++ extension cannot be imported: ")
+    assert "hint: Install wager again" in run.stderr and "Traceback" not in run.stderr
 
 
-def test_float32_is_the_references(built):
+def test_float32_is_the_references():
     kernels = select("auto", dtype="float32")
     assert kernels.name == "reference" and "float32" in kernels.reason and kernels.act == FLOAT32
     with pytest.raises(UsageError, match="float32"):
         select("native", dtype="float32")
 
 
-def test_threads_are_physical_cores(built, monkeypatch):
+def test_threads_are_physical_cores(monkeypatch):
     monkeypatch.delenv("WAGER_ISA", raising=False)
     assert physical_cores() >= 1
     assert select("native").threads == physical_cores()
     assert select("native", threads=3).threads == 3
 
 
-def test_a_forked_child_can_compute(built):
+def test_a_forked_child_can_compute():
     """Threads do not survive a fork: the child must start its own and not wait for its parent's."""
     program = """
         import os
@@ -107,11 +117,7 @@ def test_a_forked_child_can_compute(built):
     """
     if not hasattr(os, "fork"):
         pytest.skip("no fork on this system")
-    source = str(Path(wager.__file__).parent.parent)
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    run = subprocess.run(
-        command, timeout=60, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source}
-    )
+    run = process(program)
     assert run.returncode == 0, run.stderr
 
 

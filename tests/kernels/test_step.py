@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("wager.kernels._native")
-
 from wager.kernels.base import BLOCK_SIZE, BatchBuffers
 from wager.kernels.cpu import CpuKernels
 from wager.kernels.inputs import Inputs

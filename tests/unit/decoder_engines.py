@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from wager.draft.base import Drafter
 from wager.economics.policy.fixed import FixedDepth
 from wager.engine.core import Engine
@@ -24,8 +22,6 @@ MAX_CONTEXT = 96
 
 
 def native() -> Kernels:
-    """Native kernels; the test is skipped where they are not built."""
-    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
     from wager.kernels.cpu import CpuKernels
 
     return CpuKernels(threads=2)

@@ -538,17 +538,6 @@ def test_doctor_says_that_a_machine_is_busy(
         assert "waited for one in 42% of the last 10 s" in line
 
 
-def test_doctor_on_the_reference_path(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wager import kernels
-    from wager.cli import doctor
-
-    monkeypatch.setattr(kernels, "_obstacle", lambda *_: "the extension was not built")
-    monkeypatch.setattr(doctor.shutil, "which", lambda _name: None)
-    result = wager("doctor")
-    assert "reference: the native kernels cannot be used: the extension was not built" in result.out
-    assert "a C++ compiler" in result.out
-
-
 # ---- as a process -------------------------------------------------------------------------------------------------
 
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 
 import pytest
 
-pytest.importorskip("wager.kernels._native")
-
 from wager.draft.base import Drafter
 from wager.draft.random_tree import RandomTreeDrafter
 from wager.engine.core import Engine

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("wager.kernels._native")
 
 from wager.engine.native import draft_calls
 from wager.engine.proposer import Proposer

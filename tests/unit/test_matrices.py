@@ -156,7 +156,6 @@ LATENT = wide(attention=(Mla(4, 64, 32, 32, 16, 32),) * 2, ffn=(Dense(64), Exper
 @pytest.mark.parametrize("dtype", ["q8", "q4"])
 @pytest.mark.parametrize("shape", [wide(), LATENT], ids=["grouped", "latent and experts"])
 def test_native_and_reference_compute_the_same_quantised_model(shape: ModelSpec, dtype: str) -> None:
-    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
     from wager.kernels.cpu import CpuKernels
 
     weights = random_weights(shape, 1)

@@ -203,7 +203,6 @@ def array_bytes() -> int:
 
 
 def test_the_native_kernels_compute_the_same_model() -> None:
-    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
     from wager.kernels.cpu import CpuKernels
 
     for shape in SHAPES.values():

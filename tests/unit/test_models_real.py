@@ -112,8 +112,6 @@ def test_logits_in_float32(path: Path, prompt: list[int], expected: Array) -> No
 
 @pytest.mark.parametrize("name", ["native", "reference"])
 def test_logits_in_bfloat16(name: str, path: Path, prompt: list[int], expected: Array) -> None:
-    if name == "native":
-        pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
     from wager.kernels import select
 
     ours = decoder(path, select(name, threads=1), "bf16")
@@ -126,8 +124,6 @@ def test_logits_in_bfloat16(name: str, path: Path, prompt: list[int], expected: 
 @pytest.mark.parametrize("name", ["native", "reference"])
 def test_logits_in_the_files_own_bits(name: str, path: Path, prompt: list[int], expected: Array) -> None:
     """Weights are those of the file; activations have 8 bits."""
-    if name == "native":
-        pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
     from wager.kernels import select
 
     ours = decoder(path, select(name, threads=1))
@@ -154,7 +150,6 @@ def test_the_planned_bytes_are_the_allocated_ones(path: Path) -> None:
     q4_1, q8_0 = 4 + 8 / 32 + 20 / 32, 4 + 4 / 32 + 34 / 32  # codes, scales and minima in float32; the stored bytes
     assert ours.weight_bytes == layers * q4_1 + head * q8_0 + 4 * vectors
     assert decoder(path, ReferenceKernels(), "bf16").weight_bytes == 4 * (layers + head + vectors)
-    pytest.importorskip("wager.kernels._native", reason="the native extension is not built")
     from wager.kernels.cpu import CpuKernels
 
     assert decoder(path, CpuKernels()).weight_bytes == layers * 5 / 8 + head * 8.5 / 8 + 4 * vectors

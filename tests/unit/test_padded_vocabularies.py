@@ -259,7 +259,6 @@ def test_no_text_changes(models: dict[str, str], target: str, draft: str, writte
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS[:2])
 def test_drafting_ahead_changes_no_text(models: dict[str, str], target: str, draft: str) -> None:
-    pytest.importorskip("wager.kernels._native", reason="drafting ahead needs threads")
     requests = asked(ROWS[target], "match")
     wanted = load(options(models[target], drafter="none")).generate(requests, concurrency=4)
     for name in ("model", "model-tree"):

@@ -191,13 +191,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_table_without_a_free_slot_at_its_end_is_refused_natively() -> None:
-    native = pytest.importorskip("wager.kernels._native")
     from wager.draft.lookup_rates import prior_rates
+    from wager.kernels import _native
     from wager.types import Draft
 
     for slots, homes in ((np.ones(4, np.uint64), 3), (np.zeros(4, np.uint64), 4), (np.zeros(0, np.uint64), 0)):
         with pytest.raises(ValueError, match="the last slot must be free"):
-            native.LookupTable(
+            _native.LookupTable(
                 Draft, "store", longest=0, shared_tokens=0, prior=prior_rates(), prior_weight=1.0, min_survival=0.1,
                 most_certain=0.9, slots=slots, homes=homes, trees=False,
             )  # fmt: skip

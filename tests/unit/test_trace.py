@@ -12,8 +12,6 @@ import pytest
 from wager.testing import FakeClock
 from wager.trace import Trace
 
-pytest.importorskip("wager.kernels._native")
-
 
 @pytest.mark.parametrize("clock", [time.perf_counter, lambda: time.perf_counter()], ids=["native", "python"])
 def test_seconds_are_added_to_the_stage_until_they_are_taken(clock: Callable[[], float]) -> None:

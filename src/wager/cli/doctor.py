@@ -39,18 +39,17 @@ def command(*, verify: bool, clear_packed: bool, json_path: Path | None) -> int:
 
 def examine() -> dict[str, Any]:
     """All findings as plain values; sizes in bytes."""
-    kernels = _kernels()
     models = _models()
     return {
         "machine": describe().as_dict(),
         "load": machine_load().as_dict(),
         "free_memory": _free_memory(),
-        "kernels": kernels,
+        "kernels": _kernels(),
         "versions": versions(),
         "models": models,
         "packed": _packed(),
         "calibrations": calibrations.stored(),
-        "missing": _missing(kernels, models),
+        "missing": _missing(models),
     }
 
 
@@ -169,12 +168,8 @@ def _verified_lines(files: list[dict[str, Any]] | None) -> list[tuple[str, str]]
     return [("" if index else "verified", line) for index, line in enumerate(lines)]
 
 
-def _missing(kernels: dict[str, Any], models: dict[str, Any]) -> list[str]:
+def _missing(models: dict[str, Any]) -> list[str]:
     missing = []
-    if kernels["name"].startswith("reference"):
-        missing.append("native kernels: answers come from the slower reference path, for the reason above")
-        if not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")):
-            missing.append("a C++ compiler: install one and then wager again to get native kernels")
     if DEFAULT_MODEL not in [model["name"] for model in models["here"]]:
         missing.append(f"{DEFAULT_MODEL}: `wager pull` fetches it, and so does the first `wager run`")
     if not (importlib.util.find_spec("pip") or shutil.which("pip3") or shutil.which("pip")):

@@ -27,8 +27,8 @@ from wager.draft.lookup_rates import (
     LookupSources,
     prior_rates,
 )
-from wager.draft.lookup_reference import PythonLookupTable
 from wager.errors import UsageError
+from wager.kernels import _native
 from wager.kernels.base import TargetOutput
 from wager.tenants import NO_TENANT, PerTenant
 from wager.types import Draft, DraftRequest, SamplingParams
@@ -92,11 +92,7 @@ class LookupTexts(Protocol):
 
 
 def lookup_table(name: str, sources: LookupSources, *, trees: bool = False) -> LookupTexts:
-    """In C++ (csrc/lookup.h) where the native kernels are there; in Python a draft takes a hundred times as long."""
-    try:
-        from wager.kernels import _native
-    except ImportError:
-        return PythonLookupTable(name, sources, trees=trees)
+    """In C++ (csrc/lookup.h); in Python a draft takes a hundred times as long."""
     store = sources.store
     return _native.LookupTable(
         Draft,

@@ -1,4 +1,4 @@
-"""The texts of the lookup drafters in Python: the reference of csrc/lookup.h, and what runs without native kernels.
+"""The texts of the lookup drafters in Python: the reference of csrc/lookup.h.
 
 draft/lookup.py says what they do.
 """

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from wager.errors import UsageError
+from wager.kernels import _native
 from wager.kernels.base import TargetOutput
 from wager.tenants import NO_TENANT
 from wager.types import Draft, DraftRequest, SamplingParams
@@ -82,12 +83,8 @@ class NgramTable(Protocol):
 
 
 def ngram_table(longest: int) -> NgramTable:
-    """In C++ (csrc/ngrams.h) where the native kernels are there: in Python a token of a long text takes 15 us, as its
-    dict has left the processor's caches."""
-    try:
-        from wager.kernels import _native
-    except ImportError:
-        return PythonNgramTable(longest)
+    """In C++ (csrc/ngrams.h): in Python a token of a long text takes 15 us, as its dict has left the processor's
+    caches."""
     return _native.NgramTable(Draft, NgramDrafter.name, longest, PRIOR, PRIOR_WEIGHT, MIN_SURVIVAL)
 
 

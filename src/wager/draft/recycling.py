@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.draft.base import LogitsRows
+from wager.kernels import _native
 from wager.kernels.base import TargetOutput
 from wager.tenants import NO_TENANT, PerTenant
 from wager.types import Draft, DraftRequest, SamplingParams
@@ -97,11 +98,7 @@ class RecyclingDrafter:
 
 
 def successor_table(vocab: int) -> SuccessorTable:
-    """In C++ (csrc/successors.h) where the native kernels are there."""
-    try:
-        from wager.kernels import _native
-    except ImportError:
-        return PythonSuccessors(vocab)
+    """In C++ (csrc/successors.h)."""
     return _native.Successors(vocab, rates=PRIOR, prior_weight=PRIOR_WEIGHT, min_survival=MIN_SURVIVAL)
 
 

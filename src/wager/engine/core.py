@@ -76,7 +76,7 @@ class Engine:
         self._guard = CallGuard()
         self.on_step: Callable[[StepRecord], object] | None = None
         """Called after every step, for measurements; it may add and abort requests."""
-        self._counter: StepCounter = step_counter() or StepCounter()
+        self._counter: StepCounter = step_counter()
         self._trace = trace or Trace()
         self._time_stages(self._trace)
 

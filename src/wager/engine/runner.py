@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.errors import GrammarError, NumericsError, UsageError
 from wager.kernels.base import BatchBuffers, Kernels, TappedTarget, Target, TargetOutput
+from wager.kernels.matcher import token_matcher
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.row_sampler import RowSampler, row_sampler
 from wager.kernels.sampling import SampleRequest, sample_rows
@@ -23,9 +23,6 @@ from wager.verify import accept
 from wager.verify.choose import choose
 from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
 from wager.verify.pack import pack
-
-if TYPE_CHECKING:
-    from wager.kernels.matcher import TokenMatcher
 
 NOT_FINITE = "The model produced a logit that is not finite at position {}."
 
@@ -146,7 +143,7 @@ class Runner:
         self.rule = rule
         self.kernels = kernels
         self.buffers = buffers
-        self._matcher = _matcher(kernels) if rule == "match" else None
+        self._matcher = token_matcher(kernels) if rule == "match" else None
         self._sampler = row_sampler(kernels)
 
     def pack_and_forward(
@@ -208,15 +205,6 @@ class Runner:
             error, status = str(invalid.error), invalid.error.status
         drafted_by = (*map(draft.drafter_of, verdict.accepted), "")[: len(verdict.tokens)]
         return Outcome(verdict, len(draft), drafted_by, _logprobs(rows, verdict), error, status)
-
-
-def _matcher(kernels: Kernels | None) -> TokenMatcher | None:
-    """The quick way for greedy and for plainly sampled sequences, where the native kernels are there."""
-    try:
-        from wager.kernels.matcher import token_matcher
-    except ImportError:
-        return None
-    return token_matcher(kernels)
 
 
 def _match(rows: TargetTokens, vocab: int) -> Verdict:

@@ -1,20 +1,29 @@
 """The kernels: all arithmetic of a model, in C++ or as a plain-numpy reference.
 
-`select` returns the C++ kernels where the extension was built, else the reference, with the reason.
+`select` returns the C++ kernels, or the reference if these do not support the model, with the reason. Importing this
+package fails with a WagerError where the C++ extension cannot be imported.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import re
 from pathlib import Path
 from typing import cast
 
-from wager.errors import UsageError
+from wager.errors import UsageError, WagerError
 from wager.inputs import check_threads
 from wager.kernels.base import MAX_HEAD_DIM, Kernels
+
+try:
+    from wager.kernels import _native  # noqa: F401
+except ImportError as error:
+    raise WagerError(
+        f"wager's C++ extension cannot be imported: {error}.",
+        "Install wager again with the Python that runs it, in a copy of its repository: "
+        "`python -m pip install --force-reinstall --no-deps .`",
+    ) from error
 
 __all__ = ["machine", "physical_cores", "select"]
 
@@ -92,10 +101,6 @@ def _obstacle(dtype: str, head_dim: int | None, latent: tuple[int, int] | None) 
             return f"they need {needed}, and the model's are {latent[0]} and {latent[1]}"
     elif head_dim is not None and (head_dim % 16 or head_dim > MAX_HEAD_DIM):
         return f"they need a head_dim that is a multiple of 16 up to {MAX_HEAD_DIM}, and the model's is {head_dim}"
-    try:
-        importlib.import_module("wager.kernels._native")
-    except ImportError as error:
-        return f"the extension was not built for this Python ({error})"
     return None
 
 
@@ -103,10 +108,7 @@ def _native_kernels(threads: int | None) -> Kernels:
     from wager.kernels.cpu import CpuKernels
 
     forced = os.environ.get("WAGER_ISA")
-    if forced is not None:
-        reason = f"WAGER_ISA is {forced}"
-    else:
-        reason = "the extension is built and this is the best instruction set the machine has"
+    reason = "this is the best instruction set the machine has" if forced is None else f"WAGER_ISA is {forced}"
     return cast(Kernels, CpuKernels(isa=forced, threads=threads or physical_cores(), reason=reason))
 
 

@@ -1,6 +1,6 @@
 """The native kernels as a Kernels backend: an instruction set, a pool of threads, and the objects made with them.
 
-All arithmetic is in csrc/. Importing this module fails where the extension was not built; see `kernels.select`.
+All arithmetic is in csrc/.
 """
 
 from __future__ import annotations

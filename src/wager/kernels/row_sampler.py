@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.kernels import _native
+from wager.kernels.cpu import CpuKernels
 from wager.types import GREEDY_TEMPERATURE, SamplingParams
 
 NO_IDS, NO_LOGITS = np.zeros(0, np.int64), np.zeros(0, np.float64)
@@ -45,9 +47,4 @@ class RowSampler:
 
 def row_sampler(kernels: object) -> RowSampler | None:
     """None unless the kernels are native."""
-    try:
-        from wager.kernels import _native
-        from wager.kernels.cpu import CpuKernels
-    except ImportError:
-        return None
     return RowSampler(_native.RowSampler(), kernels.isa) if isinstance(kernels, CpuKernels) else None

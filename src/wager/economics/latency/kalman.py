@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.kernels import _native
+
 _MAX_SURPRISE = 2.0
 """An error of more standard deviations than this counts as this many: normal errors exceed it once in twenty times."""
 
@@ -42,12 +44,7 @@ class LatencyFilter(Protocol):
 
 
 def latency_filter(change: NDArray[np.float64], *, noise_sd: float, uncertainty: float = 1.0) -> LatencyFilter:
-    """A KalmanFilter, in C++ (csrc/kalman.h) where the native kernels are there: a dozen calls of numpy after a pass
-    of the target take 0.1 ms."""
-    try:
-        from wager.kernels import _native
-    except ImportError:
-        return KalmanFilter(change, noise_sd=noise_sd, uncertainty=uncertainty)
+    """A KalmanFilter in C++ (csrc/kalman.h): a dozen calls of numpy after a pass of the target take 0.1 ms."""
     rules = (
         _MAX_SURPRISE,
         _DRIFT_INTERVAL / _MEMORY,

@@ -25,6 +25,7 @@ from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.planning import MAX_INTERVAL
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 from wager.economics.policy.step_load import StepLoad
+from wager.kernels import _native
 from wager.types import Draft
 
 _NEGLIGIBLE = 0.002  # share of the step's weight that judging must gain beyond what it takes
@@ -258,12 +259,7 @@ class DraftJudge:
 
 
 def native_judge() -> Any:
-    """What judges drafts with scores in C++ (csrc/judging.h), as `select` with AcceptanceModel.survival; None where the
-    native kernels are not there."""
-    try:
-        from wager.kernels import _native
-    except ImportError:
-        return None
+    """What judges drafts with scores in C++ (csrc/judging.h), as `select` with AcceptanceModel.survival."""
     return _native.TokenJudge(Draft, BIN_BORDERS, HIGHEST_RATE)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from wager.economics.acceptance import AcceptanceModel, Bools, Floats, Ints
 from wager.economics.latency_cache import LatencyCache
 from wager.economics.policy.step_load import StepLoad
+from wager.kernels import _native
 
 SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
 MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
@@ -166,15 +167,6 @@ def most_profitable(
     return best
 
 
-def can_choose_natively() -> bool:
-    """Whether the native kernels are there."""
-    try:
-        from wager.kernels import _native
-    except ImportError:
-        return False
-    return hasattr(_native, "plan_drafts")
-
-
 @dataclass(frozen=True, slots=True)
 class ListedForecast:
     """A DrafterForecast of few sequences: mean and variance of each one's log-odds in place of survival, the rest as
@@ -200,8 +192,6 @@ def choose_natively(
     row_costs: Sequence[float],
 ) -> tuple[list[int], list[int], list[float], float]:
     """`most_profitable` in C++: drafters, depths, min_survival and the profit."""
-    from wager.kernels import _native
-
     drafters = [
         (
             each.model.depths.log_odds,

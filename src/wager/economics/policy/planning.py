@@ -22,7 +22,6 @@ from wager.economics.policy.plan_choice import (
     DrafterForecast,
     ListedForecast,
     PlannedBatch,
-    can_choose_natively,
     choose_natively,
     most_profitable,
 )
@@ -48,7 +47,6 @@ class Planner:
         self.left_out: Collection[str] = ()  # those that failed and pause: the same
         self.speculates = True  # whether any sequence drafts, by the last plan
         self._drafters, self._latency, self._goodput, self._own = drafters, latency, goodput, own
-        self._native = can_choose_natively()
         self._default = SequencePlan()  # of sequences that come between two plans
         self._uniform = False  # whether all sequences got the same plan
         self._due = self._now = self._planned = self._newcomers = 0
@@ -95,7 +93,7 @@ class Planner:
         self._due = self._now + round(self._interval)
         self._planned, self._newcomers = step.decoding, 0
         candidates = step.candidates
-        small = self._native and len(candidates) <= LARGE_BATCH
+        small = len(candidates) <= LARGE_BATCH
         drafters, depths, min_survival, survival = (self._choose_natively if small else self._choose)(step, weights)
         self.standing = {}
         keys = list(zip(drafters, depths, min_survival, strict=True))

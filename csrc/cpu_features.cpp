@@ -1,0 +1,54 @@
+#include "cpu_features.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+namespace {
+
+struct Registers {
+    unsigned eax, ebx, ecx, edx;
+};
+
+// Zeros if the processor has no such leaf.
+Registers cpuid(unsigned leaf, unsigned subleaf) {
+    Registers found{};
+    __get_cpuid_count(leaf, subleaf, &found.eax, &found.ebx, &found.ecx, &found.edx);
+    return found;
+}
+
+bool bit(unsigned value, int index) { return value >> index & 1; }
+
+// Which registers the operating system saves, from leaf 1: the low half of XCR0, 0 if it does not say.
+unsigned saved_registers(const Registers& basic) {
+    if (!bit(basic.ecx, 27)) return 0;  // OSXSAVE
+    unsigned low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+wager::CpuFeatures read_features() {
+    const Registers basic = cpuid(1, 0), extended = cpuid(7, 0);
+    const Registers more = extended.eax >= 1 ? cpuid(7, 1) : Registers{};
+    const unsigned saved = saved_registers(basic);
+    const bool ymm = (saved & 0x06) == 0x06 && bit(basic.ecx, 28);  // XMM and YMM; AVX
+    const bool zmm = ymm && (saved & 0xe0) == 0xe0;                 // masks and both parts of ZMM
+    wager::CpuFeatures found{};
+    found.avx2 = ymm && bit(extended.ebx, 5);
+    found.fma = ymm && bit(basic.ecx, 12);
+    found.f16c = ymm && bit(basic.ecx, 29);
+    found.avx_vnni = ymm && bit(more.eax, 4);
+    found.avx512f = zmm && bit(extended.ebx, 16);
+    found.avx512bw = zmm && bit(extended.ebx, 30);
+    found.avx512dq = zmm && bit(extended.ebx, 17);
+    found.avx512vl = zmm && bit(extended.ebx, 31);
+    found.avx512_bf16 = zmm && bit(more.eax, 5);
+    found.avx512_vnni = zmm && bit(extended.ecx, 11);
+    return found;
+}
+
+}  // namespace
+
+const wager::CpuFeatures wager::kCpuFeatures = read_features();
+#else
+const wager::CpuFeatures wager::kCpuFeatures{};
+#endif
