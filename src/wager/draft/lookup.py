@@ -53,6 +53,11 @@ class LookupDrafter:
         """Forget what earlier requests generated; see RemembersRequests."""
         self._table = lookup_table(self.name, self._sources, trees=self.makes_trees)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the texts and trees, without a store; 0 where they are in Python."""
+        return int(getattr(self._table, "nbytes", 0))
+
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Keep the prompt and the predicted output for the index; no rate is learned from them, since the target did
         not generate them."""
