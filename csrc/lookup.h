@@ -52,6 +52,8 @@ class LookupText {
 
     void know(int32_t token) { unindexed_.push_back(token); }
 
+    size_t bytes() const { return own_.bytes() + sizeof(int32_t) * (prompt_.size() + prediction_.size() + tokens_.size()); }
+
     // Indexes what became known, and learns from each token which sources predicted it. The predicted output comes before
     // the prompt, as a text of its own.
     void catch_up() {

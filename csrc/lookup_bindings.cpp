@@ -66,6 +66,13 @@ class LookupTable {
         texts_.erase(found);
     }
 
+    // Of all texts and trees; a store is not counted.
+    size_t bytes() const {
+        size_t sum = shared_.bytes();
+        for (const auto& [seq_id, text] : texts_) sum += text->bytes();
+        return sum;
+    }
+
     nb::list propose(nb::list requests) {
         nb::list drafts;
         for (nb::handle request : requests) {
@@ -126,5 +133,6 @@ void bind_lookup(nb::module_& m) {
         .def("begin", &LookupTable::begin)
         .def("accept", &LookupTable::accept)
         .def("end", &LookupTable::end)
+        .def_prop_ro("nbytes", &LookupTable::bytes)
         .def("propose", &LookupTable::propose);
 }

@@ -15,6 +15,9 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace wager {
 
@@ -62,7 +65,33 @@ class Chunk {
 class Buffer {
   public:
     explicit Buffer(size_t bytes, bool huge = true) : size_(bytes) {
-        const size_t room = (bytes + kGrain - 1) / kGrain * kGrain + (bytes == 0 ? kGrain : 0);
+        const size_t room = bytes == 0 ? kGrain : (bytes + kGuard + kGrain - 1) / kGrain * kGrain;
+        take(room, huge);
+#if defined(__SANITIZE_ADDRESS__)
+        // AddressSanitizer knows no mappings: it is told that nothing may touch what lies behind a buffer.
+        ASAN_POISON_MEMORY_REGION(data_ + size_, room - size_);
+        guarded_ = room;
+#endif
+    }
+#if defined(__SANITIZE_ADDRESS__)
+    ~Buffer() { ASAN_UNPOISON_MEMORY_REGION(data_, guarded_); }
+#endif
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    uint8_t* data() const { return data_; }
+    size_t size() const { return size_; }
+
+  private:
+    static constexpr size_t kShared = size_t{64} << 20, kGrain = 4096;
+#if defined(__SANITIZE_ADDRESS__)
+    static constexpr size_t kGuard = kGrain;
+    size_t guarded_ = 0;
+#else
+    static constexpr size_t kGuard = 0;
+#endif
+
+    void take(size_t room, bool huge) {
         if (room > kShared / 4 || !huge) {
             chunk_ = std::make_shared<Chunk>(room, huge);
             data_ = chunk_->data();
@@ -76,14 +105,7 @@ class Buffer {
         data_ = chunk_->data() + chunk_->used;
         chunk_->used += room;
     }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
 
-    uint8_t* data() const { return data_; }
-    size_t size() const { return size_; }
-
-  private:
-    static constexpr size_t kShared = size_t{64} << 20, kGrain = 4096;
     size_t size_;
     std::shared_ptr<Chunk> chunk_;
     uint8_t* data_ = nullptr;

@@ -22,6 +22,7 @@ class SharedTexts {
     explicit SharedTexts(const LookupRules& rules) : rules_(&rules), tree_(rules.longest) {}
 
     SuffixTree& tree() { return tree_; }
+    size_t bytes() const { return tree_.bytes() + sizeof(int32_t) * (tokens_ + waiting_tokens_); }
 
     void end(std::vector<int32_t> text) {
         if (text.size() > rules_->shared_tokens) text.erase(text.begin(), text.end() - rules_->shared_tokens);

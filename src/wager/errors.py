@@ -6,6 +6,9 @@ with `status`.
 
 from __future__ import annotations
 
+MALFORMED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
+"""What Python itself raises where values from a file are of other types, sizes or ranges than the reader expects."""
+
 
 class WagerError(Exception):
     """Base of everything wager raises on purpose.

@@ -16,6 +16,7 @@ THREADS_PER_PROCESSOR = 8
 LARGEST_TEXT = 1 << 28
 """Bytes of a text file; more is a device that never ends, or a slip."""
 
+_PART = 1 << 20
 _MOST_DIGITS = 20
 """A longer number is a slip of the keyboard, and need not be converted to say so."""
 
@@ -63,7 +64,9 @@ def read_text(path: Path, what: str, hint: str) -> str:
     cause = ""
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST_TEXT + 1)
+            data = bytearray()  # in parts: a single call takes memory for all that it may read
+            while len(data) <= LARGEST_TEXT and (part := file.read(_PART)):
+                data += part
         if len(data) <= LARGEST_TEXT:
             return data.decode("utf-8").replace("\r\n", "\n")
         cause = f"it is longer than {LARGEST_TEXT >> 20} MiB"

@@ -32,6 +32,10 @@ class PerTenant(Generic[T]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def values(self) -> list[T]:
+        """Those of all tenants."""
+        return list(self._values.values())
+
     @property
     def present(self) -> Collection[str]:
         """The tenants of which sequences run."""

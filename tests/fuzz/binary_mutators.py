@@ -149,7 +149,7 @@ def _tensor_entry(values: dict[str, Any], rng: random.Random) -> str:
 
 
 def take_apart(raw: bytes) -> _Parts:
-    """Of an undamaged file."""
+    """Of a file whose header is undamaged; struct.error, KeyError or ValueError of another."""
     version, num_infos, num_entries = struct.unpack_from("<IQQ", raw, 4)
     at, parts = 24, _Parts(version=version)
 
@@ -182,6 +182,8 @@ def _end(raw: bytes, at: int, kind: int) -> int:
         return at + struct.calcsize(_CODES[kind])
     element, count = struct.unpack_from("<IQ", raw, at)
     at += 12
+    if count > len(raw):
+        raise ValueError(f"an array of {count} elements in {len(raw)} bytes")
     for _ in range(count):
         at = _end(raw, at, element)
     return at

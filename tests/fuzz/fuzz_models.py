@@ -33,7 +33,7 @@ _TEXTS = (
     "The engine guesses, the model decides; 12 of 20 guesses were right, 345 of 678 were not.",
     "def price(bet):\n    return bet * 0.5\n\n\nfor guess in range(10):\n    print(price(guess))\n",
 )
-_SIZES = {
+SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
     "hidden_act": "silu", "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "float32",
@@ -62,7 +62,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 """config.json of the directories, without the sizes that they share."""
 SHAPE: Mapping[str, Any] = {
-    **_SIZES, **_LATENT, "vocab_size": 288, "num_hidden_layers": 4, "rope_scaling": _YARN, "num_local_experts": 4,
+    **SIZES, **_LATENT, "vocab_size": 288, "num_hidden_layers": 4, "rope_scaling": _YARN, "num_local_experts": 4,
     "num_experts": 4, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 8, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
     "o_groups": 2, "o_lora_rank": 16, "sliding_window": 8, "compress_ratios": [0, 4, 128, 4],
@@ -99,7 +99,7 @@ def tokenizer() -> Tokenizer:
 
 def _directory(path: Path, name: str) -> Path:
     path.mkdir(parents=True)
-    config = {**_SIZES, **CONFIGS[name], "vocab_size": 288}
+    config = {**SIZES, **CONFIGS[name], "vocab_size": 288}
     spec = read_config(config, runnable=True)
     weights, names = random_weights(spec, 0), checkpoint_names(spec.details.architecture)
     kind = BFLOAT16 if name == "qwen3" else FLOAT32
@@ -121,7 +121,7 @@ def _directory(path: Path, name: str) -> Path:
 
 def _gguf(path: Path, vocabulary: Mapping[str, Any]) -> Path:
     vocab = len(vocabulary["tokenizer.ggml.tokens"])
-    spec = read_config({**_SIZES, "architectures": ["LlamaForCausalLM"], "vocab_size": vocab}, runnable=True)
+    spec = read_config({**SIZES, "architectures": ["LlamaForCausalLM"], "vocab_size": vocab}, runnable=True)
     writer = gguf.GGUFWriter(path, "llama")
     sizes = {
         "context_length": 128, "embedding_length": 64, "block_count": 2, "feed_forward_length": 96,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from wager.errors import UsageError
+from wager.errors import MALFORMED, UsageError
 from wager.types import DRAFT_STAGE, POLICY_STAGE, Stats, StepRecord
 
 PLAIN = "none"
@@ -144,7 +144,7 @@ class RunFile:
         for number, line in enumerate(self._whole_text().splitlines(), 1):
             try:
                 runs = _with_line(runs, json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except MALFORMED as error:
                 raise UsageError(
                     f"{self.path}, line {number}, is no result of measured drafters ({error!r}).",
                     "Name a file that dev/bench_drafters.py wrote, or none that exists.",

@@ -11,7 +11,7 @@ from typing import Any
 from wager.bench.comparison import Difference, TokenComparison
 from wager.bench.variety import TextVariety
 from wager.cli import console
-from wager.errors import UsageError, WagerError
+from wager.errors import MALFORMED, UsageError, WagerError
 
 _WRONG = frozenset({"none", "adversary"})
 """Drafters of which no accepted guess is expected."""
@@ -79,10 +79,10 @@ def earlier_trials(path: Path | None, settings: Mapping[str, Any]) -> dict[str, 
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        found = value["card"]["settings"]
+        found = dict(value["card"]["settings"])
         trials = [_comparison(trial) for trial in value["outcomes"]]
-        failed = {each["drafter"] for each in value["drafters"] if each["failure"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        failed = {str(each["drafter"]) for each in value["drafters"] if each["failure"]}
+    except (OSError, *MALFORMED) as error:
         raise UsageError(f"{path} is no file of `wager prove` to go on from: {error}.", "Give another path.") from error
     now = json.loads(json.dumps(settings))
     other = [name for name in now if name != "drafter" and found.get(name) != now[name]]
@@ -100,6 +100,10 @@ def earlier_trials(path: Path | None, settings: Mapping[str, Any]) -> dict[str, 
 
 def _comparison(value: Mapping[str, Any]) -> TokenComparison:
     known = {each.name: value[each.name] for each in fields(TokenComparison)}
+    texts = {each.name for each in fields(TokenComparison) if each.type == "str"}
+    counts = {each.name for each in fields(TokenComparison) if each.type == "int"}
+    if not all(isinstance(known[name], str) for name in texts) or not all(type(known[name]) is int for name in counts):
+        raise TypeError("a text or a count is of another type")
     known |= {"notes": tuple(known["notes"]), "first": Difference(**known["first"]) if known["first"] else None}
     return TokenComparison(**known)
 

@@ -54,6 +54,11 @@ class LookupDrafter:
         """Forget what earlier requests generated; see RemembersRequests. No sequence is running."""
         self._tables.clear()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the texts and trees of all tenants, without a store."""
+        return sum([table.nbytes for table in self._tables.values()])
+
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """Keep the prompt and the predicted output for the index; no rate is learned from them, since the target did
         not generate them."""
@@ -81,6 +86,9 @@ class LookupDrafter:
 
 class LookupTexts(Protocol):
     """The texts of all sequences."""
+
+    @property
+    def nbytes(self) -> int: ...
 
     def begin(self, seq_id: str, tokens: Sequence[int], prediction: Sequence[int], /) -> None: ...
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from wager.draft.store_counts import ContinuationTable, count_continuations
 from wager.draft.vocabulary import Vocabulary, sample_difference
-from wager.errors import UsageError
+from wager.errors import MALFORMED, UsageError
 from wager.inputs import shown
 
 MAGIC = b"WAGERST1"
@@ -241,13 +241,24 @@ def _header(path: Path, data: mmap.mmap | bytes, size: int) -> tuple[StoreHeader
                 f"{values.get('longest')!r} tokens; this wager reads format {FORMAT} with {LONGEST}.",
                 "Build it again: wager train --kind store.",
             )
-        header = StoreHeader(**values)
+        header = _checked(StoreHeader(**values))
         end = _PREFIX + length + 8 * header.slots
-    except (ValueError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise _damaged(path, "its header is not as this wager writes it") from error
     if size != end or not 0 < header.homes < header.slots:
         raise _damaged(path, f"it has {size} bytes instead of {end}")
     return header, _PREFIX + length
+
+
+def _checked(header: StoreHeader) -> StoreHeader:
+    """TypeError unless the fields have their types."""
+    numbers = header.vocab, header.homes, header.entries, header.tokens, header.slots
+    texts = header.tokenizer, header.sha256, *header.sample
+    if not all(type(number) is int for number in numbers) or not all(isinstance(text, str) for text in texts):
+        raise TypeError("a number or a text is of another type")
+    if not isinstance(header.provenance, Mapping):
+        raise TypeError("the provenance is no object")
+    return header
 
 
 def _damaged(path: Path, cause: str) -> UsageError:

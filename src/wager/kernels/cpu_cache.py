@@ -5,6 +5,8 @@ Slots and blocks are checked here, because the C++ functions take them unchecked
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,15 @@ class CpuCache:
 
     @property
     def nbytes(self) -> int:
-        return int(self.keys.nbytes) + (int(self.values.nbytes) if self.values is not None else 0)
+        return sum(int(buffer.nbytes) for buffer in self._buffers())
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that the system has given: those of pages that were written. The others are reserved only."""
+        return sum(_resident(int(buffer.address), int(buffer.nbytes)) for buffer in self._buffers())
+
+    def _buffers(self) -> list[Any]:
+        return [self.keys] if self.values is None else [self.keys, self.values]
 
     def move(self, source: Array, target: Array) -> None:
         if len(source) != len(target):
@@ -78,6 +88,15 @@ class CpuLatents(CpuCache):
         self.keys, self.values = _native.Buffer(nbytes, huge_pages=False), None
         self.view = _native.CacheView.latent(self.keys, layers, num_blocks, rank, rope)
         self._pool = pool
+
+
+def _resident(start: int, nbytes: int) -> int:
+    """Bytes of the pages from `start` on that are in memory; all where the system does not say."""
+    mincore = getattr(ctypes.CDLL(None), "mincore", None)
+    pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
+    if mincore is None or mincore(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), ctypes.c_void_p(address(pages))):
+        return nbytes
+    return min(nbytes, int((pages & 1).sum()) * mmap.PAGESIZE)
 
 
 def check_head_dim(head_dim: int) -> None:

@@ -28,17 +28,16 @@ class HeadVocabulary:
 def read_vocabulary(files: HeadFiles, *, draft: int, size: int) -> HeadVocabulary:
     """From d2t (the target's id minus the head's own) and t2d (which ids of the target it has), for a head of `draft`
     ids and a target of `size`. Without d2t the ids are the target's. ModelError if they contradict each other."""
-    own = np.arange(draft)
     if "d2t" not in files.shapes:
         if draft != size:
             raise ModelError(
                 f"The head in {files.where} guesses {draft} ids of a vocabulary of {size} and has no d2t to say which.",
                 "The head was trained for another target, or is incomplete.",
             )
-        return HeadVocabulary(own, size)
+        return HeadVocabulary(np.arange(size), size)
     for name, shape in vocabulary_shapes(files, draft=draft, size=size).items():
         files.check_shape(name, shape)
-    ids = own + files.integers("d2t")
+    ids = np.arange(draft) + files.integers("d2t")
     known = files.integers("t2d").astype(bool) if "t2d" in files.shapes else None
     if known is not None and not _agree(ids, known):
         offsets = files.integers("d2t")

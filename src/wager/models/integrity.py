@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from wager.errors import ModelError
+from wager.errors import MALFORMED, ModelError
 
 Progress = Callable[[str, int, int], None]
 """Called with a description of the work, bytes done, and bytes in total."""
@@ -140,7 +140,7 @@ class VerifiedFiles:
             values = json.loads(self._path.read_text(encoding="utf-8"))
             return {str(key): (FileIdentity(*map(int, identity)), str(digest))
                     for key, (*identity, digest) in values.items()}  # fmt: skip
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        except (OSError, *MALFORMED):
             return {}
 
     def _write(self, entries: dict[str, tuple[FileIdentity, str]]) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from wager.errors import MALFORMED
 from wager.kernels.arrays import WeightParts
 
 SUFFIX = ".packed"
@@ -81,7 +82,7 @@ def _header(descriptor: int) -> PackedHeader:
                 for item in values["weights"]
             },
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except MALFORMED as error:
         raise DamagedFileError("its header is not as this wager writes it") from error
     ends = [at + size for _, parts in header.weights.values() for at, size in parts if at >= 0 and size >= 0]
     if header.offset < 0 or header.offset + header.nbytes != size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,12 +89,13 @@ def _shards(path: Path) -> list[Path]:
             raise _absent(path)
         return [single]
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} has no weight_map.", "The file is damaged; fetch it again.")
-    files = [path / str(name) for name in dict.fromkeys(weight_map.values())]
+    named = isinstance(weight_map, dict) and all(isinstance(name, str) for name in weight_map.values())
+    if not named or not weight_map:
+        raise ModelError(f"{index} has no weight_map of files by tensor.", "The file is damaged; fetch it again.")
+    files = [path / name for name in dict.fromkeys(weight_map.values())]
     for file in files:
-        if not file.exists():
-            raise ModelError(f"{file}, which {index.name} lists, is absent.", "Fetch the model again.")
+        if not os.path.isfile(file):  # which takes a name that no file can have
+            raise ModelError(f"{brief(file)}, which {index.name} lists, is absent.", "Fetch the model again.")
     return files
 
 

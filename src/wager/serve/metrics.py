@@ -15,6 +15,7 @@ from wager.economics.policy.base import PolicyFigures
 from wager.engine.draft_counts import DraftCounter
 from wager.serve.admission import Admission
 from wager.serve.counted_times import CountedTimes
+from wager.serve.memory import MemoryGauges
 from wager.serve.totals import StepTotals
 from wager.types import OutputDelta, Request, Stats, StepRecord
 
@@ -93,11 +94,14 @@ class Metrics:
             "iteration_tokens_total", "Rows of a step: prompt tokens, tokens and guesses.", _TOKENS
         )
         self.registry.register(_EngineGauges(self._gauges))
+        self._memory = MemoryGauges(llm.engine, model=model)
+        self.registry.register(self._memory)
 
     async def render(self) -> bytes:
         """The text that Prometheus reads. The policy is asked in the engine's thread, between two steps."""
         if self._llm.failure is None:
             policy = self._llm.engine.policy
+            await self._llm.between_steps(self._memory.read)
             self._figures, self._collapsed = await self._llm.between_steps(
                 lambda: (policy.figures(), dict(policy.collapsed))
             )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from wager.errors import UsageError
+from wager.errors import MALFORMED, UsageError
 from wager.inputs import read_text, shown
 from wager.prompts import ChatTokenizer, TextPart
 from wager.train.examples import TrainingText
@@ -97,7 +97,7 @@ def read_answers(path: Path, *, target: str, vocab: int | None = None) -> Iterat
                 continue
             prompt, answered = row["prompt_ids"], row["token_ids"]
             ids = (*prompt, *answered)
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise UsageError(f"{where}: {shown(line)} is no answer.", _HINT) from error
         if not all(type(token) is int and token >= 0 and (vocab is None or token < vocab) for token in ids):
             raise UsageError(f"{where}: a token id is not of this model.", "Give answers of the same model.")
@@ -153,7 +153,7 @@ def read_prompt_texts(path: Path) -> list[str]:
             str(text).encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"{path}, line {number}: half a surrogate pair is no text.", hint) from error
-        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        except MALFORMED as error:
             raise UsageError(f"{path}, line {number}: {shown(line)} has no prompt.", hint) from error
         if not isinstance(text, str) or not text.strip():
             raise UsageError(f"{path}, line {number}: the prompt is empty or not a text.", hint)

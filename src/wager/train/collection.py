@@ -9,7 +9,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from wager.errors import MALFORMED, UsageError
 from wager.inputs import read_text
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import encode_chat
@@ -72,6 +74,26 @@ def collect_texts(
     return [*given, *(text for text in found if text.ids[: text.prompt_length] in wanted)]
 
 
+class MadeUpPrompts(NamedTuple):
+    """The prompts of an earlier start of a run, and their number and seed."""
+
+    key: list[int]
+    prompts: list[str]
+
+
+def read_made_up(path: Path) -> MadeUpPrompts:
+    """From the file of a run. UsageError if it is damaged."""
+    text = read_text(path, "file of made-up prompts", "Remove it.")
+    try:
+        kept = json.loads(text)
+        found = MadeUpPrompts(list(kept["key"]), list(kept["prompts"]))
+        if not all(isinstance(prompt, str) for prompt in found.prompts):
+            raise TypeError("a prompt is no text")
+    except MALFORMED as error:
+        raise UsageError(f"The file of made-up prompts {path} is damaged: {error!r}.", "Remove it.") from error
+    return found
+
+
 def _made_up(
     tokenizer: Tokenizer, sources: TextSources, folder: Path, engine: Callable[[], answers.AnsweringEngine]
 ) -> Sequence[str]:
@@ -80,9 +102,9 @@ def _made_up(
         return []
     path, key = folder / MADE_UP, [sources.made_up, sources.seed]
     if path.exists():
-        kept = json.loads(read_text(path, "file of made-up prompts", "Remove it."))
-        if kept["key"] == key:
-            return list(kept["prompts"])
+        kept = read_made_up(path)
+        if kept.key == key:
+            return kept.prompts
     found = answers.made_up_prompts(
         engine(), tokenizer, tokenizer.decode, sources.made_up, seed=sources.seed, concurrency=sources.concurrency
     )

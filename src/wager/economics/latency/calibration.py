@@ -22,7 +22,7 @@ from wager.arch.spec import ModelSpec
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.fit import fit_surface
 from wager.economics.latency.surface import MAX_UNCERTAINTY, LatencySurface, StepPoint
-from wager.errors import UsageError
+from wager.errors import MALFORMED, UsageError
 
 FORMAT = 1
 FOLDER = "calibrations"
@@ -176,7 +176,7 @@ class Calibration:
                 tuple(_point(*row) for row in values["held_out"]),
                 _errors(**values["errors"]),
             )
-        except (KeyError, TypeError, ValueError, UsageError) as error:
+        except (*MALFORMED, UsageError) as error:
             cause = error.message if isinstance(error, UsageError) else repr(error)
             raise UsageError(f"The calibration in {where} is damaged: {cause}", CALIBRATE_AGAIN) from error
 
@@ -185,7 +185,7 @@ class Calibration:
         """From a file. UsageError if it cannot be read or is not a calibration."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, *MALFORMED) as error:
             raise UsageError(f"The calibration in {path} cannot be read: {error}.", CALIBRATE_AGAIN) from error
         if not isinstance(values, dict):
             raise UsageError(f"The calibration in {path} is damaged: it is not a JSON object.", CALIBRATE_AGAIN)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from wager.economics.latency.calibration import Setup
 from wager.economics.latency.surface import LatencySurface
-from wager.errors import UsageError
+from wager.errors import MALFORMED, UsageError
 
 FOLDER = "quick"
 """Name of their folder, below that of the calibrations."""
@@ -34,7 +34,7 @@ def read_quick(calibrations: Path, setup: Setup) -> LatencySurface | None:
         if not same or not timedelta(0) <= age <= MOST_AGE:
             return None
         return LatencySurface.from_dict(values["surface"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError):
+    except (OSError, *MALFORMED, UsageError):
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.kalman import covariance, latency_filter
 from wager.economics.latency.knots import ascends, locate
-from wager.errors import UsageError
+from wager.errors import MALFORMED, UsageError
 from wager.types import DRAFT_STAGE, POLICY_STAGE, StepRecord
 
 _SCALE_SD, _ROW_COST_SD, _KNOT_SD, _REQUEST_SD = 0.3, 0.5, 0.15, 0.01
@@ -214,7 +214,7 @@ class LatencySurface:
             costs = {name: float(values[name]) for name in ("per_request", "per_context", "per_pair")}
             costs["uncertainty"] = float(values.get("uncertainty", 1.0))  # files without it are of full calibrations
             return cls([int(r) for r in values["rows"]], values["seconds"], drafters=drafters, **costs)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise UsageError(f"Stored step times are damaged: {error!r}.", "Run `wager calibrate` again.") from error
 
 

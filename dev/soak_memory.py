@@ -1,0 +1,84 @@
+"""The memory of `wager serve` through hostile requests and full contexts, and what it consists of.
+
+    python dev/soak_memory.py [--model MODEL] [--drafter NAME] [--hostile 5000] [--full 12]
+
+Hostile requests are those of tests/serve/api_bodies.py, no two parts the same; then requests fill the context. After
+every part the server's own metrics say what its memory consists of: what is its own (anonymous), how much of the
+reserved cache was ever written and so is resident, and what the drafters keep. `other` is the rest: Python, libraries,
+weights that are not mapped from a file, memory that malloc keeps. Once the cache is resident nothing may grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import httpx2
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from serve.api_bodies import Call, calls, send
+from serve.real_server import RealServer, server_process
+from serve.serving import eventually
+
+MEBIBYTE = 2**20
+PARTS = 5
+
+
+def hostile(count: int, number: int) -> list[Call]:
+    found: list[Call] = []
+
+    @seed(number)
+    @settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )  # fmt: skip
+    @given(call=calls())
+    def collect(call: Call) -> None:
+        found.append(call)
+
+    collect()
+    return found
+
+
+def show(server: RealServer, what: str) -> None:
+    found = server.metrics()
+    anonymous = found["wager:process_resident_bytes,kind=anonymous"]
+    cache, reserved = (found[f"wager:kv_cache_bytes,kind={kind}"] for kind in ("resident", "reserved"))
+    texts = sum(value for name, value in found.items() if name.startswith("wager:drafter_texts_bytes"))
+    print(f"{what:32} anonymous {anonymous / MEBIBYTE:7.1f} MiB = cache {cache / MEBIBYTE:6.1f} of "
+          f"{reserved / MEBIBYTE:.1f} + drafters' texts {texts / MEBIBYTE:5.2f} + other "
+          f"{(anonymous - cache - texts) / MEBIBYTE:6.1f}; mapped files "
+          f"{found['wager:process_resident_bytes,kind=file'] / MEBIBYTE:.1f}", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="random:llama:tiny")
+    parser.add_argument("--drafter", default="ngram")
+    parser.add_argument("--max-context", type=int, default=2048)
+    parser.add_argument("--hostile", type=int, default=5000, help="hostile requests, in five parts")
+    parser.add_argument("--full", type=int, default=12, help="requests that fill the context, one after the other")
+    options = parser.parse_args()
+    given = ["--model", options.model, "--drafter", options.drafter, "--max-context", str(options.max_context)]
+    with server_process(*given, "--served-name", "tiny") as server, server.client() as http:
+        show(server, "ready")
+        for part in range(1, PARTS + 1 if options.hostile else 0):
+            for call in hostile(options.hostile // PARTS, part):
+                with suppress(httpx2.TimeoutException):  # an answer as long as the context: the client goes
+                    send(http, call)
+            eventually(server.is_idle, "something runs after the last answer", seconds=600)
+            show(server, f"{part * options.hostile // PARTS} hostile requests")
+        for number in range(1, options.full + 1):
+            prompt = " ".join(str((number * 7919 + at * 31) % 997) for at in range(options.max_context // 6))
+            body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+            answer = http.post("/v1/completions", json=body, timeout=600)
+            tokens = answer.json().get("usage", {}).get("prompt_tokens", answer.text[:200])
+            show(server, f"context {number} ({tokens} tokens)")
+
+
+if __name__ == "__main__":
+    main()
