@@ -87,10 +87,11 @@ SANITIZERS = {
         },
         {"race": "data race"},
         [
-            "tests/kernels/test_linear.py", "tests/kernels/test_rows.py", "tests/kernels/test_step.py",
+            "tests/kernels/test_linear.py", "tests/kernels/test_pool.py", "tests/kernels/test_rows.py",
+            "tests/kernels/test_step.py",
             *_unit("async_ends", "async_llm", "draft_ahead", "draft_threads", "llm"),
         ],
-        ["tests/kernels/test_step.py", *_unit("async_ends", "async_llm", "draft_ahead")],
+        ["tests/kernels/test_pool.py", "tests/kernels/test_step.py", *_unit("async_ends", "async_llm", "draft_ahead")],
     ),
 }  # fmt: skip
 

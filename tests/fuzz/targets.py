@@ -29,8 +29,6 @@ from wager.bench.drafter_runs import RunFile
 from wager.bench.load_comparison import read_result
 from wager.bench.workload import read_prompts
 from wager.cli.load_inputs import read_key
-from wager.cli.plan_inputs import find_hardware, find_plan_model
-from wager.cli.plan_values import parse_acceptances, read_popularity
 from wager.cli.prove_report import earlier_trials
 from wager.config import read_options
 from wager.draft import store_file
@@ -38,7 +36,6 @@ from wager.draft.lookup import lookup_table
 from wager.draft.lookup_rates import LookupSources
 from wager.economics.latency.calibration import Calibration, Setup
 from wager.economics.latency.quick import FOLDER, read_quick
-from wager.economics.simulation.traces import RecordedTraces, read_arrivals
 from wager.errors import UsageError, WagerError
 from wager.kernels import select
 from wager.models import packed_cache, packed_file
@@ -51,6 +48,9 @@ from wager.models.integrity import VerifiedFiles
 from wager.models.tensors import tensor_shapes
 from wager.models.tokenizer import Tokenizer
 from wager.models.weights import open_weights
+from wager.planner.inputs import find_hardware, find_plan_model
+from wager.planner.values import parse_acceptances, read_popularity
+from wager.simulation.traces import RecordedTraces, read_arrivals
 from wager.train.answers import read_answers, read_prompt_texts
 from wager.train.collection import read_made_up
 from wager.types import DraftRequest, SamplingParams
