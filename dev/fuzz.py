@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import random
 import shutil
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests" / "fuzz"
@@ -48,10 +51,21 @@ def main() -> None:
     try:
         if options.input:
             targets.call(options.target, options.input.read_bytes(), folder)
-            return
-        search(options, folder)
+        else:
+            sys.exit(apart(lambda: search(options, folder)))
     finally:
         shutil.rmtree(folder)
+
+
+def apart(work: Callable[[], None]) -> int:
+    """The exit status of a process that does it: libFuzzer ends its process at once, and nothing is removed then."""
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return abs(status)
 
 
 def search(options: argparse.Namespace, folder: Path) -> None:
