@@ -17,6 +17,7 @@ Known tokens are indexed only when a draft is requested, so a drafter that is no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Protocol
 
 from wager.draft.lookup_rates import (
@@ -67,9 +68,8 @@ class LookupDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, empty where nothing is known."""
-        if len(self._tables) <= 1:
-            return self._tables.get(self._tables.tenant(requests[0].seq_id)).propose(requests) if requests else []
-        return [draft for request in requests for draft in self._tables.of(request.seq_id).propose([request])]
+        by_table = groupby(requests, key=lambda request: self._tables.of(request.seq_id))
+        return [draft for table, asked in by_table for draft in table.propose(list(asked))]
 
     def observe(self, output: TargetOutput) -> None:
         """Ignored: the target's output is not used."""
