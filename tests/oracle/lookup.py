@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
+from oracle.suffix_tree import SuffixCounts
 from wager.draft.lookup_rates import (
     ALWAYS,
     CONTINUATIONS,
@@ -26,7 +27,6 @@ from wager.draft.lookup_rates import (
     LookupSources,
     prior_rates,
 )
-from wager.draft.suffix_tree import SuffixCounts
 from wager.types import Draft, DraftRequest
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oracle.ngrams import PythonNgramTable
 from wager.draft.model import DraftModel
-from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter, PythonNgramTable, ngram_table
+from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter, ngram_table
 from wager.draft.option import AUTO, descriptions, parse_drafters
 from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter
 from wager.errors import UsageError

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from oracle.successors import PythonSuccessors
 from wager.draft.merged import MergedDrafter
 from wager.draft.ngram import NgramDrafter
-from wager.draft.recycling import MIN_SURVIVAL, PRIOR, RANKS, PythonSuccessors, RecyclingDrafter, successor_table
+from wager.draft.recycling import MIN_SURVIVAL, PRIOR, RANKS, RecyclingDrafter, successor_table
 from wager.testing import ToyDistribution
 from wager.testing.engines import toy_engine
 from wager.types import DraftRequest, Request, SamplingParams
