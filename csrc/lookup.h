@@ -214,7 +214,7 @@ class LookupText {
         return std::any_of(tokens.begin(), tokens.end(), [&](const LikelyToken& each) { return each.token == token; });
     }
 
-    // The tokens that the sources name, and their other continuations: lookup_reference.py says how likely these are.
+    // The tokens that the sources name, and their other continuations: tests/oracle/lookup.py says how likely these are.
     void continuations(const LookupPlace& place, const LookupGuess (&guesses)[kSources], std::vector<LikelyToken>& out) {
         named(guesses, out);
         const size_t count = out.size();

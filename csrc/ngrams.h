@@ -1,4 +1,4 @@
-// The n-gram index of one sequence: draft/ngram.py has the same in Python, and says what it does. Knows no Python.
+// The n-gram index of one sequence: draft/ngram.py says what it does, tests/oracle/ngrams.py has the same in Python. Knows no Python.
 #pragma once
 
 #include <algorithm>

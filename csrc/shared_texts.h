@@ -1,4 +1,4 @@
-// What ended requests generated, in one tree: SharedTexts of draft/lookup_reference.py has the same. Knows no Python.
+// What ended requests generated, in one tree: SharedTexts of tests/oracle/lookup.py has the same. Knows no Python.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Token recycling: the likeliest tokens that the target last gave after each token. draft/recycling.py has the same in
+// Token recycling: the likeliest tokens that the target last gave after each token. tests/oracle/successors.py has the same in
 // Python, and says what it does. Knows no Python.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The endings of texts, to a depth, and what followed each of them how often: draft/suffix_tree.py has the same in Python.
+// The endings of texts, to a depth, and what followed each of them how often: tests/oracle/suffix_tree.py has the same in Python.
 // Knows no Python.
 #pragma once
 

@@ -1,9 +1,9 @@
 """Lookup drafters: the guesses are what followed the last tokens elsewhere. They need no pass of any model.
 
 There are three sources: the text itself (prompt, output and what the user predicts the output to be), the outputs of
-the tenant's requests that ended, and a static store. The first two are suffix trees (csrc/suffix_tree.h), which know what
-followed every run of tokens, and how often; the third is a file (store_file.py). At every place of a draft each source
-names a token, and the likeliest one is guessed.
+the tenant's requests that ended, and a static store. The first two are suffix trees (csrc/suffix_tree.h), which know
+what followed every run of tokens, and how often; the third is a file (store_file.py). At every place of a draft each
+source names a token, and the likeliest one is guessed.
 
 How sure a source is, is an acceptance rate that is learned: for a tree by the length of the match and by how often
 something followed it and how often this, for a store by the probability that it states. Each sequence starts from the
