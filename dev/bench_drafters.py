@@ -78,16 +78,24 @@ class Measurement:
     def __init__(self, options: argparse.Namespace, drafters: Sequence[Named]) -> None:
         self.options, self.drafters = options, drafters
         config = wager.EngineConfig.from_options(
-            model=options.model, dtype=options.dtype, drafter="none", prefix_cache=False, max_context=4096,
+            model=options.model,
+            dtype=options.dtype,
+            drafter="none",
+            prefix_cache=False,
+            max_context=4096,
             cache_tokens=CACHE_TOKENS,
-        )  # fmt: skip
+        )
         self.plain = load(config, report=say)
         self.prompts = spread(read_prompts(options.prompts), options.limit)
         self.some = {prompt.id for prompt in spread(self.prompts, options.some_limit)}
         self.file = RunFile(options.results)
         digest = hashlib.sha256("\n".join(prompt.text for prompt in read_prompts(options.prompts)).encode()).hexdigest()
-        settings = {"model": Path(options.model).name, "dtype": options.dtype, "max_tokens": options.max_tokens,
-                    "prompts": digest[:16]}  # fmt: skip
+        settings = {
+            "model": Path(options.model).name,
+            "dtype": options.dtype,
+            "max_tokens": options.max_tokens,
+            "prompts": digest[:16],
+        }
         kernels = {"name": self.plain.kernels.name, "reason": self.plain.kernels.reason}
         conditions = card(model=Path(options.model).name, kernels=kernels, settings=settings)
         conditions["apart_from"] = [self._check_apart(path) for path in options.apart_from]
@@ -164,9 +172,14 @@ class Measurement:
                 steps.append(sum(record.seconds.values()))
 
         curve = time_drafting(
-            Proposer(drafter, vocab=vocab), vocab=vocab, hidden=engine.spec.hidden, seconds=2.0,
-            clock=time.perf_counter, between=plain_step, batches=(1,),
-        )  # fmt: skip
+            Proposer(drafter, vocab=vocab),
+            vocab=vocab,
+            hidden=engine.spec.hidden,
+            seconds=2.0,
+            clock=time.perf_counter,
+            between=plain_step,
+            batches=(1,),
+        )
         timer.end_sequences()
         return tuple(curve.seconds_by_depth(1, range(1, depth + 1))), median(steps)
 
@@ -266,8 +279,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="prompts, spread over the families  [default: all]")
     parser.add_argument("--some-limit", type=int, default=48)
     parser.add_argument("--curve-limit", type=int, default=48, help="prompts of the curves")
-    parser.add_argument("--apart-from", type=Path, action="append", default=[],
-                        help="prompts, or answers, that drafters were trained on: none may be measured")  # fmt: skip
+    parser.add_argument(
+        "--apart-from",
+        type=Path,
+        action="append",
+        default=[],
+        help="prompts, or answers, that drafters were trained on: none may be measured",
+    )
     parser.add_argument("--results", type=Path, required=True, help="JSON lines, appended to")
     parser.add_argument("--write", type=Path, help="Markdown file  [default: standard output]")
     options = parser.parse_args()

@@ -73,10 +73,24 @@ def known_servers(most_users: int) -> dict[str, list[str]]:
     gguf, directory = str(PEERS / "models" / "smollm2-q4_1.gguf"), str(PEERS / "models" / "smollm2-bf16")
     llama = [str(PEERS / "llama/bin/python"), "-c", LLAMA_SERVER, gguf, "{port}", str(most_users), cores]
     vllm = [
-        str(PEERS / "vllm/bin/python"), "-m", "vllm.entrypoints.openai.api_server", "--model", directory,
-        "--served-model-name", "SmolLM2-135M-Instruct", "--host", "127.0.0.1", "--port", "{port}",
-        "--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", str(most_users),
-    ]  # fmt: skip
+        str(PEERS / "vllm/bin/python"),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        directory,
+        "--served-model-name",
+        "SmolLM2-135M-Instruct",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+        "--dtype",
+        "bfloat16",
+        "--max-model-len",
+        "4096",
+        "--max-num-seqs",
+        str(most_users),
+    ]
     lookup = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     wager = [sys.executable, "-m", "wager.cli", "serve", "--port", "{port}", "--model", gguf]
     return {
@@ -112,9 +126,12 @@ class RunningServer:
             port = free.getsockname()[1]
         filled = [word.replace("{port}", str(port)) for word in command]
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT / "src") if name.startswith("wager") else "", "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1",
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src") if name.startswith("wager") else "",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
         log = (folder / f"{name}.log").open("wb")
         process = subprocess.Popen(filled, stdout=log, stderr=log, env=environment, start_new_session=True)
         return cls(name, filled, process, port)
@@ -255,10 +272,28 @@ def client(
 ) -> dict[str, Any]:
     """One run of the load client; its result."""
     command = [
-        sys.executable, "-m", "wager.cli", "bench", "--url", server.url, "--concurrency", str(users), "--requests",
-        str(requests), "--first", str(first), "--max-tokens", str(tokens), "--warm-up", "1", "--json", str(path),
-        "--body", options.body, *(["--prompts", str(options.prompts)] if options.prompts else []),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "wager.cli",
+        "bench",
+        "--url",
+        server.url,
+        "--concurrency",
+        str(users),
+        "--requests",
+        str(requests),
+        "--first",
+        str(first),
+        "--max-tokens",
+        str(tokens),
+        "--warm-up",
+        "1",
+        "--json",
+        str(path),
+        "--body",
+        options.body,
+        *(["--prompts", str(options.prompts)] if options.prompts else []),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -322,9 +357,16 @@ def draw(middle: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) ->
             users = [int(count) for count in points]
             for thin, name in enumerate(names):
                 scale = 1e3 if unit == "ms" else 1.0
-                axes.plot(users, [scale * points[str(count)][name] for count in users], color=plots.COLOURS[number],
-                          marker=plots.MARKERS[number], markersize=3 if thin else 5, linewidth=0.8 if thin else 1.8,
-                          linestyle="--" if thin else "-", label=None if thin else server)  # fmt: skip
+                axes.plot(
+                    users,
+                    [scale * points[str(count)][name] for count in users],
+                    color=plots.COLOURS[number],
+                    marker=plots.MARKERS[number],
+                    markersize=3 if thin else 5,
+                    linewidth=0.8 if thin else 1.8,
+                    linestyle="--" if thin else "-",
+                    label=None if thin else server,
+                )
         plots.count_axis(axes.xaxis)
         if unit == "ms":
             axes.set_yscale("log")

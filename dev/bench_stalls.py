@@ -59,7 +59,8 @@ def hostile_bodies() -> dict[str, tuple[str, Any]]:
         "64 prompts of text": (COMPLETIONS, {"prompt": ["1" * 8000] * 64, **fits}),
         "a prompt that fits, n = 64": (COMPLETIONS, {"prompt": [28] * 4000, "n": 64, **fits}),
         "the same with its guesses": (
-            COMPLETIONS, {"prompt": [*range(40, 4040)], "n": 64, "stream": True, "speculation_stats": True, **fits},
+            COMPLETIONS,
+            {"prompt": [*range(40, 4040)], "n": 64, "stream": True, "speculation_stats": True, **fits},
         ),
         "logprobs": (CHAT, {"messages": [user("a")], "n": 16, "max_tokens": 24, "logprobs": True, "top_logprobs": 20}),
         "prediction": (CHAT, {"messages": [user("a")], "prediction": {"type": "content", "content": words}}),
@@ -78,7 +79,7 @@ def hostile_bodies() -> dict[str, tuple[str, Any]]:
         "deep lists": (COMPLETIONS, b"[" * BODY),
         "deep objects": (COMPLETIONS, b'{"a":' * (BODY // 5)),
         "not UTF-8": (COMPLETIONS, b"\xff" * BODY),
-    }  # fmt: skip
+    }
 
 
 def schema(value: Any) -> dict[str, Any]:
@@ -182,8 +183,11 @@ def main() -> None:
             took = time.perf_counter() - begin
             time.sleep(0.5 if body else 3)
             gaps, answers = ([1e3 * wait for wait in each.waits(begin)] or [0.0] for each in (stream, health))
-            print(f"{name:28} {status:>6} {1e3 * took:7.0f} {statistics.median(gaps):10.1f} {max(gaps):7.0f}"
-                  f" {statistics.median(answers):10.1f} {max(answers):7.0f}", flush=True)  # fmt: skip
+            print(
+                f"{name:28} {status:>6} {1e3 * took:7.0f} {statistics.median(gaps):10.1f} {max(gaps):7.0f}"
+                f" {statistics.median(answers):10.1f} {max(answers):7.0f}",
+                flush=True,
+            )
         stream.stop()
         health.stop()
 

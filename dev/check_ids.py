@@ -107,12 +107,17 @@ def one_round(model: str, seed: int, tally: Tally, *, longest: int, engines: int
     rng = random.Random(seed)
     tight = rng.random() < 0.5
     base = EngineConfig.from_options(
-        model=model, drafter="none", threads=rng.choice((1, 2)), max_context=CONTEXT, prefix_cache=False,
-        max_rows=rng.choice((24, 64, 256)), max_sequences=rng.choice((8, 16)),
+        model=model,
+        drafter="none",
+        threads=rng.choice((1, 2)),
+        max_context=CONTEXT,
+        prefix_cache=False,
+        max_rows=rng.choice((24, 64, 256)),
+        max_sequences=rng.choice((8, 16)),
         cache_tokens=rng.choice((208, 320, 512)) if tight else 4096,
         kv_dtype=rng.choice(("bf16", "bf16", "q8") if "deepseek" not in model else ("bf16",)),
         dtype=rng.choice(("auto", "bf16")) if model.startswith("Smol") else rng.choice(("bf16", "q4", "q8")),
-    )  # fmt: skip
+    )
     plain = load(base)
     target: LoadedTarget = plain.target
     requests = random_requests(rng, 40, target.decoder.vocab, longest)

@@ -77,8 +77,9 @@ def check(
             preempted = server.metric("num_preemptions_total")
     print(
         f"{drafters}{', small cache' if small else ''}: {count} requests, {accepted:.0f} guesses accepted, "
-        f"{preempted:.0f} preemptions, {len(found)} differ, {time.monotonic() - begun:.0f} s", flush=True,
-    )  # fmt: skip
+        f"{preempted:.0f} preemptions, {len(found)} differ, {time.monotonic() - begun:.0f} s",
+        flush=True,
+    )
     for line in found[:10]:
         print("  ", line)
     return len(found)

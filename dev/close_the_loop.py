@@ -79,13 +79,42 @@ def predict(
 ) -> dict[int, dict[int, float]]:
     """Load -> depth -> predicted speed-up, from `wager acceptance` and `wager plan`."""
     file = folder / f"acceptance-{temperature:g}.json"
-    wager("acceptance", str(args.file), "--model", args.model, "--drafter", args.drafter, "--limit", str(args.prompts),
-          "--max-tokens", str(MAX_TOKENS), "--temperature", str(temperature), "-o", str(file))  # fmt: skip
+    wager(
+        "acceptance",
+        str(args.file),
+        "--model",
+        args.model,
+        "--drafter",
+        args.drafter,
+        "--limit",
+        str(args.prompts),
+        "--max-tokens",
+        str(MAX_TOKENS),
+        "--temperature",
+        str(temperature),
+        "-o",
+        str(file),
+    )
     acceptance = json.loads(file.read_text())
-    say(f"temperature {temperature:g}: alpha {acceptance['alpha']:.3f}, coverage {acceptance['coverage']:.0%}, "
-        f"tau {acceptance['tau']:.3f} at depth {acceptance['depth']}")  # fmt: skip
-    planned = wager("plan", "--model", args.model, "--hardware", str(calibration), "--acceptance", str(file), "--batch",
-                    args.loads, "--context", str(round(acceptance["context"])), "--json", "-")  # fmt: skip
+    say(
+        f"temperature {temperature:g}: alpha {acceptance['alpha']:.3f}, coverage {acceptance['coverage']:.0%}, "
+        f"tau {acceptance['tau']:.3f} at depth {acceptance['depth']}"
+    )
+    planned = wager(
+        "plan",
+        "--model",
+        args.model,
+        "--hardware",
+        str(calibration),
+        "--acceptance",
+        str(file),
+        "--batch",
+        args.loads,
+        "--context",
+        str(round(acceptance["context"])),
+        "--json",
+        "-",
+    )
     return {
         point["batch"]: {outcome["depth"]: outcome["speedup"] for outcome in point["depths"]}
         for point in json.loads(planned)["points"]
@@ -131,8 +160,16 @@ class Measured:
 
 def speedup(turns: Sequence[Mapping[str, DecodeSteps]], depth: int) -> tuple[float, float, float]:
     """Tokens a second over those of plain decoding, all turns together, with its interval over turns."""
-    sums = np.array([[turn[name].tokens if value == "tokens" else turn[name].seconds for name in (str(depth), "0")
-                      for value in ("tokens", "seconds")] for turn in turns])  # fmt: skip
+    sums = np.array(
+        [
+            [
+                turn[name].tokens if value == "tokens" else turn[name].seconds
+                for name in (str(depth), "0")
+                for value in ("tokens", "seconds")
+            ]
+            for turn in turns
+        ]
+    )
 
     def ratio(rows: Any) -> float:
         tokens, seconds, plain_tokens, plain_seconds = rows.sum(0)
@@ -154,8 +191,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """One line per load, temperature and depth, then how well the best depth was predicted."""
     lines = ["| load | temperature | depth | predicted | measured (95 %) | error |", "|---|---|---|---|---|---|"]
     lines += map(line, outcomes)
-    lines += ["", "| load | temperature | best depth, predicted | measured | predicted one, measured | lost |",
-              "|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "",
+        "| load | temperature | best depth, predicted | measured | predicted one, measured | lost |",
+        "|---|---|---|---|---|---|",
+    ]
     for load_, temperature in dict.fromkeys((o.load, o.temperature) for o in outcomes):
         group = [o for o in outcomes if (o.load, o.temperature) == (load_, temperature)]
         plain = Outcome(load_, temperature, 0, 1.0, 1.0, 1.0, 1.0)
@@ -166,8 +206,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
             f"({best.measured:.2f}) | {planned.measured:.2f} | {1 - planned.measured / best.measured:.1%} |"
         )
     errors = sorted(abs(o.error) for o in outcomes)
-    lines.append(f"\nErrors: {errors[len(errors) // 2]:.1%} (median), {errors[-1]:.1%} (largest), "
-                 f"{sum(error < 0.1 for error in errors)} of {len(errors)} below 10 %.")  # fmt: skip
+    lines.append(
+        f"\nErrors: {errors[len(errors) // 2]:.1%} (median), {errors[-1]:.1%} (largest), "
+        f"{sum(error < 0.1 for error in errors)} of {len(errors)} below 10 %."
+    )
     return "\n".join(lines)
 
 
@@ -197,8 +239,19 @@ def main() -> None:
         calibration = args.calibration or folder / "calibration.json"
         if args.calibration is None:
             threads = [] if args.threads is None else ["--threads", str(args.threads)]
-            wager("calibrate", "--model", args.model, "--drafter", args.drafter, "--seconds", str(args.seconds),
-                  *threads, "--json", str(calibration), environment={"WAGER_CACHE": name})  # fmt: skip
+            wager(
+                "calibrate",
+                "--model",
+                args.model,
+                "--drafter",
+                args.drafter,
+                "--seconds",
+                str(args.seconds),
+                *threads,
+                "--json",
+                str(calibration),
+                environment={"WAGER_CACHE": name},
+            )
         temperatures = [float(word) for word in args.temperatures.split(",")]
         predicted = {temperature: predict(args, folder, calibration, temperature) for temperature in temperatures}
         engines = Measured(args, depths)

@@ -95,10 +95,19 @@ def search(options: argparse.Namespace, folder: Path) -> None:
 
     given = options.corpus or TESTS / "corpus" / options.target
     arguments = [
-        sys.argv[0], str(work), str(seeds), *([str(given)] if given.is_dir() else []), f"-seed={options.seed}",
-        f"-max_total_time={round(60 * options.minutes)}", f"-max_len={target.longest}", f"-timeout={SECONDS}",
-        f"-rss_limit_mb={MEBIBYTES}", f"-artifact_prefix={found}/", "-print_final_stats=1", "-use_value_profile=0",
-    ]  # fmt: skip
+        sys.argv[0],
+        str(work),
+        str(seeds),
+        *([str(given)] if given.is_dir() else []),
+        f"-seed={options.seed}",
+        f"-max_total_time={round(60 * options.minutes)}",
+        f"-max_len={target.longest}",
+        f"-timeout={SECONDS}",
+        f"-rss_limit_mb={MEBIBYTES}",
+        f"-artifact_prefix={found}/",
+        "-print_final_stats=1",
+        "-use_value_profile=0",
+    ]
     atheris.Setup(arguments, lambda data: targets.call(options.target, data, read), custom_mutator=mutate)
     atheris.Fuzz()
 

@@ -41,8 +41,15 @@ def main() -> int:
 def isolate(folder: Path) -> None:
     """No network, no cache of the user's."""
     nowhere = "http://127.0.0.1:9"
-    os.environ |= {"WAGER_CACHE": str(folder / "cache"), "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1",
-                   "HF_ENDPOINT": nowhere, "PIP_INDEX_URL": nowhere, "PIP_RETRIES": "0", "NO_COLOR": "1"}  # fmt: skip
+    os.environ |= {
+        "WAGER_CACHE": str(folder / "cache"),
+        "HF_HOME": str(folder / "hub"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_ENDPOINT": nowhere,
+        "PIP_INDEX_URL": nowhere,
+        "PIP_RETRIES": "0",
+        "NO_COLOR": "1",
+    }
     (folder / "work").mkdir()
     os.chdir(folder / "work")
 

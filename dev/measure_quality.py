@@ -57,8 +57,14 @@ def wager_logits(model: str, dtype: str, text: list[Any], kv_dtype: str = "bf16"
 
 
 def show(name: str, arithmetic: str, weights: str, size: float, found: Quality, seconds: float) -> None:
-    figures = (f"{found.kl:.4f}", f"{found.kl_99:.3f}", f"{found.top1:.1%}", f"{found.perplexity:.2f}",
-               f"{found.reference_perplexity:.2f}", f"{seconds:.1f}")  # fmt: skip
+    figures = (
+        f"{found.kl:.4f}",
+        f"{found.kl_99:.3f}",
+        f"{found.top1:.1%}",
+        f"{found.perplexity:.2f}",
+        f"{found.reference_perplexity:.2f}",
+        f"{seconds:.1f}",
+    )
     print("| " + " | ".join((name, arithmetic, weights, f"{size:.0f}", *figures)) + " |", flush=True)
 
 

@@ -40,8 +40,10 @@ def start_once(flags: Sequence[str]) -> tuple[float, float, float, float]:
     begun = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "wager.cli", "serve", "--port", "0", *flags],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
     assert process.stderr is not None
     try:
         said = []

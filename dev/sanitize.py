@@ -63,15 +63,30 @@ SANITIZERS = {
             "overflow_a_sum": "signed integer overflow",
         },
         [
-            "tests/kernels", "tests/economics/test_native_policy.py",
+            "tests/kernels",
+            "tests/economics/test_native_policy.py",
             *_unit(
-                "commit", "draft_ahead", "draft_calls", "engine", "lookup", "matrices", "native_sampling", "ngram",
-                "recycling", "small_caches", "store_file",
+                "commit",
+                "draft_ahead",
+                "draft_calls",
+                "engine",
+                "lookup",
+                "matrices",
+                "native_sampling",
+                "ngram",
+                "recycling",
+                "small_caches",
+                "store_file",
             ),
         ],
         [
-            "-k", SLOW, "tests/kernels/test_bounds.py", "tests/kernels/test_packed_parts.py",
-            "tests/kernels/test_row_sampler.py", "tests/kernels/test_step.py", "tests/economics/test_native_policy.py",
+            "-k",
+            SLOW,
+            "tests/kernels/test_bounds.py",
+            "tests/kernels/test_packed_parts.py",
+            "tests/kernels/test_row_sampler.py",
+            "tests/kernels/test_step.py",
+            "tests/economics/test_native_policy.py",
             *_unit("commit", "draft_calls", "lookup", "ngram", "recycling"),
         ],
     ),
@@ -86,13 +101,15 @@ SANITIZERS = {
         },
         {"race": "data race"},
         [
-            "tests/kernels/test_linear.py", "tests/kernels/test_pool.py", "tests/kernels/test_rows.py",
+            "tests/kernels/test_linear.py",
+            "tests/kernels/test_pool.py",
+            "tests/kernels/test_rows.py",
             "tests/kernels/test_step.py",
             *_unit("async_ends", "async_llm", "draft_ahead", "draft_threads", "llm"),
         ],
         ["tests/kernels/test_pool.py", "tests/kernels/test_step.py", *_unit("async_ends", "async_llm", "draft_ahead")],
     ),
-}  # fmt: skip
+}
 
 
 def main() -> int:
@@ -136,10 +153,20 @@ def build(sanitizer: Sanitizer, folder: Path, compiler: str) -> bool:
     if cmake is None or ninja is None or not found:
         return False
     configure = [
-        cmake, "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
-        f"-DCMAKE_CXX_COMPILER={compiler}", f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=Release",
-        f"-DWAGER_SANITIZE={sanitizer.flags}", "--log-level=WARNING",
-    ]  # fmt: skip
+        cmake,
+        "-S",
+        str(ROOT),
+        "-B",
+        str(folder),
+        "-G",
+        "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={ninja}",
+        f"-DCMAKE_CXX_COMPILER={compiler}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        "-DCMAKE_BUILD_TYPE=Release",
+        f"-DWAGER_SANITIZE={sanitizer.flags}",
+        "--log-level=WARNING",
+    ]
     for command in (configure, [cmake, "--build", str(folder)]):
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
             raise SystemExit("The build with sanitizers failed.")
@@ -158,9 +185,13 @@ class Run:
         options = {name: text.format(reports=self.reports) for name, text in sanitizer.options.items()}
         path = [str(ROOT / "dev" / "sanitizers"), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         self._environment = {
-            **os.environ, **environment, **options, "PYTHONMALLOC": "malloc",
-            "PYTHONPATH": os.pathsep.join(filter(None, path)), "WAGER_SANITIZED_EXTENSION": str(self._extension),
-        }  # fmt: skip
+            **os.environ,
+            **environment,
+            **options,
+            "PYTHONMALLOC": "malloc",
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "WAGER_SANITIZED_EXTENSION": str(self._extension),
+        }
 
     def starts(self) -> bool:
         """Whether Python starts with the runtime: older ones of TSan refuse addresses that are too random."""

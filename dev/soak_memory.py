@@ -33,9 +33,12 @@ def hostile(count: int, number: int) -> list[Call]:
 
     @seed(number)
     @settings(
-        max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],
-    )  # fmt: skip
+    )
     @given(call=calls())
     def collect(call: Call) -> None:
         found.append(call)
@@ -49,10 +52,13 @@ def show(server: RealServer, what: str) -> None:
     anonymous = found["wager:process_resident_bytes,kind=anonymous"]
     cache, reserved = (found[f"wager:kv_cache_bytes,kind={kind}"] for kind in ("resident", "reserved"))
     texts = sum(value for name, value in found.items() if name.startswith("wager:drafter_texts_bytes"))
-    print(f"{what:32} anonymous {anonymous / MEBIBYTE:7.1f} MiB = cache {cache / MEBIBYTE:6.1f} of "
-          f"{reserved / MEBIBYTE:.1f} + drafters' texts {texts / MEBIBYTE:5.2f} + other "
-          f"{(anonymous - cache - texts) / MEBIBYTE:6.1f}; mapped files "
-          f"{found['wager:process_resident_bytes,kind=file'] / MEBIBYTE:.1f}", flush=True)  # fmt: skip
+    print(
+        f"{what:32} anonymous {anonymous / MEBIBYTE:7.1f} MiB = cache {cache / MEBIBYTE:6.1f} of "
+        f"{reserved / MEBIBYTE:.1f} + drafters' texts {texts / MEBIBYTE:5.2f} + other "
+        f"{(anonymous - cache - texts) / MEBIBYTE:6.1f}; mapped files "
+        f"{found['wager:process_resident_bytes,kind=file'] / MEBIBYTE:.1f}",
+        flush=True,
+    )
 
 
 def main() -> None:

@@ -63,9 +63,14 @@ class Load:
         """The prompt and the bytes of a streamed request."""
         place, params = self.place(number), self.params(number)
         body = {
-            "messages": self.messages(number), "max_tokens": params.max_tokens, "temperature": params.temperature,
-            "seed": params.seed, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
+            "messages": self.messages(number),
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "seed": params.seed,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         path = "/chat/completions"
         return Prompt(place, "", self.texts[place], ""), server.request(path, json.dumps(body).encode())
 
@@ -152,21 +157,28 @@ def soak(options: argparse.Namespace, load: Load, requests: int, server: Running
         served = serve(load, server, LoadPlan(options.streams, requests=requests), memory)
         answers += served.answers
         ratios.append(rate(served) / alone)
-        print(f"turn {turn}: engine {alone:.0f} tokens/s, served {rate(served):.0f}, ratio {ratios[-1]:.3f}; "
-              f"client {served.cpu_s / (served.end - served.start):.1%} of a core", flush=True)  # fmt: skip
+        print(
+            f"turn {turn}: engine {alone:.0f} tokens/s, served {rate(served):.0f}, ratio {ratios[-1]:.3f}; "
+            f"client {served.cpu_s / (served.end - served.start):.1%} of a core",
+            flush=True,
+        )
     if ratios:
         print(f"served / engine: median {median(ratios):.3f} of {len(ratios)} turns", flush=True)
     memory.clear()
     last = serve(load, server, LoadPlan(options.streams, duration=options.seconds), memory)
     lost, wrong = faults(answers + last.answers, load, texts)
-    print(f"{options.seconds:g} s with {options.streams} streams: {len(last.answers)} answers, "
-          f"{sum(answer.tokens for answer in last.answers)} tokens, {rate(last):.0f} a second")  # fmt: skip
+    print(
+        f"{options.seconds:g} s with {options.streams} streams: {len(last.answers)} answers, "
+        f"{sum(answer.tokens for answer in last.answers)} tokens, {rate(last):.0f} a second"
+    )
     print(f"of all {len(answers) + len(last.answers)} streams: lost {len(lost)}, other texts {len(wrong)}")
     size = [value / 2**20 for value in memory]
     if len(size) >= 4:
         quarter = len(size) // 4
-        print(f"memory, MiB: {size[0]:.1f} at first, {median(size[quarter : 2 * quarter]):.1f} in the second quarter, "
-              f"{median(size[-quarter:]):.1f} in the last")  # fmt: skip
+        print(
+            f"memory, MiB: {size[0]:.1f} at first, {median(size[quarter : 2 * quarter]):.1f} in the second quarter, "
+            f"{median(size[-quarter:]):.1f} in the last"
+        )
     for answer in [*lost, *wrong][:5]:
         print(f"request {answer.number}: {answer.outcome} {answer.message} {answer.text[:80]!r}")
     if lost or wrong:

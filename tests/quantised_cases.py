@@ -9,11 +9,27 @@ from gguf import GGMLQuantizationType as Kind
 from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix
 
 HALVES: dict[Kind, tuple[int, ...]] = {
-    Kind.Q8_0: (0,), Kind.Q4_0: (0,), Kind.Q4_1: (0, 2), Kind.Q5_0: (0,), Kind.Q5_1: (0, 2), Kind.Q2_K: (80, 82),
-    Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.IQ4_NL: (0,), Kind.IQ4_XS: (0,),
-    Kind.IQ2_XXS: (0,), Kind.IQ2_XS: (0,), Kind.IQ2_S: (0,), Kind.IQ3_XXS: (0,), Kind.IQ3_S: (0,), Kind.IQ1_S: (0,),
-    Kind.TQ1_0: (52,), Kind.TQ2_0: (64,),
-}  # fmt: skip
+    Kind.Q8_0: (0,),
+    Kind.Q4_0: (0,),
+    Kind.Q4_1: (0, 2),
+    Kind.Q5_0: (0,),
+    Kind.Q5_1: (0, 2),
+    Kind.Q2_K: (80, 82),
+    Kind.Q3_K: (108,),
+    Kind.Q4_K: (0, 2),
+    Kind.Q5_K: (0, 2),
+    Kind.Q6_K: (208,),
+    Kind.IQ4_NL: (0,),
+    Kind.IQ4_XS: (0,),
+    Kind.IQ2_XXS: (0,),
+    Kind.IQ2_XS: (0,),
+    Kind.IQ2_S: (0,),
+    Kind.IQ3_XXS: (0,),
+    Kind.IQ3_S: (0,),
+    Kind.IQ1_S: (0,),
+    Kind.TQ1_0: (52,),
+    Kind.TQ2_0: (64,),
+}
 """Where a type's blocks keep their float16; everything else may be any bits, but exponents and parts of IQ1_M."""
 
 

@@ -152,11 +152,23 @@ SHORT = {
     "acceptance": ["--limit", "1", "--max-tokens", "8"],
     "prove": ["--limit", "1", "--max-tokens", "8", "--concurrency", "2"],
     "popularity": ["--model", "random:qwen3-moe:tiny", "--max-tokens", "4"],
-    "train": ["--model", "random:llama:tiny", "--answer-tokens", "8", "--steps", "1", "--batch", "64",
-              "--vocabulary", "64", "--threads", "1"],
+    "train": [
+        "--model",
+        "random:llama:tiny",
+        "--answer-tokens",
+        "8",
+        "--steps",
+        "1",
+        "--batch",
+        "64",
+        "--vocabulary",
+        "64",
+        "--threads",
+        "1",
+    ],
     "calibrate": ["--seconds", "1"],
     "replay": ["--concurrency", "4", "--rounds", "300", "--output", "64"],
-}  # fmt: skip
+}
 """Options that make a command of the README short enough for a test."""
 
 SERVER_CALLS = [call for page, call in CALLS if page == "README.md" and ("serve" in call.split() or "--url" in call)]
@@ -206,8 +218,23 @@ def test_the_readmes_server_answers_its_load_client_and_ends_in_order(smollm2: P
         try:
             lines = iter(server.stderr.readline, "")
             url = next(line.split()[-1] for line in lines if "serving" in line)
-            bench = [sys.executable, "-m", "wager.cli", "bench", str(prompts), "--url", url, "--requests", "4",
-                     "--max-tokens", "8", "--concurrency", "2", "--json", "-"]  # fmt: skip
+            bench = [
+                sys.executable,
+                "-m",
+                "wager.cli",
+                "bench",
+                str(prompts),
+                "--url",
+                url,
+                "--requests",
+                "4",
+                "--max-tokens",
+                "8",
+                "--concurrency",
+                "2",
+                "--json",
+                "-",
+            ]
             done = subprocess.run(bench, capture_output=True, text=True, env=environment, timeout=120)
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)

@@ -104,8 +104,11 @@ class V4:
             n = near + s // 128
             return [Work("compressed attention", pair * n * q, 584 * n + rows)]
         entries = s // 4
-        main = Work("sparse attention", pair * (near + min(self.picks, entries)) * q,
-                    584 * (near + min(self.picks * q, entries)) + rows)  # fmt: skip
+        main = Work(
+            "sparse attention",
+            pair * (near + min(self.picks, entries)) * q,
+            584 * (near + min(self.picks * q, entries)) + rows,
+        )
         return [main, Work("indexer", 2 * 64 * 128 * entries * q, 132 * entries, "fp8")]
 
 
@@ -144,8 +147,14 @@ class Shape:
 
 def gpt_oss(experts: int, layers: int) -> Shape:
     half = layers // 2
-    return Shape(2880, 201_088, [(GroupedQuery(64, 8, 64, 128), half, None), (GroupedQuery(64, 8, 64), half, None)],
-                 (experts, 4, 0, 2880), experts="mxfp4", shared="mxfp4")  # fmt: skip
+    return Shape(
+        2880,
+        201_088,
+        [(GroupedQuery(64, 8, 64, 128), half, None), (GroupedQuery(64, 8, 64), half, None)],
+        (experts, 4, 0, 2880),
+        experts="mxfp4",
+        shared="mxfp4",
+    )
 
 
 def v4(d: int, *, heads: int, q_rank: int, groups: int, picks: int, mix: dict[str, int], moe: tuple[int, ...]) -> Shape:
@@ -161,21 +170,27 @@ SHAPES = {
     "Llama-3.1-70B": Shape(8192, 128_256, [(GroupedQuery(64, 8, 128), 80, 28_672)]),
     "Qwen3-8B": Shape(4096, 151_936, [(GroupedQuery(32, 8, 128), 36, 12_288)]),
     "Qwen3-30B-A3B": Shape(2048, 151_936, [(GroupedQuery(32, 4, 128), 48, None)], (128, 8, 0, 768)),
-    "Qwen3-235B-A22B": Shape(4096, 151_936, [(GroupedQuery(64, 4, 128), 94, None)], (128, 8, 0, 1536), "fp8", "fp8",
-                             "fp8"),
-    "Qwen3.6-35B-A3B": Shape(2048, 248_320, [(GroupedQuery(16, 2, 256), 10, None), (Recurrent(), 30, None)],
-                             (256, 8, 1, 512)),
+    "Qwen3-235B-A22B": Shape(
+        4096, 151_936, [(GroupedQuery(64, 4, 128), 94, None)], (128, 8, 0, 1536), "fp8", "fp8", "fp8"
+    ),
+    "Qwen3.6-35B-A3B": Shape(
+        2048, 248_320, [(GroupedQuery(16, 2, 256), 10, None), (Recurrent(), 30, None)], (256, 8, 1, 512)
+    ),
     "gpt-oss-20b": gpt_oss(32, 24),
     "gpt-oss-120b": gpt_oss(128, 36),
-    "DeepSeek-V3": Shape(7168, 129_280, [(Latent(128), 3, 18_432), (Latent(128), 58, None)], (256, 8, 1, 2048), "fp8",
-                         "fp8", "fp8"),
-    "Kimi-K2": Shape(7168, 163_840, [(Latent(64), 1, 18_432), (Latent(64), 60, None)], (384, 8, 1, 2048), "bf16",
-                     "int4", "bf16"),
-    "DeepSeek-V4-Flash": v4(4096, heads=64, q_rank=1024, groups=8, picks=512,
-                            mix={"window": 2, "csa": 21, "hca": 20}, moe=(256, 6, 2048)),
-    "DeepSeek-V4-Pro": v4(7168, heads=128, q_rank=1536, groups=16, picks=1024,
-                          mix={"window": 0, "csa": 30, "hca": 31}, moe=(384, 6, 3072)),
-}  # fmt: skip
+    "DeepSeek-V3": Shape(
+        7168, 129_280, [(Latent(128), 3, 18_432), (Latent(128), 58, None)], (256, 8, 1, 2048), "fp8", "fp8", "fp8"
+    ),
+    "Kimi-K2": Shape(
+        7168, 163_840, [(Latent(64), 1, 18_432), (Latent(64), 60, None)], (384, 8, 1, 2048), "bf16", "int4", "bf16"
+    ),
+    "DeepSeek-V4-Flash": v4(
+        4096, heads=64, q_rank=1024, groups=8, picks=512, mix={"window": 2, "csa": 21, "hca": 20}, moe=(256, 6, 2048)
+    ),
+    "DeepSeek-V4-Pro": v4(
+        7168, heads=128, q_rank=1536, groups=16, picks=1024, mix={"window": 0, "csa": 30, "hca": 31}, moe=(384, 6, 3072)
+    ),
+}
 
 
 # ---- a step ---------------------------------------------------------------------------------------------------------
@@ -197,9 +212,15 @@ def distinct(experts: int, active: int, tokens: float, popularity: list[float] |
 
 
 def step(
-    name: str, device: str, groups: list[Group], *, head: str, router: str, locality: float = 1.0,
+    name: str,
+    device: str,
+    groups: list[Group],
+    *,
+    head: str,
+    router: str,
+    locality: float = 1.0,
     popularity: list[float] | None = None,
-) -> dict[str, Part]:  # fmt: skip
+) -> dict[str, Part]:
     """Every part of a step in which each group of sequences verifies its rows."""
     shape = SHAPES[name]
     parts: dict[str, Part] = {}

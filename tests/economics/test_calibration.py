@@ -41,9 +41,13 @@ from wager.types import StepRecord
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 TRUTH = LatencySurface(
-    ROWS, [5e-3, 5.2e-3, 5.4e-3, 5.8e-3, 6.4e-3, 11e-3, 20e-3, 40e-3],
-    per_request=6e-5, per_context=9e-7, per_pair=1.6e-7, drafters={"ngram": DraftCurve([1, 32], [6e-6, 1e-4], [0, 0])},
-)  # fmt: skip
+    ROWS,
+    [5e-3, 5.2e-3, 5.4e-3, 5.8e-3, 6.4e-3, 11e-3, 20e-3, 40e-3],
+    per_request=6e-5,
+    per_context=9e-7,
+    per_pair=1.6e-7,
+    drafters={"ngram": DraftCurve([1, 32], [6e-6, 1e-4], [0, 0])},
+)
 HERE = Setup("Processor X, 2 cores", "small", "llama-0123456789ab", "native avx512", 2, "bfloat16")
 ROOMY = ShapeLimits(512, 32, 4096, 26000)
 
@@ -230,9 +234,14 @@ def test_the_newest_on_this_machine_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("past", "said"),
-    [(timedelta(seconds=5), "just now"), (timedelta(minutes=1), "1 minute ago"), (timedelta(hours=30), "1 day ago"),
-     (timedelta(days=9), "9 days ago"), (timedelta(hours=-2), "just now")],
-)  # fmt: skip
+    [
+        (timedelta(seconds=5), "just now"),
+        (timedelta(minutes=1), "1 minute ago"),
+        (timedelta(hours=30), "1 day ago"),
+        (timedelta(days=9), "9 days ago"),
+        (timedelta(hours=-2), "just now"),
+    ],
+)
 def test_age_in_words(past: timedelta, said: str) -> None:
     assert calibration(when=datetime.now(UTC) - past).age == said
 
@@ -240,11 +249,16 @@ def test_age_in_words(past: timedelta, said: str) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"format": 99}, "format 99"), ({"setup": {"machine": "x"}}, "damaged"), ({"when": "yesterday"}, "yesterday"),
-        ({"when": "2026-01-01T00:00:00"}, "no time zone"), ({"surface": {"rows": [1, 2]}}, "damaged"),
-        ({"points": [[1, 2]]}, "damaged"), ({"errors": {"count": 1}}, "damaged"), ({"seconds": None}, "damaged"),
+        ({"format": 99}, "format 99"),
+        ({"setup": {"machine": "x"}}, "damaged"),
+        ({"when": "yesterday"}, "yesterday"),
+        ({"when": "2026-01-01T00:00:00"}, "no time zone"),
+        ({"surface": {"rows": [1, 2]}}, "damaged"),
+        ({"points": [[1, 2]]}, "damaged"),
+        ({"errors": {"count": 1}}, "damaged"),
+        ({"seconds": None}, "damaged"),
     ],
-)  # fmt: skip
+)
 def test_damage_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     path = calibration().write(tmp_path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))

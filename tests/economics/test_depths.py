@@ -91,9 +91,13 @@ def test_the_same_with_the_real_layers_and_with_locality(row: Row) -> None:
 
 @pytest.mark.parametrize(
     ("acceptance", "batch", "depth", "alive", "needed"),
-    [(0.75, 16, 3, 0.3164, 0.3264), (0.75, 64, 4, 0.2373, 0.2551), (0.85, 32, 8, 0.2316, 0.2506),
-     (0.90, 8, 14, 0.2059, 0.2130)],
-)  # fmt: skip
+    [
+        (0.75, 16, 3, 0.3164, 0.3264),
+        (0.75, 64, 4, 0.2373, 0.2551),
+        (0.85, 32, 8, 0.2316, 0.2506),
+        (0.90, 8, 14, 0.2059, 0.2130),
+    ],
+)
 def test_the_survival_that_the_next_token_would_need(
     acceptance: float, batch: int, depth: int, alive: float, needed: float
 ) -> None:
@@ -110,12 +114,27 @@ def test_every_depth_of_a_curve() -> None:
     steps, drafts = curves(FLAT_ATTENTION, batch=8, context=4096, share=0.10, locality=1.0)
     found = depth_outcomes(steps, drafts, survival(0.90, MOST))[:17]
     assert [round(outcome.speedup, 4) for outcome in found] == [
-        1, 1.0626, 1.0998, 1.1296, 1.1550, 1.1769, 1.1958, 1.2119, 1.2254, 1.2364, 1.2450, 1.2514, 1.2557, 1.2580,
-        1.2586, 1.2575, 1.2549,
-    ]  # fmt: skip
+        1,
+        1.0626,
+        1.0998,
+        1.1296,
+        1.1550,
+        1.1769,
+        1.1958,
+        1.2119,
+        1.2254,
+        1.2364,
+        1.2450,
+        1.2514,
+        1.2557,
+        1.2580,
+        1.2586,
+        1.2575,
+        1.2549,
+    ]
 
 
-BLENDED = (.402, .562, .693, .761, .748, .641, .438, .218, .158, .290, .450, .766)  # fmt: skip
+BLENDED = (0.402, 0.562, 0.693, 0.761, 0.748, 0.641, 0.438, 0.218, 0.158, 0.290, 0.450, 0.766)
 
 
 def test_the_blended_marginal_cost() -> None:
@@ -136,9 +155,12 @@ def test_exact_dimensions_and_ridges_change_no_depth() -> None:
 
     flash = TABLE["DeepSeek-V4-Flash"]
     exact = replace(
-        flash, head=False, router=False, precision=replace(flash.precision, shared=flash.precision.experts),
+        flash,
+        head=False,
+        router=False,
+        precision=replace(flash.precision, shared=flash.precision.experts),
         layers=(Layer(Quoted(106_954_752, 2 * 69632, 576), flash.layers[0].ffn, 43),),
-    )  # fmt: skip
+    )
     cost = CostModel(exact, DEVICES["B200"])
     drafter = FractionalDraftCost(cost, 0.10)
     for acceptance, context, share, expected in parse(FLAT_ROWS):

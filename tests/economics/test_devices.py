@@ -17,8 +17,15 @@ B200, H100, LLAMA = DEVICES["B200"], DEVICES["H100"], TABLE["Llama-3.1-8B"]
 
 
 def test_ridges() -> None:
-    ridges = {"B300": (281, 563, 1688), "B200": (281, 563, 1125), "H200": (206, 412), "GH200": (247, 495),
-              "H100": (295, 591), "A100-80GB": (153,), "CPU-2core-AVX512": (8.33,)}  # fmt: skip
+    ridges = {
+        "B300": (281, 563, 1688),
+        "B200": (281, 563, 1125),
+        "H200": (206, 412),
+        "GH200": (247, 495),
+        "H100": (295, 591),
+        "A100-80GB": (153,),
+        "CPU-2core-AVX512": (8.33,),
+    }
     for name, expected in ridges.items():
         device = DEVICES[name]
         found = [device.ridge(kind) for kind in ("bf16", "fp8", "fp4") if kind in device.peaks]
@@ -27,8 +34,12 @@ def test_ridges() -> None:
 
 def test_dense_knees_in_tokens() -> None:
     """R b / 2: bf16, fp8, 4 bits computed as bf16, 4 bits computed as fp4."""
-    for name, expected in {"B200": (281, 281, 75, 298), "H100": (295, 295, 78, 78), "H200": (206, 206, 55, 55),
-                           "GH200": (247, 247, 66, 66)}.items():  # fmt: skip
+    for name, expected in {
+        "B200": (281, 281, 75, 298),
+        "H100": (295, 295, 78, 78),
+        "H200": (206, 206, 55, 55),
+        "GH200": (247, 247, 66, 66),
+    }.items():
         device = DEVICES[name]
         wide, fp8, fp4 = (device.ridge(kind) for kind in ("bf16", "fp8", "fp4"))
         knees = (wide, fp8 / 2, wide * 0.265, fp4 * 0.265)
@@ -45,12 +56,27 @@ def test_a_device_that_cannot_do_an_arithmetic_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("name", "device"),
-    [("b200", "B200"), ("H100-SXM", "H100"), ("cpu", "CPU-2core-AVX512"), ("RTX4090", "RTX-4090"),
-     ("H100 80GB", "H100"), ("NVIDIA H100 80GB HBM3", "H100"), ("H100-PCIe", "H100-PCIe"), ("H200 141GB", "H200"),
-     ("A100", "A100-80GB"), ("A100 40GB", "A100-40GB"), ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
-     ("A100 80GB PCIe", "A100-80GB-PCIe"), ("rtx 4090 24gb", "RTX-4090"), ("NVIDIA GeForce RTX 5090", "RTX-5090"),
-     ("Tesla T4", "T4"), ("AMD Instinct MI300X", "MI300X"), ("mi325x 256GB", "MI325X"), ("B200 180GB", "B200")],
-)  # fmt: skip
+    [
+        ("b200", "B200"),
+        ("H100-SXM", "H100"),
+        ("cpu", "CPU-2core-AVX512"),
+        ("RTX4090", "RTX-4090"),
+        ("H100 80GB", "H100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("H100-PCIe", "H100-PCIe"),
+        ("H200 141GB", "H200"),
+        ("A100", "A100-80GB"),
+        ("A100 40GB", "A100-40GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("A100 80GB PCIe", "A100-80GB-PCIe"),
+        ("rtx 4090 24gb", "RTX-4090"),
+        ("NVIDIA GeForce RTX 5090", "RTX-5090"),
+        ("Tesla T4", "T4"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("mi325x 256GB", "MI325X"),
+        ("B200 180GB", "B200"),
+    ],
+)
 def test_devices_are_found_by_the_names_that_people_type(name: str, device: str) -> None:
     assert find_device(name).name == device
 
@@ -74,15 +100,33 @@ def test_a_device_of_another_memory_is_refused() -> None:
 
 def test_memory_is_in_bytes_of_the_driver() -> None:
     """Cards are sold in units of 2^30 bytes, less what the driver keeps; HBM stacks of B200 and B300 are 1e9 each."""
-    for name, found in {"H100": 85.5e9, "H200": 150.8e9, "A100-40GB": 42.9e9, "B200": 192.3e9, "B300": 288.4e9,
-                        "MI300X": 206.1e9, "RTX-4090": 25.8e9, "T4": 16.1e9}.items():  # fmt: skip
+    for name, found in {
+        "H100": 85.5e9,
+        "H200": 150.8e9,
+        "A100-40GB": 42.9e9,
+        "B200": 192.3e9,
+        "B300": 288.4e9,
+        "MI300X": 206.1e9,
+        "RTX-4090": 25.8e9,
+        "T4": 16.1e9,
+    }.items():
         assert DEVICES[name].memory == pytest.approx(found, rel=2e-3)
 
 
 def test_8_bit_integers_run_at_their_own_rate() -> None:
     """W8A8 in integers is as fast as in floats on an H100, faster than bf16 on an A100; the B300 gave its units up."""
-    for name, teraflops in {"A100-80GB": 624, "H100": 1979, "L4": 242.5, "T4": 130, "L40S": 733, "A10G": 140,
-                            "MI300X": 2614.9, "RTX-4090": 660.6, "B200": 4500, "B300": 150}.items():  # fmt: skip
+    for name, teraflops in {
+        "A100-80GB": 624,
+        "H100": 1979,
+        "L4": 242.5,
+        "T4": 130,
+        "L40S": 733,
+        "A10G": 140,
+        "MI300X": 2614.9,
+        "RTX-4090": 660.6,
+        "B200": 4500,
+        "B300": 150,
+    }.items():
         assert DEVICES[name].peak("int8") == teraflops * 1e12
     model = replace(LLAMA, precision=Precision.of("int8"))
     wide, narrow = (CostModel(each, DEVICES["A100-80GB"]).step([SequenceLoad(0, 1, 512)]) for each in (LLAMA, model))

@@ -17,11 +17,15 @@ from wager.simulation.workload import Workload
 
 WARM_UP, STEPS = 40, 60
 BEST = {
-    ("Qwen3-30B-A3B", 0.6, 128): 4, ("Qwen3-30B-A3B", 0.6, 256): 3,
-    ("Qwen3-30B-A3B", 0.7, 128): 5, ("Qwen3-30B-A3B", 0.7, 256): 5,
-    ("DeepSeek-V3", 0.6, 128): 1, ("DeepSeek-V3", 0.6, 256): 0,
-    ("DeepSeek-V3", 0.7, 128): 1, ("DeepSeek-V3", 0.7, 256): 0,
-}  # fmt: skip
+    ("Qwen3-30B-A3B", 0.6, 128): 4,
+    ("Qwen3-30B-A3B", 0.6, 256): 3,
+    ("Qwen3-30B-A3B", 0.7, 128): 5,
+    ("Qwen3-30B-A3B", 0.7, 256): 5,
+    ("DeepSeek-V3", 0.6, 128): 1,
+    ("DeepSeek-V3", 0.6, 256): 0,
+    ("DeepSeek-V3", 0.7, 128): 1,
+    ("DeepSeek-V3", 0.7, 256): 0,
+}
 """The best fixed depth of each cell, as the command finds it."""
 
 

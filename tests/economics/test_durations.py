@@ -8,8 +8,19 @@ from wager.economics.durations import is_time, parse_seconds
 from wager.economics.policy.objective import parse_objective
 from wager.errors import UsageError
 
-TIMES = {"50us": 50e-6, "50 us": 50e-6, "2ms": 2e-3, "0.1s": 0.1, "1.5 MS": 1.5e-3, "7\u00b5s": 7e-6, "7\u03bcs": 7e-6,
-         "300ns": 3e-7, "1e3us": 1e-3, "2e-3s": 2e-3, "1e+1ms": 0.01}  # fmt: skip
+TIMES = {
+    "50us": 50e-6,
+    "50 us": 50e-6,
+    "2ms": 2e-3,
+    "0.1s": 0.1,
+    "1.5 MS": 1.5e-3,
+    "7\u00b5s": 7e-6,
+    "7\u03bcs": 7e-6,
+    "300ns": 3e-7,
+    "1e3us": 1e-3,
+    "2e-3s": 2e-3,
+    "1e+1ms": 0.01,
+}
 
 
 @pytest.mark.parametrize("text", TIMES)

@@ -114,8 +114,9 @@ def check_counts(run: Watched, ends: Sequence[int]) -> None:
         drafted = sum(len(draft) for drafts in run.drafts[window] for draft in drafts.values())
         verified = sum(len(draft) for drafts in run.admitted[window] for draft in drafts.values())
         accepted = sum(len(verdict.accepted) for verdicts in run.verdicts[window] for verdict in verdicts)
-        said = found(r"asked for (\d+) drafts, (\d+) tokens drafted, (\d+) verified, (\d+) accepted \((\d+)%",
-                     run.said[end - 1])  # fmt: skip
+        said = found(
+            r"asked for (\d+) drafts, (\d+) tokens drafted, (\d+) verified, (\d+) accepted \((\d+)%", run.said[end - 1]
+        )
         assert said[:4] == [requested, drafted, verified, accepted]
         assert said[4] == round(100 * accepted / verified)
 
@@ -148,8 +149,7 @@ def test_a_loss_is_said_where_the_forecast_is_a_gain() -> None:
 
 def test_plain_steps_among_the_others_are_measured() -> None:
     run = watch(CURVE, steps=40)
-    plain = [sum(record.seconds.values())
-             for record, plan in zip(run.records, run.plans, strict=True) if not plan]  # fmt: skip
+    plain = [sum(record.seconds.values()) for record, plan in zip(run.records, run.plans, strict=True) if not plan]
     assert plain
     count, mean = found(r"(\d+) of them had no drafts and took ([\d.]+) ms", run.said[-1])
     assert count == len(plain)
@@ -198,8 +198,9 @@ def test_a_row_that_costs_nothing_is_said_to_cost_nearly_nothing() -> None:
 
 def test_an_slo_that_cannot_be_met_is_said() -> None:
     hopeless = watch(CURVE, steps=400, objective=Objective("slo", 1e-4))
-    slowest = found(r"SLO of 0.1 ms a token cannot be met for 4 of 4 sequences: the slowest takes ([\d.]+) ms",
-                    hopeless.said[-1])  # fmt: skip
+    slowest = found(
+        r"SLO of 0.1 ms a token cannot be met for 4 of 4 sequences: the slowest takes ([\d.]+) ms", hopeless.said[-1]
+    )
     records = hopeless.records[-WINDOW:]
     pace = sum(sum(record.seconds.values()) for record in records) / sum(record.emitted for record in records) * 4
     assert slowest[0] / 1e3 == pytest.approx(pace, rel=0.35)

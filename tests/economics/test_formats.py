@@ -11,11 +11,25 @@ from wager.planner.inputs import with_formats
 
 @pytest.mark.parametrize(
     ("name", "size", "compute"),
-    [("awq", 0.53, "bf16"), ("gptq", 0.53, "bf16"), ("INT4", 0.53, "bf16"), ("w4a16", 0.53, "bf16"),
-     ("w8a8", 1.0, "int8"), ("w8a16", 1.0, "bf16"), ("fp16", 2.0, "fp16"), ("half", 2.0, "fp16"),
-     ("bfloat16", 2.0, "bf16"), ("W8A8-FP8", 1.0, "fp8"), ("nvfp4", 0.5625, "fp4"), ("Q4_K_M", 0.6, "int8"),
-     ("q4-k-m", 0.6, "int8"), ("q8_0", 34 / 32, "int8"), ("q4_0", 18 / 32, "int8"), ("q6_k", 210 / 256, "int8")],
-)  # fmt: skip
+    [
+        ("awq", 0.53, "bf16"),
+        ("gptq", 0.53, "bf16"),
+        ("INT4", 0.53, "bf16"),
+        ("w4a16", 0.53, "bf16"),
+        ("w8a8", 1.0, "int8"),
+        ("w8a16", 1.0, "bf16"),
+        ("fp16", 2.0, "fp16"),
+        ("half", 2.0, "fp16"),
+        ("bfloat16", 2.0, "bf16"),
+        ("W8A8-FP8", 1.0, "fp8"),
+        ("nvfp4", 0.5625, "fp4"),
+        ("Q4_K_M", 0.6, "int8"),
+        ("q4-k-m", 0.6, "int8"),
+        ("q8_0", 34 / 32, "int8"),
+        ("q4_0", 18 / 32, "int8"),
+        ("q6_k", 210 / 256, "int8"),
+    ],
+)
 def test_formats_by_the_names_that_people_type(name: str, size: float, compute: str) -> None:
     found = find_format(name)
     assert (found.bytes, found.compute) == (pytest.approx(size, rel=2e-3), compute)

@@ -51,9 +51,19 @@ def test_a_mixture_beside_its_dense_twin() -> None:
     assert {(curve.compute, curve.ridge) for curve in curves.values()} == {("fp4", 1125.0)}
 
 
-DENSE_KNEES = [("B200", "bf16", 281), ("B200", "fp8", 281), ("B200", "mxfp4", 75), ("B200", "fp4", 298),
-               ("H100", "bf16", 295), ("H100", "fp8", 295), ("H100", "int4", 78), ("H200", "bf16", 206),
-               ("H200", "int4", 55), ("A100-80GB", "bf16", 153), ("A100-80GB", "int4", 41)]  # fmt: skip
+DENSE_KNEES = [
+    ("B200", "bf16", 281),
+    ("B200", "fp8", 281),
+    ("B200", "mxfp4", 75),
+    ("B200", "fp4", 298),
+    ("H100", "bf16", 295),
+    ("H100", "fp8", 295),
+    ("H100", "int4", 78),
+    ("H200", "bf16", 206),
+    ("H200", "int4", 55),
+    ("A100-80GB", "bf16", 153),
+    ("A100-80GB", "int4", 41),
+]
 
 
 @pytest.mark.parametrize(("device", "kept", "knee"), DENSE_KNEES)
@@ -67,9 +77,14 @@ def test_the_knee_of_a_dense_model(device: str, kept: str, knee: float) -> None:
     assert curve.values == pytest.approx([2 / bytes_each, 128 / bytes_each])
 
 
-MIXTURE_KNEES = [("Qwen3-30B-A3B", 4500, 3298), ("DeepSeek-V3", 8031, 5887), ("Qwen3.6-35B-A3B", 8031, 5887),
-                 (FLASH, 10_945, 2006), (PRO, 16_397, 3005),
-                 ("gpt-oss-120b", None, 1748)]  # fmt: skip
+MIXTURE_KNEES = [
+    ("Qwen3-30B-A3B", 4500, 3298),
+    ("DeepSeek-V3", 8031, 5887),
+    ("Qwen3.6-35B-A3B", 8031, 5887),
+    (FLASH, 10_945, 2006),
+    (PRO, 16_397, 3005),
+    ("gpt-oss-120b", None, 1748),
+]
 
 
 @pytest.mark.parametrize(("model", "b200", "h200"), MIXTURE_KNEES)
@@ -149,8 +164,12 @@ def test_latent_attention_crosses_the_ridge_at_the_second_row(line: str) -> None
 
 
 def test_the_rows_at_which_latent_attention_turns_compute_bound() -> None:
-    rows = [(64, "bf16", (2.33, 2.44, 1.71)), (64, "fp8", (1.16, 1.22, 0.85)), (128, "bf16", (1.16, 1.22, 0.85)),
-            (128, "fp8", (0.58, 0.61, 0.43))]  # fmt: skip
+    rows = [
+        (64, "bf16", (2.33, 2.44, 1.71)),
+        (64, "fp8", (1.16, 1.22, 0.85)),
+        (128, "bf16", (1.16, 1.22, 0.85)),
+        (128, "fp8", (0.58, 0.61, 0.43)),
+    ]
     for heads, cache, expected in rows:
         model = with_attention(Mla(heads, 1536, 512, 128, 64, 128), cache)
         found = [attention_curves(CostModel(model, device), [1], context=1e12)[0].knee for device in (B200, H100, H200)]

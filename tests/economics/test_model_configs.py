@@ -26,36 +26,110 @@ from wager.arch import (
 from wager.errors import ModelError
 from wager.models.tensors import tensor_shapes
 
-LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-         "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
-         "max_position_embeddings": 131072, "tie_word_embeddings": False}  # fmt: skip
-DEEPSEEK = {"model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
-            "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-            "v_head_dim": 128, "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1,
-            "moe_intermediate_size": 2048, "intermediate_size": 18432, "first_k_dense_replace": 3,
-            "vocab_size": 129280, "max_position_embeddings": 163840,
-            "quantization_config": {"quant_method": "fp8"}}  # fmt: skip
-MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
-           "max_position_embeddings": 32768, "sliding_window": None}  # fmt: skip
-QWEN = {"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
-        "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768, "intermediate_size": 6144, "norm_topk_prob": True, "vocab_size": 151936,
-        "max_position_embeddings": 40960}  # fmt: skip
-LITE = {**DEEPSEEK, "model_type": "deepseek_v2", "hidden_size": 2048, "num_hidden_layers": 27, "vocab_size": 102400,
-        "num_attention_heads": 16, "q_lora_rank": None, "n_routed_experts": 64, "num_experts_per_tok": 6,
-        "n_shared_experts": 2, "moe_intermediate_size": 1408, "intermediate_size": 10944, "first_k_dense_replace": 1,
-        "topk_method": "greedy"}  # fmt: skip
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "intermediate_size": 18432,
+    "first_k_dense_replace": 3,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "quantization_config": {"quant_method": "fp8"},
+}
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "sliding_window": None,
+}
+QWEN = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "intermediate_size": 6144,
+    "norm_topk_prob": True,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+LITE = {
+    **DEEPSEEK,
+    "model_type": "deepseek_v2",
+    "hidden_size": 2048,
+    "num_hidden_layers": 27,
+    "vocab_size": 102400,
+    "num_attention_heads": 16,
+    "q_lora_rank": None,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1408,
+    "intermediate_size": 10944,
+    "first_k_dense_replace": 1,
+    "topk_method": "greedy",
+}
 
 CLASSES = [
-    ("LlamaConfig", {}), ("MistralConfig", {}), ("Qwen2Config", {}), ("Qwen3Config", {}), ("MixtralConfig", {}),
-    ("Qwen2MoeConfig", {"mlp_only_layers": [0, 3]}), ("Qwen3MoeConfig", {"decoder_sparse_step": 2}),
-    ("Qwen3NextConfig", {}), ("Qwen3_5MoeTextConfig", {}), ("GptOssConfig", {}),
-    ("Gemma2Config", {}), ("Gemma3TextConfig", {}), ("Phi3Config", {"pad_token_id": 0}), ("GlmConfig", {}),
-    ("Glm4Config", {}), ("Glm4MoeConfig", {}), ("GlmMoeDsaConfig", {}), ("Llama4TextConfig", {"moe_layers": [1, 3]}),
-    ("Olmo2Config", {}), ("Olmo3Config", {}), ("OlmoeConfig", {}), ("GraniteConfig", {}), ("GraniteMoeConfig", {}),
-    ("Cohere2Config", {}), ("SmolLM3Config", {}), ("MiniMaxM2Config", {}), ("DeepseekV32Config", {}),
-    ("DeepseekV2Config", {"num_experts_per_tok": 6}), ("DeepseekV3Config", {}), ("DeepseekV4Config", {}),
-]  # fmt: skip
+    ("LlamaConfig", {}),
+    ("MistralConfig", {}),
+    ("Qwen2Config", {}),
+    ("Qwen3Config", {}),
+    ("MixtralConfig", {}),
+    ("Qwen2MoeConfig", {"mlp_only_layers": [0, 3]}),
+    ("Qwen3MoeConfig", {"decoder_sparse_step": 2}),
+    ("Qwen3NextConfig", {}),
+    ("Qwen3_5MoeTextConfig", {}),
+    ("GptOssConfig", {}),
+    ("Gemma2Config", {}),
+    ("Gemma3TextConfig", {}),
+    ("Phi3Config", {"pad_token_id": 0}),
+    ("GlmConfig", {}),
+    ("Glm4Config", {}),
+    ("Glm4MoeConfig", {}),
+    ("GlmMoeDsaConfig", {}),
+    ("Llama4TextConfig", {"moe_layers": [1, 3]}),
+    ("Olmo2Config", {}),
+    ("Olmo3Config", {}),
+    ("OlmoeConfig", {}),
+    ("GraniteConfig", {}),
+    ("GraniteMoeConfig", {}),
+    ("Cohere2Config", {}),
+    ("SmolLM3Config", {}),
+    ("MiniMaxM2Config", {}),
+    ("DeepseekV32Config", {}),
+    ("DeepseekV2Config", {"num_experts_per_tok": 6}),
+    ("DeepseekV3Config", {}),
+    ("DeepseekV4Config", {}),
+]
 
 
 @pytest.mark.parametrize(("name", "changes"), CLASSES, ids=lambda value: value if isinstance(value, str) else "")
@@ -117,21 +191,45 @@ def without_gating(layer: Layer) -> Layer:
 
 
 def test_layer_kinds_by_layer() -> None:
-    linear = read_config({
-        "model_type": "qwen3_next", "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-        "linear_conv_kernel_dim": 4, "vocab_size": 100, "max_position_embeddings": 1000,
-    })  # fmt: skip
+    linear = read_config(
+        {
+            "model_type": "qwen3_next",
+            "hidden_size": 64,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 4,
+            "vocab_size": 100,
+            "max_position_embeddings": 1000,
+        }
+    )
     kinds = {type(layer.attention): layer.count for layer in linear.layers}
     assert kinds == {DeltaNet: 6, Gqa: 2}
     assert linear.layers[0].ffn == Experts(8, 2, 1, 32, 48)
     stored = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    gpt = read_config({**LLAMA, "model_type": "gpt_oss", "sliding_window": 128, "num_local_experts": 4,
-                       "experts_per_token": 2, "quantization_config": stored})  # fmt: skip
+    gpt = read_config(
+        {
+            **LLAMA,
+            "model_type": "gpt_oss",
+            "sliding_window": 128,
+            "num_local_experts": 4,
+            "experts_per_token": 2,
+            "quantization_config": stored,
+        }
+    )
     assert [(layer.attention.window, layer.count) for layer in gpt.layers if isinstance(layer.attention, Gqa)] == [
-        (128, 16), (None, 16)]  # fmt: skip
+        (128, 16),
+        (None, 16),
+    ]
     assert gpt.precision.experts.name == "mxfp4"
     assert gpt.precision.weights.name == "bf16"
 
@@ -142,56 +240,120 @@ def quantised(base: dict[str, Any] = LLAMA, **stored: Any) -> Precision:
 
 W8A8 = {"weights": {"num_bits": 8, "type": "int"}, "input_activations": {"num_bits": 8, "type": "int"}}
 FP8 = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float"}}
-NVFP4 = {"weights": {"num_bits": 4, "type": "float", "group_size": 16},
-         "input_activations": {"num_bits": 4, "type": "float", "group_size": 16}}  # fmt: skip
+NVFP4 = {
+    "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+    "input_activations": {"num_bits": 4, "type": "float", "group_size": 16},
+}
 W4A16 = {"weights": {"num_bits": 4, "type": "int", "group_size": 128}, "input_activations": None}
 
 
 def packed(group: dict[str, Any], *ignore: str, **further: Any) -> dict[str, Any]:
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], **group}},
-            "ignore": list(ignore), **further}  # fmt: skip
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], **group}},
+        "ignore": list(ignore),
+        **further,
+    }
 
 
 WIDE_HEAD: dict[str, Any] = {"router": "bf16", "head": "bf16"}
 KEPT = [
     ("awq", {"quant_method": "awq", "bits": 4, "modules_to_not_convert": None}, Precision.of("int4", **WIDE_HEAD)),
     ("gptq", {"quant_method": "gptq", "bits": 4, "lm_head": False}, Precision.of("int4", **WIDE_HEAD)),
-    ("gptq with its head", {"quant_method": "gptq", "bits": 8, "lm_head": True},
-     Precision.of("w8a16", router="bf16", embedding="bf16")),
-    ("gptq in places",
-     {"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*self_attn.*": {}, r"+:.*mlp\.down_proj": {"bits": 8},
-                                                    r"+:.*mlp\.(gate|up)_proj": {"bits": 8}}},
-     Precision.of("w8a16", "int4", projections="bf16", **WIDE_HEAD)),
+    (
+        "gptq with its head",
+        {"quant_method": "gptq", "bits": 8, "lm_head": True},
+        Precision.of("w8a16", router="bf16", embedding="bf16"),
+    ),
+    (
+        "gptq in places",
+        {
+            "quant_method": "gptq",
+            "bits": 4,
+            "dynamic": {
+                "-:.*self_attn.*": {},
+                r"+:.*mlp\.down_proj": {"bits": 8},
+                r"+:.*mlp\.(gate|up)_proj": {"bits": 8},
+            },
+        },
+        Precision.of("w8a16", "int4", projections="bf16", **WIDE_HEAD),
+    ),
     ("fp8", {"quant_method": "fp8", "activation_scheme": "dynamic"}, Precision.of("fp8", **WIDE_HEAD)),
-    ("fp8 in places", {"quant_method": "fp8", "ignored_layers": [f"model.layers.{n}.self_attn.{p}_proj"
-                                                                for n in range(31) for p in "qkvo"]},
-     Precision.of("fp8", projections="bf16", **WIDE_HEAD)),
-    ("fp8 but one layer", {"quant_method": "fp8", "ignored_layers": ["model.layers.0.self_attn.q_proj"]},
-     Precision.of("fp8", **WIDE_HEAD)),
+    (
+        "fp8 in places",
+        {
+            "quant_method": "fp8",
+            "ignored_layers": [f"model.layers.{n}.self_attn.{p}_proj" for n in range(31) for p in "qkvo"],
+        },
+        Precision.of("fp8", projections="bf16", **WIDE_HEAD),
+    ),
+    (
+        "fp8 but one layer",
+        {"quant_method": "fp8", "ignored_layers": ["model.layers.0.self_attn.q_proj"]},
+        Precision.of("fp8", **WIDE_HEAD),
+    ),
     ("8-bit floats", packed(FP8, "lm_head", "re:.*gate$"), Precision.of("fp8", **WIDE_HEAD)),
     ("8-bit floats with the head", packed(FP8), Precision.of("fp8", router="bf16", embedding="bf16")),
     ("8-bit integers", packed(W8A8, "lm_head"), Precision.of("int8", **WIDE_HEAD)),
     ("8-bit weights alone", packed({**FP8, "input_activations": None}, "lm_head"), Precision.of("w8a16", **WIDE_HEAD)),
-    ("4-bit weights alone", packed(W4A16, "lm_head", "re:.*self_attn.*"),
-     Precision.of("int4", projections="bf16", **WIDE_HEAD)),
+    (
+        "4-bit weights alone",
+        packed(W4A16, "lm_head", "re:.*self_attn.*"),
+        Precision.of("int4", projections="bf16", **WIDE_HEAD),
+    ),
     ("nvfp4", packed(NVFP4, "lm_head"), Precision.of("nvfp4", **WIDE_HEAD)),
-    ("nvfp4 weights alone", packed({**NVFP4, "input_activations": None}, "re:.*lm_head"),
-     Precision.of("nvfp4a16", **WIDE_HEAD)),
-    ("groups by name", {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": {
-        "group_0": {**FP8, "targets": ["re:.*self_attn.*"]}, "group_1": {**W4A16, "targets": ["Linear"]}}},
-     Precision.of("int4", projections="fp8", **WIDE_HEAD)),
-    ("a narrow cache", packed(FP8, "lm_head", kv_cache_scheme={"num_bits": 8, "type": "float"}),
-     Precision.of("fp8", cache="fp8", **WIDE_HEAD)),
-    ("modelopt", {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8",
-                  "exclude_modules": ["lm_head", "model.layers.*.self_attn*"]},
-     Precision.of("nvfp4", projections="bf16", cache="fp8", **WIDE_HEAD)),
-    ("bitsandbytes", {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["lm_head"]},
-     Precision.of("nf4", **WIDE_HEAD)),
-    ("quark", {"quant_method": "quark", "exclude": ["lm_head"], "global_quant_config": {
-        "weight": {"dtype": "fp8_e4m3"}, "input_tensors": {"dtype": "fp8_e4m3"}}}, Precision.of("fp8", **WIDE_HEAD)),
-    ("mxfp4", {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
-     Precision.of("bf16", "mxfp4", shared="bf16")),
-]  # fmt: skip
+    (
+        "nvfp4 weights alone",
+        packed({**NVFP4, "input_activations": None}, "re:.*lm_head"),
+        Precision.of("nvfp4a16", **WIDE_HEAD),
+    ),
+    (
+        "groups by name",
+        {
+            "quant_method": "compressed-tensors",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {**FP8, "targets": ["re:.*self_attn.*"]},
+                "group_1": {**W4A16, "targets": ["Linear"]},
+            },
+        },
+        Precision.of("int4", projections="fp8", **WIDE_HEAD),
+    ),
+    (
+        "a narrow cache",
+        packed(FP8, "lm_head", kv_cache_scheme={"num_bits": 8, "type": "float"}),
+        Precision.of("fp8", cache="fp8", **WIDE_HEAD),
+    ),
+    (
+        "modelopt",
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": "FP8",
+            "exclude_modules": ["lm_head", "model.layers.*.self_attn*"],
+        },
+        Precision.of("nvfp4", projections="bf16", cache="fp8", **WIDE_HEAD),
+    ),
+    (
+        "bitsandbytes",
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["lm_head"]},
+        Precision.of("nf4", **WIDE_HEAD),
+    ),
+    (
+        "quark",
+        {
+            "quant_method": "quark",
+            "exclude": ["lm_head"],
+            "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}, "input_tensors": {"dtype": "fp8_e4m3"}},
+        },
+        Precision.of("fp8", **WIDE_HEAD),
+    ),
+    (
+        "mxfp4",
+        {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+        Precision.of("bf16", "mxfp4", shared="bf16"),
+    ),
+]
 
 
 @pytest.mark.parametrize(("stored", "expected"), [row[1:] for row in KEPT], ids=[row[0] for row in KEPT])
@@ -234,12 +396,26 @@ def test_formats_of_a_dtype() -> None:
 
 def test_v4_by_layer_types_or_by_ratios() -> None:
     config = {
-        "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 64,
-        "head_dim": 512, "q_lora_rank": 1024, "o_groups": 8, "o_lora_rank": 1024, "sliding_window": 128,
-        "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "n_routed_experts": 256,
-        "num_experts_per_tok": 6, "n_shared_experts": 1, "moe_intermediate_size": 2048, "vocab_size": 129280,
-        "max_position_embeddings": 1048576, "compress_ratios": [0, 4, 128, 4, 0],
-    }  # fmt: skip
+        "model_type": "deepseek_v4",
+        "hidden_size": 4096,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 64,
+        "head_dim": 512,
+        "q_lora_rank": 1024,
+        "o_groups": 8,
+        "o_lora_rank": 1024,
+        "sliding_window": 128,
+        "index_n_heads": 64,
+        "index_head_dim": 128,
+        "index_topk": 512,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 2048,
+        "vocab_size": 129280,
+        "max_position_embeddings": 1048576,
+        "compress_ratios": [0, 4, 128, 4, 0],
+    }
     model = read_config(config)
     kinds = [(layer.attention, layer.count) for layer in model.layers]
     assert {kind.ratio: count for kind, count in kinds if isinstance(kind, Compressed)} == {0: 1, 4: 2, 128: 1}

@@ -37,10 +37,20 @@ def intensity(kind: Attention, *, context: float, rows: float, precision: Precis
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("Llama-3.1-8B", 8.03), ("Llama-3.1-70B", 70.6), ("Qwen3-8B", 8.19), ("Qwen3-30B-A3B", 30.53),
-     ("Qwen3-235B-A22B", 235.1), ("Qwen3.6-35B-A3B", 34.6), ("gpt-oss-20b", 20.91), ("gpt-oss-120b", 116.8),
-     ("DeepSeek-V3", 671.0), ("DeepSeek-V4-Flash", 284.3), ("Kimi-K2", 1026.4)],
-)  # fmt: skip
+    [
+        ("Llama-3.1-8B", 8.03),
+        ("Llama-3.1-70B", 70.6),
+        ("Qwen3-8B", 8.19),
+        ("Qwen3-30B-A3B", 30.53),
+        ("Qwen3-235B-A22B", 235.1),
+        ("Qwen3.6-35B-A3B", 34.6),
+        ("gpt-oss-20b", 20.91),
+        ("gpt-oss-120b", 116.8),
+        ("DeepSeek-V3", 671.0),
+        ("DeepSeek-V4-Flash", 284.3),
+        ("Kimi-K2", 1026.4),
+    ],
+)
 def test_parameters(name: str, billions: float) -> None:
     assert TABLE[name].parameters / 1e9 == pytest.approx(billions, rel=1e-3)
 
@@ -86,13 +96,17 @@ def test_what_one_token_streams(line: str) -> None:
     layers = [(layer.ffn, layer.count) for layer in model.layers]
     experts = sum(
         count * (ffn.active * ffn.expert(model.hidden) + alike * ffn.shared_weights(model.hidden))
-        for ffn, count in layers if isinstance(ffn, Experts)
-    )  # fmt: skip
+        for ffn, count in layers
+        if isinstance(ffn, Experts)
+    )
     assert experts / 1e9 == pytest.approx(float(touched), rel=5e-4)
     assert (model.active - experts) / 1e9 == pytest.approx(float(other), rel=5e-4)
     assert plain.streamed_bytes / 1e9 == pytest.approx(float(size), rel=3e-3)
-    wider = {"DeepSeek-V3": 0.9267 + 0.1064, "Qwen3-235B-A22B": 0.6223 + 0.0493,
-             "DeepSeek-V4-Flash": 0.5295 + 0.0451 + 1.0821 * 0.47}  # fmt: skip
+    wider = {
+        "DeepSeek-V3": 0.9267 + 0.1064,
+        "Qwen3-235B-A22B": 0.6223 + 0.0493,
+        "DeepSeek-V4-Flash": 0.5295 + 0.0451 + 1.0821 * 0.47,
+    }
     assert (model.streamed_bytes - plain.streamed_bytes) / 1e9 == pytest.approx(wider.get(name, 0), abs=2e-4)
 
 
@@ -104,10 +118,18 @@ def test_the_largest_table_row_within_the_catalogs_rounding() -> None:
 
 @pytest.mark.parametrize(
     ("name", "resident"),
-    [("Qwen3-30B-A3B", 28.99), ("Qwen3-235B-A22B", 227.1), ("Qwen3.6-35B-A3B", 32.34), ("gpt-oss-20b", 19.11),
-     ("gpt-oss-120b", 114.7), ("DeepSeek-V3", 656.5), ("DeepSeek-V4-Flash", 278.1), ("DeepSeek-V4-Pro", 1551),
-     ("Kimi-K2", 1015)],
-)  # fmt: skip
+    [
+        ("Qwen3-30B-A3B", 28.99),
+        ("Qwen3-235B-A22B", 227.1),
+        ("Qwen3.6-35B-A3B", 32.34),
+        ("gpt-oss-20b", 19.11),
+        ("gpt-oss-120b", 114.7),
+        ("DeepSeek-V3", 656.5),
+        ("DeepSeek-V4-Flash", 278.1),
+        ("DeepSeek-V4-Pro", 1551),
+        ("Kimi-K2", 1015),
+    ],
+)
 def test_resident_experts(name: str, resident: float) -> None:
     model = as_the_reference_counts(TABLE[name])
     elements = model.elements()
@@ -115,10 +137,21 @@ def test_resident_experts(name: str, resident: float) -> None:
     assert (elements["experts"] + alike * elements["shared"]) / 1e9 == pytest.approx(resident, rel=5e-4)
 
 
-CACHE = [("SmolLM2-135M", 23_040), ("Llama-3.1-8B", 131_072), ("Llama-3.1-70B", 327_680), ("Qwen3-8B", 147_456),
-         ("Qwen3-30B-A3B", 98_304), ("Qwen3-235B-A22B", 192_512), ("Qwen3.6-35B-A3B", 20_480), ("DeepSeek-V3", 70_272),
-         ("Kimi-K2", 70_272), ("gpt-oss-20b", 24_576), ("gpt-oss-120b", 36_864), ("DeepSeek-V4-Flash", 3850.25),
-         ("DeepSeek-V4-Pro", 5511.4)]  # fmt: skip
+CACHE = [
+    ("SmolLM2-135M", 23_040),
+    ("Llama-3.1-8B", 131_072),
+    ("Llama-3.1-70B", 327_680),
+    ("Qwen3-8B", 147_456),
+    ("Qwen3-30B-A3B", 98_304),
+    ("Qwen3-235B-A22B", 192_512),
+    ("Qwen3.6-35B-A3B", 20_480),
+    ("DeepSeek-V3", 70_272),
+    ("Kimi-K2", 70_272),
+    ("gpt-oss-20b", 24_576),
+    ("gpt-oss-120b", 36_864),
+    ("DeepSeek-V4-Flash", 3850.25),
+    ("DeepSeek-V4-Pro", 5511.4),
+]
 
 
 @pytest.mark.parametrize(("name", "size"), CACHE)
@@ -167,8 +200,12 @@ def test_absorbed_latent_attention(line: str) -> None:
 
 def test_the_width_at_which_latent_attention_turns_compute_bound() -> None:
     """T* of models.md 6, for B200, H100 and H200."""
-    rows = [(64, BF16, (2.33, 2.44, 1.71)), (64, FP8, (1.16, 1.22, 0.85)), (128, BF16, (1.16, 1.22, 0.85)),
-            (128, FP8, (0.58, 0.61, 0.43))]  # fmt: skip
+    rows = [
+        (64, BF16, (2.33, 2.44, 1.71)),
+        (64, FP8, (1.16, 1.22, 0.85)),
+        (128, BF16, (1.16, 1.22, 0.85)),
+        (128, FP8, (0.58, 0.61, 0.43)),
+    ]
     for heads, precision, expected in rows:
         plateau = intensity(Mla(heads, 1536, 512, 128, 64, 128), context=1e12, rows=1, precision=precision)
         found = [DEVICES[name].ridge("bf16") / plateau for name in ("B200", "H100", "H200")]
@@ -265,9 +302,21 @@ def test_impossible_experts_are_refused() -> None:
 
 
 def test_every_model_of_the_table_has_all_figures() -> None:
-    wanted = {"Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-8B", "Qwen3-30B-A3B", "Qwen3-235B-A22B", "Qwen3.6-35B-A3B",
-              "gpt-oss-20b", "gpt-oss-120b", "DeepSeek-V3", "DeepSeek-V4-Flash", "DeepSeek-V4-Pro", "Kimi-K2",
-              "SmolLM2-135M"}  # fmt: skip
+    wanted = {
+        "Llama-3.1-8B",
+        "Llama-3.1-70B",
+        "Qwen3-8B",
+        "Qwen3-30B-A3B",
+        "Qwen3-235B-A22B",
+        "Qwen3.6-35B-A3B",
+        "gpt-oss-20b",
+        "gpt-oss-120b",
+        "DeepSeek-V3",
+        "DeepSeek-V4-Flash",
+        "DeepSeek-V4-Pro",
+        "Kimi-K2",
+        "SmolLM2-135M",
+    }
     assert wanted == set(TABLE)
     for model in TABLE.values():
         assert isinstance(model, ModelSpec)

@@ -38,8 +38,11 @@ def differences(step: StepCost, parts: Mapping[str, oracle.Part]) -> list[str]:
     found = [] if set(step.parts) == set(parts) else [f"{sorted(step.parts)} for {sorted(parts)}"]
     for name in set(step.parts) & set(parts):
         ours, theirs = step.parts[name], parts[name]
-        for what, one, other in (("seconds", ours.seconds, theirs.seconds), ("bytes", ours.bytes, theirs.size),
-                                 ("FLOPs", ours.flops, theirs.flops)):  # fmt: skip
+        for what, one, other in (
+            ("seconds", ours.seconds, theirs.seconds),
+            ("bytes", ours.bytes, theirs.size),
+            ("FLOPs", ours.flops, theirs.flops),
+        ):
             if abs(one - other) > CLOSE * max(abs(one), abs(other)):
                 found.append(f"{name}: {one:.9g} {what}, by hand {other:.9g}")
     total = sum(part.seconds for part in parts.values())
@@ -62,9 +65,13 @@ def test_every_part_of_a_step(name: str, device: str) -> None:
         for batch in BATCHES
         for context in CONTEXTS
         for depth in DEPTHS
-        if (found := differences(cost.step([SequenceLoad(context, depth + 1, batch)]),
-                                 expected(name, device, [(batch, context, depth + 1)])))
-    }  # fmt: skip
+        if (
+            found := differences(
+                cost.step([SequenceLoad(context, depth + 1, batch)]),
+                expected(name, device, [(batch, context, depth + 1)]),
+            )
+        )
+    }
     assert wrong == {}
 
 
@@ -128,8 +135,16 @@ def test_head_and_router_in_formats_of_their_own(name: str, head: str, router: s
 
 def test_the_oracle_agrees_with_published_bytes() -> None:
     """GB that one token streams, of the published table: the oracle's own check."""
-    golden = {"SmolLM2-135M": 0.269, "Llama-3.1-8B": 15.0, "Llama-3.1-70B": 139, "Qwen3-30B-A3B": 6.08,
-              "Qwen3.6-35B-A3B": 5.72, "gpt-oss-20b": 3.70, "gpt-oss-120b": 4.99, "Kimi-K2": 32.3}  # fmt: skip
+    golden = {
+        "SmolLM2-135M": 0.269,
+        "Llama-3.1-8B": 15.0,
+        "Llama-3.1-70B": 139,
+        "Qwen3-30B-A3B": 6.08,
+        "Qwen3.6-35B-A3B": 5.72,
+        "gpt-oss-20b": 3.70,
+        "gpt-oss-120b": 4.99,
+        "Kimi-K2": 32.3,
+    }
     in_eight_bits = {"Qwen3-235B-A22B": 21.6, "DeepSeek-V3": 36.6}  # the table takes head and router as fp8 too
     weights = {"projections", "ffn", "router", "experts", "shared experts", "head"}
     for name, gigabytes in {**golden, **in_eight_bits}.items():

@@ -21,9 +21,16 @@ from wager.planner.roofline import CostModel, SequenceLoad
 Run = Callable[..., tuple[int, str, str]]
 
 CHARTS = ["--model", "DeepSeek-V4-Flash-charts", "--hardware", "B200-charts", "--drafter-cost", "0.1"]
-CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-          "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 500,
-          "max_position_embeddings": 512}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 500,
+    "max_position_embeddings": 512,
+}
 
 
 @pytest.fixture
@@ -49,8 +56,14 @@ def test_the_json_of_the_design(run: Run) -> None:
     assert {"points", "model", "hardware"} <= set(found)
     assert all(keys <= set(point) for point in found["points"])
     chosen = [(p["context"], p["batch"], p["depth"], round(p["speedup"], 3)) for p in found["points"]]
-    assert chosen == [(4096, 1, 1, 1.171), (4096, 8, 0, 1.0), (4096, 64, 4, 1.668),
-                      (32768, 1, 1, 1.152), (32768, 8, 0, 1.0), (32768, 64, 2, 1.246)]  # fmt: skip
+    assert chosen == [
+        (4096, 1, 1, 1.171),
+        (4096, 8, 0, 1.0),
+        (4096, 64, 4, 1.668),
+        (32768, 1, 1, 1.152),
+        (32768, 8, 0, 1.0),
+        (32768, 64, 2, 1.246),
+    ]
     for point in found["points"]:
         seconds = point["step_s"] + point["draft_s"]
         assert point["price"] == pytest.approx(seconds / (point["batch"] * point["tokens_per_round"]))
@@ -151,8 +164,15 @@ def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(run: Run, tmp_pa
 
     path = tmp_path / "tiny.gguf"
     writer = GGUFWriter(path, "llama")
-    for name, value in (("context_length", 512), ("embedding_length", 64), ("block_count", 2), ("head_count", 4),
-                        ("head_count_kv", 2), ("feed_forward_length", 128), ("vocab_size", 500)):  # fmt: skip
+    for name, value in (
+        ("context_length", 512),
+        ("embedding_length", 64),
+        ("block_count", 2),
+        ("head_count", 4),
+        ("head_count_kv", 2),
+        ("feed_forward_length", 128),
+        ("vocab_size", 500),
+    ):
         getattr(writer, f"add_{name}")(value)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float16))
@@ -260,9 +280,13 @@ def test_a_configuration_that_says_too_little(run: Run, tmp_path: Path, content:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [({}, "gives no acceptance"), ({"survival": [0.5, 0.9]}, "rises with depth"),
-     ({"acceptance": [1.5]}, "outside 0 to 1"), ({"acceptance": [0.5], "survival": [0.5]}, "gives no acceptance")],
-)  # fmt: skip
+    [
+        ({}, "gives no acceptance"),
+        ({"survival": [0.5, 0.9]}, "rises with depth"),
+        ({"acceptance": [1.5]}, "outside 0 to 1"),
+        ({"acceptance": [0.5], "survival": [0.5]}, "gives no acceptance"),
+    ],
+)
 def test_an_acceptance_file_that_is_none(run: Run, tmp_path: Path, content: Any, message: str) -> None:
     path = tmp_path / "rates.json"
     path.write_text(json.dumps(content))
@@ -325,8 +349,19 @@ def test_the_page_lists_the_fields_of_the_json(run: Run) -> None:
 def test_the_pages_table_is_what_plan_says(run: Run, label: str, model: str, hardware: str, locality: str) -> None:
     [line] = [line for line in PAGE.splitlines() if line.startswith(f"| {label} | ")]
     cells = [cell.strip() for cell in line.split("|")[2:-1]]
-    found = answer(run, "--model", model, "--hardware", hardware, "--locality", locality, "--drafter-cost", "0.1",
-                   "--batch", "1,2,4,8,16,32,64,256,1024")["points"]  # fmt: skip
+    found = answer(
+        run,
+        "--model",
+        model,
+        "--hardware",
+        hardware,
+        "--locality",
+        locality,
+        "--drafter-cost",
+        "0.1",
+        "--batch",
+        "1,2,4,8,16,32,64,256,1024",
+    )["points"]
     said = [f"{point['depth']} · {point['speedup']:.3f}" if point["depth"] else "off" for point in found]
     assert said == cells
 
@@ -334,9 +369,18 @@ def test_the_pages_table_is_what_plan_says(run: Run, label: str, model: str, har
 def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run, tmp_path: Path) -> None:
     """Llama-3.1-8B in AWQ: depth 5 and 2.23 times (2.26 before the drafter read its own cache) if the head had 4 bits;
     it has 16, and the drafter reads it too."""
-    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-              "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False,
-              "max_position_embeddings": 131072, "quantization_config": {"quant_method": "awq", "bits": 4}}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 131072,
+        "quantization_config": {"quant_method": "awq", "bits": 4},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     flags = ["--hardware", "H200", "--batch", "1", "--context", "4096", "--acceptance", "0.75"]
     [found] = answer(run, "--model", str(tmp_path), *flags)["points"]
@@ -349,11 +393,19 @@ def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("name", "stored", "formats"),
-    [("hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {
-        "quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}, ("fp8", "bf16", 1.0)),
-     ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}, ("int4", "bf16", 2.0)),
-     ("quant_config.json", {"zero_point": True, "q_group_size": 128, "w_bit": 4}, ("int4", "bf16", 2.0))],
-)  # fmt: skip
+    [
+        (
+            "hf_quant_config.json",
+            {
+                "producer": {"name": "modelopt"},
+                "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+            },
+            ("fp8", "bf16", 1.0),
+        ),
+        ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}, ("int4", "bf16", 2.0)),
+        ("quant_config.json", {"zero_point": True, "q_group_size": 128, "w_bit": 4}, ("int4", "bf16", 2.0)),
+    ],
+)
 def test_a_quantisation_beside_the_configuration(
     run: Run, tmp_path: Path, name: str, stored: dict[str, Any], formats: tuple[str, str, float]
 ) -> None:

@@ -18,9 +18,16 @@ from click.testing import CliRunner, Result
 
 from wager.cli import main
 
-CONFIG = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
-          "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 4000,
-          "max_position_embeddings": 131072}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 1024,
+    "vocab_size": 4000,
+    "max_position_embeddings": 131072,
+}
 BOX = {"name": "box", "peaks": {"bf16": 1e14}, "bandwidth": 1e12, "memory": 2e10}
 FILES: dict[str, Any] = {
     "config.json": CONFIG,
@@ -28,14 +35,21 @@ FILES: dict[str, Any] = {
     "slow.json": {**BOX, "bandwidth": 1e-300},
     "ridge.json": {**BOX, "bandwidth": 1e-3, "peaks": {"bf16": 1e307}},
     "rates.json": {"acceptance": [0.8, 0.7, 0.6]},
-    "measured.json": {"drafter": "ngram", "model": "SmolLM2-135M-Instruct", "temperature": 0.0,
-                      "survival": [0.6, 0.4, 0.3, 0.2], "tau": 2.5, "alpha": 0.62,
-                      "categories": {"qa": {"survival": [0.5, 0.25]}}, "intervals": {"alpha": [0.6, 0.64]}},
+    "measured.json": {
+        "drafter": "ngram",
+        "model": "SmolLM2-135M-Instruct",
+        "temperature": 0.0,
+        "survival": [0.6, 0.4, 0.3, 0.2],
+        "tau": 2.5,
+        "alpha": 0.62,
+        "categories": {"qa": {"survival": [0.5, 0.25]}},
+        "intervals": {"alpha": [0.6, 0.64]},
+    },
     "both.json": {"acceptance": [0.5], "survival": [0.5]},
     "huge.json": {"survival": [10**300]},
     "list.json": [0.5],
     "skewed.json": {"popularity": [0.5] * 8 + [4 / 120] * 120},
-}  # fmt: skip
+}
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -226,7 +240,7 @@ WRONG = [
     ("--model DeepSeek-V3 --hardware H200 --ep 16 --drafter-tp 1", 2, "no effect on mtp under --ep"),
     ("--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:SmolLM2-135M", 2, "drafter: tp = 8"),
     ("--model Llama-3.1-70B --hardware RTX-4090 --tp 2", 2, "link speed of RTX-4090"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("line", "code", "named"), WRONG, ids=[line[:90] for line, _, _ in WRONG])
@@ -271,9 +285,12 @@ def test_what_a_reader_would_not_expect_is_said(tmp_path: Path) -> None:
         (f"{LLAMA} --draft-async", "100% of the rounds take the longer of step and draft"),
         (f"{LLAMA} --draft-async", "competes with the step"),
         (f"{LLAMA} --max-depth 0", "No draft depth was tried"),
-        (f"{LLAMA} --batch 512 --drafter-shape model:SmolLM2-135M --drafter-hardware RTX-4090 --drafter-link 25GB/s "
-         "--context 8k", "do not fit on the drafter's own device"),
-    ):  # fmt: skip
+        (
+            f"{LLAMA} --batch 512 --drafter-shape model:SmolLM2-135M --drafter-hardware RTX-4090 --drafter-link 25GB/s "
+            "--context 8k",
+            "do not fit on the drafter's own device",
+        ),
+    ):
         assert any(said in remark for remark in answer(line, tmp_path)["remarks"]), said
     silent = answer("--model Llama-3.1-70B --hardware H100 --tp 8 --batch 1", tmp_path)
     assert silent["remarks"] == []
@@ -292,8 +309,10 @@ def test_an_acceptance_file_of_the_measurement_is_read(tmp_path: Path) -> None:
 def test_sizes_are_powers_of_two(tmp_path: Path) -> None:
     found = answer("--model @config.json --hardware B200 --batch 1K,1024 --context 128k,32K,0.5k", tmp_path)
     assert [(point["batch"], point["context"]) for point in found["points"]] == [
-        (1024, 131072), (1024, 32768), (1024, 512)
-    ]  # fmt: skip
+        (1024, 131072),
+        (1024, 32768),
+        (1024, 512),
+    ]
 
 
 def test_collectives_cost_their_latency(tmp_path: Path) -> None:

@@ -158,8 +158,10 @@ def test_where_rows_are_free_hardly_any_step_is_judged_and_where_they_are_not_ev
     assert free < 30, "of 300 steps"
     best = SimulatedServer(
         SyntheticTraces({"d": SyntheticDrafter(MTP_SURVIVAL[:4])}, output_tokens=200),
-        Rows(1e-6), policy=FixedDepth(4), workload=Workload(concurrency=32, rounds=32 * 300),
-    ).run()  # fmt: skip
+        Rows(1e-6),
+        policy=FixedDepth(4),
+        workload=Workload(concurrency=32, rounds=32 * 300),
+    ).run()
     assert server.result.throughput > 0.995 * best.throughput
     _, dear, _ = served(0.02)
     assert dear > 250

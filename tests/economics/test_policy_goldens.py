@@ -6,10 +6,17 @@ import pytest
 from policy_goldens import SLACK, cells, frozen
 
 SOME = (
-    "load processor mtp 1", "load processor lookup 4", "load accelerator mtp 64", "load accelerator wrong 8",
-    "load processor several 4", "objective accelerator slo:20ms 64", "collapses processor mtp 8",
-    "drifts processor several 8", "prices processor lookup 4 rows x0.3", "prices accelerator mtp 64 busy",
-)  # fmt: skip
+    "load processor mtp 1",
+    "load processor lookup 4",
+    "load accelerator mtp 64",
+    "load accelerator wrong 8",
+    "load processor several 4",
+    "objective accelerator slo:20ms 64",
+    "collapses processor mtp 8",
+    "drifts processor several 8",
+    "prices processor lookup 4 rows x0.3",
+    "prices accelerator mtp 64 busy",
+)
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -11,77 +11,272 @@ from wager.errors import ModelError
 
 
 def config(
-    model_type: str, layers: int, hidden: int, heads: int, *, kv: int, ffn: int, vocab: int, context: int,
+    model_type: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    *,
+    kv: int,
+    ffn: int,
+    vocab: int,
+    context: int,
     **further: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     return {
-        "model_type": model_type, "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
-        "num_key_value_heads": kv, "intermediate_size": ffn, "vocab_size": vocab, "max_position_embeddings": context,
+        "model_type": model_type,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "intermediate_size": ffn,
+        "vocab_size": vocab,
+        "max_position_embeddings": context,
         **further,
-    }  # fmt: skip
+    }
 
 
 TIED = {"tie_word_embeddings": True}
 GLM_MOE = {"head_dim": 128, "n_shared_experts": 1, "num_experts_per_tok": 8}
-LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-          "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-          "first_k_dense_replace": 3, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048}  # fmt: skip
-NEXT = {"head_dim": 256, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}  # fmt: skip
+LATENT = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 2048,
+}
+NEXT = {
+    "head_dim": 256,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
 SCOUT = {"head_dim": 128, "intermediate_size_mlp": 16384, "num_local_experts": 16, "num_experts_per_tok": 1}
 
 V32 = config("deepseek_v32", 61, 7168, 128, kv=128, ffn=18432, vocab=129280, context=163840, **LATENT)
 GLM5_LATENT = {**LATENT, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "index_n_heads": 32}
-GLM5 = config("glm_moe_dsa", 78, 6144, 64, kv=64, ffn=12288, vocab=154880, context=202752,
-              **GLM5_LATENT)  # fmt: skip
-GEMMA3 = config("gemma3_text", 62, 5376, 32, kv=16, ffn=21504, vocab=262208, context=131072, head_dim=128,
-                sliding_window=1024, sliding_window_pattern=6)  # fmt: skip
+GLM5 = config("glm_moe_dsa", 78, 6144, 64, kv=64, ffn=12288, vocab=154880, context=202752, **GLM5_LATENT)
+GEMMA3 = config(
+    "gemma3_text",
+    62,
+    5376,
+    32,
+    kv=16,
+    ffn=21504,
+    vocab=262208,
+    context=131072,
+    head_dim=128,
+    sliding_window=1024,
+    sliding_window_pattern=6,
+)
 GEMMA2 = config("gemma2", 42, 3584, 16, kv=8, ffn=14336, vocab=256000, context=8192, head_dim=256, sliding_window=4096)
 PHI4 = config("phi3", 40, 5120, 40, kv=10, ffn=17920, vocab=100352, context=16384, sliding_window=None)
-MAVERICK = config("llama4_text", 48, 5120, 40, kv=8, ffn=8192, vocab=202048, context=1048576,
-                  interleave_moe_layer_step=2, attention_chunk_size=8192,
-                  **{**SCOUT, "num_local_experts": 128})  # fmt: skip
+MAVERICK = config(
+    "llama4_text",
+    48,
+    5120,
+    40,
+    kv=8,
+    ffn=8192,
+    vocab=202048,
+    context=1048576,
+    interleave_moe_layer_step=2,
+    attention_chunk_size=8192,
+    **{**SCOUT, "num_local_experts": 128},
+)
 
 PUBLISHED = [
     ("gemma-2-9b", GEMMA2, 9.242, None),
     ("gemma-3-27b, its text model", GEMMA3, 27.009, None),
-    ("gemma-3-1b", config("gemma3_text", 26, 1152, 4, kv=1, ffn=6912, vocab=262144, context=32768, head_dim=256,
-                          sliding_window=512, sliding_window_pattern=6), 0.99989, None),
+    (
+        "gemma-3-1b",
+        config(
+            "gemma3_text",
+            26,
+            1152,
+            4,
+            kv=1,
+            ffn=6912,
+            vocab=262144,
+            context=32768,
+            head_dim=256,
+            sliding_window=512,
+            sliding_window_pattern=6,
+        ),
+        0.99989,
+        None,
+    ),
     ("phi-4", PHI4, 14.660, None),
-    ("Phi-3-mini-4k", config("phi3", 32, 3072, 32, kv=32, ffn=8192, vocab=32064, context=4096, sliding_window=2047),
-     3.8211, None),
+    (
+        "Phi-3-mini-4k",
+        config("phi3", 32, 3072, 32, kv=32, ffn=8192, vocab=32064, context=4096, sliding_window=2047),
+        3.8211,
+        None,
+    ),
     ("Phi-4-mini", config("phi3", 32, 3072, 24, kv=8, ffn=8192, vocab=200064, context=131072, **TIED), 3.836, None),
     ("GLM-4-9B-0414", config("glm4", 40, 4096, 32, kv=2, ffn=13696, vocab=151552, context=32768), 9.4003, None),
-    ("GLM-4.5", config("glm4_moe", 92, 5120, 96, kv=8, ffn=12288, vocab=151552, context=131072, n_routed_experts=160,
-                       moe_intermediate_size=1536, first_k_dense_replace=3, **GLM_MOE), 352.8, 32.8),
-    ("GLM-4.5-Air", config("glm4_moe", 46, 4096, 96, kv=8, ffn=10944, vocab=151552, context=131072,
-                           n_routed_experts=128, moe_intermediate_size=1408, first_k_dense_replace=1, **GLM_MOE),
-     106.85, 12.8),
+    (
+        "GLM-4.5",
+        config(
+            "glm4_moe",
+            92,
+            5120,
+            96,
+            kv=8,
+            ffn=12288,
+            vocab=151552,
+            context=131072,
+            n_routed_experts=160,
+            moe_intermediate_size=1536,
+            first_k_dense_replace=3,
+            **GLM_MOE,
+        ),
+        352.8,
+        32.8,
+    ),
+    (
+        "GLM-4.5-Air",
+        config(
+            "glm4_moe",
+            46,
+            4096,
+            96,
+            kv=8,
+            ffn=10944,
+            vocab=151552,
+            context=131072,
+            n_routed_experts=128,
+            moe_intermediate_size=1408,
+            first_k_dense_replace=1,
+            **GLM_MOE,
+        ),
+        106.85,
+        12.8,
+    ),
     ("DeepSeek-V3.2", V32, 671.9, 37.5),
     ("GLM-5", GLM5, 743.9, None),
-    ("Qwen3-Next-80B-A3B", config("qwen3_next", 48, 2048, 16, kv=2, ffn=5120, vocab=151936, context=262144, **NEXT),
-     79.67, None),
-    ("Llama-4-Scout, its text model", config("llama4_text", 48, 5120, 40, kv=8, ffn=8192, vocab=202048,
-                                             context=10485760, **SCOUT), 107.77, None),
+    (
+        "Qwen3-Next-80B-A3B",
+        config("qwen3_next", 48, 2048, 16, kv=2, ffn=5120, vocab=151936, context=262144, **NEXT),
+        79.67,
+        None,
+    ),
+    (
+        "Llama-4-Scout, its text model",
+        config("llama4_text", 48, 5120, 40, kv=8, ffn=8192, vocab=202048, context=10485760, **SCOUT),
+        107.77,
+        None,
+    ),
     ("Llama-4-Maverick, its text model", MAVERICK, 400.7, None),
-    ("Mistral-7B-v0.3", config("mistral", 32, 4096, 32, kv=8, ffn=14336, vocab=32768, context=32768,
-                               sliding_window=None), 7.2480, None),
-    ("Mixtral-8x22B", config("mixtral", 56, 6144, 48, kv=8, ffn=16384, vocab=32768, context=65536, sliding_window=None,
-                             num_local_experts=8, num_experts_per_tok=2), 140.63, 39.0),
+    (
+        "Mistral-7B-v0.3",
+        config("mistral", 32, 4096, 32, kv=8, ffn=14336, vocab=32768, context=32768, sliding_window=None),
+        7.2480,
+        None,
+    ),
+    (
+        "Mixtral-8x22B",
+        config(
+            "mixtral",
+            56,
+            6144,
+            48,
+            kv=8,
+            ffn=16384,
+            vocab=32768,
+            context=65536,
+            sliding_window=None,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+        ),
+        140.63,
+        39.0,
+    ),
     ("OLMo-2-7B", config("olmo2", 32, 4096, 32, kv=32, ffn=11008, vocab=100352, context=4096), 7.2986, None),
-    ("OLMoE-1B-7B", config("olmoe", 16, 2048, 16, kv=16, ffn=1024, vocab=50304, context=4096, num_experts=64,
-                           num_experts_per_tok=8), 6.919, 1.18),
-    ("granite-3.3-8b", config("granite", 40, 4096, 32, kv=8, ffn=12800, vocab=49159, context=131072, **TIED), 8.1708,
-     None),
+    (
+        "OLMoE-1B-7B",
+        config(
+            "olmoe", 16, 2048, 16, kv=16, ffn=1024, vocab=50304, context=4096, num_experts=64, num_experts_per_tok=8
+        ),
+        6.919,
+        1.18,
+    ),
+    (
+        "granite-3.3-8b",
+        config("granite", 40, 4096, 32, kv=8, ffn=12800, vocab=49159, context=131072, **TIED),
+        8.1708,
+        None,
+    ),
     ("SmolLM3-3B", config("smollm3", 36, 2048, 16, kv=4, ffn=11008, vocab=128256, context=65536, **TIED), 3.0751, None),
-    ("MiniMax-M2", config("minimax_m2", 62, 3072, 48, kv=8, ffn=1536, vocab=200064, context=196608, head_dim=128,
-                          num_local_experts=256, num_experts_per_tok=8), 228.7, None),
-    ("c4ai-command-r7b", config("cohere2", 32, 4096, 32, kv=8, ffn=14336, vocab=256000, context=8192, head_dim=128,
-                                sliding_window=4096, **TIED), 8.028, None),
-    ("gpt-oss-20b", config("gpt_oss", 24, 2880, 64, kv=8, ffn=2880, vocab=201088, context=131072, head_dim=64,
-                           sliding_window=128, num_local_experts=32, num_experts_per_tok=4), 20.91, None),
-]  # fmt: skip
+    (
+        "MiniMax-M2",
+        config(
+            "minimax_m2",
+            62,
+            3072,
+            48,
+            kv=8,
+            ffn=1536,
+            vocab=200064,
+            context=196608,
+            head_dim=128,
+            num_local_experts=256,
+            num_experts_per_tok=8,
+        ),
+        228.7,
+        None,
+    ),
+    (
+        "c4ai-command-r7b",
+        config(
+            "cohere2",
+            32,
+            4096,
+            32,
+            kv=8,
+            ffn=14336,
+            vocab=256000,
+            context=8192,
+            head_dim=128,
+            sliding_window=4096,
+            **TIED,
+        ),
+        8.028,
+        None,
+    ),
+    (
+        "gpt-oss-20b",
+        config(
+            "gpt_oss",
+            24,
+            2880,
+            64,
+            kv=8,
+            ffn=2880,
+            vocab=201088,
+            context=131072,
+            head_dim=64,
+            sliding_window=128,
+            num_local_experts=32,
+            num_experts_per_tok=4,
+        ),
+        20.91,
+        None,
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +312,13 @@ def test_windows_by_layer() -> None:
 
 def test_a_vision_models_text_part_is_planned_with_the_defaults_it_leaves_out() -> None:
     """gemma-3-4b's file states five sizes of its text model."""
-    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
-            "sliding_window": 1024}  # fmt: skip
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
     model = read_config(
         {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
     )
@@ -144,11 +344,17 @@ def test_an_indexer_before_latent_attention() -> None:
 def test_layers_that_share_an_indexers_picks() -> None:
     """GLM-5.2 has an indexer in 21 of 78 layers; the other layers score nothing and store no keys."""
     every = [("full" if layer < 3 or (layer - 2) % 4 == 0 else "shared") for layer in range(78)]
-    for further in ({"indexer_types": every}, {"index_topk_freq": 4, "index_skip_topk_offset": 3},
-                    {"index_topk_pattern": "".join(kind[0].upper() for kind in every)}):  # fmt: skip
+    for further in (
+        {"indexer_types": every},
+        {"index_topk_freq": 4, "index_skip_topk_offset": 3},
+        {"index_topk_pattern": "".join(kind[0].upper() for kind in every)},
+    ):
         model = read_config({**GLM5, **further})
-        own = {layer.attention.indexer: layer.count for layer in model.layers
-               if isinstance(layer.attention, Mla) and isinstance(layer.ffn, Experts)}  # fmt: skip
+        own = {
+            layer.attention.indexer: layer.count
+            for layer in model.layers
+            if isinstance(layer.attention, Mla) and isinstance(layer.ffn, Experts)
+        }
         assert own == {Indexer(32, 128, 2048): 18, Indexer(0, 128, 2048): 57}
         assert model.kv_bytes(1) == 89_856 + 21 * 256
 
@@ -173,11 +379,13 @@ def test_an_unknown_family_is_named_with_what_is_missing() -> None:
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({**GEMMA3, "sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
-     ({**MAVERICK, "no_rope_layers": [1, 0]}, "no_rope_layers .* each of the 48 layers"),
-     ({**GLM5, "indexer_types": ["full"]}, "indexer_types"),
-     ({key: value for key, value in V32.items() if key != "index_topk"}, "lacks 'index_topk'")],
-)  # fmt: skip
+    [
+        ({**GEMMA3, "sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
+        ({**MAVERICK, "no_rope_layers": [1, 0]}, "no_rope_layers .* each of the 48 layers"),
+        ({**GLM5, "indexer_types": ["full"]}, "indexer_types"),
+        ({key: value for key, value in V32.items() if key != "index_topk"}, "lacks 'index_topk'"),
+    ],
+)
 def test_damaged_keys_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read_config(values)

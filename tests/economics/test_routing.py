@@ -66,8 +66,18 @@ def marginal_bytes(count: int, active: int, shared: int, tokens: float) -> float
 
 
 def test_the_marginal_bytes_of_a_token() -> None:
-    golden = {1: 0.847, 2: 0.901, 4: 0.914, 8: 0.888, 16: 0.812, 32: 0.663, 43: 0.572, 64: 0.424, 128: 0.153,
-              256: 0.014}  # fmt: skip
+    golden = {
+        1: 0.847,
+        2: 0.901,
+        4: 0.914,
+        8: 0.888,
+        16: 0.812,
+        32: 0.663,
+        43: 0.572,
+        64: 0.424,
+        128: 0.153,
+        256: 0.014,
+    }
     for tokens, expected in golden.items():
         assert marginal_bytes(256, 6, 1, tokens) == pytest.approx(expected, abs=5.1e-4)
     largest = max((marginal_bytes(256, 6, 1, t / 10), t / 10) for t in range(10, 100))

@@ -169,8 +169,13 @@ def test_the_share_of_the_policy_is_reported_and_slows_it_down() -> None:
 # ---- synthetic texts keep their curve -------------------------------------------------------------------------------
 
 STEEP = (0.9, 0.5, 0.1, 0.02)
-KEPT = {"mtp": CURVES["mtp"], "dflash": CURVES["dflash"], "0.6": survival(0.6, 8), "0.9": survival(0.9, 8),
-        "steep": STEEP}  # fmt: skip
+KEPT = {
+    "mtp": CURVES["mtp"],
+    "dflash": CURVES["dflash"],
+    "0.6": survival(0.6, 8),
+    "0.9": survival(0.9, 8),
+    "steep": STEEP,
+}
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -185,9 +190,20 @@ def test_over_rounds_every_depth_yields_the_tokens_of_the_curve(name: str) -> No
 
 @pytest.mark.parametrize(
     ("name", "depth", "users"),
-    [("mtp", 1, 4), ("mtp", 4, 16), ("mtp", 8, 64), ("mtp", 8, 512), ("mtp", 2, 512), ("dflash", 15, 16),
-     ("dflash", 15, 512), ("dflash", 6, 64), ("0.6", 4, 16), ("0.9", 8, 16), ("steep", 3, 256)],
-)  # fmt: skip
+    [
+        ("mtp", 1, 4),
+        ("mtp", 4, 16),
+        ("mtp", 8, 64),
+        ("mtp", 8, 512),
+        ("mtp", 2, 512),
+        ("dflash", 15, 16),
+        ("dflash", 15, 512),
+        ("dflash", 6, 64),
+        ("0.6", 4, 16),
+        ("0.9", 8, 16),
+        ("steep", 3, 256),
+    ],
+)
 def test_a_server_at_a_fixed_depth_has_the_tau_of_the_curve(name: str, depth: int, users: int) -> None:
     traces = SyntheticTraces({name: SyntheticDrafter(KEPT[name])})
     load = Workload(concurrency=users, rounds=max(24_000, 40 * users))
@@ -225,9 +241,16 @@ def test_recorded_arrivals_start_when_they_were_recorded() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"arrivals": ()}, {"arrivals": (2.0, 1.0)}, {"arrivals": (-1.0,)}, {"arrivals": (float("nan"),)},
-     {"arrivals": (0.0,), "requests": 2}, {"rate": 1e-300}, {"concurrency": 10**9}],
-)  # fmt: skip
+    [
+        {"arrivals": ()},
+        {"arrivals": (2.0, 1.0)},
+        {"arrivals": (-1.0,)},
+        {"arrivals": (float("nan"),)},
+        {"arrivals": (0.0,), "requests": 2},
+        {"rate": 1e-300},
+        {"concurrency": 10**9},
+    ],
+)
 def test_arrivals_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Workload(**wrong)  # type: ignore[arg-type]

@@ -204,9 +204,14 @@ def gain(setting: ReplaySetting, users: int, fixed: list[str], *, rounds: int) -
 
 @pytest.mark.parametrize(
     ("users", "rounds", "depths", "ahead"),
-    [(1, 4000, [1, 2], 0.08), (8, 8000, [1, 2, 3], 0.07), (16, 8000, [6, 8], 0.01), (64, 10_000, [7, 8], -0.01),
-     (512, 24_000, [7, 8], -0.01)],
-)  # fmt: skip
+    [
+        (1, 4000, [1, 2], 0.08),
+        (8, 8000, [1, 2, 3], 0.07),
+        (16, 8000, [6, 8], 0.01),
+        (64, 10_000, [7, 8], -0.01),
+        (512, 24_000, [7, 8], -0.01),
+    ],
+)
 def test_of_the_published_head_the_best_fixed_depth_is_reached_or_beaten(
     users: int, rounds: int, depths: list[int], ahead: float
 ) -> None:
@@ -217,9 +222,14 @@ def test_of_the_published_head_the_best_fixed_depth_is_reached_or_beaten(
 
 @pytest.mark.parametrize(
     ("users", "rounds", "depths", "ahead"),
-    [(1, 4000, [2, 3], 0.2), (2, 5000, [2, 3], 0.2), (8, 8000, [3, 15], 0.2), (32, 8000, [15], -0.01),
-     (256, 15_000, [12, 15], -0.01)],
-)  # fmt: skip
+    [
+        (1, 4000, [2, 3], 0.2),
+        (2, 5000, [2, 3], 0.2),
+        (8, 8000, [3, 15], 0.2),
+        (32, 8000, [15], -0.01),
+        (256, 15_000, [12, 15], -0.01),
+    ],
+)
 def test_of_the_published_block_drafter_uneven_depths_are_ten_to_thirty_per_cent_ahead_where_rows_are_expensive(
     users: int, rounds: int, depths: list[int], ahead: float
 ) -> None:
@@ -321,9 +331,15 @@ def test_where_requests_come_on_their_own_regret_is_in_a_users_speed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("adaptve", "adaptive"), ("fixed", "fixed[:DRAFTER]:K"), ("fixed:x", "fixed[:DRAFTER]:K"),
-     ("threshold:high", "threshold:0.4"), ("fixed:eagle:3", "mtp"), ("none:3", "none")],
-)  # fmt: skip
+    [
+        ("adaptve", "adaptive"),
+        ("fixed", "fixed[:DRAFTER]:K"),
+        ("fixed:x", "fixed[:DRAFTER]:K"),
+        ("threshold:high", "threshold:0.4"),
+        ("fixed:eagle:3", "mtp"),
+        ("none:3", "none"),
+    ],
+)
 def test_a_policy_that_is_not_known_is_named(name: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         replay.build_policy(name, ReplaySetting(synthetic("mtp"), LATENCY))
@@ -335,7 +351,12 @@ def test_every_drafter_has_its_fixed_depths() -> None:
         {"mtp": SyntheticDrafter(MTP_SURVIVAL[:3]), "dflash": SyntheticDrafter(DFLASH_SURVIVAL[:2])}
     )
     assert replay.fixed_policies(ReplaySetting(both, LATENCY)) == [
-        "none", "fixed:mtp:1", "fixed:mtp:2", "fixed:mtp:3", "fixed:dflash:1", "fixed:dflash:2",
-    ]  # fmt: skip
+        "none",
+        "fixed:mtp:1",
+        "fixed:mtp:2",
+        "fixed:mtp:3",
+        "fixed:dflash:1",
+        "fixed:dflash:2",
+    ]
     drafters = ReplaySetting(both, LATENCY).drafters()
     assert (drafters["mtp"].stops_early, drafters["dflash"].stops_early) == (True, False)

@@ -42,9 +42,20 @@ CURVES = {
     "processor": (5.25e-3, 5.79e-3, 6.26e-3, 6.87e-3, 9.9e-3, 11.3e-3, 15e-3, 19e-3, 36e-3, 70e-3, 140e-3, 280e-3),
     # an accelerator: rows are cheap up to a hundred or so
     "accelerator": (
-        10e-3, 10.05e-3, 10.1e-3, 10.2e-3, 10.4e-3, 10.6e-3, 11e-3, 11.5e-3, 13e-3, 17e-3, 32e-3, 62e-3,
+        10e-3,
+        10.05e-3,
+        10.1e-3,
+        10.2e-3,
+        10.4e-3,
+        10.6e-3,
+        11e-3,
+        11.5e-3,
+        13e-3,
+        17e-3,
+        32e-3,
+        62e-3,
     ),
-}  # fmt: skip
+}
 PER_REQUEST, PER_CONTEXT = 2e-5, 1e-8
 EVEN = {"request_sd": 0.0, "round_sd": 0.0, "token_sd": 0.0, "score_sd": None}
 """Drafts that differ in nothing a policy could use, so that the best fixed depth is the best there is."""
@@ -57,27 +68,50 @@ DRAFT_SECONDS = {"lookup": (1e-5, 2e-6), "mtp": (1e-4, 6e-4)}
 """Seconds of a call and of a draft token, for one request; each request more adds a fiftieth."""
 
 
-def surface(machine: str, drafter: str, *, fixed: float = 1, rows: float = 1, drafting: float = 1, tilt: float = 0,
-            uncertainty: float = 1.0) -> LatencySurface:  # fmt: skip
+def surface(
+    machine: str,
+    drafter: str,
+    *,
+    fixed: float = 1,
+    rows: float = 1,
+    drafting: float = 1,
+    tilt: float = 0,
+    uncertainty: float = 1.0,
+) -> LatencySurface:
     """The machine's prices, of which the fixed part, that of rows and that of drafting are multiplied by factors;
     `tilt`: rows are multiplied by a factor that grows to 1 + tilt at 64 rows."""
     curve = CURVES[machine]
-    seconds = [fixed * curve[0] + rows * (1 + tilt * min(1, count / 64)) * (value - curve[0])
-               for count, value in zip(ROWS, curve, strict=True)]  # fmt: skip
+    seconds = [
+        fixed * curve[0] + rows * (1 + tilt * min(1, count / 64)) * (value - curve[0])
+        for count, value in zip(ROWS, curve, strict=True)
+    ]
     requests = [1, 2, 4, 8, 16, 32, 64]
     call, token = (
         [drafting * value * (1 + (count - 1) / 50) for count in requests] for value in DRAFT_SECONDS[drafter]
     )
-    return LatencySurface(ROWS, seconds, per_request=rows * PER_REQUEST, per_context=fixed * PER_CONTEXT,
-                          drafters={drafter: DraftCurve(requests, call, token)}, uncertainty=uncertainty)  # fmt: skip
+    return LatencySurface(
+        ROWS,
+        seconds,
+        per_request=rows * PER_REQUEST,
+        per_context=fixed * PER_CONTEXT,
+        drafters={drafter: DraftCurve(requests, call, token)},
+        uncertainty=uncertainty,
+    )
 
 
 class TrueMachine(StaticLatency):
     """Charges `before` up to the step `change` and `after` from then on; `noise` is the relative standard deviation of
     a step's seconds."""
 
-    def __init__(self, before: LatencySurface, after: LatencySurface | None = None, *, change: int = 0,
-                 noise: float = 0.0, seed: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        before: LatencySurface,
+        after: LatencySurface | None = None,
+        *,
+        change: int = 0,
+        noise: float = 0.0,
+        seed: int = 0,
+    ) -> None:
         self._before, self._after, self._change = before, after or before, change
         self._noise, self._random = noise, random.Random(seed)
         self.steps = 0
@@ -186,8 +220,11 @@ for factor in (0.3, 0.5, 2.0, 3.0):
 WRONG["tilted up"] = {"tilt": 2.0}
 WRONG["tilted down"] = {"tilt": -0.7}
 
-CHANGES = {"rows twice as slow": {"rows": 2.0}, "rows twice as fast": {"rows": 0.5},
-           "busy": {"fixed": 1.6, "rows": 1.6, "drafting": 1.6}}  # fmt: skip
+CHANGES = {
+    "rows twice as slow": {"rows": 2.0},
+    "rows twice as fast": {"rows": 0.5},
+    "busy": {"fixed": 1.6, "rows": 1.6, "drafting": 1.6},
+}
 
 
 def losses(
@@ -218,26 +255,38 @@ def loss(cell: Cell, belief: str, *, uncertainty: float = 1.0, noise: float = 0.
     ("machine", "drafter", "users", "belief"),
     [
         # rows believed too cheap: drafting too deep
-        ("processor", "lookup", 4, "rows x0.3"), ("processor", "mtp", 4, "rows x0.3"),
-        ("accelerator", "mtp", 64, "rows x0.3"), ("accelerator", "mtp", 64, "tilted down"),
+        ("processor", "lookup", 4, "rows x0.3"),
+        ("processor", "mtp", 4, "rows x0.3"),
+        ("accelerator", "mtp", 64, "rows x0.3"),
+        ("accelerator", "mtp", 64, "tilted down"),
         # the fixed part believed too dear, which makes rows look cheap once steps correct it
-        ("processor", "lookup", 4, "fixed x3"), ("processor", "mtp", 4, "fixed x3"),
-        ("accelerator", "mtp", 64, "fixed x3"), ("accelerator", "mtp", 16, "fixed x3"),
+        ("processor", "lookup", 4, "fixed x3"),
+        ("processor", "mtp", 4, "fixed x3"),
+        ("accelerator", "mtp", 64, "fixed x3"),
+        ("accelerator", "mtp", 16, "fixed x3"),
         # rows believed too dear: nothing is drafted, so nothing shows that they are not
-        ("accelerator", "lookup", 64, "rows x3"), ("accelerator", "lookup", 64, "tilted up"),
-        ("accelerator", "lookup", 64, "rows x2"), ("accelerator", "mtp", 16, "rows x3"),
+        ("accelerator", "lookup", 64, "rows x3"),
+        ("accelerator", "lookup", 64, "tilted up"),
+        ("accelerator", "lookup", 64, "rows x2"),
+        ("accelerator", "mtp", 16, "rows x3"),
         # drafting believed too dear or too cheap
-        ("accelerator", "mtp", 4, "drafting x0.3"), ("accelerator", "mtp", 64, "drafting x3"),
+        ("accelerator", "mtp", 4, "drafting x0.3"),
+        ("accelerator", "mtp", 64, "drafting x3"),
         # all of it
-        ("accelerator", "mtp", 64, "all x0.3"), ("accelerator", "mtp", 16, "all x0.5"),
+        ("accelerator", "mtp", 64, "all x0.3"),
+        ("accelerator", "mtp", 16, "all x0.5"),
         ("processor", "lookup", 64, "all x2"),
         ("accelerator", "lookup", 4, "all x3"),
         # a processor at one user and at sixteen, where depth 1 gains 2 % over plain decoding and nothing else does
-        ("processor", "mtp", 1, "all x3"), ("processor", "mtp", 1, "all x0.5"), ("processor", "mtp", 16, "all x0.3"),
+        ("processor", "mtp", 1, "all x3"),
+        ("processor", "mtp", 1, "all x0.5"),
+        ("processor", "mtp", 16, "all x0.3"),
         # and nothing: exploration costs little
-        ("processor", "lookup", 4, "right"), ("accelerator", "mtp", 64, "right"), ("processor", "mtp", 1, "right"),
+        ("processor", "lookup", 4, "right"),
+        ("accelerator", "mtp", 64, "right"),
+        ("processor", "mtp", 1, "right"),
     ],
-)  # fmt: skip
+)
 def test_wrong_prices_are_noticed(machine: str, drafter: str, users: int, belief: str) -> None:
     assert loss(Cell(machine, drafter, users), belief) < 0.02
 
@@ -256,9 +305,12 @@ def test_a_hasty_calibration_costs_little_more(belief: str) -> None:
 @pytest.mark.parametrize(
     ("machine", "drafter", "users"),
     [
-        ("accelerator", "mtp", 64), ("processor", "lookup", 4), ("processor", "mtp", 1), ("processor", "lookup", 1),
+        ("accelerator", "mtp", 64),
+        ("processor", "lookup", 4),
+        ("processor", "mtp", 1),
+        ("processor", "lookup", 1),
     ],
-)  # fmt: skip
+)
 def test_a_machine_that_changes_in_mid_run_is_noticed(machine: str, drafter: str, users: int, change: str) -> None:
     assert loss(Cell(machine, drafter, users), change) < 0.02
 

@@ -11,20 +11,45 @@ from typing import Any
 from json_mutators import TEMPLATES, damage_text, mutate_template
 
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-_LIMITS = {"B": (0, 255), "b": (-128, 127), "H": (0, 2**16 - 1), "h": (-(2**15), 2**15 - 1), "I": (0, 2**32 - 1),
-           "i": (-(2**31), 2**31 - 1), "Q": (0, 2**64 - 1), "q": (-(2**63), 2**63 - 1)}  # fmt: skip
+_LIMITS = {
+    "B": (0, 255),
+    "b": (-128, 127),
+    "H": (0, 2**16 - 1),
+    "h": (-(2**15), 2**15 - 1),
+    "I": (0, 2**32 - 1),
+    "i": (-(2**31), 2**31 - 1),
+    "Q": (0, 2**64 - 1),
+    "q": (-(2**63), 2**63 - 1),
+}
 _COUNTS = (0, 1, 2, 3, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 _FLOATS = (0.0, -1.0, 1.0, 1e-30, 1e30, 3.4e38, float("nan"), float("inf"), float("-inf"), 10000.0)
 _STRING, _ARRAY = 8, 9
 _KEYS = (
-    "general.architecture", "general.alignment", "split.count", "tokenizer.ggml.eot_token_id",
-    "tokenizer.ggml.eom_token_id", "tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id",
-    "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.add_eos_token", "llama.expert_count",
-    "llama.attention.sliding_window", "llama.rope.scale_linear", "llama.rope.scaling.attn_factor",
-    "llama.rope.scaling.yarn_attn_factor", "llama.rope.scaling.yarn_ext_factor", "llama.rope.scaling.yarn_beta_fast",
-    "llama.rope.scaling.type", "llama.attention.scale", "llama.attention.head_count", "llama.rope.freq_base",
-    "tokenizer.ggml.scores", "tokenizer.ggml.merges", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type",
-)  # fmt: skip
+    "general.architecture",
+    "general.alignment",
+    "split.count",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+    "tokenizer.ggml.unknown_token_id",
+    "tokenizer.ggml.padding_token_id",
+    "tokenizer.ggml.add_space_prefix",
+    "tokenizer.ggml.add_eos_token",
+    "llama.expert_count",
+    "llama.attention.sliding_window",
+    "llama.rope.scale_linear",
+    "llama.rope.scaling.attn_factor",
+    "llama.rope.scaling.yarn_attn_factor",
+    "llama.rope.scaling.yarn_ext_factor",
+    "llama.rope.scaling.yarn_beta_fast",
+    "llama.rope.scaling.type",
+    "llama.attention.scale",
+    "llama.attention.head_count",
+    "llama.rope.freq_base",
+    "tokenizer.ggml.scores",
+    "tokenizer.ggml.merges",
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.token_type",
+)
 
 
 @dataclass
@@ -315,10 +340,16 @@ def _infos(parts: _Parts, rng: random.Random) -> str:
         info.name = rng.choice((other.name, b"", b"\xff", b"x" * 3000, info.name + b"x"))
     elif kind == "dims":
         place = rng.randrange(len(info.dims)) if info.dims else 0
-        info.dims = rng.choice((
-            [], [rng.choice(_COUNTS)] * rng.choice((1, 2, 4, 5, 100)), info.dims[::-1], [*info.dims, 1], info.dims[:1],
-            [rng.choice(_COUNTS) if i == place else size for i, size in enumerate(info.dims)],
-        ))  # fmt: skip
+        info.dims = rng.choice(
+            (
+                [],
+                [rng.choice(_COUNTS)] * rng.choice((1, 2, 4, 5, 100)),
+                info.dims[::-1],
+                [*info.dims, 1],
+                info.dims[:1],
+                [rng.choice(_COUNTS) if i == place else size for i, size in enumerate(info.dims)],
+            )
+        )
     elif kind == "type":
         info.kind = rng.choice((0, 1, 2, 3, 6, 8, 10, 12, 14, 16, 24, 26, 28, 30, 34, 99, 2**32 - 1))
     elif kind == "offset":

@@ -34,46 +34,123 @@ _TEXTS = (
     "def price(bet):\n    return bet * 0.5\n\n\nfor guess in range(10):\n    print(price(guess))\n",
 )
 SIZES = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
-    "hidden_act": "silu", "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "float32",
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+}
 _LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}  # fmt: skip
+}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1}
 _LATENT = {
-    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
-    "routed_scaling_factor": 2.5, "num_key_value_heads": 4, "num_nextn_predict_layers": 0,
-}  # fmt: skip
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "routed_scaling_factor": 2.5,
+    "num_key_value_heads": 4,
+    "num_nextn_predict_layers": 0,
+}
 CONFIGS: Mapping[str, dict[str, Any]] = {
-    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 10000.0,
-              "rope_scaling": _LLAMA3, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False},
-    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": False,
-              "rope_parameters": {**_YARN, "rope_theta": 10000.0}, "use_sliding_window": True, "sliding_window": 8,
-              "max_window_layers": 1, "layer_types": ["full_attention", "sliding_attention"], "eos_token_id": [1, 0]},
-    "mixtral": {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4,
-                "num_experts_per_tok": 2, "sliding_window": None, "tie_word_embeddings": False},
-    "deepseek": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", **_LATENT,
-                 "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
-}  # fmt: skip
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "rope_theta": 10000.0,
+        "rope_scaling": _LLAMA3,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "tie_word_embeddings": False,
+        "rope_parameters": {**_YARN, "rope_theta": 10000.0},
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "eos_token_id": [1, 0],
+    },
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    },
+    "deepseek": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        **_LATENT,
+        "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+}
 """config.json of the directories, without the sizes that they share."""
 SHAPE: Mapping[str, Any] = {
-    **SIZES, **_LATENT, "vocab_size": 288, "num_hidden_layers": 4, "rope_scaling": _YARN, "num_local_experts": 4,
-    "num_experts": 4, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 8, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
-    "o_groups": 2, "o_lora_rank": 16, "sliding_window": 8, "compress_ratios": [0, 4, 128, 4],
+    **SIZES,
+    **_LATENT,
+    "vocab_size": 288,
+    "num_hidden_layers": 4,
+    "rope_scaling": _YARN,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "index_n_heads": 4,
+    "index_head_dim": 16,
+    "index_topk": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "sliding_window": 8,
+    "compress_ratios": [0, 4, 128, 4],
     "intermediate_size_mlp": 32,
-    "shared_expert_intermediate_size": 32, "mlp_only_layers": [0], "moe_layers": [1, 3], "no_rope_layers": [1, 1, 1, 0],
-    "compress_rates": {"compressed_sparse_attention": 4}, "index_topk_pattern": "FSFS", "dtype": "bfloat16",
-    "quantization_config": {"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*gate$"],
-    "config_groups": {
-        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"},
-                    "input_activations": {"num_bits": 8, "type": "float"}}}},
-}  # fmt: skip
+    "shared_expert_intermediate_size": 32,
+    "mlp_only_layers": [0],
+    "moe_layers": [1, 3],
+    "no_rope_layers": [1, 1, 1, 0],
+    "compress_rates": {"compressed_sparse_attention": 4},
+    "index_topk_pattern": "FSFS",
+    "dtype": "bfloat16",
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "ignore": ["lm_head", "re:.*gate$"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "float"},
+                "input_activations": {"num_bits": 8, "type": "float"},
+            }
+        },
+    },
+}
 """A configuration with the keys of every family, for `wager plan`, which counts shapes only."""
 
 
@@ -90,9 +167,11 @@ def tokenizer() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=288, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
+        vocab_size=288,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
         special_tokens=[AddedToken(token, special=True) for token in _SPECIAL],
-    )  # fmt: skip
+    )
     backend.train_from_iterator(_TEXTS * 3, trainer)
     return backend
 
@@ -124,12 +203,22 @@ def _gguf(path: Path, vocabulary: Mapping[str, Any]) -> Path:
     spec = read_config({**SIZES, "architectures": ["LlamaForCausalLM"], "vocab_size": vocab}, runnable=True)
     writer = gguf.GGUFWriter(path, "llama")
     sizes = {
-        "context_length": 128, "embedding_length": 64, "block_count": 2, "feed_forward_length": 96,
-        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 16,
-        "attention.value_length": 16, "attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": 16,
-        "rope.freq_base": 10000.0, "vocab_size": vocab, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+        "context_length": 128,
+        "embedding_length": 64,
+        "block_count": 2,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": 16,
+        "rope.freq_base": 10000.0,
+        "vocab_size": vocab,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 32,
-    }  # fmt: skip
+    }
     for key, value in {"general.name": "fuzz", "general.alignment": 32, **sizes, **vocabulary}.items():
         _add(writer, key if key.startswith(("tokenizer.", "general.")) else f"llama.{key}", value)
     weights, kinds = random_weights(spec, 0), gguf.GGMLQuantizationType
@@ -154,12 +243,17 @@ def _byte_level_metadata() -> dict[str, Any]:
     tokens = sorted(backend.get_vocab(), key=backend.get_vocab().__getitem__)
     merges = [" ".join(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
     return {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [3 if token in _SPECIAL else 1 for token in tokens],
-        "tokenizer.ggml.merges": merges, "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.ggml.padding_token_id": 1, "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.padding_token_id": 1,
+        "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": TEMPLATE,
-    }  # fmt: skip
+    }
 
 
 def _sentencepiece_metadata() -> dict[str, Any]:
@@ -167,10 +261,15 @@ def _sentencepiece_metadata() -> dict[str, Any]:
     pieces = ["▁", "▁a", "▁b", "be", "▁be", "bet", "▁bet", "is", "▁is", "gu", "es", "▁gu", *letters, *_SPECIAL]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     return {
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(pieces) - 2), 3, 3],
         "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(pieces))],
-        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_space_prefix": True,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_space_prefix": True,
         "tokenizer.chat_template": TEMPLATE,
-    }  # fmt: skip
+    }

@@ -186,9 +186,12 @@ def head(data: bytes, folder: Path) -> None:
     (path / "model.safetensors").symlink_to(weights)
     files, target = HeadFiles(path), _target()
     _attempt(
-        lambda: read_eagle(files, target), lambda: read_block(files, target), lambda: read_medusa(files, target),
-        lambda: read_mtp(files, target, inside=False), lambda: read_mtp(files, target, inside=True),
-    )  # fmt: skip
+        lambda: read_eagle(files, target),
+        lambda: read_block(files, target),
+        lambda: read_medusa(files, target),
+        lambda: read_mtp(files, target, inside=False),
+        lambda: read_mtp(files, target, inside=True),
+    )
 
 
 def _target() -> ModelSpec:
@@ -254,9 +257,11 @@ def plan_inputs(data: bytes, folder: Path) -> None:
     """What `wager plan` reads: a device, acceptance, popularity, a model's shape."""
     path = _file(data, folder, "p.json")
     _attempt(
-        lambda: find_hardware(str(path)), lambda: parse_acceptances(str(path)), lambda: read_popularity(path),
+        lambda: find_hardware(str(path)),
+        lambda: parse_acceptances(str(path)),
+        lambda: read_popularity(path),
         lambda: find_plan_model(str(path)),
-    )  # fmt: skip
+    )
 
 
 def results(data: bytes, folder: Path) -> None:
@@ -273,9 +278,12 @@ def traces(data: bytes, folder: Path) -> None:
 def prompts(data: bytes, folder: Path) -> None:
     path = _file(data, folder, "p.jsonl")
     _attempt(
-        lambda: read_prompts(path), lambda: read_prompt_texts(path), lambda: list(read_answers(path, target="t")),
-        lambda: read_key(path), lambda: read_made_up(path),
-    )  # fmt: skip
+        lambda: read_prompts(path),
+        lambda: read_prompt_texts(path),
+        lambda: list(read_answers(path, target="t")),
+        lambda: read_key(path),
+        lambda: read_made_up(path),
+    )
 
 
 def options(data: bytes, folder: Path) -> None:
@@ -321,8 +329,10 @@ _any_json = _json_mutator("")
 
 TARGETS: Mapping[str, Target] = {
     "gguf": Target(
-        gguf, lambda models: [models[name].read_bytes() for name in ("gguf", "gguf-sentencepiece")],
-        lambda data, rng: mutate_gguf(data, rng)[0], longest=1 << 18,
+        gguf,
+        lambda models: [models[name].read_bytes() for name in ("gguf", "gguf-sentencepiece")],
+        lambda data, rng: mutate_gguf(data, rng)[0],
+        longest=1 << 18,
     ),
     "safetensors": Target(safetensors, _safetensors_seeds, _mutate_safetensors, longest=1 << 20),
     "index": Target(index, mutate=_any_json),
@@ -340,7 +350,7 @@ TARGETS: Mapping[str, Target] = {
     "traces": Target(traces, mutate=_any_json),
     "prompts": Target(prompts, mutate=_any_json),
     "options": Target(options),
-}  # fmt: skip
+}
 """By the name of their folder in the corpus."""
 
 

@@ -44,8 +44,12 @@ def test_composed_command_lines_end_well(seed: int) -> None:
     script = [sys.executable, str(ROOT / "dev" / "fuzz_commands.py")]
     found = subprocess.run(
         [*script, "--seed", str(seed), "--values", "0", "--count", "80", "--minutes", "5"],
-        capture_output=True, text=True, timeout=400, env=ENVIRONMENT, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+    )
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
     assert re.search(r"^80 command lines .*: 0 ended badly\.$", found.stdout, re.MULTILINE), found.stdout[-500:]
 
@@ -142,9 +146,17 @@ def test_a_cache_folder_that_is_none_is_named(wager: Call, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("verb", "option"),
-    [("plan", "--html"), ("plan", "--plot"), ("plan", "--json"), ("run", "--json"), ("acceptance", "-o"),
-     ("acceptance", "--trace"), ("acceptance", "--plot"), ("doctor", "--json")],
-)  # fmt: skip
+    [
+        ("plan", "--html"),
+        ("plan", "--plot"),
+        ("plan", "--json"),
+        ("run", "--json"),
+        ("acceptance", "-o"),
+        ("acceptance", "--trace"),
+        ("acceptance", "--plot"),
+        ("doctor", "--json"),
+    ],
+)
 @pytest.mark.parametrize("path", ["/nonexistent/x.svg", "~nosuchuser/x.svg", "/" + "x" * 300 + ".svg", "/tmp"])
 def test_a_file_that_cannot_be_written_is_refused_by_its_option(wager: Call, verb: str, option: str, path: str) -> None:
     result = wager(verb, *BASES[verb], option, path)
@@ -230,9 +242,12 @@ def shell(command: str, *, encoding: str = "utf-8") -> tuple[list[int], str]:
     command = command.replace("BASE", " ".join(RUN[1:])).replace("wager", f"{sys.executable} -m wager.cli")
     found = subprocess.run(
         ["bash", "-c", f'{{ {command}; echo "${{PIPESTATUS[@]}}" >&9; }} 9>&1 >/dev/null'],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**ENVIRONMENT, "PYTHONIOENCODING": encoding},
-    )  # fmt: skip
+    )
     return [int(word) for word in found.stdout.split()], found.stderr
 
 

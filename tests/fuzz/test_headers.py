@@ -101,8 +101,9 @@ def test_sections_and_lists_of_another_type(name: str, key: str, value: Any, dir
         open_weights(path)
 
 
-@pytest.mark.parametrize("value", ["x", 1.5, True, [[1]], [1, "a"], {"a": 1}, -1, 288, HUGE, float("nan"), "1e400"],
-                         ids=shown)  # fmt: skip
+@pytest.mark.parametrize(
+    "value", ["x", 1.5, True, [[1]], [1, "a"], {"a": 1}, -1, 288, HUGE, float("nan"), "1e400"], ids=shown
+)
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_eos_ids_must_be_ids_of_the_vocabulary(file: str, value: Any, directory: Callable[..., Path]) -> None:
     path = directory("llama", file, eos_token_id=value)
@@ -154,7 +155,7 @@ YARN = fuzz_models.CONFIGS["qwen3"]["rope_parameters"]
         ({"num_nextn_predict_layers": HUGE}, "num_nextn_predict_layers = 1000"),
         ({"hidden_act": {"a": "x" * 9000}}, "hidden_act = "),
     ],
-)  # fmt: skip
+)
 def test_values_out_of_range(changes: dict[str, Any], message: str, directory: Callable[..., Path]) -> None:
     path = directory("llama", **{"rope_parameters": None, **changes})
     with pytest.raises(ModelError, match=message) as caught:
@@ -218,7 +219,7 @@ def test_the_reader_of_keys() -> None:
         (number("llama.attention.head_count", "I", 0), "llama.attention.head_count = 0"),
         (number("llama.block_count", "q", -1), "llama.block_count = -1"),
     ],
-)  # fmt: skip
+)
 def test_metadata_out_of_range(change: Callable[[Any], None], message: str, gguf: Callable[..., Path]) -> None:
     with pytest.raises(ModelError, match=message):
         open_model(str(gguf(change)))
@@ -273,16 +274,23 @@ def counts(*, entries: int = 0, infos: int = 0) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (double_key, "twice"), (double_tensor, "twice"), (overlap, "begins at byte"), (unnamed, "no UTF-8"),
-        (dims(*[2] * 100), "100 dimensions"), (dims(), "0 dimensions"), (dims(0), "cannot store"),
-        (dims(2**32, 2**32), "truncated"), (dims(2**63, 2**63), "truncated"),
-        (counts(entries=2**62), "truncated"), (counts(infos=2**62), "truncated"),
+        (double_key, "twice"),
+        (double_tensor, "twice"),
+        (overlap, "begins at byte"),
+        (unnamed, "no UTF-8"),
+        (dims(*[2] * 100), "100 dimensions"),
+        (dims(), "0 dimensions"),
+        (dims(0), "cannot store"),
+        (dims(2**32, 2**32), "truncated"),
+        (dims(2**63, 2**63), "truncated"),
+        (counts(entries=2**62), "truncated"),
+        (counts(infos=2**62), "truncated"),
         (array("tokenizer.ggml.tokens", 8, b"", 2**40), "truncated"),
         (array("tokenizer.ggml.scores", 6, b"", 2**61), "truncated"),
         (array("tokenizer.ggml.tokens", 8, struct.pack("<Q", 2**63) + b"a" * 64, 3), "truncated"),
         (array("tokenizer.ggml.tokens", 8, struct.pack("<Q", 2**64 - 1) + b"a" * 64, 1), "truncated"),
     ],
-)  # fmt: skip
+)
 def test_directories_that_lie_cost_nothing(
     change: Callable[[Any], None], message: str, gguf: Callable[..., Path]
 ) -> None:
@@ -362,8 +370,11 @@ def test_what_a_model_does_not_use_changes_nothing(
     assert examine(directory("llama", unknown=nested, transformers_version=7, use_cache="maybe")) == plain
     plain = examine(models["gguf"])
     assert plain.outcome == "answer"
-    for change in (number("llama.unknown", "f", float("nan")), text("general.name", "x" * 10**5),
-                   array("other.list", 6, b"\xff" * 400, 100)):  # fmt: skip
+    for change in (
+        number("llama.unknown", "f", float("nan")),
+        text("general.name", "x" * 10**5),
+        array("other.list", 6, b"\xff" * 400, 100),
+    ):
         assert examine(gguf(change)) == plain
 
 
@@ -378,10 +389,13 @@ def test_what_a_model_does_not_use_changes_nothing(
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% set n = namespace(t='ab') %}{% for i in range(64) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
         "{% set n = namespace(t='ab') %}{% for i in range(64) %}{% set n.t = n.t + n.t %}{% endfor %}",
-        "{{ 'a' * 10 ** 12 }}", "{{ 10 ** (10 ** 10) }}", "{{ lipsum(10 ** 9) }}", "{{ messages.nothing.more }}",
+        "{{ 'a' * 10 ** 12 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ lipsum(10 ** 9) }}",
+        "{{ messages.nothing.more }}",
         "{{ raise_exception(1, 2) }}",
     ],
-)  # fmt: skip
+)
 def test_templates_that_do_not_end(template: str, directory: Callable[..., Path]) -> None:
     path = directory("llama")
     (path / "chat_template.jinja").write_text(template)

@@ -52,8 +52,12 @@ class _Worker:
         with (self.folder / "stderr.txt").open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, str(WORKER), str(self.folder)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, bufsize=0,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                bufsize=0,
+            )
         ready = self.answer(_START)
         undamaged = json.loads(ready)["ready"] if ready else []
         wrong = [entry for entry in undamaged if entry[1] != "answer"]

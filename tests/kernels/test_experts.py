@@ -19,9 +19,12 @@ from wager.kernels.routing import top_experts
 HIDDEN = 72
 SOFT = Experts(count=9, active=3, shared=0, width=40)
 SIGMOID = Experts(
-    count=16, active=4, shared=0, width=22,
+    count=16,
+    active=4,
+    shared=0,
+    width=22,
     gating=Gating(score="sigmoid", correction_bias=True, scale=2.5, groups=4, top_groups=2, group_best=2),
-)  # fmt: skip
+)
 GROUPED = replace(
     SIGMOID,
     gating=replace(SIGMOID.gating, score="softmax", correction_bias=False, normalised=False, group_best=1),

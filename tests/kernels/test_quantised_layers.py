@@ -107,10 +107,13 @@ def test_experts_of_quantised_weights(kernels, name):
     hidden, width, count, top = 256, 512, 5, 2
     spec = Experts(count=count, active=top, shared=0, width=width)
     parts = [
-        (matrix(name, width, hidden, seed=3 * e), matrix(name, width, hidden, seed=3 * e + 1),
-         matrix(name, hidden, width, seed=3 * e + 2))
+        (
+            matrix(name, width, hidden, seed=3 * e),
+            matrix(name, width, hidden, seed=3 * e + 1),
+            matrix(name, hidden, width, seed=3 * e + 2),
+        )
         for e in range(count)
-    ]  # fmt: skip
+    ]
     tape, x, out = tape_of(kernels), zeros(ROWS, hidden, dtype=BFLOAT16), zeros(ROWS, hidden)
     routing = Routing.allocate(spec, max_rows=ROWS, hidden=hidden, act=BFLOAT16)
     tape.route(x, randn(count, hidden, seed=2), None, spec, routing)

@@ -37,8 +37,9 @@ new MutationObserver((changes) => {
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A browser. Playwright keeps an event loop in this thread while it runs, so it ends with the module's tests."""
-    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed, which the tests of the "
-                                 "dashboard use")  # fmt: skip
+    driver = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed, which the tests of the dashboard use"
+    )
     given = os.environ.get("WAGER_TEST_CHROMIUM")
     found = given or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
@@ -74,9 +75,10 @@ class Visit:
     def wait_for_text(self, identity: str, text: str, *, seconds: float = 30) -> None:
         """Until an element, named by its id, contains a text."""
         self.page.wait_for_function(
-            "([id, text]) => document.getElementById(id).textContent.includes(text)", arg=[identity, text],
+            "([id, text]) => document.getElementById(id).textContent.includes(text)",
+            arg=[identity, text],
             timeout=1000 * seconds,
-        )  # fmt: skip
+        )
 
     def write_over(self, selector: str, text: str) -> None:
         self.page.locator(selector).fill(text)

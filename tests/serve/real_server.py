@@ -119,8 +119,11 @@ def server_process(*options: str) -> Iterator[RealServer]:
     it was killed before."""
     with subprocess.Popen(
         [sys.executable, "-m", "wager.cli", "serve", "--port", "0", *options],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": _SOURCE},
-    ) as process:  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": _SOURCE},
+    ) as process:
         server, ready = RealServer(process), threading.Event()
 
         def read() -> None:

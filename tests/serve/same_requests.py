@@ -238,10 +238,15 @@ def _logprobs(case: Case, objects: Sequence[Mapping[str, Any]]) -> Any:
         return None
     if case.kind == CHAT:
         return [
-            (item["token"], item["logprob"], tuple(item["bytes"]),
-             tuple((top["token"], top["logprob"], tuple(top["bytes"])) for top in item["top_logprobs"]))
-            for each in objects for item in each["content"]
-        ]  # fmt: skip
+            (
+                item["token"],
+                item["logprob"],
+                tuple(item["bytes"]),
+                tuple((top["token"], top["logprob"], tuple(top["bytes"])) for top in item["top_logprobs"]),
+            )
+            for each in objects
+            for item in each["content"]
+        ]
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     return {name: [item for each in objects for item in each[name]] for name in names}
 

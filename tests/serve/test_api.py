@@ -19,16 +19,19 @@ SAMPLED: Any = dict(temperature=0.8, seed=3)
 
 def expected(prompt: Any, **params: Any) -> list[wager.Completion]:
     with wager.LLM("random:llama:tiny", **{**OPTIONS, "drafter": "none", "depth": None}) as llm:
-        answer = llm.chat(prompt, SamplingParams(**params)) if isinstance(prompt, list) else llm.generate(
-            prompt, SamplingParams(**params)
-        )  # fmt: skip
+        answer = (
+            llm.chat(prompt, SamplingParams(**params))
+            if isinstance(prompt, list)
+            else llm.generate(prompt, SamplingParams(**params))
+        )
         return answer if isinstance(answer, list) else [answer]
 
 
 def test_a_chat_is_that_of_the_library_whole_and_streamed(client: openai.OpenAI) -> None:
     [plain] = expected(MESSAGES, max_tokens=24, ignore_eos=True, **SAMPLED)
-    options: Any = dict(model=NAME, messages=MESSAGES, max_completion_tokens=24, **SAMPLED,
-                        extra_body={"ignore_eos": True})  # fmt: skip
+    options: Any = dict(
+        model=NAME, messages=MESSAGES, max_completion_tokens=24, **SAMPLED, extra_body={"ignore_eos": True}
+    )
     whole = client.chat.completions.create(**options)
     assert whole.choices[0].message.content == plain.text
     assert (whole.choices[0].finish_reason, whole.object, whole.model) == ("length", "chat.completion", NAME)
@@ -65,9 +68,13 @@ def test_every_sampling_field_reaches_the_engine(client: openai.OpenAI) -> None:
     bias = {50: 3.5, 51: -100.0}
     [plain] = expected(MESSAGES, max_tokens=20, **fields, **ours, logit_bias=bias)
     answer = client.chat.completions.create(
-        model=NAME, messages=MESSAGES, max_tokens=20, **fields,
-        logit_bias={str(token): bias[token] for token in bias}, extra_body=ours,
-    )  # fmt: skip
+        model=NAME,
+        messages=MESSAGES,
+        max_tokens=20,
+        **fields,
+        logit_bias={str(token): bias[token] for token in bias},
+        extra_body=ours,
+    )
     assert answer.choices[0].message.content == plain.text
     [cut] = expected(MESSAGES, max_tokens=20, temperature=0.9, seed=11, stop=[plain.text[3:5]])
     stopped = client.chat.completions.create(
@@ -79,9 +86,14 @@ def test_every_sampling_field_reaches_the_engine(client: openai.OpenAI) -> None:
 def test_logprobs_in_both_forms(client: openai.OpenAI) -> None:
     [plain] = expected(MESSAGES, max_tokens=6, logprobs=3, ignore_eos=True)
     chat = client.chat.completions.create(
-        model=NAME, messages=MESSAGES, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3,
+        model=NAME,
+        messages=MESSAGES,
+        max_tokens=6,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
         extra_body={"ignore_eos": True},
-    )  # fmt: skip
+    )
     content = chat.choices[0].logprobs.content  # type: ignore[union-attr]
     assert content is not None
     assert [item.logprob for item in content] == pytest.approx([item.logprob for item in plain.logprobs])
@@ -106,8 +118,13 @@ def test_statistics_of_speculation_when_asked(server: Running) -> None:
     assert found["stage_seconds"]["forward"] > 0
     lines = server.post("/v1/chat/completions", {**body, "stream": True}).text.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    names = [name for event in events for each in event["choices"] if "speculation" in each
-             for name in each["speculation"]["drafted_by"]]  # fmt: skip
+    names = [
+        name
+        for event in events
+        for each in event["choices"]
+        if "speculation" in each
+        for name in each["speculation"]["drafted_by"]
+    ]
     assert len(names) == 40 and sum(name != "" for name in names) == events[-1]["speculation"]["choices"][0]["accepted"]
     assert lines[-2] == "data: [DONE]"
     told = [each["speculation"] for event in events for each in event["choices"] if "speculation" in each]
@@ -168,7 +185,7 @@ def test_what_has_no_effect_or_says_the_same_is_taken(server: Running, more: Any
         ({"messages": MESSAGES, "speculation": {"depth": -1}}, "speculation", "depth"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "512"),
     ],
-)  # fmt: skip
+)
 def test_a_field_that_cannot_be_honoured_is_refused_by_name(
     server: Running, body: Any, param: str | None, words: str
 ) -> None:
@@ -207,8 +224,14 @@ def test_user_text_never_becomes_a_control_token(server: Running) -> None:
 def test_a_prediction_is_guessed_from_and_counted() -> None:
     """The answer itself, with an edit in its middle, as its own prediction: most of it is accepted."""
     ascii_only = {str(token): -100 for token in range(127, VOCABULARY)}
-    options: Any = dict(model=NAME, messages=MESSAGES, max_tokens=60, temperature=0, logit_bias=ascii_only,
-                        extra_body={"ignore_eos": True})  # fmt: skip
+    options: Any = dict(
+        model=NAME,
+        messages=MESSAGES,
+        max_tokens=60,
+        temperature=0,
+        logit_bias=ascii_only,
+        extra_body={"ignore_eos": True},
+    )
     with (
         running({"drafter": "prediction"}) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,

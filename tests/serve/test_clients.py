@@ -47,8 +47,11 @@ def refusal(server: Running, path: str, body: Any) -> Mapping[str, Any]:
         ({"logit_bias": {"999999": 1}}, "logit_bias", None),
         ({"stop_token_ids": [999999]}, "stop_token_ids", None),
         ({"speculation": {"drafter": "eagle3"}}, "speculation", None),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wizard"}}}},
-         "response_format", None),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wizard"}}}},
+            "response_format",
+            None,
+        ),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "wizard"}}}]}, "tools", None),
         ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools", None),
         ({"tools": [{"type": "function", "function": {"name": "f"}, "nmae": 1}]}, "tools", None),
@@ -57,7 +60,7 @@ def refusal(server: Running, path: str, body: Any) -> Mapping[str, Any]:
         ({"temprature": 1}, "temprature", "unknown_parameter"),
         ({"functions": []}, "functions", "unsupported_parameter"),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_names_the_field_and_its_code_is_a_word(
     server: Running, fields: Any, param: str, code: str | None
 ) -> None:
@@ -123,8 +126,15 @@ def test_a_page_reads_why_it_was_refused() -> None:
 def test_the_clients_own_assembly_of_a_stream_is_the_whole_answer(
     client: openai.OpenAI, choice: Any, parallel: bool
 ) -> None:
-    options: Any = dict(model=NAME, messages=MESSAGES, tools=TOOLS, tool_choice=choice, seed=4, max_tokens=80,
-                        parallel_tool_calls=parallel)  # fmt: skip
+    options: Any = dict(
+        model=NAME,
+        messages=MESSAGES,
+        tools=TOOLS,
+        tool_choice=choice,
+        seed=4,
+        max_tokens=80,
+        parallel_tool_calls=parallel,
+    )
     _, calls = called_both_ways(client, **options)
     if choice == "none":
         assert not calls
@@ -235,8 +245,15 @@ def test_token_paths_take_the_fields_of_vllms(server: Running) -> None:
 def test_a_client_that_reads_nothing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays connected; its answer fills the buffers between, and its time is over."""
     monkeypatch.setattr("wager.serve.sse._LAST_EVENT_S", 0.2)
-    body = {"messages": MESSAGES, "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 8, "logprobs": True,
-            "top_logprobs": 20}  # fmt: skip
+    body = {
+        "messages": MESSAGES,
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+        "n": 8,
+        "logprobs": True,
+        "top_logprobs": 20,
+    }
     content = json.dumps(body).encode()
     head = (
         f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"

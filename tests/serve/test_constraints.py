@@ -42,8 +42,13 @@ def test_tokens_that_a_schema_forces_are_guessed(server: Running) -> None:
     body = {"messages": MESSAGES, "seed": 5, "response_format": FORMAT, "speculation_stats": True, "stream": True}
     lines = server.post(CHAT, body).text.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    names = [name for event in events for each in event["choices"] if "speculation" in each
-             for name in each["speculation"]["drafted_by"]]  # fmt: skip
+    names = [
+        name
+        for event in events
+        for each in event["choices"]
+        if "speculation" in each
+        for name in each["speculation"]["drafted_by"]
+    ]
     assert "grammar" in names
 
 
@@ -58,8 +63,15 @@ def test_any_object_and_completions_with_a_schema(server: Running, client: opena
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_demanded_tool_is_called_whole_and_streamed(client: openai.OpenAI, choice: Any) -> None:
-    options: Any = dict(model=NAME, messages=MESSAGES, tools=[WEATHER], tool_choice=choice, seed=3, max_tokens=200,
-                        parallel_tool_calls=False)  # fmt: skip
+    options: Any = dict(
+        model=NAME,
+        messages=MESSAGES,
+        tools=[WEATHER],
+        tool_choice=choice,
+        seed=3,
+        max_tokens=200,
+        parallel_tool_calls=False,
+    )
     whole = client.chat.completions.create(**options).choices[0]
     assert whole.finish_reason == "tool_calls" and whole.message.tool_calls
     [call] = whole.message.tool_calls
@@ -78,8 +90,7 @@ def test_a_demanded_tool_is_called_whole_and_streamed(client: openai.OpenAI, cho
 
 
 def test_earlier_calls_and_their_results_are_part_of_the_conversation(client: openai.OpenAI) -> None:
-    call: Any = {"id": "call_1", "type": "function",
-                 "function": {"name": "weather", "arguments": '{"place": "Oslo"}'}}  # fmt: skip
+    call: Any = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Oslo"}'}}
     messages: Any = [
         *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [call]},

@@ -43,8 +43,12 @@ def load(server: RealServer, *, clients: int = 4) -> Iterator[None]:
         with httpx2.Client(base_url=server.url, timeout=120) as http:
             while not end.is_set():
                 prompt = f"{PROMPTS[number % len(PROMPTS)]} Mention the number {number}."
-                body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 240,
-                        "temperature": 0, "stream": True}  # fmt: skip
+                body = {
+                    "messages": [{"role": "user", "content": prompt}],
+                    "max_tokens": 240,
+                    "temperature": 0,
+                    "stream": True,
+                }
                 with http.stream("POST", "/v1/chat/completions", json=body) as answer:
                     for _ in answer.iter_lines():
                         if end.is_set():
@@ -68,8 +72,15 @@ def test_the_page_loads_from_the_server_alone_and_without_an_error(browser: Any,
     with visiting(browser, tiny.url) as visit:
         visit.wait_for_text("status", "live")
         assert {url.removeprefix(tiny.url) for url in visit.asked if not url.startswith("data:")} == {
-            "/", "/dashboard.css", "/dashboard.js", "/page.js", "/history.js", "/charts.js", "/playground.js", "/live",
-        }  # fmt: skip
+            "/",
+            "/dashboard.css",
+            "/dashboard.js",
+            "/page.js",
+            "/history.js",
+            "/charts.js",
+            "/playground.js",
+            "/live",
+        }
         assert visit.text("#model") == HOSTILE
 
 
@@ -100,8 +111,13 @@ def test_numbers_move_while_requests_run(browser: Any, real: RealServer) -> None
 def test_counts_are_those_of_the_server(browser: Any, tiny: RealServer) -> None:
     with visiting(browser, tiny.url) as visit:
         visit.wait_for_text("status", "live")
-        tiny.chat(messages=[{"role": "user", "content": "one two one two one two"}], max_tokens=200, ignore_eos=True,
-                  temperature=0, speculation={"depth": 3})  # fmt: skip
+        tiny.chat(
+            messages=[{"role": "user", "content": "one two one two one two"}],
+            max_tokens=200,
+            ignore_eos=True,
+            temperature=0,
+            speculation={"depth": 3},
+        )
         time.sleep(1.6)
         visit.page.get_by_text("The same as tables").click()
         visit.wait("document.getElementById('depth-table').rows.length > 1")
@@ -166,15 +182,18 @@ def test_a_message_by_keyboard_alone_is_answered_in_the_colours_of_who_guessed(b
         assert part[1] == "answering" and part[0] < len(visit.page.locator("#answer").text_content()), (
             "it did not come piece by piece"
         )
-        plain = real.chat(messages=[{"role": "user", "content": PROMPTS[0]}], temperature=0, max_tokens=200,
-                          speculation="off")  # fmt: skip
+        plain = real.chat(
+            messages=[{"role": "user", "content": PROMPTS[0]}], temperature=0, max_tokens=200, speculation="off"
+        )
         [seed] = re.findall(r'"seed":(\d+)', response.value.text())
         assert f"Seed {seed}." in visit.text("#outcome"), "all digits of it"
         pieces = visit.page.locator("#answer > :not(del)").all_text_contents()
         assert "".join(pieces) == plain["choices"][0]["message"]["content"]
         assert set(visit.page.locator("#answer > *").evaluate_all("all => all.map((one) => one.tagName)")) == {
-            "SPAN", "MARK", "DEL",
-        }  # fmt: skip
+            "SPAN",
+            "MARK",
+            "DEL",
+        }
         [mark] = visit.page.locator("#answer mark").all()[:1]
         name = mark.get_attribute("title").removeprefix("guessed by ")
         assert f"guessed by {name}" in visit.text("#guessers") and f" by {name}" in visit.text("#outcome")

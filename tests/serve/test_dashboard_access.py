@@ -12,11 +12,20 @@ from serve.real_server import RealServer
 
 ANSWER: Any = dict(max_tokens=40, ignore_eos=True, speculation={"depth": 3})
 
-FORMAT: Any = {"type": "json_schema", "json_schema": {"schema": {
-    "type": "object", "required": ["fixed", "free"], "additionalProperties": False,
-    "properties": {"fixed": {"const": "guessed by the grammar"},
-                   "free": {"type": "string", "minLength": 60, "maxLength": 60}},
-}}}  # fmt: skip
+FORMAT: Any = {
+    "type": "json_schema",
+    "json_schema": {
+        "schema": {
+            "type": "object",
+            "required": ["fixed", "free"],
+            "additionalProperties": False,
+            "properties": {
+                "fixed": {"const": "guessed by the grammar"},
+                "free": {"type": "string", "minLength": 60, "maxLength": 60},
+            },
+        }
+    },
+}
 """Of an answer with guesses that are right and guesses that are wrong."""
 
 
@@ -53,8 +62,19 @@ def test_tab_reaches_every_control_in_the_pages_order_and_shows_where_it_is(brow
           return [one.id || one.tagName.toLowerCase(), style.outlineStyle, parseFloat(style.outlineWidth), box.width > 0
             && box.left >= 0];
         }"""
-        order = ["a", "summary", "summary", "prompt", "temperature", "tokens", "speculate", "rejected", "send", "stop",
-                 "answer"]  # fmt: skip
+        order = [
+            "a",
+            "summary",
+            "summary",
+            "prompt",
+            "temperature",
+            "tokens",
+            "speculate",
+            "rejected",
+            "send",
+            "stop",
+            "answer",
+        ]
         for way, wanted in (("Tab", order), ("Shift+Tab", order[-2::-1])):
             found = []
             for _ in wanted:

@@ -115,8 +115,16 @@ def test_half_a_request_is_408_and_what_is_no_http_400_in_json(server: RealServe
 
 # ---- clients that do not read ----------------------------------------------------------------------------------------
 
-MUCH = {**LONG, "messages": MESSAGES, "max_tokens": 450, "stream": True, "n": 8, "speculation_stats": True,
-        "logprobs": True, "top_logprobs": 20}  # fmt: skip
+MUCH = {
+    **LONG,
+    "messages": MESSAGES,
+    "max_tokens": 450,
+    "stream": True,
+    "n": 8,
+    "speculation_stats": True,
+    "logprobs": True,
+    "top_logprobs": 20,
+}
 """An answer of megabytes, more than the system's buffers take."""
 
 

@@ -41,10 +41,16 @@ def refusal(server: RealServer, body: Any, *words: str, path: str = CHAT, param:
 def test_a_cache_that_is_too_small_for_all_answers_all_of_them_as_alone(tmp_path: Path) -> None:
     """Sequences are preempted and computed again; what could never fit is refused with the reason."""
     bodies: list[Any] = [
-        {"messages": [{"role": "user", "content": " ".join(WORDS[at:] + WORDS[:at])}], "max_tokens": 60 + 7 * at,
-         "ignore_eos": True, "seed": at, "temperature": 0.9 * (at % 2), "n": 1 + at % 3}
+        {
+            "messages": [{"role": "user", "content": " ".join(WORDS[at:] + WORDS[:at])}],
+            "max_tokens": 60 + 7 * at,
+            "ignore_eos": True,
+            "seed": at,
+            "temperature": 0.9 * (at % 2),
+            "n": 1 + at % 3,
+        }
         for at in range(16)
-    ]  # fmt: skip
+    ]
     with served("--drafter", "ngram", folder=tmp_path, cache_tokens=512, max_sequences=16) as server:
         alone = [choices(server, body) for body in bodies]
         with ThreadPoolExecutor(16) as pool:
@@ -92,7 +98,7 @@ def test_prompts_that_are_too_long(server: RealServer) -> None:
         ({"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(1000)]}, ("128",), "tools"),
         ({"speculation": {"weight": 1e300}}, ("weight",), "speculation"),
     ],
-)  # fmt: skip
+)
 def test_fields_that_are_too_much(server: RealServer, fields: Any, words: tuple[str, ...], param: str | None) -> None:
     refusal(server, {**SHORT, **fields}, *words, param=param)
 
@@ -113,8 +119,10 @@ def test_ten_thousand_biases_are_honoured(tmp_path: Path) -> None:
     with served("--model", "random:llama:tiny") as server:
         bias = {str(token): -100 for token in range(512) if token != 300}
         begin = time.monotonic()
-        answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 50, "logit_bias": bias, "temperature": 0,
-                                                 "ignore_eos": True}).json()  # fmt: skip
+        answer = server.post(
+            "/v1/completions",
+            {"prompt": "a", "max_tokens": 50, "logit_bias": bias, "temperature": 0, "ignore_eos": True},
+        ).json()
         assert len(set(server.post("/tokenize", {"prompt": answer["choices"][0]["text"]}).json()["tokens"])) <= 4
         assert time.monotonic() - begin < 30
 
@@ -122,19 +130,32 @@ def test_ten_thousand_biases_are_honoured(tmp_path: Path) -> None:
 # ---- grammars --------------------------------------------------------------------------------------------------------
 
 HOSTILE: dict[str, Any] = {
-    "alternatives": {"allOf": [{"anyOf": [{"properties": {f"k{i}_{j}": {"type": "integer"}}, "required": [f"k{i}_{j}"],
-                                           "type": "object"} for j in range(8)]} for i in range(10)]},
-    "intersection": {"allOf": [{"type": "string", "pattern": f"^.*[a-{chr(98 + i)}].{{{20 + i}}}$"}
-                               for i in range(20)]},
+    "alternatives": {
+        "allOf": [
+            {
+                "anyOf": [
+                    {"properties": {f"k{i}_{j}": {"type": "integer"}}, "required": [f"k{i}_{j}"], "type": "object"}
+                    for j in range(8)
+                ]
+            }
+            for i in range(10)
+        ]
+    },
+    "intersection": {
+        "allOf": [{"type": "string", "pattern": f"^.*[a-{chr(98 + i)}].{{{20 + i}}}$"} for i in range(20)]
+    },
     "repetitions": {"type": "string", "pattern": "^(a?){1000}a{1000}$"},
     "ambiguity": {"type": "string", "pattern": "^(.*a.{200})$"},
     "divisors": {"type": "integer", "multipleOf": 99991},
     "optional fields": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}},
-    "references": {"$defs": {f"a{n}": {"type": "array", "items": {"$ref": f"#/$defs/a{n + 1}"}, "minItems": 2}
-                             for n in range(300)} | {"a300": {"type": "null"}}, "$ref": "#/$defs/a0"},
+    "references": {
+        "$defs": {f"a{n}": {"type": "array", "items": {"$ref": f"#/$defs/a{n + 1}"}, "minItems": 2} for n in range(300)}
+        | {"a300": {"type": "null"}},
+        "$ref": "#/$defs/a0",
+    },
     "itself": {"$ref": "#"},
     "size": {"enum": ["x" * 60] * 1200},
-}  # fmt: skip
+}
 
 
 def test_hostile_schemas_end_and_do_not_stall_other_streams(server: RealServer) -> None:

@@ -202,7 +202,9 @@ def test_an_address_in_use_is_named() -> None:
         bind(ServeOptions("m", host="no-such-host.invalid"))
 
 
-@pytest.mark.parametrize(("host", "loopback"), [("127.0.0.1", True), ("::1", True), ("localhost", True),
-                                                ("0.0.0.0", False), ("example.org", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)],
+)
 def test_what_others_can_reach(host: str, loopback: bool) -> None:
     assert ServeOptions("m", host=host).is_loopback == loopback

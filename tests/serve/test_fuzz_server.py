@@ -37,9 +37,12 @@ def http(server: RealServer) -> Iterator[httpx2.Client]:
 
 
 @settings(
-    max_examples=EXAMPLES, derandomize=EXAMPLES == 150, deadline=None, database=None,
+    max_examples=EXAMPLES,
+    derandomize=EXAMPLES == 150,
+    deadline=None,
+    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)  # fmt: skip
+)
 @given(call=calls())
 def test_every_answer_is_as_the_document_says(http: httpx2.Client, call: Call) -> None:
     check(call.path, send(http, call))
@@ -60,14 +63,24 @@ def test_what_is_only_read(http: httpx2.Client, path: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {}, {"n": 2, "logprobs": True, "top_logprobs": 2}, {"stream": True, "n": 2, "logprobs": True},
+        {},
+        {"n": 2, "logprobs": True, "top_logprobs": 2},
+        {"stream": True, "n": 2, "logprobs": True},
         {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-        {"speculation_stats": True}, {"speculation_stats": True, "stream": True},
+        {"speculation_stats": True},
+        {"speculation_stats": True, "stream": True},
         {"prediction": {"type": "content", "content": "x y z"}},
-        *({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}],
-           "tool_choice": "required", "stream": stream, "max_tokens": 60} for stream in (True, False)),
+        *(
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}],
+                "tool_choice": "required",
+                "stream": stream,
+                "max_tokens": 60,
+            }
+            for stream in (True, False)
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_shape_of_an_answer_is_in_the_document(http: httpx2.Client, fields: Any) -> None:
     body = {"messages": MESSAGES, "max_tokens": 8, **fields}
     chat = http.post(CHAT, json=body)
@@ -94,17 +107,26 @@ def test_the_document_is_complete(server: RealServer) -> None:
 
 
 HEADS = (
-    b"GET /nothing HTTP/1.1\r\nhost: [\r\n\r\n", b"GET /nothing?\xff HTTP/1.1\r\nhost: x\r\n\r\n",
-    b"GET /%ff%00%0a HTTP/1.1\r\nhost: x\r\n\r\n", b"GET //evil.example/%2e%2e HTTP/1.1\r\nhost: x\r\n\r\n",
-    b"GET /health/ HTTP/1.1\r\nhost: evil.example\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
-    b"CONNECT a:80 HTTP/1.1\r\nhost: x\r\n\r\n", b"BREW / HTTP/1.1\r\nhost: x\r\n\r\n",
-    b"PROPFIND /health HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /health HTTP/1.1\r\n\r\n", b"GET /health HTTP/1.0\r\n\r\n",
-    b"GET /nothing HTTP/9.9\r\n\r\n", b"GET / /nothing HTTP/1.1\r\n\r\n",
+    b"GET /nothing HTTP/1.1\r\nhost: [\r\n\r\n",
+    b"GET /nothing?\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"GET /%ff%00%0a HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"GET //evil.example/%2e%2e HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"GET /health/ HTTP/1.1\r\nhost: evil.example\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"CONNECT a:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"BREW / HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"PROPFIND /health HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"GET /health HTTP/1.1\r\n\r\n",
+    b"GET /health HTTP/1.0\r\n\r\n",
+    b"GET /nothing HTTP/9.9\r\n\r\n",
+    b"GET / /nothing HTTP/1.1\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    b"GET /nothing HTTP/1.1\r\nx-request-id: a\x00b\r\n\r\n", b"GET /nothing HTTP/1.1\r\nx-request-id: \xff\r\n\r\n",
+    b"GET /nothing HTTP/1.1\r\nx-request-id: a\x00b\r\n\r\n",
+    b"GET /nothing HTTP/1.1\r\nx-request-id: \xff\r\n\r\n",
     b"GET /nothing HTTP/1.1\r\nauthorization: Bearer \xff\xfe\r\n\r\n",
     b"GET /nothing HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
-    b"POST /tokenize HTTP/1.1\r\ncontent-length: -1\r\n\r\n", b"POST /tokenize HTTP/1.1\r\ncontent-length: 1_0\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\ncontent-length: 1_0\r\n\r\n",
     b"POST /tokenize HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
     b"POST /tokenize HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
     b"POST /tokenize HTTP/1.1\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}",
@@ -112,8 +134,9 @@ HEADS = (
     b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
     b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: y\r\n\r\n",
     b"POST /tokenize HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 0\r\n\r\n",
-    b"GET /nothing HTTP/1.1\r\n" + b"a: b\r\n" * 5000 + b"\r\n", b"GET /" + b"x" * 60_000 + b" HTTP/1.1\r\n\r\n",
-)  # fmt: skip
+    b"GET /nothing HTTP/1.1\r\n" + b"a: b\r\n" * 5000 + b"\r\n",
+    b"GET /" + b"x" * 60_000 + b" HTTP/1.1\r\n\r\n",
+)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=range(len(HEADS)))
@@ -134,10 +157,17 @@ def test_hostile_heads_are_answered_below_500_in_json(server: RealServer, head: 
 
 def test_numbers_at_the_ends_of_their_ranges(http: httpx2.Client) -> None:
     ends = {
-        "temperature": (0, 2), "top_p": (1e-300, 1), "min_p": (0, 1), "repetition_penalty": (1e-3, 1000),
-        "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "top_k": (-1, 2**62), "n": (1, 64),
-        "seed": (-(2**63), 2**64 - 1), "max_tokens": (1, 2**62),
-    }  # fmt: skip
+        "temperature": (0, 2),
+        "top_p": (1e-300, 1),
+        "min_p": (0, 1),
+        "repetition_penalty": (1e-3, 1000),
+        "presence_penalty": (-2, 2),
+        "frequency_penalty": (-2, 2),
+        "top_k": (-1, 2**62),
+        "n": (1, 64),
+        "seed": (-(2**63), 2**64 - 1),
+        "max_tokens": (1, 2**62),
+    }
     for name, values in ends.items():
         for value in values:
             answer = http.post(CHAT, json={**SHORT, "n": 1, "max_tokens": 3, name: value})

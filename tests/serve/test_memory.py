@@ -24,9 +24,13 @@ def hostile_calls() -> list[Call]:
     found: list[Call] = []
 
     @settings(
-        max_examples=HOSTILE, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=HOSTILE,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(call=calls())
     def collect(call: Call) -> None:
         found.append(call)

@@ -43,8 +43,10 @@ def test_counters_are_those_of_the_answers() -> None:
     assert found["wager:spec_decode_num_accepted_tokens_total,drafter=ngram"] == accepted > 0
     drafted = sum(choice["drafted"] for choice in choices)
     assert found["wager:spec_decode_num_draft_tokens_total,drafter=ngram"] == drafted
-    by_position = [found.get(f"wager:spec_decode_num_accepted_tokens_per_pos_total,drafter=ngram,position={at}", 0)
-                   for at in range(3)]  # fmt: skip
+    by_position = [
+        found.get(f"wager:spec_decode_num_accepted_tokens_per_pos_total,drafter=ngram,position={at}", 0)
+        for at in range(3)
+    ]
     assert sum(by_position) == accepted and by_position == sorted(by_position, reverse=True)
     assert found["wager:time_to_first_token_seconds_count"] == 3
     assert found["wager:e2e_request_latency_seconds_count"] == 3

@@ -85,8 +85,14 @@ def test_with_every_kind_of_drafter_in_a_cache_that_is_too_small(
 ) -> None:
     config = tmp_path / "small.toml"
     config.write_text("cache-tokens = 384\nmax-rows = 96\n")
-    names = {"store-tree": f"store-tree:{STORE}", "ngram": "ngram", "suffix-tree": "suffix-tree", "recycle": "recycle",
-             "prediction": "prediction", "layers": "layers:0-3"}  # fmt: skip
+    names = {
+        "store-tree": f"store-tree:{STORE}",
+        "ngram": "ngram",
+        "suffix-tree": "suffix-tree",
+        "recycle": "recycle",
+        "prediction": "prediction",
+        "layers": "layers:0-3",
+    }
     flags = ("--threads", "1", "--config", str(config), "--drafter", ",".join(names.values()))
     with served_process(smollm2, *flags) as server:
         crowd(server, reference, variants(list(names), seed=3))

@@ -120,10 +120,18 @@ def test_the_process_reads_what_the_server_would() -> None:
         {"prompt": "a", "speculation": {"depth": 2, "drafter": "x", "weight": 2.5}, "speculation_stats": True},
         {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "string"}}}},
         {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "b" * 70_000}}}},
-        {"prompt": [600]}, {"prompt": [-1]}, {"prompt": []}, {"prompt": [1] * 600}, {"prompt": "a", "nonsense": 1},
-        {"prompt": "a", "stop_token_ids": [1] * 2000}, {"prompt": "a", "logit_bias": {"9999": 1}},
-        {"prompt": "a", "model": "other"}, {"prompt": "a", "max_tokens": 10**6}, {"prompt": "\ud800"}, {},
-    ]  # fmt: skip
+        {"prompt": [600]},
+        {"prompt": [-1]},
+        {"prompt": []},
+        {"prompt": [1] * 600},
+        {"prompt": "a", "nonsense": 1},
+        {"prompt": "a", "stop_token_ids": [1] * 2000},
+        {"prompt": "a", "logit_bias": {"9999": 1}},
+        {"prompt": "a", "model": "other"},
+        {"prompt": "a", "max_tokens": 10**6},
+        {"prompt": "\ud800"},
+        {},
+    ]
 
     def outcome(read: Any) -> Any:
         try:

@@ -146,13 +146,26 @@ def timeout(server: Running) -> list[Response]:
 
 
 CAUSES: dict[str, Callable[[Running], list[Response]]] = {
-    "400": fields, "401": key, "403": figures, "404": nothing_there, "405": other_method, "408": late, "413": too_long,
-    "415": other_kind, "429": full, "431": long_head, "500": failure, "503": ending, "504": timeout,
-}  # fmt: skip
+    "400": fields,
+    "401": key,
+    "403": figures,
+    "404": nothing_there,
+    "405": other_method,
+    "408": late,
+    "413": too_long,
+    "415": other_kind,
+    "429": full,
+    "431": long_head,
+    "500": failure,
+    "503": ending,
+    "504": timeout,
+}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "401": {"api_keys": (KEY,)}, "403": {"api_keys": (KEY, KEY[::-1])}, "408": {"body_timeout": 0.3},
+    "401": {"api_keys": (KEY,)},
+    "403": {"api_keys": (KEY, KEY[::-1])},
+    "408": {"body_timeout": 0.3},
     "504": {"request_timeout": 0.01},
-}  # fmt: skip
+}
 
 
 def test_the_table_has_every_status_and_no_other() -> None:

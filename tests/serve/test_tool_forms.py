@@ -43,8 +43,15 @@ def test_calls_are_found_in_the_templates_form(form: tuple[Running, tuple[str, s
     ended = 0
     with openai.OpenAI(base_url=f"{form[0].url}/v1", api_key="none", max_retries=0) as client:
         for seed in range(4):
-            options: Any = dict(model=NAME, messages=MESSAGES, tools=TOOLS, tool_choice=choice, seed=seed,
-                                max_tokens=150, parallel_tool_calls=seed % 2 == 0)  # fmt: skip
+            options: Any = dict(
+                model=NAME,
+                messages=MESSAGES,
+                tools=TOOLS,
+                tool_choice=choice,
+                seed=seed,
+                max_tokens=150,
+                parallel_tool_calls=seed % 2 == 0,
+            )
             whole, calls = called_both_ways(client, **options)
             if choice != "auto":
                 assert calls and not whole.message.content
@@ -59,8 +66,15 @@ def test_calls_are_found_in_the_templates_form(form: tuple[Running, tuple[str, s
 
 def test_what_the_model_writes_is_the_templates_form(form: tuple[Running, tuple[str, str, str]]) -> None:
     server, (opening, closing, arguments) = form
-    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False,
-            "max_tokens": 150, "seed": 1, "logprobs": True}  # fmt: skip
+    body = {
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 150,
+        "seed": 1,
+        "logprobs": True,
+    }
     [choice] = server.post("/v1/chat/completions", body).json()["choices"]
     written = b"".join(bytes(item["bytes"]) for item in choice["logprobs"]["content"]).decode()
     [call] = choice["message"]["tool_calls"]

@@ -107,11 +107,20 @@ class ReferenceHead:
     def config(self) -> dict[str, Any]:
         flags = self.flags
         layer = {
-            "model_type": flags.model_type, "hidden_size": HIDDEN, "intermediate_size": INNER,
-            "num_hidden_layers": flags.layers, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
-            "head_dim": HEAD_DIM, "rms_norm_eps": EPS, "rope_theta": THETA, "max_position_embeddings": 128,
-            "vocab_size": VOCAB, "hidden_act": "silu", "attention_bias": flags.bias,
-        }  # fmt: skip
+            "model_type": flags.model_type,
+            "hidden_size": HIDDEN,
+            "intermediate_size": INNER,
+            "num_hidden_layers": flags.layers,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "rms_norm_eps": EPS,
+            "rope_theta": THETA,
+            "max_position_embeddings": 128,
+            "vocab_size": VOCAB,
+            "hidden_act": "silu",
+            "attention_bias": flags.bias,
+        }
         names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
         own = {"draft_vocab_size": flags.draft_vocab, **{name: getattr(flags, name) for name in names}}
         taps = list(flags.taps)
@@ -121,10 +130,13 @@ class ReferenceHead:
             return {**architectures, **layer, **own, "eagle_config": {"eagle_aux_hidden_state_layer_ids": taps}}
         methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
         return {
-            "speculators_model_type": "eagle3", "transformer_layer_config": layer, **own,
-            "target_hidden_size": HIDDEN, "eagle_aux_hidden_state_layer_ids": taps,
+            "speculators_model_type": "eagle3",
+            "transformer_layer_config": layer,
+            **own,
+            "target_hidden_size": HIDDEN,
+            "eagle_aux_hidden_state_layer_ids": taps,
             "speculators_config": {"algorithm": "eagle3", "proposal_methods": methods},
-        }  # fmt: skip
+        }
 
     def files(self) -> dict[str, Tensor]:
         tensors = dict(self.tensors)
@@ -233,15 +245,24 @@ def blank_head(folder: Path, target: ModelSpec, **further: Any) -> Path:
     """A head of any target whose weights are all 0.01."""
     hidden, heads, size = target.hidden, 2, 16
     layer = {
-        "model_type": "llama", "hidden_size": hidden, "intermediate_size": 32, "num_hidden_layers": 1,
-        "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": size, "rope_theta": 1e4,
-        "max_position_embeddings": 128, "vocab_size": target.vocab,
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": size,
+        "rope_theta": 1e4,
+        "max_position_embeddings": 128,
+        "vocab_size": target.vocab,
+    }
     taps = [0, target.num_layers - 1]
     config = {
-        "speculators_model_type": "eagle3", "transformer_layer_config": layer,
-        "eagle_aux_hidden_state_layer_ids": taps, **further,
-    }  # fmt: skip
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": layer,
+        "eagle_aux_hidden_state_layer_ids": taps,
+        **further,
+    }
     shapes: dict[str, tuple[int, ...]] = {"fc": (hidden, 2 * hidden), "norm": (hidden,)}
     shapes |= {f"layers.0.{name}": (hidden,) for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
     shapes |= {f"layers.0.self_attn.{part}_proj": (heads * size, 2 * hidden) for part in "qkv"}

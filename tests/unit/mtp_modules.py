@@ -18,10 +18,19 @@ from wager.kernels.arrays import Array
 
 LAYERS, HIDDEN, VOCAB = 3, int(SIZES["hidden_size"]), int(SIZES["vocab_size"])
 _LATENT = {
-    "num_key_value_heads": 6, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
-    "q_lora_rank": 24, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32, "first_k_dense_replace": 1,
-}  # fmt: skip
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "q_lora_rank": 24,
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}
 
 
@@ -45,11 +54,17 @@ VARIANTS = {
     "speculators": Variant("speculators", "Qwen3ForCausalLM", config={"head_dim": 16, "tie_word_embeddings": True}),
 }
 _PARTS = {
-    "DeepSeek": {"enorm": "enorm", "hnorm": "hnorm", "proj": "eh_proj", "norm": "shared_head.norm",
-                 "head": "shared_head.head", "embed": "embed_tokens"},
+    "DeepSeek": {
+        "enorm": "enorm",
+        "hnorm": "hnorm",
+        "proj": "eh_proj",
+        "norm": "shared_head.norm",
+        "head": "shared_head.head",
+        "embed": "embed_tokens",
+    },
     "Qwen": {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "proj": "fc", "norm": "norm"},
     "MiMo": {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "proj": "input_proj", "norm": "final_layernorm"},
-}  # fmt: skip
+}
 _PARTS["speculators"] = _PARTS["MiMo"]
 
 
@@ -140,9 +155,11 @@ class ReferenceModules:
         if self.variant.format == "speculators":
             methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
             config = {
-                "speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": config,
+                "speculators_model_type": "mtp",
+                "num_nextn_predict_layers": 1,
+                "transformer_layer_config": config,
                 "speculators_config": {"algorithm": "mtp", "proposal_methods": methods},
-            }  # fmt: skip
+            }
         return save(folder, {**config, **changes}, self.module_tensors())
 
     # ---- guesses -----------------------------------------------------------------------------------------------------

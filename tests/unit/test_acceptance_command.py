@@ -48,8 +48,10 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def open_engine(config: EngineConfig, *, like: object = None) -> Any:
         kinds: dict[str, type[SetAcceptanceDrafter]] = {
-            "ngram": SetAcceptanceDrafter, "ngram:1": SometimesDeclining, "auto": SetAcceptanceDrafter
-        }  # fmt: skip
+            "ngram": SetAcceptanceDrafter,
+            "ngram:1": SometimesDeclining,
+            "auto": SetAcceptanceDrafter,
+        }
         drafter = kinds[config.speculation.drafter](TEXT.vocab, RATES, oracle=ToyOracle(TEXT))
         engine: Any = toy_engine(TEXT, drafter=drafter, num_blocks=400, max_rows=256)
         engine.tokenizer = SimpleNamespace(encode=lambda text: [ord(letter) % 64 for letter in text])
@@ -120,10 +122,25 @@ def test_plan_and_replay_read_the_files(run: Any, tmp_path: Path) -> None:
     run("--drafter", "ngram", "-o", str(out), "--trace", str(trace))
     planned = CliRunner().invoke(
         cli,
-        ["plan", "--model", "Llama-3.1-8B", "--hardware", "H100", "--batch", "4", "--acceptance", str(out),
-         "--depth", "3", "--drafter-shape", "free", "--json", "-"],
+        [
+            "plan",
+            "--model",
+            "Llama-3.1-8B",
+            "--hardware",
+            "H100",
+            "--batch",
+            "4",
+            "--acceptance",
+            str(out),
+            "--depth",
+            "3",
+            "--drafter-shape",
+            "free",
+            "--json",
+            "-",
+        ],
         catch_exceptions=False,
-    )  # fmt: skip
+    )
     [point] = json.loads(planned.stdout)["points"]
     value = json.loads(out.read_text())
     assert point["tokens_per_round"] == pytest.approx(value["tau"])

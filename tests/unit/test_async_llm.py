@@ -117,8 +117,10 @@ def test_rounds_are_recorded_for_the_streams_that_want_them() -> None:
             both = await asyncio.gather(gather(plain), gather(told))
             assert all(item.round is None for item in both[0])
             rounds = [item.round for item in both[1]]
-            assert all(each is not None and each.emitted == item.delta.token_ids
-                       for each, item in zip(rounds, both[1], strict=True))  # fmt: skip
+            assert all(
+                each is not None and each.emitted == item.delta.token_ids
+                for each, item in zip(rounds, both[1], strict=True)
+            )
             assert sum(len(each.accepted) for each in rounds if each) == told.completions()[0].stats.accepted
             assert any(each.discarded for each in rounds if each)
             recorder = llm._recorder

@@ -19,9 +19,19 @@ from wager.testing.engines import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats, StepRecord
 
 ROW_KEYS = [
-    "id", "category", "prompt_tokens", "tokens", "token_ids", "text", "prefill_s", "decode_s", "rounds", "drafted",
-    "accepted", "drafter",
-]  # fmt: skip
+    "id",
+    "category",
+    "prompt_tokens",
+    "tokens",
+    "token_ids",
+    "text",
+    "prefill_s",
+    "decode_s",
+    "rounds",
+    "drafted",
+    "accepted",
+    "drafter",
+]
 LAW = ToyDistribution(vocab=17)
 
 

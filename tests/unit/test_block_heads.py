@@ -106,10 +106,19 @@ class ReferenceBlock:
     def config(self) -> dict[str, Any]:
         kind = self.kind
         layer = {
-            "model_type": "qwen3", "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": kind.layers,
-            "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rms_norm_eps": EPS,
-            "rope_theta": THETA, "max_position_embeddings": 128, "vocab_size": VOCAB, "hidden_act": "silu",
-        }  # fmt: skip
+            "model_type": "qwen3",
+            "hidden_size": HIDDEN,
+            "intermediate_size": INNER,
+            "num_hidden_layers": kind.layers,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "rms_norm_eps": EPS,
+            "rope_theta": THETA,
+            "max_position_embeddings": 128,
+            "vocab_size": VOCAB,
+            "hidden_act": "silu",
+        }
         markov = {"markov_rank": kind.rank, "markov_head_type": "vanilla"} if kind.rank else {}
         confidence = {"enable_confidence_head": kind.confidence, "confidence_head_with_markov": True}
         if kind.native:
@@ -118,11 +127,16 @@ class ReferenceBlock:
                 return {**layer, "block_size": SLOTS, "mask_token_id": MASK, "target_layer_ids": ids, **markov}
             return {**layer, "block_size": SLOTS, "dflash_config": {"mask_token_id": MASK, "target_layer_ids": ids}}
         return {
-            "speculators_model_type": "dspark" if kind.rank else "dflash", "transformer_layer_config": layer,
-            "block_size": SLOTS, "mask_token_id": MASK, "aux_hidden_state_layer_ids": list(kind.taps),
-            "draft_vocab_size": kind.draft_vocab, "sample_from_anchor": kind.anchor_guesses,
-            **markov, **confidence,
-        }  # fmt: skip
+            "speculators_model_type": "dspark" if kind.rank else "dflash",
+            "transformer_layer_config": layer,
+            "block_size": SLOTS,
+            "mask_token_id": MASK,
+            "aux_hidden_state_layer_ids": list(kind.taps),
+            "draft_vocab_size": kind.draft_vocab,
+            "sample_from_anchor": kind.anchor_guesses,
+            **markov,
+            **confidence,
+        }
 
     def save(self, folder: Path, **changes: Any) -> Path:
         folder.mkdir(parents=True, exist_ok=True)

@@ -78,12 +78,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     vocab = save_tokenizer(folder)
     save_weights(folder, vocab)
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab, "hidden_size": HIDDEN,
-        "intermediate_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "tie_word_embeddings": True, "eos_token_id": vocab - 1, "bos_token_id": vocab - 2, "hidden_act": "silu",
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": HIDDEN,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": vocab - 1,
+        "bos_token_id": vocab - 2,
+        "hidden_act": "silu",
         "torch_dtype": "bfloat16",
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
@@ -170,8 +181,19 @@ def test_run_streams_to_stdout_and_prints_stats_on_stderr(wager: Call, flags: li
 def test_the_text_does_not_depend_on_the_drafter(wager: Call, flags: list[str]) -> None:
     texts = set()
     for drafter in ("none", "ngram", "random-tree", "adversary"):
-        result = wager("run", "abab abab", *flags, "--max-tokens", "40", "--drafter", drafter, "--temperature", "0.7",
-                       "--seed", "3")  # fmt: skip
+        result = wager(
+            "run",
+            "abab abab",
+            *flags,
+            "--max-tokens",
+            "40",
+            "--drafter",
+            drafter,
+            "--temperature",
+            "0.7",
+            "--seed",
+            "3",
+        )
         texts.add(result.out)
     assert len(texts) == 1
     assert len(texts.pop()) > 1
@@ -315,8 +337,22 @@ def test_bench_compares_with_plain(
     wager: Call, flags: list[str], prompts: str, tmp_path: Path, concurrency: str
 ) -> None:
     out = tmp_path / "bench.json"
-    result = wager("bench", prompts, *flags, "--max-tokens", "12", "--drafter", "ngram", "--compare", "--repeat", "2",
-                   "--concurrency", concurrency, "--json", str(out))  # fmt: skip
+    result = wager(
+        "bench",
+        prompts,
+        *flags,
+        "--max-tokens",
+        "12",
+        "--drafter",
+        "ngram",
+        "--compare",
+        "--repeat",
+        "2",
+        "--concurrency",
+        concurrency,
+        "--json",
+        str(out),
+    )
     assert result.code == 0
     value = json.loads(out.read_text())
     assert list(value) == ["card", "rows", "summary", "compare"]
@@ -358,8 +394,22 @@ def test_bench_without_a_file_uses_its_own_prompts(wager: Call, flags: list[str]
 
 
 def test_prove_finds_no_difference_and_lists_its_trials(wager: Call, flags: list[str], prompts: str) -> None:
-    result = wager("prove", "--prompts", prompts, *flags, "--max-tokens", "20", "--json", "-", "--drafter", "none",
-                   "--drafter", "ngram", "--drafter", "random-tree")  # fmt: skip
+    result = wager(
+        "prove",
+        "--prompts",
+        prompts,
+        *flags,
+        "--max-tokens",
+        "20",
+        "--json",
+        "-",
+        "--drafter",
+        "none",
+        "--drafter",
+        "ngram",
+        "--drafter",
+        "random-tree",
+    )
     assert result.code == 0, result.err
     value = json.loads(result.out)
     assert value["summary"]["differing"] == 0
@@ -547,9 +597,13 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "wager.cli", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": SOURCE},
-        )  # fmt: skip
+            [sys.executable, "-m", "wager.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": SOURCE},
+        )
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -211,9 +211,13 @@ def test_no_parameter_that_is_allowed_overflows(temperature, repetition, bias):
     """The widest float32 row under the strongest processors: still a law, whichever truncation comes after."""
     for cut in ({}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}):
         params = SamplingParams(
-            temperature=temperature, repetition_penalty=repetition, frequency_penalty=-2.0, presence_penalty=2.0,
-            logit_bias={3: bias}, **cut,
-        )  # fmt: skip
+            temperature=temperature,
+            repetition_penalty=repetition,
+            frequency_penalty=-2.0,
+            presence_penalty=2.0,
+            logit_bias={3: bias},
+            **cut,
+        )
         law = process(np.array(EXTREMES, np.float32), params, History(range(5), [1, 4, 4])).probabilities(5)
         assert np.isfinite(law).all()
         assert law.sum() == pytest.approx(1)

@@ -37,9 +37,7 @@ class _Text:
         self.known = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
     def ask(self, depth: int, *, law: bool = False, min_survival: float = 0.0) -> DraftRequest:
-        return DraftRequest(
-            self.name, len(self.known), depth, self.params, self.seed, self.choice, law, min_survival
-        )  # fmt: skip
+        return DraftRequest(self.name, len(self.known), depth, self.params, self.seed, self.choice, law, min_survival)
 
     def accept(self, drafter: DraftModel, tokens: Sequence[int]) -> None:
         self.known += tokens

@@ -88,10 +88,14 @@ def test_replaying_the_trace_at_a_fixed_depth_gives_the_rounds_of_the_engine(nam
     drafter = DRAFTERS[name]()
     recording = record_drafts(toy_engine(TEXT, drafter=drafter, num_blocks=200), answered, concurrency=4)
     rows = [
-        {"id": i, "prompt_tokens": each.prompt_tokens, "tokens": len(each.drafts),
-         "drafters": {drafter.name: each.trace_values((0.5,) * 15)}}
+        {
+            "id": i,
+            "prompt_tokens": each.prompt_tokens,
+            "tokens": len(each.drafts),
+            "drafters": {drafter.name: each.trace_values((0.5,) * 15)},
+        }
         for i, each in enumerate(recording.answers)
-    ]  # fmt: skip
+    ]
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     traces = RecordedTraces.read(path)

@@ -197,9 +197,13 @@ def test_a_store_names_a_token_that_differs(config: wager.EngineConfig, target: 
     other = directory(tmp_path / "other", swapped(train("gpt-2"), 100, 300))
     tokenizer, store = Tokenizer.load(other), tmp_path / "answers.store"
     build_store(
-        [([1], [5, 6, 7])], store, vocab=tokenizer.vocab_size, tokenizer=vocabulary_digest(tokenizer),
-        sample=vocabulary_sample(tokenizer), provenance={"target": "that one"},
-    )  # fmt: skip
+        [([1], [5, 6, 7])],
+        store,
+        vocab=tokenizer.vocab_size,
+        tokenizer=vocabulary_digest(tokenizer),
+        sample=vocabulary_sample(tokenizer),
+        provenance={"target": "that one"},
+    )
     for name in ("store", "store-tree"):
         with pytest.raises(UsageError) as refused:
             load(config.with_options(drafter=f"{name}:{store}"))

@@ -198,15 +198,27 @@ def test_tables_of_a_file(tmp_path: Path) -> None:
     assert "3 turns, 63 plain tokens. A step of several rows, in plain steps: 2 rows 1.50, 4 rows 2.00." in text
     # one guess: 1.5 / (1.25 + 0.1); two: 1.8 / (0.4 + 0.2 x 1.5 + 0.4 x 1.75 + 0.2)
     assert cells(text, "two", 0) == {
-        "drafter": "`two`", "prompts": "3", "τ": "1.75", "drafting a round": "10.0%", "1 guess": "10.0%",
-        "most guesses": "20.0% (2)", "allowed": "1.12 (2)", "speed-up": "**1.20**", "qa": "1.20", "rag": "1.20",
+        "drafter": "`two`",
+        "prompts": "3",
+        "τ": "1.75",
+        "drafting a round": "10.0%",
+        "1 guess": "10.0%",
+        "most guesses": "20.0% (2)",
+        "allowed": "1.12 (2)",
+        "speed-up": "**1.20**",
+        "qa": "1.20",
+        "rag": "1.20",
         "changed": "0",
-    }  # fmt: skip
+    }
     assert cells(text, "four", 0)["allowed"] == "–"
     assert cells(text, "four", 1) == {"drafter": "`four`", "qa": "2.33", "rag": "2.33"}
     assert cells(text, "two", 2) == {
-        "drafter": "`two`", "S_1": "0.500", "S_2": "0.500", "τ of 1": "1.50", "τ of 2": "1.80"
-    }  # fmt: skip
+        "drafter": "`two`",
+        "S_1": "0.500",
+        "S_2": "0.500",
+        "τ of 1": "1.50",
+        "τ of 2": "1.80",
+    }
     goal_lines = [line for line in text.splitlines() if line.startswith("- Goal")]
     assert goal_lines == [
         "- Goal, `two`: speed-up at least 1.10: 1.20, reached.",

@@ -33,8 +33,9 @@ def opened(folder: Path) -> OpenedEagle:
 def retensored(folder: Path, **changes: Any) -> Path:
     tensors = load_file(folder / "model.safetensors")
     tensors |= {name: value for name, value in changes.items() if value is not None}
-    save_file({k: v for k, v in tensors.items() if k not in changes or changes[k] is not None},
-              folder / "model.safetensors")  # fmt: skip
+    save_file(
+        {k: v for k, v in tensors.items() if k not in changes or changes[k] is not None}, folder / "model.safetensors"
+    )
     return folder
 
 

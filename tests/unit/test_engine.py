@@ -395,8 +395,16 @@ def test_prompts_take_few_rows_while_others_decode_and_all_while_none_does(draft
     texts = []
     for most in (64, 16):
         policy = Watched(3)
-        engine = toy_engine(LAW, drafter=drafter and drafter(), policy=policy, depth=3, num_blocks=512, max_rows=64,
-                            max_context=4096, max_prefill_rows=most)  # fmt: skip
+        engine = toy_engine(
+            LAW,
+            drafter=drafter and drafter(),
+            policy=policy,
+            depth=3,
+            num_blocks=512,
+            max_rows=64,
+            max_context=4096,
+            max_prefill_rows=most,
+        )
         texts.append({each.request_id: each.token_ids for each in engine.generate(requests)})
         first, *later = [each.rows - each.drafted for each in policy.records]
         assert first == 64, "none decodes yet"

@@ -102,9 +102,12 @@ def test_a_second_thread_is_refused_by_name() -> None:
     """Whatever it calls; the answers of the first do not change."""
     tried, refusals = engine(), []
     calls: list[Callable[[], object]] = [
-        tried.step, tried.preempt_all, lambda: tried.add(request("c")), lambda: tried.abort("a"),
+        tried.step,
+        tried.preempt_all,
+        lambda: tried.add(request("c")),
+        lambda: tried.abort("a"),
         lambda: tried.generate([request("c")]),
-    ]  # fmt: skip
+    ]
 
     def meddle() -> None:
         for call in calls:

@@ -51,16 +51,24 @@ NESTED = {
         ("0::/user/job\n", {**NESTED, "user/memory.max": "max"}, 4 * GIB, "the control group /user/job"),
         (
             "4:memory:/docker/x\n1:cpu:/docker/x\n0::/\n",
-            {"memory/docker/x/memory.limit_in_bytes": f"{2 * GIB}", "memory/docker/x/memory.usage_in_bytes": f"{GIB}",
-             "memory/docker/x/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB // 2}\n",
-             "memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": f"{GIB}"},
-            GIB + GIB // 2, "the control group /docker/x",
+            {
+                "memory/docker/x/memory.limit_in_bytes": f"{2 * GIB}",
+                "memory/docker/x/memory.usage_in_bytes": f"{GIB}",
+                "memory/docker/x/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB // 2}\n",
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "memory/memory.usage_in_bytes": f"{GIB}",
+            },
+            GIB + GIB // 2,
+            "the control group /docker/x",
         ),
-        ("3:cpu,memory:/x\n",
-         {"memory/x/memory.limit_in_bytes": f"{GIB}", "memory/x/memory.usage_in_bytes": f"{3 * GIB}"},
-         0, "the control group /x"),
+        (
+            "3:cpu,memory:/x\n",
+            {"memory/x/memory.limit_in_bytes": f"{GIB}", "memory/x/memory.usage_in_bytes": f"{3 * GIB}"},
+            0,
+            "the control group /x",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_tightest_limit_counts(tmp_path: Path, groups: str, files: dict[str, str], free: int, where: str) -> None:
     found = free_memory.free_memory(system(tmp_path, groups, files))
     assert (found.free, found.where) == (free, where)
@@ -129,8 +137,13 @@ def test_a_plan_says_what_is_taken_by_what(tmp_path: Path, capfd: pytest.Capture
     plan = load(config).memory_plan
     text = plan.describe()
     assert plan.drafter > 0 and 0 < plan.draft_cache < plan.cache
-    for words in (f"cache of {plan.cache_tokens} tokens", "weights ", "workspace ", "draft model random:llama:tiny",
-                  "of 64.0 MiB that may be used (--memory)"):  # fmt: skip
+    for words in (
+        f"cache of {plan.cache_tokens} tokens",
+        "weights ",
+        "workspace ",
+        "draft model random:llama:tiny",
+        "of 64.0 MiB that may be used (--memory)",
+    ):
         assert words in text, text
     flags = ["--model", "random:llama:tiny", "--threads", "1", "--memory", "64MiB", "--max-tokens", "2"]
     assert main(["run", "hi", *flags, "--explain"]) == 0

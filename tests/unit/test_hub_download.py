@@ -99,16 +99,25 @@ def default_signals() -> None:
 def pull(server: Hub, tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
     ours = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     environment = {
-        **ours, "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-        "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "WAGER_CACHE": str(tmp_path / "cache"), "PYTHONPATH": SOURCE,
-    }  # fmt: skip
+        **ours,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+        "WAGER_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": SOURCE,
+    }
     for name in ("HF_HUB_CACHE", "HF_TOKEN"):
         environment.pop(name, None)
     return subprocess.Popen(
-        [sys.executable, "-m", "wager.cli", "pull", "org/name", *flags], env=environment, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "wager.cli", "pull", "org/name", *flags],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=default_signals,
-    )  # fmt: skip
+    )
 
 
 def test_a_model_of_the_hub_is_fetched_verified_and_replaced_when_damaged(server: Hub, tmp_path: Path) -> None:

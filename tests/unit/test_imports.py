@@ -38,10 +38,20 @@ def test_an_engine_imports_only_what_every_model_needs() -> None:
     modules = imported_by("import wager; wager.LLM")
     assert {"numpy", "wager.llm", "wager.models.transformer"} <= modules
     needed_by_some = {
-        "torch", "gguf", "jinja2", "huggingface_hub", "matplotlib", "safetensors", "yaml", "concurrent.futures",
-        "wager.profiling", "wager.models.random_models", "wager.arch.catalog", "wager.draft.model",
+        "torch",
+        "gguf",
+        "jinja2",
+        "huggingface_hub",
+        "matplotlib",
+        "safetensors",
+        "yaml",
+        "concurrent.futures",
+        "wager.profiling",
+        "wager.models.random_models",
+        "wager.arch.catalog",
+        "wager.draft.model",
         "wager.loading.opened_heads",
-    }  # fmt: skip
+    }
     assert not modules & needed_by_some
 
 

@@ -32,9 +32,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stored(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The stored file of a model known as `tiny`."""
     known = WheelModel(
-        package="tiny-model", version="1.0", wheel_sha256="0" * 64, wheel_bytes=1, member="tiny_model/tiny.gguf",
-        sha256=SHA256, bytes=len(BODY),
-    )  # fmt: skip
+        package="tiny-model",
+        version="1.0",
+        wheel_sha256="0" * 64,
+        wheel_bytes=1,
+        member="tiny_model/tiny.gguf",
+        sha256=SHA256,
+        bytes=len(BODY),
+    )
     monkeypatch.setitem(hub.KNOWN, "tiny", known)
     path = cache / "models" / "tiny" / "tiny.gguf"
     path.parent.mkdir(parents=True)

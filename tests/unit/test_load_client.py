@@ -26,7 +26,7 @@ from load_servers import (
     scripted,
     serving,
     usage,
-)  # fmt: skip
+)
 
 from wager.bench import load_http
 from wager.bench.load_answer import FAILURES, TimedAnswer
@@ -427,9 +427,23 @@ def test_urls(url: str, seen: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "host:8000", "ftp://host", "http://", "http://user:pw@host", "http://host:99999", "http://host:x", "http://host:0",
-     "http://h\u00f6st", "http://host/a b", "http://host/?q=1", "http://host/#x", "http://[::1", "http://a\r\nX: y"],
-)  # fmt: skip
+    [
+        "",
+        "host:8000",
+        "ftp://host",
+        "http://",
+        "http://user:pw@host",
+        "http://host:99999",
+        "http://host:x",
+        "http://host:0",
+        "http://h\u00f6st",
+        "http://host/a b",
+        "http://host/?q=1",
+        "http://host/#x",
+        "http://[::1",
+        "http://a\r\nX: y",
+    ],
+)
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="--url"):
         ServerAddress.parse(url)

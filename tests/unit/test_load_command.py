@@ -36,8 +36,23 @@ def refused(result: Any, *words: str) -> None:
 
 def test_a_server_is_measured(wager: Call, toy: str, tmp_path: Path) -> None:
     path, plot = tmp_path / "result.json", tmp_path / "plot.svg"
-    done = wager("bench", "--url", toy, "--concurrency", "2", "--limit", "6", "--max-tokens", "6", "--slo",
-                 "ttft:10s,itl:10s", "--json", str(path), "--plot", str(plot))  # fmt: skip
+    done = wager(
+        "bench",
+        "--url",
+        toy,
+        "--concurrency",
+        "2",
+        "--limit",
+        "6",
+        "--max-tokens",
+        "6",
+        "--slo",
+        "ttft:10s,itl:10s",
+        "--json",
+        str(path),
+        "--plot",
+        str(plot),
+    )
     assert done.code == 0, done.err
     assert "TTFT" in done.out and "6 of 6 requests answered" in done.out and "100.0 % kept the SLO" in done.out
     assert "--chunk-usage" in done.out, "the tokens of chunks are estimated"
@@ -70,10 +85,27 @@ def test_results_are_compared(wager: Call, toy: str, tmp_path: Path) -> None:
 def test_a_server_over_https_is_measured(wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
-        capture_output=True, check=False,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout",
+            str(key),
+            "-out",
+            str(certificate),
+        ],
+        capture_output=True,
+        check=False,
+    )
     assert made.returncode == 0, made.stderr
     with serving(Application(tokens=2), ssl_keyfile=str(key), ssl_certfile=str(certificate)) as at:
         url = f"https://localhost:{at.rpartition(':')[2]}"
@@ -120,15 +152,35 @@ def test_failures_are_shown_and_a_run_of_nothing_else_fails(wager: Call) -> None
 def test_fields_are_added_and_removed(wager: Call) -> None:
     with scripted(WHOLE) as server:
         fields = '{"max_tokens": null, "max_completion_tokens": 3, "speculation": {"depth": 2}}'
-        done = wager("bench", "--url", server.url, "--limit", "1", "--body", fields, "--top-k", "5", "--raw",
-                     "--temperature", "1", "--seed", "7")  # fmt: skip
+        done = wager(
+            "bench",
+            "--url",
+            server.url,
+            "--limit",
+            "1",
+            "--body",
+            fields,
+            "--top-k",
+            "5",
+            "--raw",
+            "--temperature",
+            "1",
+            "--seed",
+            "7",
+        )
     assert done.code == 0, done.err
     [last] = server.bodies[-1:]
     assert last.pop("prompt")
     assert last == {
-        "model": "scripted", "temperature": 1.0, "stream": True, "stream_options": {"include_usage": True}, "seed": 7,
-        "top_k": 5, "max_completion_tokens": 3, "speculation": {"depth": 2},
-    }  # fmt: skip
+        "model": "scripted",
+        "temperature": 1.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "seed": 7,
+        "top_k": 5,
+        "max_completion_tokens": 3,
+        "speculation": {"depth": 2},
+    }
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -142,9 +194,11 @@ def test_a_signal_ends_it_in_order(number: int, code: int) -> None:
     with scripted(silent) as server:
         process = subprocess.Popen(
             [sys.executable, "-m", "wager.cli", "bench", "--url", server.url],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
-        )  # fmt: skip
+        )
         assert asked.wait(60)
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
@@ -164,9 +218,11 @@ def test_a_burst_of_more_requests_than_files_may_be_open(tmp_path: Path) -> None
     with serving(application) as at:
         done = subprocess.run(
             [sys.executable, "-c", script, "bench", "--url", f"http://{at}", *arguments],
-            capture_output=True, text=True, check=False,
+            capture_output=True,
+            text=True,
+            check=False,
             env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
-        )  # fmt: skip
+        )
     assert done.returncode == 0, done.stderr
     assert application.together > 200
     assert json.loads(path.read_text())["summary"]["failed"] == {}
@@ -200,7 +256,7 @@ URL = ("--url", "http://127.0.0.1:9")
         (URL, ("127.0.0.1:9", "running")),
         ((*URL, "--model", "m"), ("127.0.0.1:9", "running")),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(wager: Call, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     refused(wager("bench", *arguments), *words)
 
@@ -211,16 +267,39 @@ def test_servers_are_measured_side_by_side(tmp_path: Path) -> None:
     script = here.parents[1] / "dev" / "bench_servers.py"
     common = f"{sys.executable} {here / 'load_servers.py'} {{port}} 0.01"
     done = subprocess.run(
-        [sys.executable, str(script), "--output", str(tmp_path), "--servers", "", "--server", f"quick={common} 0.01 1",
-         "--server", f"slow={common} 0.03 1", "--users", "1,2", "--rounds", "1", "--requests", "2", "--tokens", "9"],
-        capture_output=True, text=True, check=False,
+        [
+            sys.executable,
+            str(script),
+            "--output",
+            str(tmp_path),
+            "--servers",
+            "",
+            "--server",
+            f"quick={common} 0.01 1",
+            "--server",
+            f"slow={common} 0.03 1",
+            "--users",
+            "1,2",
+            "--rounds",
+            "1",
+            "--requests",
+            "2",
+            "--tokens",
+            "9",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "servers.json").read_text())
     assert [(point["server"], point["users"], point["first"]) for point in found["points"]] == [
-        ("quick", 1, 0), ("slow", 1, 0), ("slow", 2, 2), ("quick", 2, 2),
-    ]  # fmt: skip
+        ("quick", 1, 0),
+        ("slow", 1, 0),
+        ("slow", 2, 2),
+        ("quick", 2, 2),
+    ]
     assert [point["summary"]["tokens"] for point in found["points"]] == [18, 18, 36, 36]
     assert all(point["summary"]["itl_s"]["p50"] >= 0.029 for point in found["points"] if point["server"] == "slow")
     assert found["medians"]["slow"]["2"]["ttft_s.p50"] >= 0.01

@@ -162,9 +162,18 @@ def test_goodput_counts_requests_that_keep_every_objective() -> None:
 
 @pytest.mark.parametrize(
     ("text", "cause"),
-    [("", "''"), ("ttft", "'ttft'"), ("tft:5ms", "tft"), ("ttft:5", "not a time"), ("ttft:1ms,ttft:2ms", "twice"),
-     ("ttft:1ms,", "''"), ("p99:1ms", "p99"), ("ttft:-1ms", "not a time"), ("ttft:1e9s", "out of range")],
-)  # fmt: skip
+    [
+        ("", "''"),
+        ("ttft", "'ttft'"),
+        ("tft:5ms", "tft"),
+        ("ttft:5", "not a time"),
+        ("ttft:1ms,ttft:2ms", "twice"),
+        ("ttft:1ms,", "''"),
+        ("p99:1ms", "p99"),
+        ("ttft:-1ms", "not a time"),
+        ("ttft:1e9s", "out of range"),
+    ],
+)
 def test_objectives_that_are_none_are_refused(text: str, cause: str) -> None:
     with pytest.raises(UsageError, match="--slo") as refused:
         ServiceLevel.parse(text)
@@ -216,9 +225,13 @@ def test_results_side_by_side() -> None:
 
 @pytest.mark.parametrize(
     ("now", "before", "said"),
-    [(90, 10, "90%, before 10%: its cache was warm now and cold before"),
-     (0, 80, "0%, before 80%: its cache was warm before and cold now"), (12, 10, ""), (90, None, "")],
-)  # fmt: skip
+    [
+        (90, 10, "90%, before 10%: its cache was warm now and cold before"),
+        (0, 80, "0%, before 80%: its cache was warm before and cold now"),
+        (12, 10, ""),
+        (90, None, ""),
+    ],
+)
 def test_a_warm_cache_is_not_compared_with_a_cold_one_unsaid(
     now: int, before: int | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

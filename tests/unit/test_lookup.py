@@ -228,9 +228,17 @@ def _store(path: Path, vocab: int, rng: random.Random) -> StoreFile:
     return StoreFile(path, vocab=vocab, tokenizer="t")
 
 
-@pytest.mark.parametrize(("longest", "shared_tokens", "stored"), [
-    (8, 300, True), (3, 0, False), (2, 120, False), (0, 100, True), (24, 90, True), (1, 200, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("longest", "shared_tokens", "stored"),
+    [
+        (8, 300, True),
+        (3, 0, False),
+        (2, 120, False),
+        (0, 100, True),
+        (24, 90, True),
+        (1, 200, False),
+    ],
+)
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("vocab", [2, 6, 5000])
 def test_the_native_table_drafts_what_the_one_in_python_does(

@@ -28,9 +28,15 @@ from wager.models.weights import Weights, open_weights
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 MIXED = {
-    "q": Kind.Q4_0, "k": Kind.Q4_0, "v": Kind.Q8_0, "o": Kind.Q5_1, "gate": Kind.Q4_1, "up": Kind.Q4_1,
-    "down": Kind.Q5_0, "embed": Kind.Q8_0,
-}  # fmt: skip
+    "q": Kind.Q4_0,
+    "k": Kind.Q4_0,
+    "v": Kind.Q8_0,
+    "o": Kind.Q5_1,
+    "gate": Kind.Q4_1,
+    "up": Kind.Q4_1,
+    "down": Kind.Q5_0,
+    "embed": Kind.Q8_0,
+}
 """A file that mixes types within a layer, as llama.cpp's _M files do."""
 
 
@@ -98,12 +104,23 @@ def forms(kind: Kind, dtype: str, tmp_path: Path) -> str | None:
 @pytest.mark.parametrize(
     ("kind", "dtype", "expected"),
     [
-        (Kind.F16, "auto", None), (Kind.F16, "q8", "q8_0"), (Kind.F16, "q4", "q4_1"), (Kind.F16, "bf16", None),
-        (Kind.Q8_0, "auto", "q8_0"), (Kind.Q8_0, "q8", "q8_0"), (Kind.Q8_0, "q4", "q4_1"), (Kind.Q8_0, "bf16", None),
-        (Kind.Q5_0, "auto", "q5_0"), (Kind.Q5_0, "q8", "q5_0"), (Kind.Q5_0, "q4", "q4_1"),
-        (Kind.Q4_0, "auto", "q4_0"), (Kind.Q4_0, "q8", "q4_0"), (Kind.Q4_0, "q4", "q4_0"), (Kind.Q4_0, "bf16", None),
+        (Kind.F16, "auto", None),
+        (Kind.F16, "q8", "q8_0"),
+        (Kind.F16, "q4", "q4_1"),
+        (Kind.F16, "bf16", None),
+        (Kind.Q8_0, "auto", "q8_0"),
+        (Kind.Q8_0, "q8", "q8_0"),
+        (Kind.Q8_0, "q4", "q4_1"),
+        (Kind.Q8_0, "bf16", None),
+        (Kind.Q5_0, "auto", "q5_0"),
+        (Kind.Q5_0, "q8", "q5_0"),
+        (Kind.Q5_0, "q4", "q4_1"),
+        (Kind.Q4_0, "auto", "q4_0"),
+        (Kind.Q4_0, "q8", "q4_0"),
+        (Kind.Q4_0, "q4", "q4_0"),
+        (Kind.Q4_0, "bf16", None),
     ],
-)  # fmt: skip
+)
 def test_matrices_stored_in_few_bits_keep_them(kind: Kind, dtype: str, expected: str | None, tmp_path: Path) -> None:
     """q8 and q4 say how many bits are enough: nothing is made wider."""
     assert forms(kind, dtype, tmp_path) == expected

@@ -71,9 +71,14 @@ def original(values: Mapping[str, Array], layers: int) -> dict[str, Array]:
 
 
 VLLM = {
-    "model_type": "medusa", "hidden_size": HIDDEN, "vocab_size": VOCAB, "num_heads": COUNT, "num_hidden_layers": 1,
-    "truncated_vocab_size": VOCAB, "medusa_fc_bias": True,
-}  # fmt: skip
+    "model_type": "medusa",
+    "hidden_size": HIDDEN,
+    "vocab_size": VOCAB,
+    "num_heads": COUNT,
+    "num_hidden_layers": 1,
+    "truncated_vocab_size": VOCAB,
+    "medusa_fc_bias": True,
+}
 TRUNCATED = {**VLLM, "truncated_vocab_size": len(IDS)}
 MAP = {"token_map": IDS.astype(np.int64)}
 FORMATS: dict[str, tuple[dict[str, Any], dict[str, Array], dict[str, Array]]] = {

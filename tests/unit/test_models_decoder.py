@@ -33,14 +33,19 @@ SIGMOID = Gating("sigmoid", correction_bias=True, groups=4, top_groups=2, group_
 SHAPES: dict[str, ModelSpec] = {
     "plain": spec(),
     "everything": spec(
-        (Gqa(6, 2, 16, window=11), Gqa(6, 2, 16)), tied=False, qk_norm=True, qkv_bias=True, output_bias=True,
-        mlp_bias=True, rope=Rope(500.0, (3.0,) * 8, 1.2),
+        (Gqa(6, 2, 16, window=11), Gqa(6, 2, 16)),
+        tied=False,
+        qk_norm=True,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        rope=Rope(500.0, (3.0,) * 8, 1.2),
     ),
     "experts": spec(ffn=(Dense(64), Experts(9, 3, 1, 24, 20))),
     "latent": spec(
         (Mla(6, 26, 32, 24, 16, 20),) * 2, (Experts(8, 2, 0, 18, gating=SIGMOID),) * 2, attention_scale=0.15
     ),
-}  # fmt: skip
+}
 
 
 def build(

@@ -14,13 +14,27 @@ from wager.arch import Gqa, ModelSpec, read_config
 from wager.errors import ModelError
 from wager.models.weights import open_weights
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 24, "rope_theta": 500.0}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+    "rope_theta": 500.0,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1000.0}
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
 
-LATENT = {"num_key_value_heads": 6, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
-          "moe_intermediate_size": 16, "num_experts_per_tok": 2, "q_lora_rank": None}  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 16,
+    "num_experts_per_tok": 2,
+    "q_lora_rank": None,
+}
 QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "head_dim": 16}
 MAGNIFIED = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.6}
 
@@ -154,8 +168,12 @@ def test_windows_without_layer_types(first: int, tmp_path: Path) -> None:
 
 def test_every_switch_changes_the_logits() -> None:
     """Checks the oracle: a case whose switch transformers ignored would test nothing."""
-    plain = {"LlamaForCausalLM": {}, "MistralForCausalLM": {"sliding_window": None}, "Qwen2ForCausalLM": {},
-             "Qwen3ForCausalLM": {"head_dim": 8}}  # fmt: skip
+    plain = {
+        "LlamaForCausalLM": {},
+        "MistralForCausalLM": {"sliding_window": None},
+        "Qwen2ForCausalLM": {},
+        "Qwen3ForCausalLM": {"head_dim": 8},
+    }
     base = {name: oracle_logits(oracle(name, **config), TOKENS) for name, config in plain.items()}
     for case in ("llama3 rope", "linear rope", "yarn rope", "mistral window", "qwen2 windows", "qwen2 layer types"):
         architecture, config = CASES[case]

@@ -83,13 +83,19 @@ def test_a_window_of_a_llama_file_applies_to_every_layer(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "scaling",
     [
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-         "original_max_position_embeddings": 24, "rope_theta": 500.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 24,
+            "rope_theta": 500.0,
+        },
         {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1000.0},
     ],
     ids=lambda scaling: scaling["rope_type"],
-)  # fmt: skip
+)
 def test_rope_scaling_in_a_file(scaling: dict[str, Any], tmp_path: Path) -> None:
     model = oracle("LlamaForCausalLM", rope_parameters=dict(scaling))
     spec = open_weights(save(model, tmp_path / "hf")).spec
@@ -198,8 +204,14 @@ def test_tensors_larger_than_a_chunk_are_read_completely(tmp_path: Path, monkeyp
 
 def test_metadata_of_every_type_is_read(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
-    expected: dict[str, Any] = {"a.text": "größer ▁", "a.flag": True, "a.count": 7, "a.ratio": 0.5,
-                                "a.words": ["x", "", "ü"], "a.numbers": [1, 2, 3]}  # fmt: skip
+    expected: dict[str, Any] = {
+        "a.text": "größer ▁",
+        "a.flag": True,
+        "a.count": 7,
+        "a.ratio": 0.5,
+        "a.words": ["x", "", "ü"],
+        "a.numbers": [1, 2, 3],
+    }
     for key, value in expected.items():
         add_metadata(writer, key, value)
     writer.add_int64("a.deep", -(2**40))

@@ -31,10 +31,19 @@ cpu = pytest.importorskip("wager.kernels.cpu")
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATENT = {
-    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 32,
-    "num_key_value_heads": 4, "first_k_dense_replace": 1,
-}  # fmt: skip
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+}
 TOKENS = list(range(3, 40))
 SOURCE = str(Path(wager.__file__).parents[1])
 
@@ -263,9 +272,13 @@ def full(_path: Any) -> Any:
 
 @pytest.mark.parametrize("cause", ["the disk is full", "little space", "a folder that cannot be made", "no rename"])
 def test_where_nothing_can_be_written_wager_runs_without(
-    directory: str, cache: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch, cause: str,
+    directory: str,
+    cache: Path,
+    start: Callable[..., Started],
+    monkeypatch: pytest.MonkeyPatch,
+    cause: str,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     written = 0
 
     def write(descriptor: int, data: Any) -> int:

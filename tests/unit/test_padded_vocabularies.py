@@ -43,9 +43,9 @@ def rows_cut(model: Any, rows: int) -> Any:
     """The same model with fewer rows in its embedding and its output matrix."""
     cut = oracle("LlamaForCausalLM", **SHAPE, vocab_size=rows)
     state = model.state_dict()
-    cut.load_state_dict({
-        name: state[name][:rows] if "embed" in name or "lm_head" in name else state[name] for name in cut.state_dict()
-    })  # fmt: skip
+    cut.load_state_dict(
+        {name: state[name][:rows] if "embed" in name or "lm_head" in name else state[name] for name in cut.state_dict()}
+    )
     return cut
 
 
@@ -156,9 +156,12 @@ def test_the_tokenizer_beside_a_head_and_the_digest_of_a_store_leave_padding_out
     assert {vocabulary_digest(Tokenizer.load(Path(path))) for path in models.values()} == {vocabulary_digest(own)}
     store = tmp_path / "answers.store"
     build_store(
-        [([1], [5, 6, 7])], store, vocab=num_tokens(own), tokenizer=vocabulary_digest(own),
+        [([1], [5, 6, 7])],
+        store,
+        vocab=num_tokens(own),
+        tokenizer=vocabulary_digest(own),
         sample=vocabulary_sample(own),
-    )  # fmt: skip
+    )
     for path in models.values():
         assert load(options(path, drafter=f"store:{store}")).drafter_name == "store"
 

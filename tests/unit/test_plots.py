@@ -42,8 +42,13 @@ def test_an_axis_of_counts_names_powers_of_two() -> None:
     shown = [label.get_text() for label in axes.get_xticklabels()]
     assert {"1", "2", "1024", "4k"} <= set(shown)
     assert [plots.count(value) for value in (3, 1024, 2048, 10945, 131072, 2**20)] == [
-        "3", "1024", "2k", "10945", "128k", "1M",
-    ]  # fmt: skip
+        "3",
+        "1024",
+        "2k",
+        "10945",
+        "128k",
+        "1M",
+    ]
 
 
 def test_files_are_written_and_other_suffixes_refused(tmp_path: Path) -> None:

@@ -134,10 +134,11 @@ def test_the_text_is_that_of_plain_decoding_and_the_prediction_saves_passes(rule
         edited = [*tokens[:15], 1, 2, *tokens[18:]]
         predicted.append(
             Request(
-                request.id, request.prompt,
+                request.id,
+                request.prompt,
                 SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True, prediction=edited),
             )
-        )  # fmt: skip
+        )
     engine = toy_engine(LAW, drafter=PredictionDrafter(), depth=8, rule=rule, num_blocks=24, max_rows=40)  # type: ignore[arg-type]
     for answer, tokens in zip(engine.generate(predicted), plain, strict=True):
         if rule == "match" or temperature == 0:

@@ -104,9 +104,14 @@ def default_signals() -> None:
 
 def start(values: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "wager.cli", *(arguments or ["pull"])], env=values, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals,
-    )  # fmt: skip
+        [sys.executable, "-m", "wager.cli", *(arguments or ["pull"])],
+        env=values,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=default_signals,
+    )
 
 
 def leftovers(tmp_path: Path) -> list[Path]:
@@ -237,8 +242,9 @@ def test_a_child_of_pip_ends_too(index: Index, tmp_path: Path) -> None:
     """pip asks the program `keyring` for a password; ours never answers, and takes no notice of a polite request."""
     programs, note = tmp_path / "programs", tmp_path / "pid"
     programs.mkdir()
-    (programs / "keyring").write_text(f"#!/bin/sh\ntrap '' TERM HUP INT\necho $$ > {note}.part\n"
-                                      f"mv {note}.part {note}\nwhile :; do sleep 1; done\n")  # fmt: skip
+    (programs / "keyring").write_text(
+        f"#!/bin/sh\ntrap '' TERM HUP INT\necho $$ > {note}.part\nmv {note}.part {note}\nwhile :; do sleep 1; done\n"
+    )
     (programs / "keyring").chmod(0o755)
     process = start(
         environment(
@@ -299,8 +305,11 @@ def test_under_nohup_a_hang_up_is_ignored(index: Index, tmp_path: Path) -> None:
     process = subprocess.Popen(
         ["nohup", sys.executable, "-m", "wager.cli", "pull"],
         env=environment(tmp_path, PIP_INDEX_URL=index.url("stalls")),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert index.stalled.wait(60)
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):

@@ -136,8 +136,10 @@ def test_quantising_is_at_least_as_near_as_ggml(name: str, most: float, gain: fl
     x, kind = normal(256, 768), Kind[name.upper()]
     plain = QuantisedMatrix(BLOCK_FORMATS[name], gguf.quants.quantize(x, kind), 768)
     assert error(x, quantise(x, name)) <= min(most, gain * error(x, plain))
-    assert np.array_equal(quantise(x.astype(ml_dtypes.bfloat16), name).data,
-                          quantise(x.astype(ml_dtypes.bfloat16).astype(np.float32), name).data)  # fmt: skip
+    assert np.array_equal(
+        quantise(x.astype(ml_dtypes.bfloat16), name).data,
+        quantise(x.astype(ml_dtypes.bfloat16).astype(np.float32), name).data,
+    )
 
 
 def test_q8_0_rounds_to_the_nearest_code() -> None:

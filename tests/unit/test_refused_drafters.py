@@ -79,8 +79,9 @@ def test_a_head_of_another_kind_is_refused(name: str, refusal: Refusal, tmp_path
             assert str(tmp_path / other) in said, said
 
 
-@pytest.mark.parametrize(("name", "key"), [("eagle3", "eagle_aux_hidden_state_layer_ids"),
-                                           ("dflash", "aux_hidden_state_layer_ids")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "key"), [("eagle3", "eagle_aux_hidden_state_layer_ids"), ("dflash", "aux_hidden_state_layer_ids")]
+)
 def test_other_taps_than_those_that_a_head_was_trained_on_are_refused(
     name: str, key: str, refusal: Refusal, tmp_path: Path
 ) -> None:

@@ -123,8 +123,12 @@ def test_tokens_with_spaces_inside_are_merged_across_words(tmp_path: Path) -> No
     base = sentencepiece_metadata()
     pieces = ["a▁b", "a▁", "▁a", "▁b", "▁", "a", "b"]
     tokens = [*base["tokenizer.ggml.tokens"][:259], *pieces]
-    metadata = {**base, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * 7],
-                "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(7)]}  # fmt: skip
+    metadata = {
+        **base,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * 7],
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(7)],
+    }
     ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
     assert [ours.token(i) for i in ours.encode("a b ab", special=False)] == ["▁", "a▁b", "▁a", "b"]
 
@@ -149,8 +153,12 @@ def test_sentencepiece_merges_come_in_transformers_order() -> None:
 
 def test_sentencepiece_reads_merges_from_where_they_are(spm: Path, tmp_path: Path) -> None:
     """Without a prefix space, and with add_eos: the flags of the file are applied."""
-    metadata = {**sentencepiece_metadata(), "tokenizer.ggml.add_space_prefix": False,
-                "tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.add_bos_token": False}  # fmt: skip
+    metadata = {
+        **sentencepiece_metadata(),
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_eos_token": True,
+        "tokenizer.ggml.add_bos_token": False,
+    }
     ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
     plain = Tokenizer.load(spm)
     assert ours.encode(" the fox") == [*plain.encode("the fox", special=False), 2]
@@ -184,8 +192,12 @@ def test_an_answer_begins_with_the_space_that_its_token_has(tmp_path: Path, prom
     tokens = metadata["tokenizer.ggml.tokens"]
     model = oracle("LlamaForCausalLM", vocab_size=len(tokens))
     spec = open_weights(save(model, tmp_path / "hf")).spec
-    path = write_gguf(tmp_path / "model.gguf", "llama", {**gguf_metadata(spec, "llama"), **metadata},
-                      as_gguf(model, spec, {}, permuted=True))  # fmt: skip
+    path = write_gguf(
+        tmp_path / "model.gguf",
+        "llama",
+        {**gguf_metadata(spec, "llama"), **metadata},
+        as_gguf(model, spec, {}, permuted=True),
+    )
     space = tokens.index("▁")
     params = wager.SamplingParams(max_tokens=3, temperature=0, logit_bias={space: 100})
     with wager.LLM(str(path), max_context=64, max_sequences=2, threads=1, drafter="none") as llm:

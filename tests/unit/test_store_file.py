@@ -198,9 +198,18 @@ def test_a_table_without_a_free_slot_at_its_end_is_refused_natively() -> None:
     for slots, homes in ((np.ones(4, np.uint64), 3), (np.zeros(4, np.uint64), 4), (np.zeros(0, np.uint64), 0)):
         with pytest.raises(ValueError, match="the last slot must be free"):
             _native.LookupTable(
-                Draft, "store", longest=0, shared_tokens=0, prior=prior_rates(), prior_weight=1.0, min_survival=0.1,
-                most_certain=0.9, slots=slots, homes=homes, trees=False,
-            )  # fmt: skip
+                Draft,
+                "store",
+                longest=0,
+                shared_tokens=0,
+                prior=prior_rates(),
+                prior_weight=1.0,
+                min_survival=0.1,
+                most_certain=0.9,
+                slots=slots,
+                homes=homes,
+                trees=False,
+            )
 
 
 # ---- through an engine -----------------------------------------------------------------------------------------------

@@ -56,9 +56,7 @@ def serve(engine: LoadedEngine) -> list[tuple[int, ...]]:
     texts = ("The cat sat on the mat. The cat sat on the", "one two three one two three one two")
     tokens = [engine.tokenizer.encode(text) for text in texts]
     params = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=t, seed=4) for t in (0.0, 0.8)]
-    asked = [
-        Request(f"r{i}{j}", tuple(ids), each) for i, ids in enumerate(tokens) for j, each in enumerate(params)
-    ]  # fmt: skip
+    asked = [Request(f"r{i}{j}", tuple(ids), each) for i, ids in enumerate(tokens) for j, each in enumerate(params)]
     return [each.token_ids for each in engine.generate(asked, concurrency=1)]
 
 

@@ -86,9 +86,7 @@ def test_heads_draft_from_states_that_come_as_a_targets_would(made: Callable[[Pa
     assert isinstance(drafter, _Checked)
     drafter.shown, drafter.drafted = {}, 0
     proposer = Proposer(drafter, vocab=VOCAB)
-    curve = time_drafting(
-        proposer, vocab=VOCAB, hidden=HIDDEN, seconds=0.0, clock=time.perf_counter, batches=(1, 2)
-    )  # fmt: skip
+    curve = time_drafting(proposer, vocab=VOCAB, hidden=HIDDEN, seconds=0.0, clock=time.perf_counter, batches=(1, 2))
     assert not proposer.pauses.failures(proposer.name)
     assert drafter.drafted == 2 * 4 * (1 + 2)  # two rounds of four depths, for one request and for two
     assert curve.seconds(1, 4) > 0
@@ -96,8 +94,12 @@ def test_heads_draft_from_states_that_come_as_a_targets_would(made: Callable[[Pa
 
 def test_a_drafter_that_reads_rows_is_timed() -> None:
     curve = time_drafting(
-        Proposer(RecyclingDrafter(VOCAB), vocab=VOCAB), vocab=VOCAB, hidden=HIDDEN, seconds=0.0,
-        clock=time.perf_counter, batches=(1, 4),
-    )  # fmt: skip
+        Proposer(RecyclingDrafter(VOCAB), vocab=VOCAB),
+        vocab=VOCAB,
+        hidden=HIDDEN,
+        seconds=0.0,
+        clock=time.perf_counter,
+        batches=(1, 4),
+    )
     assert np.isfinite(curve.seconds(4, 3))
     assert curve.seconds(1, 3) > 0

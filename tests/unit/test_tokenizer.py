@@ -102,8 +102,11 @@ def test_a_piece_that_is_a_token_needs_no_merges_in_llama3(tmp_path: Path) -> No
 
 
 def test_end_of_turn_ends_a_text_too(tmp_path: Path) -> None:
-    metadata = {**gguf_metadata(train("smollm"), "smollm"), "tokenizer.ggml.eot_token_id": 5,
-                "tokenizer.ggml.eom_token_id": 10**6}  # fmt: skip
+    metadata = {
+        **gguf_metadata(train("smollm"), "smollm"),
+        "tokenizer.ggml.eot_token_id": 5,
+        "tokenizer.ggml.eom_token_id": 10**6,
+    }
     assert Tokenizer.load(write(tmp_path / "t.gguf", metadata)).eos_ids == (1, 5)
 
 

@@ -19,9 +19,25 @@ from wager.train.training_target import TrainingTarget
 
 torch.set_num_threads(1)
 SHORT = (
-    "--model", MODEL, "--threads", "1", "--memory", "64MiB", "--answer-tokens", "4", "--steps", "3", "--batch", "64",
-    "--vocabulary", "100", "--save-every", "1", "--precision", "float32",
-)  # fmt: skip
+    "--model",
+    MODEL,
+    "--threads",
+    "1",
+    "--memory",
+    "64MiB",
+    "--answer-tokens",
+    "4",
+    "--steps",
+    "3",
+    "--batch",
+    "64",
+    "--vocabulary",
+    "100",
+    "--save-every",
+    "1",
+    "--precision",
+    "float32",
+)
 
 
 @pytest.fixture

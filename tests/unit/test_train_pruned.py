@@ -62,9 +62,13 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
 
 
 def session(
-    folder: Path, *, model: str = MODEL, settings: TrainSettings = SETTINGS, options: RunOptions = OPTIONS,
+    folder: Path,
+    *,
+    model: str = MODEL,
+    settings: TrainSettings = SETTINGS,
+    options: RunOptions = OPTIONS,
     vocab: int = 512,
-) -> TrainingSession:  # fmt: skip
+) -> TrainingSession:
     folder.mkdir(exist_ok=True)
     return TrainingSession(target_of(model), texts(150, vocab=vocab), settings, options, folder)
 

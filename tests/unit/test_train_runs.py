@@ -281,9 +281,14 @@ def test_the_estimate_walks_rounds_as_they_are_taken() -> None:
     target = torch_target()
     text = TrainingText(tuple(range(20, 38)), 4)
     found = held_out_acceptance(
-        Scripted(target), target, [text], TrainingData((text, *texts(5)), 40), np.arange(512), depth=2,
+        Scripted(target),
+        target,
+        [text],
+        TrainingData((text, *texts(5)), 40),
+        np.arange(512),
+        depth=2,
         precision="float32",
-    )  # fmt: skip
+    )
     assert found.rounds == 6
     assert found.survival == (4 / 6, 3 / 6)
     assert found.tau == pytest.approx(1 + 7 / 6)

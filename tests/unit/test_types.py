@@ -113,9 +113,18 @@ def test_ignore_eos_is_said_plainly(value: Any) -> None:
 
 def test_what_is_right_is_left_alone() -> None:
     params = SamplingParams(
-        max_tokens=5, temperature=1, top_k=3, top_p=1, seed=2**64 - 1, stop=("END",), stop_token_ids=(5,),
-        logit_bias={7: -100, 8: 100.0, 9: 1}, ignore_eos=True, logprobs=0, n=2,
-    )  # fmt: skip
+        max_tokens=5,
+        temperature=1,
+        top_k=3,
+        top_p=1,
+        seed=2**64 - 1,
+        stop=("END",),
+        stop_token_ids=(5,),
+        logit_bias={7: -100, 8: 100.0, 9: 1},
+        ignore_eos=True,
+        logprobs=0,
+        n=2,
+    )
     assert params.temperature == 1 and params.logit_bias == {7: -100, 8: 100.0, 9: 1} and params.logprobs == 0
     assert replace(params, seed=None, logprobs=None).seed is None
     assert not params.plain and SamplingParams(temperature=1).plain and SamplingParams(top_k=3).plain

@@ -60,20 +60,36 @@ _ALL = (
     _dense("Llama-3.1-8B", 32, 4096, Gqa(32, 8, 128), width=14336, vocab=128256, context=131072),
     _dense("Llama-3.1-70B", 80, 8192, Gqa(64, 8, 128), width=28672, vocab=128256, context=131072),
     _dense("Qwen3-8B", 36, 4096, Gqa(32, 8, 128), width=12288, vocab=151936, context=40960),
-    ModelSpec("Qwen3-30B-A3B", 2048, 151936, False, (Layer(Gqa(32, 4, 128), _QWEN_MOE, 48),), _BF16, 40960,
-              source="config"),
-    ModelSpec("Qwen3-235B-A22B", 4096, 151936, False, (Layer(Gqa(64, 4, 128), Experts(128, 8, 0, 1536), 94),), _FP8,
-              40960, source="recipe, catalog; context unchecked"),
-    ModelSpec("Qwen3.6-35B-A3B", 2048, 248320, False,
-              (Layer(Gqa(16, 2, 256), _QWEN36, 10), Layer(DeltaNet(16, 32, 128, 128, 4), _QWEN36, 30)), _BF16, 262144,
-              source="catalog, which leaves out the gate of the attention's output"),
+    ModelSpec(
+        "Qwen3-30B-A3B", 2048, 151936, False, (Layer(Gqa(32, 4, 128), _QWEN_MOE, 48),), _BF16, 40960, source="config"
+    ),
+    ModelSpec(
+        "Qwen3-235B-A22B",
+        4096,
+        151936,
+        False,
+        (Layer(Gqa(64, 4, 128), Experts(128, 8, 0, 1536), 94),),
+        _FP8,
+        40960,
+        source="recipe, catalog; context unchecked",
+    ),
+    ModelSpec(
+        "Qwen3.6-35B-A3B",
+        2048,
+        248320,
+        False,
+        (Layer(Gqa(16, 2, 256), _QWEN36, 10), Layer(DeltaNet(16, 32, 128, 128, 4), _QWEN36, 30)),
+        _BF16,
+        262144,
+        source="catalog, which leaves out the gate of the attention's output",
+    ),
     _gpt_oss("gpt-oss-20b", 24, 32),
     _gpt_oss("gpt-oss-120b", 36, 128),
     _mla("DeepSeek-V3", 128, 3, _V3_EXPERTS, vocab=129280, context=163840, precision=_FP8),
     _v4("DeepSeek-V4-Flash", 4096, (2, 21, 20), Experts(256, 6, 1, 2048), heads=64, q_rank=1024, groups=8, picks=512),
     _v4("DeepSeek-V4-Pro", 7168, (0, 30, 31), Experts(384, 6, 1, 3072), heads=128, q_rank=1536, groups=16, picks=1024),
     _mla("Kimi-K2", 64, 1, _K2_EXPERTS, vocab=163840, context=262144, precision=_K2),
-)  # fmt: skip
+)
 
 TABLE: Mapping[str, ModelSpec] = {model.name: model for model in _ALL}
 """Models by name, each in the number formats of its release. The releases in 8 and 4 bits keep LM head, embedding and

@@ -78,18 +78,27 @@ class Family:
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA = {
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000,
-    "sliding_window": 4096, "tie_word_embeddings": True,
-}  # fmt: skip
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 256000,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
 _GEMMA3 = {**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6}
 _GLM = {"vocab_size": 151552, "max_position_embeddings": 131072}
 _MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
-        "LlamaForCausalLM", read.full, read.dense, {"max_position_embeddings": 2048},
+        "LlamaForCausalLM",
+        read.full,
+        read.dense,
+        {"max_position_embeddings": 2048},
         EngineSupport(
-            qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias",
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            mlp_bias="mlp_bias",
             gguf=GgufLayout(permuted=True, windowed=True),
         ),
     ),
@@ -99,17 +108,23 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(
         "Qwen2ForCausalLM", read.sliding_by_layer, read.dense, _QWEN, EngineSupport(qkv_bias=True, gguf=GgufLayout())
     ),
-    "mimo": Family(
-        "MiMoForCausalLM", read.sliding_by_layer, read.dense, _QWEN, EngineSupport(qkv_bias=True)
-    ),
+    "mimo": Family("MiMoForCausalLM", read.sliding_by_layer, read.dense, _QWEN, EngineSupport(qkv_bias=True)),
     "qwen3": Family(
-        "Qwen3ForCausalLM", read.sliding_by_layer, read.dense, {**_QWEN, "head_dim": 128},
+        "Qwen3ForCausalLM",
+        read.sliding_by_layer,
+        read.dense,
+        {**_QWEN, "head_dim": 128},
         EngineSupport(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, gguf=GgufLayout()),
     ),
     "mixtral": Family(
-        "MixtralForCausalLM", read.sliding, read.experts_everywhere,
+        "MixtralForCausalLM",
+        read.sliding,
+        read.experts_everywhere,
         {
-            **_MISTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "num_experts_per_tok": 2,
+            **_MISTRAL,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "num_experts_per_tok": 2,
             "num_local_experts": 8,
         },
         EngineSupport(gating=GatingKeys()),
@@ -130,17 +145,23 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family("GraniteForCausalLM", read.full, read.dense),
     "granitemoe": Family("GraniteMoeForCausalLM", read.full, read.experts_everywhere),
     "cohere2": Family(
-        "Cohere2ForCausalLM", read.sliding_between, read.dense,
+        "Cohere2ForCausalLM",
+        read.sliding_between,
+        read.dense,
         {"tie_word_embeddings": True, "sliding_window": 4096, "sliding_window_pattern": 4},
     ),
     "smollm3": Family("SmolLM3ForCausalLM", read.sliding_by_layer, read.dense, {"tie_word_embeddings": True}),
     "minimax_m2": Family("MiniMaxM2ForCausalLM", read.full, read.experts_everywhere),
     "qwen2_moe": Family("Qwen2MoeForCausalLM", read.sliding_by_layer, read.experts_stepped),
     "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM", read.sliding_if_enabled, read.experts_stepped,
+        "Qwen3MoeForCausalLM",
+        read.sliding_if_enabled,
+        read.experts_stepped,
         {"max_position_embeddings": 32768, "sliding_window": 4096},
         EngineSupport(
-            qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True,
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm=True,
             gating=GatingKeys(normalised="norm_topk_prob"),
         ),
     ),
@@ -149,31 +170,41 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_5": Family("Qwen3_5ForCausalLM", read.delta_net, read.dense),
     "gpt_oss": Family("GptOssForCausalLM", read.alternating, read.experts_everywhere),
     "deepseek_v2": Family(
-        "DeepseekV2ForCausalLM", read.latent, read.experts_after_dense,
+        "DeepseekV2ForCausalLM",
+        read.latent,
+        read.experts_after_dense,
         {"max_position_embeddings": 2048, "topk_method": "greedy"},
         EngineSupport(
             interleaved_rope=True,
             gating=GatingKeys(
-                normalised=False, scale="routed_scaling_factor",
-                single_group=("greedy",), grouped=("group_limited_greedy",),
+                normalised=False,
+                scale="routed_scaling_factor",
+                single_group=("greedy",),
+                grouped=("group_limited_greedy",),
             ),
         ),
     ),
     "deepseek_v3": Family(
-        "DeepseekV3ForCausalLM", read.latent, read.experts_after_dense,
+        "DeepseekV3ForCausalLM",
+        read.latent,
+        read.experts_after_dense,
         {"max_position_embeddings": 4096, "rope_interleave": True, "norm_topk_prob": True},
         EngineSupport(
             interleaved_rope="rope_interleave",
             gating=GatingKeys(
-                score="sigmoid", correction_bias=True, normalised="norm_topk_prob", scale="routed_scaling_factor",
-                grouped=("noaux_tc",), group_best=2,
+                score="sigmoid",
+                correction_bias=True,
+                normalised="norm_topk_prob",
+                scale="routed_scaling_factor",
+                grouped=("noaux_tc",),
+                group_best=2,
             ),
         ),
     ),
     "deepseek_v32": Family("DeepseekV32ForCausalLM", read.indexed, read.experts_after_dense),
     "kimi_k2": Family("DeepseekV3ForCausalLM", read.latent, read.experts_after_dense),
     "deepseek_v4": Family("DeepseekV4ForCausalLM", read.compressed, read.experts_after_dense, cache="fp8"),
-}  # fmt: skip
+}
 """By model_type. If two rows have the same architecture, a lookup by architecture returns the first."""
 
 

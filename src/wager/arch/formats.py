@@ -42,17 +42,41 @@ FORMATS: dict[str, Format] = {
 }
 
 _SPELLINGS = {
-    "float32": "fp32", "f32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16",
-    "fp8-dynamic": "fp8", "fp8_e4m3": "fp8", "e4m3": "fp8", "float8": "fp8", "w8a8": "int8", "w8a8-int8": "int8",
-    "w8a8-fp8": "fp8", "w4a16": "int4", "awq": "int4", "gptq": "int4", "bnb-4bit": "nf4", "bnb-8bit": "int8",
+    "float32": "fp32",
+    "f32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "f16": "fp16",
+    "fp8-dynamic": "fp8",
+    "fp8_e4m3": "fp8",
+    "e4m3": "fp8",
+    "float8": "fp8",
+    "w8a8": "int8",
+    "w8a8-int8": "int8",
+    "w8a8-fp8": "fp8",
+    "w4a16": "int4",
+    "awq": "int4",
+    "gptq": "int4",
+    "bnb-4bit": "nf4",
+    "bnb-8bit": "int8",
     "q8": "q8_0",
-}  # fmt: skip
+}
 """Other names of the same format."""
 
 _GGUF_BITS = {
-    "q8_0": 8.5, "q6_k": 6.5625, "q5_k_m": 5.65, "q5_k_s": 5.53, "q5_1": 6.0, "q5_0": 5.5, "q4_k_m": 4.8,
-    "q4_k_s": 4.53, "q4_1": 5.0, "q4_0": 4.5, "q3_k_m": 3.85,
-}  # fmt: skip
+    "q8_0": 8.5,
+    "q6_k": 6.5625,
+    "q5_k_m": 5.65,
+    "q5_k_s": 5.53,
+    "q5_1": 6.0,
+    "q5_0": 5.5,
+    "q4_k_m": 4.8,
+    "q4_k_s": 4.53,
+    "q4_1": 5.0,
+    "q4_0": 4.5,
+    "q3_k_m": 3.85,
+}
 """Bits of a weight by llama.cpp's file types, scales included. Of a _K_M file it is the mean over the layers of
 Llama-3.1-8B: half of the value and down projections are stored two bits wider. Products are of 8-bit integers."""
 
@@ -96,10 +120,17 @@ class Precision:
 
     @classmethod
     def of(
-        cls, weights: Format | str, experts: Format | str | None = None, *, shared: Format | str | None = None,
-        projections: Format | str | None = None, router: Format | str | None = None, head: Format | str | None = None,
-        embedding: Format | str | None = None, cache: str = "bf16",
-    ) -> Precision:  # fmt: skip
+        cls,
+        weights: Format | str,
+        experts: Format | str | None = None,
+        *,
+        shared: Format | str | None = None,
+        projections: Format | str | None = None,
+        router: Format | str | None = None,
+        head: Format | str | None = None,
+        embedding: Format | str | None = None,
+        cache: str = "bf16",
+    ) -> Precision:
         """By formats or their names; `experts`, `projections`, `router` and `head` default to `weights`, `shared` to
         `experts`, `embedding` to `head`. UsageError names an unknown format.
 

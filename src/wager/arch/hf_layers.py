@@ -122,10 +122,12 @@ def delta_net(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     pattern = [_FULL if (layer + 1) % every == 0 else _LINEAR for layer in range(layers)]
     types = keys.per_layer("layer_types", layers, known=(_FULL, _LINEAR)) or pattern
     state = DeltaNet(
-        keys.integer("linear_num_key_heads"), keys.integer("linear_num_value_heads"),
-        keys.integer("linear_key_head_dim"), keys.integer("linear_value_head_dim"),
+        keys.integer("linear_num_key_heads"),
+        keys.integer("linear_num_value_heads"),
+        keys.integer("linear_key_head_dim"),
+        keys.integer("linear_value_head_dim"),
         keys.integer("linear_conv_kernel_dim"),
-    )  # fmt: skip
+    )
     everywhere = _gqa(keys, gated=keys.flag("attn_output_gate", default=True))
     return [state if kind == _LINEAR else everywhere for kind in types]
 
@@ -157,10 +159,13 @@ def indexed(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
 
 def _mla(keys: ConfigKeys) -> Mla:
     kind = Mla(
-        heads=keys.integer("num_attention_heads"), q_rank=keys.count("q_lora_rank") or None,
-        kv_rank=keys.integer("kv_lora_rank"), nope=keys.integer("qk_nope_head_dim"),
-        rope=keys.integer("qk_rope_head_dim"), value=keys.integer("v_head_dim"),
-    )  # fmt: skip
+        heads=keys.integer("num_attention_heads"),
+        q_rank=keys.count("q_lora_rank") or None,
+        kv_rank=keys.integer("kv_lora_rank"),
+        nope=keys.integer("qk_nope_head_dim"),
+        rope=keys.integer("qk_rope_head_dim"),
+        value=keys.integer("v_head_dim"),
+    )
     check_head_dim(keys, "qk_rope_head_dim", kind.rope)
     check_head_dim(keys, "kv_lora_rank + qk_rope_head_dim", kind.head_dim)
     return kind
@@ -178,11 +183,14 @@ def compressed(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
         )
     rates = keys.section("compress_rates")
     near = Compressed(
-        heads=keys.integer("num_attention_heads"), width=keys.integer("head_dim"),
-        rope=keys.integer("qk_rope_head_dim", default=64), q_rank=keys.integer("q_lora_rank"),
-        groups=keys.integer("o_groups"), group_rank=keys.integer("o_lora_rank"),
+        heads=keys.integer("num_attention_heads"),
+        width=keys.integer("head_dim"),
+        rope=keys.integer("qk_rope_head_dim", default=64),
+        q_rank=keys.integer("q_lora_rank"),
+        groups=keys.integer("o_groups"),
+        group_rank=keys.integer("o_lora_rank"),
         window=keys.integer("sliding_window", most=MOST_WINDOW),
-    )  # fmt: skip
+    )
     indexer = Indexer(keys.integer("index_n_heads"), keys.integer("index_head_dim"), keys.integer("index_topk"))
     sparse, heavy = "compressed_sparse_attention", "heavily_compressed_attention"
     kinds = {
@@ -217,9 +225,12 @@ def experts_stepped(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     """Qwen: experts in every decoder_sparse_step-th layer except mlp_only_layers; perhaps one shared expert."""
     shared = keys.count("shared_expert_intermediate_size")
     experts = _experts(
-        keys.integer("num_experts", "num_local_experts"), keys.integer("num_experts_per_tok"),
-        shared=1 if shared else 0, width=keys.integer("moe_intermediate_size"), shared_width=shared or None,
-    )  # fmt: skip
+        keys.integer("num_experts", "num_local_experts"),
+        keys.integer("num_experts_per_tok"),
+        shared=1 if shared else 0,
+        width=keys.integer("moe_intermediate_size"),
+        shared_width=shared or None,
+    )
     step, without = keys.integer("decoder_sparse_step", default=1), set(keys.integers("mlp_only_layers") or ())
     return _mixture(keys, experts, [layer not in without and (layer + 1) % step == 0 for layer in range(layers)])
 
@@ -227,9 +238,11 @@ def experts_stepped(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
 def experts_after_dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     """DeepSeek: experts after the first first_k_dense_replace layers, in every moe_layer_freq-th."""
     experts = _experts(
-        keys.integer("n_routed_experts", "num_local_experts"), keys.integer("num_experts_per_tok"),
-        shared=keys.count("n_shared_experts"), width=keys.integer("moe_intermediate_size"),
-    )  # fmt: skip
+        keys.integer("n_routed_experts", "num_local_experts"),
+        keys.integer("num_experts_per_tok"),
+        shared=keys.count("n_shared_experts"),
+        width=keys.integer("moe_intermediate_size"),
+    )
     first, step = keys.count("first_k_dense_replace"), keys.integer("moe_layer_freq", default=1)
     return _mixture(keys, experts, [layer >= first and layer % step == 0 for layer in range(layers)])
 

@@ -23,8 +23,14 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "shared": tuple(f"{name}.down_proj" for name in ("mlp.shared_experts", "mlp.shared_expert")),
     "router": ("mlp.gate", "mlp.router", "block_sparse_moe.gate"),
 }
-_EXCLUSIONS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude",
-               "llm_int8_skip_modules")  # fmt: skip
+_EXCLUSIONS = (
+    "ignore",
+    "modules_to_not_convert",
+    "ignored_layers",
+    "exclude_modules",
+    "exclude",
+    "llm_int8_skip_modules",
+)
 _LINEAR = "Linear"
 """The class of the modules that a quantisation converts unless it says otherwise."""
 
@@ -131,18 +137,32 @@ def _format(method: str, stored: Mapping[str, Any]) -> Format | None:
 
 
 _MODELOPT = {
-    "FP8_PB_WO": "w8a16", "FP8": "fp8", "MXFP8": "fp8", "NVFP4_A16": "nvfp4a16", "NVFP4": "nvfp4", "MXFP4": "fp4",
-    "W4A8_NVFP4_FP8": "w4afp8", "W4A8_AWQ": "w4afp8", "W4A16": "int4", "W8A16": "w8a16", "INT8": "int8",
+    "FP8_PB_WO": "w8a16",
+    "FP8": "fp8",
+    "MXFP8": "fp8",
+    "NVFP4_A16": "nvfp4a16",
+    "NVFP4": "nvfp4",
+    "MXFP4": "fp4",
+    "W4A8_NVFP4_FP8": "w4afp8",
+    "W4A8_AWQ": "w4afp8",
+    "W4A16": "int4",
+    "W8A16": "w8a16",
+    "INT8": "int8",
     "INT4": "int4",
-}  # fmt: skip
+}
 """By the beginning of modelopt's quant_algo."""
 
 
 def _quark(section: Mapping[str, Any]) -> Format | None:
     weight, inputs = section.get("weight"), section.get("input_tensors")
     dtype = str(weight.get("dtype", "")) if isinstance(weight, Mapping) else ""
-    kinds = {"fp8": ("fp8", "w8a16"), "int8": ("int8", "w8a16"), "fp4": ("fp4", "mxfp4"), "int4": ("w4a8", "int4"),
-             "uint4": ("w4a8", "int4")}  # fmt: skip
+    kinds = {
+        "fp8": ("fp8", "w8a16"),
+        "int8": ("int8", "w8a16"),
+        "fp4": ("fp4", "mxfp4"),
+        "int4": ("w4a8", "int4"),
+        "uint4": ("w4a8", "int4"),
+    }
     found = next((names for start, names in kinds.items() if dtype.startswith(start)), None)
     return None if found is None else FORMATS[found[0 if isinstance(inputs, Mapping) else 1]]
 
@@ -171,9 +191,15 @@ def _group_format(name: str, section: Mapping[str, Any]) -> Format:
     if (bits, products) == ("4", "fp4") and not floats:
         products = "int8"  # 4-bit integers are widened: no current device multiplies them
     known = {
-        ("8", "16"): "w8a16", ("8", "fp8"): "fp8", ("8", "int8"): "int8",
-        ("4", "int8"): "w4a8", ("4", "fp8"): "w4afp8", ("4", "16"): "int4", ("3", "16"): "int3", ("2", "16"): "int2",
-    }  # fmt: skip
+        ("8", "16"): "w8a16",
+        ("8", "fp8"): "fp8",
+        ("8", "int8"): "int8",
+        ("4", "int8"): "w4a8",
+        ("4", "fp8"): "w4afp8",
+        ("4", "16"): "int4",
+        ("3", "16"): "int3",
+        ("2", "16"): "int2",
+    }
     if floats and bits == "4" and products in ("16", "fp4"):
         small = str(weights.get("group_size")) == "16"
         known |= {("4", "fp4"): "nvfp4" if small else "fp4", ("4", "16"): "nvfp4a16" if small else "mxfp4"}

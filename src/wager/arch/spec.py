@@ -135,9 +135,11 @@ class ModelSpec:
     def vector_elements(self) -> int:
         """Elements of norm weights and biases; without `decoder`, of two norms per layer and the last norm."""
         norms = (2 * self.num_layers + 1) * self.hidden
-        return norms if self.decoder is None else norms + sum(
-            layer.count * _layer_vectors(layer, self.decoder, self.hidden) for layer in self.layers
-        )  # fmt: skip
+        return (
+            norms
+            if self.decoder is None
+            else norms + sum(layer.count * _layer_vectors(layer, self.decoder, self.hidden) for layer in self.layers)
+        )
 
     @property
     def parameters(self) -> int:

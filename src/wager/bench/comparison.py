@@ -133,9 +133,15 @@ def answers(
 def _completion(delta: OutputDelta, tokens: Sequence[int]) -> Completion:
     stats = delta.stats or Stats(prompt_tokens=0, completion_tokens=len(tokens), seed=0)
     return Completion(
-        delta.request_id, delta.index, tuple(tokens), "", delta.finish_reason or "error", stats,
-        error=delta.error, error_status=delta.error_status,
-    )  # fmt: skip
+        delta.request_id,
+        delta.index,
+        tuple(tokens),
+        "",
+        delta.finish_reason or "error",
+        stats,
+        error=delta.error,
+        error_status=delta.error_status,
+    )
 
 
 def compare_answers(

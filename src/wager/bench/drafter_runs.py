@@ -64,9 +64,15 @@ class TurnAnswer:
     @classmethod
     def of(cls, stats: Stats, steps: DecodeSeconds, *, same: bool) -> Self:
         return cls(
-            stats.completion_tokens, stats.rounds, stats.drafted, stats.accepted, stats.prefill_s, stats.decode_s,
-            steps, same,
-        )  # fmt: skip
+            stats.completion_tokens,
+            stats.rounds,
+            stats.drafted,
+            stats.accepted,
+            stats.prefill_s,
+            stats.decode_s,
+            steps,
+            same,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +126,11 @@ class DrafterRuns:
     def measured(self, temperature: float, prompt: str) -> set[str]:
         """The drafters whose answers to a prompt are there."""
         return {
-            name for turn in self.turns if (turn.temperature, turn.prompt) == (temperature, prompt)
+            name
+            for turn in self.turns
+            if (turn.temperature, turn.prompt) == (temperature, prompt)
             for name in turn.answers
-        }  # fmt: skip
+        }
 
     def curve(self, temperature: float, drafter: str) -> DrafterCurve | None:
         found = (each for each in self.curves if (each.temperature, each.drafter) == (temperature, drafter))

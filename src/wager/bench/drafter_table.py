@@ -66,11 +66,19 @@ def _speed_table(
         if figures is None:
             continue
         own, curve = by_family(turns, name), curves.get(name)
-        rows.append([
-            f"`{name}`", str(figures.prompts), f"{figures.tau:.2f}", f"{figures.draft_share:.1%}",
-            *_draft_costs(curve), _allowed(curve, prices), f"**{figures.speedup:.2f}**",
-            *(f"{own[family].speedup:.2f}" if family in own else _NONE for family in families), str(figures.changed),
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"`{name}`",
+                str(figures.prompts),
+                f"{figures.tau:.2f}",
+                f"{figures.draft_share:.1%}",
+                *_draft_costs(curve),
+                _allowed(curve, prices),
+                f"**{figures.speedup:.2f}**",
+                *(f"{own[family].speedup:.2f}" if family in own else _NONE for family in families),
+                str(figures.changed),
+            ]
+        )
     return _markdown(columns, rows)
 
 

@@ -282,9 +282,12 @@ class Connections:
         host = self._address or self._server.host
         try:
             transport, connection = await loop.create_connection(
-                lambda: Connection(self._clock), host, self._server.port, ssl=self._tls,
+                lambda: Connection(self._clock),
+                host,
+                self._server.port,
+                ssl=self._tls,
                 server_hostname=self._server.host if self._tls else None,
-            )  # fmt: skip
+            )
         except (OSError, ssl.SSLError) as error:
             cause = error.strerror or str(error) or type(error).__name__
             raise ExchangeError("connect", f"no connection to {self._server.authority}: {cause}") from error

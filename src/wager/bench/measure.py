@@ -50,8 +50,13 @@ class DecodeSteps:
         return self.tokens / self.seconds if self.seconds else None
 
     def as_dict(self) -> dict[str, float | None]:
-        return {"sequences": self.sequences, "steps": self.steps, "tokens": self.tokens, "seconds": self.seconds,
-                "tok_s": self.rate}  # fmt: skip
+        return {
+            "sequences": self.sequences,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tok_s": self.rate,
+        }
 
 
 @dataclass(slots=True)

@@ -88,8 +88,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # starting numpy's threads takes time, and none is used
     with streams.standard_streams():
         try:
-            code = cli.main(_as_text(sys.argv[1:] if arguments is None else arguments), prog_name="wager",
-                            standalone_mode=False)  # fmt: skip
+            code = cli.main(
+                _as_text(sys.argv[1:] if arguments is None else arguments), prog_name="wager", standalone_mode=False
+            )
             sys.stdout.flush()
             return code if isinstance(code, int) else 0
         except click.ClickException as error:

@@ -35,21 +35,49 @@ _PATH = parameters.OutputPath()
     drafter=flags.drafter_flag(several=True, default=("auto",)),
     only=("model", "kv_dtype", "kernels", "threads", "memory", "max_context"),
 )
-@click.option("--depth", type=click.IntRange(1, DEEPEST), metavar="N",
-              help="Deepest draft to measure, or largest tree. Without it as the drafter can.")  # fmt: skip
+@click.option(
+    "--depth",
+    type=click.IntRange(1, DEEPEST),
+    metavar="N",
+    help="Deepest draft to measure, or largest tree. Without it as the drafter can.",
+)
 @flags.sampling_flags(max_tokens=128, seed=0)
-@click.option("-o", "--output", "output_path", type=parameters.OutputPath(allow_dash=True), metavar="FILE",
-              help="Write the file that `wager plan --acceptance` reads; for one drafter.")  # fmt: skip
-@click.option("--trace", "trace_path", type=_PATH, metavar="FILE",
-              help="Write what was drafted at every position, for `wager replay`.")  # fmt: skip
-@click.option("--plot", "plot_path", type=_PATH, metavar="PATH",
-              help="Plot survival by depth with its intervals: .png, .svg or .pdf.")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    "output_path",
+    type=parameters.OutputPath(allow_dash=True),
+    metavar="FILE",
+    help="Write the file that `wager plan --acceptance` reads; for one drafter.",
+)
+@click.option(
+    "--trace",
+    "trace_path",
+    type=_PATH,
+    metavar="FILE",
+    help="Write what was drafted at every position, for `wager replay`.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=_PATH,
+    metavar="PATH",
+    help="Plot survival by depth with its intervals: .png, .svg or .pdf.",
+)
 @flags.json_flag
 def command(
-    *, prompts: list[Prompt], framing: flags.Framing, config: EngineConfig, drafters: tuple[str, ...],
-    depth: int | None, params: SamplingParams, output_path: Path | None, trace_path: Path | None,
-    plot_path: Path | None, json_path: Path | None,
-) -> None:  # fmt: skip
+    *,
+    prompts: list[Prompt],
+    framing: flags.Framing,
+    config: EngineConfig,
+    drafters: tuple[str, ...],
+    depth: int | None,
+    params: SamplingParams,
+    output_path: Path | None,
+    trace_path: Path | None,
+    plot_path: Path | None,
+    json_path: Path | None,
+) -> None:
     """Measure how often a drafter's tokens are accepted on the prompts of FILE, by depth and category.
 
     FILE is as for `wager bench`; without it a small set that comes with wager is used. The model answers every prompt,
@@ -71,9 +99,13 @@ def command(
     with console.meter("answers") as update:
         count = count_answers(update, "Answering and drafting", len(prompts) * len(specs))
         engine, measured = _measure(
-            prompts, specs, config, depth=depth, on_output=count,
+            prompts,
+            specs,
+            config,
+            depth=depth,
+            on_output=count,
             requests=lambda engine: to_requests(prompts, engine.tokenizer, framing=framing, params=params),
-        )  # fmt: skip
+        )
     settings = {**settings_of(config, params, framing), "drafter": list(specs), "depth": depth}
     results = [drafter.as_dict(settings) for drafter in measured]
     if output_path:
@@ -134,9 +166,14 @@ def _check_outputs(
 
 
 def _measure(
-    prompts: Sequence[Prompt], specs: Sequence[str], config: EngineConfig, *, depth: int | None,
-    requests: Callable[[LoadedEngine], list[Request]], on_output: Callable[[OutputDelta], None],
-) -> tuple[LoadedEngine, list[MeasuredDrafter]]:  # fmt: skip
+    prompts: Sequence[Prompt],
+    specs: Sequence[str],
+    config: EngineConfig,
+    *,
+    depth: int | None,
+    requests: Callable[[LoadedEngine], list[Request]],
+    on_output: Callable[[OutputDelta], None],
+) -> tuple[LoadedEngine, list[MeasuredDrafter]]:
     """Answer the prompts once with each drafter, on one loaded model; the last engine, and what was measured."""
     from wager.cli.acceptance_report import MeasuredDrafter
     from wager.cli.loading import open_engine

@@ -62,8 +62,15 @@ def write_trace(measured: Sequence[MeasuredDrafter], prompts: Sequence[Prompt], 
         [(prompt_tokens, tokens)] = lengths
         survival = {drafter.name: [each.value or 0.0 for each in drafter.total.survival] for drafter in measured}
         drafters = {name: answer.trace_values(survival[name]) for name, answer in answers.items()}
-        rows.append({"id": prompt.id, "category": prompt.category, "prompt_tokens": prompt_tokens, "tokens": tokens,
-                     "drafters": drafters})  # fmt: skip
+        rows.append(
+            {
+                "id": prompt.id,
+                "category": prompt.category,
+                "prompt_tokens": prompt_tokens,
+                "tokens": tokens,
+                "drafters": drafters,
+            }
+        )
     text = "".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n" for row in rows)
     console.write_text(text, path)
 
@@ -123,8 +130,13 @@ def _equal_rows(measured: Sequence[MeasuredDrafter]) -> list[list[str]]:
 
 def _category_row(name: str, estimate: DrafterAcceptance) -> list[str]:
     first, last = estimate.survival[0], estimate.survival[-1]
-    return [name, str(estimate.prompts), str(estimate.tokens), f"{estimate.coverage:.0%}",
-            *map(_interval, (estimate.alpha, estimate.tau, first, last))]  # fmt: skip
+    return [
+        name,
+        str(estimate.prompts),
+        str(estimate.tokens),
+        f"{estimate.coverage:.0%}",
+        *map(_interval, (estimate.alpha, estimate.tau, first, last)),
+    ]
 
 
 def _depth_rows(acceptance: DrafterAcceptance) -> list[list[str]]:
@@ -132,8 +144,16 @@ def _depth_rows(acceptance: DrafterAcceptance) -> list[list[str]]:
     for rounds, survival, given in zip(acceptance.depths, acceptance.survival, acceptance.given_draft, strict=True):
         reached = survival.value or 0.0
         rate = f"{reached / above:.3f}" if above else _NONE
-        rows.append([str(rounds.depth), _interval(survival), f"{given:.3f}", rate, _interval(rounds.tau),
-                     f"{rounds.drafted:.2f}"])  # fmt: skip
+        rows.append(
+            [
+                str(rounds.depth),
+                _interval(survival),
+                f"{given:.3f}",
+                rate,
+                _interval(rounds.tau),
+                f"{rounds.drafted:.2f}",
+            ]
+        )
         above = reached
     return rows
 

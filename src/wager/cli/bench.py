@@ -26,8 +26,14 @@ FAST, PLAIN = "speculative", "plain"
 @click.command("bench", cls=parameters.Verb)
 @flags.prompts_flags()
 @click.option("--compare", is_flag=True, help="Run plain decoding too, in turns, and report the speed-up.")
-@click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, metavar="N",
-              help="Passes over the prompts; times are medians over the passes.")  # fmt: skip
+@click.option(
+    "--repeat",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Passes over the prompts; times are medians over the passes.",
+)
 @click.option("--quality", is_flag=True, help="Compare the logits with those of bf16 weights on a fixed text first.")
 @flags.framing_flags
 @flags.engine_flags(prefix_cache=False)
@@ -58,8 +64,15 @@ def command(
     from wager.bench import measure
 
     if load:
-        bench_load.measure_server(load, prompts, framing=framing, params=params, model=config.model.model,
-                                  concurrency=concurrency, json_path=json_path)  # fmt: skip
+        bench_load.measure_server(
+            load,
+            prompts,
+            framing=framing,
+            params=params,
+            model=config.model.model,
+            concurrency=concurrency,
+            json_path=json_path,
+        )
         return
     engines = _open_engines(config, compare=compare)
     found = _quality(engines[FAST]) if quality else None
@@ -69,9 +82,12 @@ def command(
     requests = to_requests(prompts, engines[FAST].tokenizer, framing=framing, params=params)
     with console.meter("answers") as update:
         records = measure.measure(
-            engines, requests, concurrency=concurrency, repeats=repeat,
+            engines,
+            requests,
+            concurrency=concurrency,
+            repeats=repeat,
             on_output=count_answers(update, "Measuring", len(requests) * len(engines) * repeat),
-        )  # fmt: skip
+        )
     settings = {**settings_of(config, params, framing), "concurrency": concurrency, "repeats": repeat}
     form = engines[FAST].target.decoder.weight_form
     card = {**card_of(config, engines[FAST], settings), "weights": form, "quality": found}

@@ -25,33 +25,82 @@ if TYPE_CHECKING:
     from wager.bench.slo import ServiceLevel
 
 _LOAD_FLAGS = (
-    click.option("--url", metavar="URL",
-                 help="Measure the server at URL, any with OpenAI's API, in place of an engine of this process: "
-                 "--concurrency users, or --rate. See docs/bench-load.md."),
-    click.option("--rate", type=click.FloatRange(1e-3, 1e5), metavar="R",
-                 help="Requests a second, arriving at random (Poisson) whether or not earlier ones are answered."),
-    click.option("--requests", type=click.IntRange(1, 10_000_000), metavar="N",
-                 help="Requests to send.  [default: one for each prompt, or with --duration no limit]"),
-    click.option("--first", type=click.IntRange(0, 1_000_000_000), default=0, show_default=True, metavar="N",
-                 help="Number of the first request. Runs against one server take others, so that it has seen no "
-                 "prompt before."),
+    click.option(
+        "--url",
+        metavar="URL",
+        help="Measure the server at URL, any with OpenAI's API, in place of an engine of this process: "
+        "--concurrency users, or --rate. See docs/bench-load.md.",
+    ),
+    click.option(
+        "--rate",
+        type=click.FloatRange(1e-3, 1e5),
+        metavar="R",
+        help="Requests a second, arriving at random (Poisson) whether or not earlier ones are answered.",
+    ),
+    click.option(
+        "--requests",
+        type=click.IntRange(1, 10_000_000),
+        metavar="N",
+        help="Requests to send.  [default: one for each prompt, or with --duration no limit]",
+    ),
+    click.option(
+        "--first",
+        type=click.IntRange(0, 1_000_000_000),
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Number of the first request. Runs against one server take others, so that it has seen no prompt before.",
+    ),
     click.option("--duration", metavar="TIME", help="Send no request after this time, such as 60s."),
-    click.option("--warm-up", "warm_up", type=click.IntRange(1, 10_000), default=4, show_default=True, metavar="N",
-                 help="Short requests that are not measured, before the others."),
-    click.option("--timeout", default="600s", show_default=True, metavar="TIME",
-                 help="A request without a whole answer after this time has failed."),
-    click.option("--slo", metavar="NAME:TIME,...",
-                 help="Count the requests that keep these: ttft, itl (longest), tpot, e2e, as ttft:500ms,itl:50ms."),
+    click.option(
+        "--warm-up",
+        "warm_up",
+        type=click.IntRange(1, 10_000),
+        default=4,
+        show_default=True,
+        metavar="N",
+        help="Short requests that are not measured, before the others.",
+    ),
+    click.option(
+        "--timeout",
+        default="600s",
+        show_default=True,
+        metavar="TIME",
+        help="A request without a whole answer after this time has failed.",
+    ),
+    click.option(
+        "--slo",
+        metavar="NAME:TIME,...",
+        help="Count the requests that keep these: ttft, itl (longest), tpot, e2e, as ttft:500ms,itl:50ms.",
+    ),
     click.option("--body", metavar="JSON", help="Fields added to every request, as an object; null removes a field."),
-    click.option("--chunk-usage", "chunk_usage", is_flag=True,
-                 help="Ask for the tokens of every chunk (vLLM's continuous_usage_stats) if the server knows how."),
-    click.option("--api-key-file", "api_key_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-                 help=f"The server's key.  [default: the environment variable {load_inputs.KEY_VARIABLE}, if set]"),
-    click.option("--compare-with", "compare_with", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-                 help="Compare with an earlier result of --url, as --json wrote it."),
-    click.option("--plot", type=parameters.OutputPath(), metavar="FILE",
-                 help="Plot the measured server's times and its run to a .png, .svg or .pdf file."),
-)  # fmt: skip
+    click.option(
+        "--chunk-usage",
+        "chunk_usage",
+        is_flag=True,
+        help="Ask for the tokens of every chunk (vLLM's continuous_usage_stats) if the server knows how.",
+    ),
+    click.option(
+        "--api-key-file",
+        "api_key_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help=f"The server's key.  [default: the environment variable {load_inputs.KEY_VARIABLE}, if set]",
+    ),
+    click.option(
+        "--compare-with",
+        "compare_with",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Compare with an earlier result of --url, as --json wrote it.",
+    ),
+    click.option(
+        "--plot",
+        type=parameters.OutputPath(),
+        metavar="FILE",
+        help="Plot the measured server's times and its run to a .png, .svg or .pdf file.",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +129,21 @@ def load_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def command(**values: Any) -> Any:
         given = {name: values.pop(name) for name in LoadOptions.__slots__}
-        kept = {"model", "concurrency", "file", "path", "limit", "raw", "system", "seed", "stop", "max_tokens",
-                "temperature", "json_path", *flags.SAMPLING_HELP}  # fmt: skip
+        kept = {
+            "model",
+            "concurrency",
+            "file",
+            "path",
+            "limit",
+            "raw",
+            "system",
+            "seed",
+            "stop",
+            "max_tokens",
+            "temperature",
+            "json_path",
+            *flags.SAMPLING_HELP,
+        }
         for param in click.get_current_context().command.params:
             name = param.name or ""
             if click.get_current_context().get_parameter_source(name) is not ParameterSource.COMMANDLINE:

@@ -214,18 +214,25 @@ def _table(calibration: Calibration) -> list[list[str]]:
     surface, points = calibration.surface(), calibration.points
     most, longest = max(p.requests for p in points), max(p.context_sum / p.requests for p in points)
     return [
-        [f"{requests} x {context}",
-         *(f"{1e3 * surface.seconds(rows, requests, requests * context):.2f}" if rows >= requests else "–"
-           for rows in _ROWS)]
-        for requests, context in _SEQUENCES if requests <= most and context <= longest
-    ]  # fmt: skip
+        [
+            f"{requests} x {context}",
+            *(
+                f"{1e3 * surface.seconds(rows, requests, requests * context):.2f}" if rows >= requests else "–"
+                for rows in _ROWS
+            ),
+        ]
+        for requests, context in _SEQUENCES
+        if requests <= most and context <= longest
+    ]
 
 
 def _cost_lines(surface: LatencySurface) -> list[str]:
     """The costs of one more row, by ranges of rows, and of requests and contexts."""
     one = surface.seconds(1, 1, 0)
-    words = [f"{cost:.1%}{' of a one-row step' if not index else ''} up to {rows} rows"
-             for index, (rows, cost) in enumerate(row_costs(surface))]  # fmt: skip
+    words = [
+        f"{cost:.1%}{' of a one-row step' if not index else ''} up to {rows} rows"
+        for index, (rows, cost) in enumerate(row_costs(surface))
+    ]
     return [
         f"Another row costs {', then '.join(words)}.",
         f"A step of one row takes {1e3 * one:.2f} ms; another request adds {1e6 * surface.per_request:.0f} µs; 1000 "

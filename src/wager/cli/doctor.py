@@ -18,11 +18,14 @@ from wager.planner import calibrations
 
 
 @click.command("doctor", cls=parameters.Verb)
-@click.option("--verify", is_flag=True,
-              help="Hash every stored model file and compare it with its published hash; exit code 1 if one differs.",
-)  # fmt: skip
-@click.option("--clear-packed", is_flag=True,
-              help="Remove all stored packed weights; the next start of a model packs them again.")  # fmt: skip
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Hash every stored model file and compare it with its published hash; exit code 1 if one differs.",
+)
+@click.option(
+    "--clear-packed", is_flag=True, help="Remove all stored packed weights; the next start of a model packs them again."
+)
 @flags.json_flag
 def command(*, verify: bool, clear_packed: bool, json_path: Path | None) -> int:
     """Show which kernels are in use and why, the machine's hardware, the stored models, packed weights and
@@ -90,10 +93,16 @@ def _packed() -> list[dict[str, Any]]:
     from wager.models import packed_cache
 
     return [
-        {"path": str(file.path), "model": file.model, "dtype": file.dtype, "bytes": file.nbytes,
-         "used": datetime.fromtimestamp(file.used, UTC).isoformat(timespec="seconds"), "error": file.problem or None}
+        {
+            "path": str(file.path),
+            "model": file.model,
+            "dtype": file.dtype,
+            "bytes": file.nbytes,
+            "used": datetime.fromtimestamp(file.used, UTC).isoformat(timespec="seconds"),
+            "error": file.problem or None,
+        }
         for file in packed_cache.stored()
-    ]  # fmt: skip
+    ]
 
 
 def _clear_packed() -> list[str]:

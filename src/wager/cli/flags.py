@@ -96,60 +96,130 @@ def drafter_flag(*, several: bool = False, default: Any = "auto") -> Function:
     listed = "; ".join(f"{name}: {description}" for name, description in descriptions().items())
     again = " Repeat it to try several." if several else ""
     return click.option(
-        "--drafter", callback=_check_drafters, metavar="NAME[:ARG],...", multiple=several, default=default,
-        show_default=True, help=f"One or several drafters, separated by commas. {listed}.{again}",
-    )  # fmt: skip
+        "--drafter",
+        callback=_check_drafters,
+        metavar="NAME[:ARG],...",
+        multiple=several,
+        default=default,
+        show_default=True,
+        help=f"One or several drafters, separated by commas. {listed}.{again}",
+    )
 
 
 config_flag = click.option(
-    "--config", is_eager=True, expose_value=False, callback=_read_config, metavar="FILE",
+    "--config",
+    is_eager=True,
+    expose_value=False,
+    callback=_read_config,
+    metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help='TOML file of options, such as drafter = "ngram" or max-tokens = 64; flags override it.',
-)  # fmt: skip
+)
 
 ENGINE_FLAGS: Mapping[str, Function] = {
-    "model": click.option("--model", default=DEFAULT_MODEL, show_default=True, metavar="MODEL",
-                 help="Directory, GGUF file, or name (fetched if it is not stored yet)."),
+    "model": click.option(
+        "--model",
+        default=DEFAULT_MODEL,
+        show_default=True,
+        metavar="MODEL",
+        help="Directory, GGUF file, or name (fetched if it is not stored yet).",
+    ),
     "drafter": drafter_flag(),
-    "depth": click.option("--depth", type=click.IntRange(0, DEEPEST), metavar="N",
-                 help="Guesses per step; 0 makes none. Without it the policy decides at every step."),
-    "policy": click.option("--policy", metavar="NAME", help="How many tokens are guessed: adaptive (by expected gain "
-                 "and cost), threshold[:P] (by likelihood alone) or fixed.  [default: adaptive; with --depth fixed]"),
-    "objective": click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
-                 help="Of the adaptive policy: throughput, latency, or slo:TIME (per token, such as slo:20ms)."),
-    "verify": click.option("--verify", type=click.Choice(get_args(VerifyRule)), default="match", show_default=True,
-                 help="Which guesses are accepted. match keeps every byte; rejection, block (of chains) "
-                 "and traversal (of trees too) keep the distribution of sampled text."),
-    "dtype": click.option("--dtype", type=click.Choice([*DTYPES, "bfloat16"]), default="auto", show_default=True,
-                 help="Of the weights: auto multiplies a GGUF file in its own types and other models in bf16; q8 and "
-                 "q4 quantise what has more bits."),
-    "kv_dtype": click.option("--kv-dtype", type=click.Choice(get_args(KVDtype)), default="bf16", show_default=True,
-                 help="Type of cached keys and values. q8 takes half the memory: int8, and a scale for each."),
-    "kernels": click.option("--kernels", type=click.Choice(["auto", "native", "reference"]), default="auto",
-                 show_default=True, help="Which kernels compute; see `wager doctor`."),
-    "threads": click.option("--threads", type=click.IntRange(min=1), metavar="N",
-                 help="Without it one per physical core."),
-    "draft_threads": click.option("--draft-threads", type=click.IntRange(min=0), default=0, show_default=True,
-                 metavar="N", help="Threads of a drafter that runs a model, which then drafts while the target "
-                 "verifies, on cores that --threads leaves. 0: they take turns."),
-    "draft_device": click.option("--draft-device", metavar="DEVICE",
-                 help="What such a drafter runs on: cpu, the only one that there is."),
-    "memory": click.option("--memory", callback=_parse_memory, metavar="SIZE",
-                 help="Limit for weights, cache and drafters, such as 4GiB. Without it most of the free memory."),
-    "max_context": click.option("--max-context", type=click.IntRange(2, MOST_POSITIONS), metavar="N",
-                 help="Tokens of prompt and answer together. Without it the model's own limit."),
-    "max_sequences": click.option("--max-sequences", type=click.IntRange(min=1), show_default=True, metavar="N",
-                 default=EngineConfig().capacity.max_sequences,
-                 help="Choices of requests that run at once; others wait."),
-}  # fmt: skip
+    "depth": click.option(
+        "--depth",
+        type=click.IntRange(0, DEEPEST),
+        metavar="N",
+        help="Guesses per step; 0 makes none. Without it the policy decides at every step.",
+    ),
+    "policy": click.option(
+        "--policy",
+        metavar="NAME",
+        help="How many tokens are guessed: adaptive (by expected gain "
+        "and cost), threshold[:P] (by likelihood alone) or fixed.  [default: adaptive; with --depth fixed]",
+    ),
+    "objective": click.option(
+        "--objective",
+        default="throughput",
+        show_default=True,
+        metavar="GOAL",
+        help="Of the adaptive policy: throughput, latency, or slo:TIME (per token, such as slo:20ms).",
+    ),
+    "verify": click.option(
+        "--verify",
+        type=click.Choice(get_args(VerifyRule)),
+        default="match",
+        show_default=True,
+        help="Which guesses are accepted. match keeps every byte; rejection, block (of chains) "
+        "and traversal (of trees too) keep the distribution of sampled text.",
+    ),
+    "dtype": click.option(
+        "--dtype",
+        type=click.Choice([*DTYPES, "bfloat16"]),
+        default="auto",
+        show_default=True,
+        help="Of the weights: auto multiplies a GGUF file in its own types and other models in bf16; q8 and "
+        "q4 quantise what has more bits.",
+    ),
+    "kv_dtype": click.option(
+        "--kv-dtype",
+        type=click.Choice(get_args(KVDtype)),
+        default="bf16",
+        show_default=True,
+        help="Type of cached keys and values. q8 takes half the memory: int8, and a scale for each.",
+    ),
+    "kernels": click.option(
+        "--kernels",
+        type=click.Choice(["auto", "native", "reference"]),
+        default="auto",
+        show_default=True,
+        help="Which kernels compute; see `wager doctor`.",
+    ),
+    "threads": click.option(
+        "--threads", type=click.IntRange(min=1), metavar="N", help="Without it one per physical core."
+    ),
+    "draft_threads": click.option(
+        "--draft-threads",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Threads of a drafter that runs a model, which then drafts while the target "
+        "verifies, on cores that --threads leaves. 0: they take turns.",
+    ),
+    "draft_device": click.option(
+        "--draft-device", metavar="DEVICE", help="What such a drafter runs on: cpu, the only one that there is."
+    ),
+    "memory": click.option(
+        "--memory",
+        callback=_parse_memory,
+        metavar="SIZE",
+        help="Limit for weights, cache and drafters, such as 4GiB. Without it most of the free memory.",
+    ),
+    "max_context": click.option(
+        "--max-context",
+        type=click.IntRange(2, MOST_POSITIONS),
+        metavar="N",
+        help="Tokens of prompt and answer together. Without it the model's own limit.",
+    ),
+    "max_sequences": click.option(
+        "--max-sequences",
+        type=click.IntRange(min=1),
+        show_default=True,
+        metavar="N",
+        default=EngineConfig().capacity.max_sequences,
+        help="Choices of requests that run at once; others wait.",
+    ),
+}
 """Flags of the engine by option, in the order the help shows them."""
 
 
 def _prefix_cache_flag(*, default: bool) -> Function:
     return click.option(
-        "--prefix-cache/--no-prefix-cache", default=default, show_default=True,
+        "--prefix-cache/--no-prefix-cache",
+        default=default,
+        show_default=True,
         help="Reuse cached keys and values of equal prefixes.",
-    )  # fmt: skip
+    )
 
 
 def engine_flags(
@@ -194,20 +264,39 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = {
 def _sampling_options(*, max_tokens: int, temperature: float | None, seed: int | None) -> list[Function]:
     plain = SamplingParams()
     numbers = [
-        click.option(f"--{name.replace('_', '-')}", type=type(getattr(plain, name)), default=getattr(plain, name),
-                     show_default=True, metavar=metavar, help=text)
+        click.option(
+            f"--{name.replace('_', '-')}",
+            type=type(getattr(plain, name)),
+            default=getattr(plain, name),
+            show_default=True,
+            metavar=metavar,
+            help=text,
+        )
         for name, (metavar, text) in SAMPLING_HELP.items()
-    ]  # fmt: skip
+    ]
     return [
-        click.option("--temperature", type=float, default=temperature, show_default=temperature is not None,
-                     metavar="T", help="0 always takes the most likely token."),
+        click.option(
+            "--temperature",
+            type=float,
+            default=temperature,
+            show_default=temperature is not None,
+            metavar="T",
+            help="0 always takes the most likely token.",
+        ),
         *numbers,
-        click.option("--seed", type=int, default=seed, show_default=seed is not None, metavar="N",
-                     help="Equal seeds give equal text."),
+        click.option(
+            "--seed",
+            type=int,
+            default=seed,
+            show_default=seed is not None,
+            metavar="N",
+            help="Equal seeds give equal text.",
+        ),
         click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
-        click.option("--max-tokens", type=int, default=max_tokens, show_default=True, metavar="N",
-                     help="Longest answer."),
-    ]  # fmt: skip
+        click.option(
+            "--max-tokens", type=int, default=max_tokens, show_default=True, metavar="N", help="Longest answer."
+        ),
+    ]
 
 
 def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, seed: int | None = None) -> Decorator:
@@ -258,22 +347,41 @@ def framing_flags(function: Function) -> Function:
             raise click.UsageError("--raw uses no chat template, so there is no system message. Give one of the two.")
         return function(framing=Framing(raw, system), **values)
 
-    return add([
-        click.option("--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template; "
-                     "control tokens written out in it, such as <|im_end|>, are parsed."),
-        click.option("--system", metavar="TEXT", help="System message. Without it the template's own, if it has one."),
-    ])(command)  # fmt: skip
+    return add(
+        [
+            click.option(
+                "--raw",
+                is_flag=True,
+                help="Give the prompt to the model as it is, without its chat template; "
+                "control tokens written out in it, such as <|im_end|>, are parsed.",
+            ),
+            click.option(
+                "--system", metavar="TEXT", help="System message. Without it the template's own, if it has one."
+            ),
+        ]
+    )(command)
 
 
 def prompts_flags(*, limit: int | None = None) -> Decorator:
     """[FILE] or --prompts FILE, and --limit; the command receives the chosen `prompts`."""
     options = [
         click.argument("file", required=False, metavar="[FILE]", type=click.Path(path_type=Path, dir_okay=False)),
-        click.option("--prompts", "path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-                     help="The same as FILE."),
-        click.option("--limit", type=click.IntRange(1, 1_000_000), default=limit, show_default=limit is not None,
-                     metavar="N", help="Use N prompts, spread over the task families."),
-    ]  # fmt: skip
+        click.option(
+            "--prompts",
+            "path",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="The same as FILE.",
+        ),
+        click.option(
+            "--limit",
+            type=click.IntRange(1, 1_000_000),
+            default=limit,
+            show_default=limit is not None,
+            metavar="N",
+            help="Use N prompts, spread over the task families.",
+        ),
+    ]
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -289,11 +397,18 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
 
 
 concurrency_flag = click.option(
-    "--concurrency", type=click.IntRange(1, MOST_CONCURRENT), default=1, show_default=True, metavar="N",
+    "--concurrency",
+    type=click.IntRange(1, MOST_CONCURRENT),
+    default=1,
+    show_default=True,
+    metavar="N",
     help="Requests that run together.",
-)  # fmt: skip
+)
 
 json_flag = click.option(
-    "--json", "json_path", type=parameters.OutputPath(allow_dash=True), metavar="PATH",
+    "--json",
+    "json_path",
+    type=parameters.OutputPath(allow_dash=True),
+    metavar="PATH",
     help="Write the results as JSON; - writes them to stdout.",
-)  # fmt: skip
+)

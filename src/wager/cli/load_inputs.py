@@ -17,9 +17,17 @@ KEY_VARIABLE = "WAGER_API_KEY"
 
 _MOST_SECONDS = 1e6
 _OTHER_FIELDS = (
-    "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
-    "stop_token_ids", "ignore_eos", "logit_bias",
-)  # fmt: skip
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logit_bias",
+)
 """Sampling parameters that are sent where they differ from their defaults: not every server knows all of them."""
 
 

@@ -52,8 +52,15 @@ def _distribution(axes: Any, runs: Any, name: str, *, title: str, limit: float |
         axes.plot(marked, (50, 90, 99), color=colour, linestyle="none", marker="o", markersize=5)
         for time, point in zip(marked, (50, 90, 99), strict=True):
             if result is runs[0][1]:
-                axes.annotate(f"p{point} {_short(time)}", (time, point), fontsize=8, xytext=(-6, 3), ha="right",
-                              textcoords="offset points", bbox=plots.BACKGROUND)  # fmt: skip
+                axes.annotate(
+                    f"p{point} {_short(time)}",
+                    (time, point),
+                    fontsize=8,
+                    xytext=(-6, 3),
+                    ha="right",
+                    textcoords="offset points",
+                    bbox=plots.BACKGROUND,
+                )
     if limit:
         axes.axvline(1e3 * limit, **{**plots.REFERENCE, "linestyle": ":"}, label="SLO")
     if axes.lines:
@@ -99,8 +106,14 @@ def _requests(axes: Any, result: Mapping[str, Any]) -> None:
     for wanted, marker, colour, label in ((True, ".", _NOW, "answered"), (False, "x", plots.COLOURS[1], "failed")):
         chosen = [row for row in rows if (row["outcome"] == "ok") is wanted]
         if chosen:
-            axes.plot([row["number"] for row in chosen], [row["e2e_s"] for row in chosen], linestyle="none",
-                      marker=marker, color=colour, label=f"{label}: {len(chosen)}")  # fmt: skip
+            axes.plot(
+                [row["number"] for row in chosen],
+                [row["e2e_s"] for row in chosen],
+                linestyle="none",
+                marker=marker,
+                color=colour,
+                label=f"{label}: {len(chosen)}",
+            )
     axes.set_ylim(0, 1.2 * max((row["e2e_s"] for row in rows), default=1.0))
     if axes.lines:
         plots.legend(axes, place="upper left")

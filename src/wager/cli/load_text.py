@@ -71,8 +71,11 @@ def _lines(summary: Mapping[str, Any]) -> list[str]:
 
 def _show_comparison(compare: Mapping[str, Any], *, to_stdout: bool) -> None:
     ratios = compare["ratios"]
-    rows = [[_NAMES[name], _ratio(ratios[name]), "", "", ""] for name in (*RATES, "goodput.request_s")
-            if ratios.get(name) is not None]  # fmt: skip
+    rows = [
+        [_NAMES[name], _ratio(ratios[name]), "", "", ""]
+        for name in (*RATES, "goodput.request_s")
+        if ratios.get(name) is not None
+    ]
     rows += [[_NAMES[name], *(_ratio(ratios[f"{name}.{key}"]) for key in _SPREAD[:-1])] for name in TIMES]
     lines = [f"{compare['same_text']} of {compare['texts']} answers to the same request are the same text"]
     for name, (now, before) in compare["settings"].items():

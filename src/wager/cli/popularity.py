@@ -21,8 +21,14 @@ _MOST_TOKENS = 4096
 @flags.prompts_flags()
 @flags.framing_flags
 @flags.engine_flags(only=("model", "kernels", "threads", "memory", "max_context"))
-@click.option("--max-tokens", type=click.IntRange(0, _MOST_TOKENS), default=64, show_default=True, metavar="N",
-              help="Greedy tokens of each answer that are recorded too; 0 records the prompts alone.")  # fmt: skip
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(0, _MOST_TOKENS),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Greedy tokens of each answer that are recorded too; 0 records the prompts alone.",
+)
 @flags.json_flag
 def command(
     *, prompts: list[Prompt], framing: flags.Framing, config: EngineConfig, max_tokens: int, json_path: Path | None

@@ -36,12 +36,28 @@ DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 @flags.framing_flags
 @flags.engine_flags(drafter=flags.drafter_flag(several=True, default=DRAFTERS))
 @flags.sampling_flags(max_tokens=64, temperature=None, seed=0)
-@click.option("--concurrency", type=click.IntRange(2, flags.MOST_CONCURRENT), default=8, show_default=True, metavar="N",
-              help="Requests that run together in the trials where several do.")  # fmt: skip
-@click.option("--condition", "names", type=click.Choice(CONDITIONS), multiple=True, default=CONDITIONS,
-              show_default=True, help="How requests are served. Repeat it to choose several.")  # fmt: skip
-@click.option("--resume", is_flag=True, help="Go on from the file of --json, which is written after every drafter: "
-              "those that it has are not tried again.")  # fmt: skip
+@click.option(
+    "--concurrency",
+    type=click.IntRange(2, flags.MOST_CONCURRENT),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="Requests that run together in the trials where several do.",
+)
+@click.option(
+    "--condition",
+    "names",
+    type=click.Choice(CONDITIONS),
+    multiple=True,
+    default=CONDITIONS,
+    show_default=True,
+    help="How requests are served. Repeat it to choose several.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on from the file of --json, which is written after every drafter: those that it has are not tried again.",
+)
 @flags.json_flag
 def command(
     *,

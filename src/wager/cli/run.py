@@ -29,12 +29,21 @@ if TYPE_CHECKING:
 @click.command("run", cls=parameters.Verb)
 @click.argument("prompt", required=False)
 @click.option("--show", is_flag=True, help="Colour each token by the drafter that guessed it.")
-@click.option("--rounds", is_flag=True, help="Instead of the text, print every round: the tokens that were guessed, "
-              "accepted, corrected and discarded, and its time.")  # fmt: skip
+@click.option(
+    "--rounds",
+    is_flag=True,
+    help="Instead of the text, print every round: the tokens that were guessed, "
+    "accepted, corrected and discarded, and its time.",
+)
 @click.option("--explain", is_flag=True, help="Print the draft decision of the last step, and its reason.")
-@click.option("--prediction", "prediction_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="A text that the answer is expected to be like, such as a file that it edits: guesses come from it "
-              "too. It changes no token.")  # fmt: skip
+@click.option(
+    "--prediction",
+    "prediction_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A text that the answer is expected to be like, such as a file that it edits: guesses come from it "
+    "too. It changes no token.",
+)
 @flags.framing_flags
 @flags.engine_flags()
 @flags.sampling_flags()

@@ -18,31 +18,89 @@ it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tok
 
 
 @click.command("serve", cls=parameters.Verb)
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-              help="Address to listen on; 0.0.0.0 lets other machines in.")  # fmt: skip
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, metavar="N",
-              help="0 takes a free one, and says which.")  # fmt: skip
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to listen on; 0.0.0.0 lets other machines in.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    metavar="N",
+    help="0 takes a free one, and says which.",
+)
 @click.option("--served-name", metavar="NAME", help="How clients call the model. Without it as --model is written.")
-@click.option("--api-key-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Keys, one a line, of which callers must send one.")  # fmt: skip
-@click.option("--operator-key-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Keys that may also read /metrics and /live, which tell of the requests of all keys.")  # fmt: skip
-@click.option("--share-between-keys", is_flag=True,
-              help="Learn and cache across keys: faster, and keys can find out others' texts.")  # fmt: skip
-@click.option("--show-rejected", is_flag=True,
-              help="Answers with statistics show rejected guesses that may stem from other requests.")  # fmt: skip
-@click.option("--cors", multiple=True, metavar="ORIGIN",
-              help="Web pages that may call, such as https://example.org; * for all. May be repeated.")  # fmt: skip
-@click.option("--max-waiting", type=click.IntRange(0, 1_000_000), default=256, show_default=True, metavar="N",
-              help="Requests that may wait; more are refused with 429.")  # fmt: skip
-@click.option("--request-timeout", type=click.FloatRange(0.001, 86400), default=600.0, show_default=True,
-              metavar="SECONDS", help="Longest time from arrival to the end of an answer.")  # fmt: skip
-@click.option("--drain-timeout", type=click.FloatRange(1, 86400), default=30.0, show_default=True, metavar="SECONDS",
-              help="Time that running requests get after SIGTERM or Ctrl-C.")  # fmt: skip
-@click.option("--temperature", type=click.FloatRange(0, 2), default=1.0, show_default=True, metavar="T",
-              help="Of requests that name none.")  # fmt: skip
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
-              help="Of the lines on stderr.")  # fmt: skip
+@click.option(
+    "--api-key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Keys, one a line, of which callers must send one.",
+)
+@click.option(
+    "--operator-key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Keys that may also read /metrics and /live, which tell of the requests of all keys.",
+)
+@click.option(
+    "--share-between-keys",
+    is_flag=True,
+    help="Learn and cache across keys: faster, and keys can find out others' texts.",
+)
+@click.option(
+    "--show-rejected",
+    is_flag=True,
+    help="Answers with statistics show rejected guesses that may stem from other requests.",
+)
+@click.option(
+    "--cors",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Web pages that may call, such as https://example.org; * for all. May be repeated.",
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(0, 1_000_000),
+    default=256,
+    show_default=True,
+    metavar="N",
+    help="Requests that may wait; more are refused with 429.",
+)
+@click.option(
+    "--request-timeout",
+    type=click.FloatRange(0.001, 86400),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest time from arrival to the end of an answer.",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(1, 86400),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time that running requests get after SIGTERM or Ctrl-C.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    default=1.0,
+    show_default=True,
+    metavar="T",
+    help="Of requests that name none.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Of the lines on stderr.",
+)
 @flags.engine_flags()
 def command(
     *,

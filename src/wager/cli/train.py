@@ -67,56 +67,156 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 _INPUT = click.Path(dir_okay=False, path_type=Path)
 _MOST, _MOST_LAYERS = 10**9, 256
 _SOURCES = [
-    click.option("--prompts", type=_INPUT, metavar="FILE",
-                 help='Prompts to answer: JSON lines with "prompt" or "turns".'),
-    click.option("--made-up", type=click.IntRange(0, 1_000_000), default=0, show_default=True, metavar="N",
-                 help="Prompts that the model makes up itself, after the bare header of its chat template."),
-    click.option("--answers", type=_INPUT, multiple=True, metavar="FILE",
-                 help='Answers that the model gave before: JSON lines {"prompt_ids", "token_ids"}. Repeatable.'),
-    click.option("--apart-from", type=_INPUT, multiple=True, metavar="FILE",
-                 help="Prompts that are measured on: refuse to train if one of them is among the prompts. Repeatable."),
-    click.option("--answer-tokens", type=click.IntRange(0, 100_000), default=160, show_default=True, metavar="N",
-                 help="Longest answer; 0 trains on the prompts' own text alone."),
-    click.option("--concurrency", type=click.IntRange(1, flags.MOST_CONCURRENT), default=32, show_default=True,
-                 metavar="N", help="Prompts that are answered together."),
-]  # fmt: skip
+    click.option(
+        "--prompts", type=_INPUT, metavar="FILE", help='Prompts to answer: JSON lines with "prompt" or "turns".'
+    ),
+    click.option(
+        "--made-up",
+        type=click.IntRange(0, 1_000_000),
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Prompts that the model makes up itself, after the bare header of its chat template.",
+    ),
+    click.option(
+        "--answers",
+        type=_INPUT,
+        multiple=True,
+        metavar="FILE",
+        help='Answers that the model gave before: JSON lines {"prompt_ids", "token_ids"}. Repeatable.',
+    ),
+    click.option(
+        "--apart-from",
+        type=_INPUT,
+        multiple=True,
+        metavar="FILE",
+        help="Prompts that are measured on: refuse to train if one of them is among the prompts. Repeatable.",
+    ),
+    click.option(
+        "--answer-tokens",
+        type=click.IntRange(0, 100_000),
+        default=160,
+        show_default=True,
+        metavar="N",
+        help="Longest answer; 0 trains on the prompts' own text alone.",
+    ),
+    click.option(
+        "--concurrency",
+        type=click.IntRange(1, flags.MOST_CONCURRENT),
+        default=32,
+        show_default=True,
+        metavar="N",
+        help="Prompts that are answered together.",
+    ),
+]
 _NUMBERS = [
-    click.option("--passes", type=click.FloatRange(0, 10_000, min_open=True), default=2.0, show_default=True,
-                 metavar="X", help="Passes over the texts."),
+    click.option(
+        "--passes",
+        type=click.FloatRange(0, 10_000, min_open=True),
+        default=2.0,
+        show_default=True,
+        metavar="X",
+        help="Passes over the texts.",
+    ),
     click.option("--steps", type=click.IntRange(1, _MOST), metavar="N", help="Steps, in place of --passes."),
-    click.option("--batch", type=click.IntRange(16, 1 << 24), default=2048, show_default=True, metavar="N",
-                 help="Tokens of a step."),
-    click.option("--longest", type=click.IntRange(8, 1 << 20), default=512, show_default=True, metavar="N",
-                 help="Tokens after which a text is cut off."),
-    click.option("--depth", type=click.IntRange(1, 16), default=3, show_default=True, metavar="N",
-                 help="Guesses that are trained for."),
-    click.option("--layers", callback=_count_or_layers, metavar="N",
-                 help="Layers of a block drafter (dspark: 2), or of the model that a pruned draft keeps (6): a number, "
-                 "half of them the first and half the last, or which, such as 0,1,2,28,29."),
-    click.option("--loss", type=click.Choice(["kl", "tv", "ce", "lk"]), default="kl", show_default=True,
-                 help="KL divergence from the model's whole distribution, total variation, cross-entropy on its first "
-                 "choice, or KL that turns into total variation as they come to overlap."),
-    click.option("--rate", type=click.FloatRange(0, 1, min_open=True), default=1e-3, show_default=True, metavar="X",
-                 help="Learning rate."),
-    click.option("--vocabulary", type=click.IntRange(2, 1 << 24), default=8192, show_default=True, metavar="N",
-                 help="Tokens that can be guessed: the N most frequent of the texts."),
-    click.option("--taps", callback=_layers, metavar="N,N,...",
-                 help="Layers whose states are read; N is after N layers. Without it 2, the middle, the last but 3."),
+    click.option(
+        "--batch",
+        type=click.IntRange(16, 1 << 24),
+        default=2048,
+        show_default=True,
+        metavar="N",
+        help="Tokens of a step.",
+    ),
+    click.option(
+        "--longest",
+        type=click.IntRange(8, 1 << 20),
+        default=512,
+        show_default=True,
+        metavar="N",
+        help="Tokens after which a text is cut off.",
+    ),
+    click.option(
+        "--depth",
+        type=click.IntRange(1, 16),
+        default=3,
+        show_default=True,
+        metavar="N",
+        help="Guesses that are trained for.",
+    ),
+    click.option(
+        "--layers",
+        callback=_count_or_layers,
+        metavar="N",
+        help="Layers of a block drafter (dspark: 2), or of the model that a pruned draft keeps (6): a number, "
+        "half of them the first and half the last, or which, such as 0,1,2,28,29.",
+    ),
+    click.option(
+        "--loss",
+        type=click.Choice(["kl", "tv", "ce", "lk"]),
+        default="kl",
+        show_default=True,
+        help="KL divergence from the model's whole distribution, total variation, cross-entropy on its first "
+        "choice, or KL that turns into total variation as they come to overlap.",
+    ),
+    click.option(
+        "--rate",
+        type=click.FloatRange(0, 1, min_open=True),
+        default=1e-3,
+        show_default=True,
+        metavar="X",
+        help="Learning rate.",
+    ),
+    click.option(
+        "--vocabulary",
+        type=click.IntRange(2, 1 << 24),
+        default=8192,
+        show_default=True,
+        metavar="N",
+        help="Tokens that can be guessed: the N most frequent of the texts.",
+    ),
+    click.option(
+        "--taps",
+        callback=_layers,
+        metavar="N,N,...",
+        help="Layers whose states are read; N is after N layers. Without it 2, the middle, the last but 3.",
+    ),
     click.option("--seed", type=click.IntRange(0, 1 << 31), default=0, show_default=True, metavar="N"),
-]  # fmt: skip
+]
 _RUN = [
-    click.option("--begin-with", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
-                 help="Begin with the weights of an earlier run, on other texts say; its draft vocabulary is taken."),
-    click.option("--size", callback=_size, metavar="SIZE",
-                 help="Largest store, such as 8MiB: the most useful continuations are kept. Without it all are."),
+    click.option(
+        "--begin-with",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="FOLDER",
+        help="Begin with the weights of an earlier run, on other texts say; its draft vocabulary is taken.",
+    ),
+    click.option(
+        "--size",
+        callback=_size,
+        metavar="SIZE",
+        help="Largest store, such as 8MiB: the most useful continuations are kept. Without it all are.",
+    ),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True),
-    click.option("--precision", type=click.Choice(["auto", "bfloat16", "float32"]), default="auto", show_default=True,
-                 help="Of products; auto is bfloat16 where the device multiplies it."),
-    click.option("--save-every", type=click.IntRange(1, _MOST), default=50, show_default=True, metavar="N",
-                 help="Steps between two checkpoints."),
-    click.option("--keep-states", is_flag=True, help="Keep the model's states on disk, kilobytes a token: later passes "
-                 "take half the time."),
-]  # fmt: skip
+    click.option(
+        "--precision",
+        type=click.Choice(["auto", "bfloat16", "float32"]),
+        default="auto",
+        show_default=True,
+        help="Of products; auto is bfloat16 where the device multiplies it.",
+    ),
+    click.option(
+        "--save-every",
+        type=click.IntRange(1, _MOST),
+        default=50,
+        show_default=True,
+        metavar="N",
+        help="Steps between two checkpoints.",
+    ),
+    click.option(
+        "--keep-states",
+        is_flag=True,
+        help="Keep the model's states on disk, kilobytes a token: later passes take half the time.",
+    ),
+]
 
 
 @click.command("train", cls=parameters.Verb)
@@ -128,8 +228,9 @@ _RUN = [
     help="A head on the model's states, a draft model of some of its layers (pruned), or a store of its answers, which "
     "needs no training.",
 )
-@click.option("-o", "--output", required=True, metavar="FOLDER",
-              help="Folder of answers, checkpoint and the trained drafter.")  # fmt: skip
+@click.option(
+    "-o", "--output", required=True, metavar="FOLDER", help="Folder of answers, checkpoint and the trained drafter."
+)
 @flags.add(_SOURCES)
 @flags.add(_NUMBERS)
 @flags.add(_RUN)
@@ -175,9 +276,15 @@ def _session(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
     precision = devices.choose_precision(options["precision"], device)
     target, _, texts = _collected(config, folder, options, check=check_trainable)
     settings = TrainSettings(
-        kind=kind, steps=options["steps"] or 1, batch=options["batch"], depth=options["depth"], loss=options["loss"],
-        rate=options["rate"], seed=options["seed"], precision=precision,
-    )  # fmt: skip
+        kind=kind,
+        steps=options["steps"] or 1,
+        batch=options["batch"],
+        depth=options["depth"],
+        loss=options["loss"],
+        rate=options["rate"],
+        seed=options["seed"],
+        precision=precision,
+    )
     run_options = RunOptions(
         passes=None if options["steps"] else options["passes"],
         prompt_weight=0.3 if any(text.answered for text in texts) else 1.0,
@@ -239,9 +346,13 @@ def _collected(
 
     with console.meter("answers") as update:
         texts = collect_texts(
-            target, tokenizer, sources, folder, engine=engine,
+            target,
+            tokenizer,
+            sources,
+            folder,
+            engine=engine,
             on_output=lambda total: count_answers(update, "Answering", total),
-        )  # fmt: skip
+        )
     return target, tokenizer, texts
 
 

@@ -241,9 +241,14 @@ class BranchingDrafter:
             self.inner.accept(name, [*sequence.known[sequence.prompt_tokens :], *outcome.tokens])
         more = (1 if not self.inner.makes_trees else 1 + _MORE_NODES) if outcome.is_open else 0
         return DraftRequest(
-            name, request.position + len(outcome.tokens), request.depth + more, request.params, request.seed,
-            request.choice, min_survival=request.min_survival * (rates.guess_rate(0) if outcome.is_open else 1.0),
-        )  # fmt: skip
+            name,
+            request.position + len(outcome.tokens),
+            request.depth + more,
+            request.params,
+            request.seed,
+            request.choice,
+            min_survival=request.min_survival * (rates.guess_rate(0) if outcome.is_open else 1.0),
+        )
 
     def _others(self, name: str) -> Sequence[Sequence[int]]:
         return () if self._forks is None else self._forks.others(name)
@@ -259,6 +264,11 @@ class BranchingDrafter:
 
 def _inner_request(request: DraftRequest, name: str) -> DraftRequest:
     return DraftRequest(
-        name, request.position, request.depth, request.params, request.seed, request.choice,
+        name,
+        request.position,
+        request.depth,
+        request.params,
+        request.seed,
+        request.choice,
         min_survival=request.min_survival,
-    )  # fmt: skip
+    )

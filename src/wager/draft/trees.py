@@ -87,9 +87,7 @@ def best_first_of_marginals(
 ) -> TokenTree:
     """`best_first` for a block of guesses made in one pass: `marginals[d]` are the candidates of depth d + 1, likeliest
     first, whatever the tokens before them are."""
-    return best_first(
-        lambda path: marginals[len(path)], nodes, max_depth=len(marginals), min_survival=min_survival
-    )  # fmt: skip
+    return best_first(lambda path: marginals[len(path)], nodes, max_depth=len(marginals), min_survival=min_survival)
 
 
 class GrowingTree:

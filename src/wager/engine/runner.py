@@ -90,9 +90,14 @@ class TargetTokens(Sequence[int]):
         s = self.sequence
         try:
             return choose(
-                self.sampler, self.logits(row), s.params, self.history(row),
-                seed=s.seed, position=self.position(row), choice=s.choice,
-            )  # fmt: skip
+                self.sampler,
+                self.logits(row),
+                s.params,
+                self.history(row),
+                seed=s.seed,
+                position=self.position(row),
+                choice=s.choice,
+            )
         except (NumericsError, GrammarError) as error:
             raise InvalidRow(row, error) from error
 

@@ -48,9 +48,16 @@ class CpuTape:
         self._rows = self._logits_rows = len(inputs.tokens)
         self._kept: list[Any] = [inputs]
         names = (
-            "tokens", "positions", "parents", "slot_mapping", "seq_ids", "logits_indices", "query_start_loc",
-            "num_computed_tokens", "block_tables",
-        )  # fmt: skip
+            "tokens",
+            "positions",
+            "parents",
+            "slot_mapping",
+            "seq_ids",
+            "logits_indices",
+            "query_start_loc",
+            "num_computed_tokens",
+            "block_tables",
+        )
         addresses = tuple(address(getattr(inputs, name)) for name in names)
         sizes = (self._rows, len(inputs.num_computed_tokens), inputs.block_tables.shape[1])
         self._tape = _native.Tape(pool, isa, addresses, *sizes, heads, kv_heads, head_dim)

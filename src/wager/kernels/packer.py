@@ -25,9 +25,16 @@ def input_packer(inputs: Inputs) -> BatchBuffers:
         return PackedBatch(**views)
 
     names = (
-        "tokens", "positions", "parents", "slot_mapping", "seq_ids", "logits_indices", "query_start_loc",
-        "num_computed_tokens", "block_tables",
-    )  # fmt: skip
+        "tokens",
+        "positions",
+        "parents",
+        "slot_mapping",
+        "seq_ids",
+        "logits_indices",
+        "query_start_loc",
+        "num_computed_tokens",
+        "block_tables",
+    )
     addresses = tuple(address(buffers[name]) for name in names)
     max_sequences, max_blocks = inputs.block_tables.shape
     return _native.BatchPacker(addresses, len(inputs.tokens), max_sequences, max_blocks, view)

@@ -39,9 +39,18 @@ class RowSampler:
         """
         row, (ids, values) = np.ascontiguousarray(logits, np.float32), edits or (NO_IDS, NO_LOGITS)
         token: int = self._native.sample(
-            self._isa, row, params.temperature, seed, position, choice, *params.filters, ids, values, allowed,
+            self._isa,
+            row,
+            params.temperature,
+            seed,
+            position,
+            choice,
+            *params.filters,
+            ids,
+            values,
+            allowed,
             GREEDY_TEMPERATURE,
-        )  # fmt: skip
+        )
         return token if token >= 0 else None
 
 

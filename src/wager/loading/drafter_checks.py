@@ -82,8 +82,10 @@ def _warn_of_template(what: str, own: Tokenizer, target: Tokenizer) -> None:
     if found := template_difference(target, own):
         log.warning(
             "The %s differs in its chat template: %s. It reads the target's prompts, so its guesses may be wrong more "
-            "often; answers stay the same.", what, found,
-        )  # fmt: skip
+            "often; answers stay the same.",
+            what,
+            found,
+        )
 
 
 def template_difference(target: Tokenizer, other: Tokenizer) -> str:

@@ -70,9 +70,7 @@ def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDraft
         name = "store-tree" if trees else "store"
         return [OpenedDrafter(name, DrafterSpec(name, str(store.path)), store=store, target=target.tokenizer)]
     counts = Counter(spec.name for spec in specs)
-    return [
-        _open(config, target, spec, label=spec.name if counts[spec.name] == 1 else str(spec)) for spec in specs
-    ]  # fmt: skip
+    return [_open(config, target, spec, label=spec.name if counts[spec.name] == 1 else str(spec)) for spec in specs]
 
 
 def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label: str) -> OpenedDrafter:

@@ -45,8 +45,16 @@ log = logging.getLogger("wager")
 Report = Callable[[str], None]
 
 TARGET_OPTIONS = (
-    "model", "kernels", "dtype", "kv_dtype", "threads", "max_rows", "max_sequences", "max_context", "cache_tokens",
-)  # fmt: skip
+    "model",
+    "kernels",
+    "dtype",
+    "kv_dtype",
+    "threads",
+    "max_rows",
+    "max_sequences",
+    "max_context",
+    "cache_tokens",
+)
 """Options that are fixed when a target is loaded; engines that share it must have the same values."""
 
 

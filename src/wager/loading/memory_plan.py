@@ -92,9 +92,16 @@ def plan(
             else "Lower cache_tokens, use a smaller model, or raise --memory.",
         )
     return MemoryPlan(
-        budget, weights, workspace, drafter, tokens * token_bytes, tokens, tokens * draft_token_bytes,
-        dict(draft_parts or {}), reason,
-    )  # fmt: skip
+        budget,
+        weights,
+        workspace,
+        drafter,
+        tokens * token_bytes,
+        tokens,
+        tokens * draft_token_bytes,
+        dict(draft_parts or {}),
+        reason,
+    )
 
 
 @dataclass(frozen=True, slots=True)

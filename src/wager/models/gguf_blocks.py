@@ -21,8 +21,11 @@ from wager.models.gguf_types import BLOCK_SIZES
 from wager.models.gguf_types import GgufType as Kind
 
 FLOATS: Mapping[Kind, DType] = {
-    Kind.F32: np.dtype("<f4"), Kind.F16: np.dtype("<f2"), Kind.BF16: BFLOAT16, Kind.F64: np.dtype("<f8"),
-}  # fmt: skip
+    Kind.F32: np.dtype("<f4"),
+    Kind.F16: np.dtype("<f2"),
+    Kind.BF16: BFLOAT16,
+    Kind.F64: np.dtype("<f8"),
+}
 """Types that are read as they are, and numpy's types of them."""
 
 _PART = 1 << 20

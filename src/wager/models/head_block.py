@@ -56,9 +56,9 @@ class BlockHead:
         vocabulary = spec.vocabulary
         self._normed, self._logits = self._block.normed, empty(rows, len(vocabulary.ids))
         self._head = row_tape(weights, rows)
-        matrix: Any = weights.pack(["lm_head.weight"]) if spec.own_output else output_matrix(
-            weights, vocabulary, decoder, target
-        )  # fmt: skip
+        matrix: Any = (
+            weights.pack(["lm_head.weight"]) if spec.own_output else output_matrix(weights, vocabulary, decoder, target)
+        )
         self._head.rms_norm(self._block.x, weights.vector("norm.weight"), spec.decoder.details.norm_eps, self._normed)
         self._head.linear(self._normed, matrix, self._logits)
         self._target = TargetLogits(vocabulary, self.max_logits_rows)

@@ -73,13 +73,21 @@ def read_block(files: HeadFiles, target: ModelSpec) -> BlockSpec:
     rank = keys.count("markov_rank") if markov is not None else 0
     keys.refuse("markov_head_type", unless=("vanilla",))
     spec = BlockSpec(
-        decoder, attention, inner, _taps(keys, native, target, flat=flat), target.hidden,
-        read_vocabulary(files, draft=draft, size=target.vocab), slots, _mask(keys, native, target),
+        decoder,
+        attention,
+        inner,
+        _taps(keys, native, target, flat=flat),
+        target.hidden,
+        read_vocabulary(files, draft=draft, size=target.vocab),
+        slots,
+        _mask(keys, native, target),
         anchor_guesses=keys.flag("sample_from_anchor", default=flat and "markov_rank" in files.config),
-        markov_rank=rank, confidence=keys.flag("enable_confidence_head"),
+        markov_rank=rank,
+        confidence=keys.flag("enable_confidence_head"),
         confidence_reads_markov=keys.flag("confidence_head_with_markov"),
-        own_embedding="embed_tokens.weight" in files.shapes, own_output="lm_head.weight" in files.shapes,
-    )  # fmt: skip
+        own_embedding="embed_tokens.weight" in files.shapes,
+        own_output="lm_head.weight" in files.shapes,
+    )
     if decoder.hidden != target.hidden and not (spec.own_embedding and spec.own_output):
         raise ModelError(
             f"The head in {files.where} of hidden size {decoder.hidden} shares matrices of the target, whose hidden "

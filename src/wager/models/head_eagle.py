@@ -36,8 +36,10 @@ class EagleHead:
     ) -> None:
         self.spec, self.taps, self.vocab = spec, spec.taps, decoder.vocab
         self.max_rows, self.max_sequences, self.max_blocks = (
-            decoder.max_rows, decoder.max_sequences, decoder.max_blocks
-        )  # fmt: skip
+            decoder.max_rows,
+            decoder.max_sequences,
+            decoder.max_blocks,
+        )
         self.max_logits_rows = min(self.max_rows, max(self.max_sequences, TREE_ROWS))
         self.max_context = self.max_blocks * BLOCK_SIZE
         kernels, attention, layers = weights.form.kernels, spec.attention, spec.decoder.num_layers
@@ -47,9 +49,13 @@ class EagleHead:
             layers=layers, num_blocks=num_blocks, kv_heads=attention.kv_heads, head_dim=attention.head_dim
         )
         self._tape = kernels.tape(
-            max_rows=self.max_rows, max_sequences=self.max_sequences, max_blocks=self.max_blocks,
-            heads=attention.heads, kv_heads=attention.kv_heads, head_dim=attention.head_dim,
-        )  # fmt: skip
+            max_rows=self.max_rows,
+            max_sequences=self.max_sequences,
+            max_blocks=self.max_blocks,
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            head_dim=attention.head_dim,
+        )
         self.buffers = self._tape.buffers
         self._state = empty(self.max_rows, self.hidden)  # what the rows read, then the residual stream
         self._fusion = StateFusion(spec, weights, self._state)

@@ -86,8 +86,9 @@ def read_eagle(files: HeadFiles, target: ModelSpec) -> EagleSpec:
         depth=read_proposed(keys),
     )
     _check_shared(spec, target, files.where)
-    files.check(dict(_tensors(spec, target)) | vocabulary_shapes(files, draft=draft, size=target.vocab),
-                optional=_OPTIONAL)  # fmt: skip
+    files.check(
+        dict(_tensors(spec, target)) | vocabulary_shapes(files, draft=draft, size=target.vocab), optional=_OPTIONAL
+    )
     return spec
 
 

@@ -65,8 +65,9 @@ class MedusaHead:
         self._norm.rms_norm(self._state, target.read("norm.weight"), target.spec.details.norm_eps, self._normed)
         self._x = empty(rows, spec.hidden, dtype=act)
         self._y = empty(rows, spec.hidden)
-        self._blocks = [[self._block(weights, head, layer) for layer in range(spec.layers)]
-                        for head in range(spec.heads)]  # fmt: skip
+        self._blocks = [
+            [self._block(weights, head, layer) for layer in range(spec.layers)] for head in range(spec.heads)
+        ]
         self._output = _MedusaOutput(self, weights, decoder, target)
 
     def forward(self, states: Array, depth: int) -> TargetOutput:

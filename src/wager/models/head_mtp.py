@@ -42,8 +42,10 @@ class MtpHead:
     ) -> None:
         self.spec, self.vocab, self.modules = spec, decoder.vocab, spec.modules
         self.max_rows, self.max_sequences, self.max_blocks = (
-            decoder.max_rows, decoder.max_sequences, decoder.max_blocks
-        )  # fmt: skip
+            decoder.max_rows,
+            decoder.max_sequences,
+            decoder.max_blocks,
+        )
         self.max_logits_rows = min(self.max_rows, max(self.max_sequences, TREE_ROWS))
         self.max_context = self.max_blocks * BLOCK_SIZE
         kernels, attention, hidden = weights.form.kernels, spec.decoder.attention, spec.decoder.hidden
@@ -52,9 +54,13 @@ class MtpHead:
         self.taps: tuple[int, ...] = (target.spec.num_layers,)
         self.cache = layer_cache(spec.decoder, kernels, layers=spec.modules, num_blocks=num_blocks, kv_dtype="bf16")
         tape = kernels.tape(
-            max_rows=self.max_rows, max_sequences=self.max_sequences, max_blocks=self.max_blocks,
-            heads=attention.heads, kv_heads=attention.kv_heads, head_dim=attention.head_dim,
-        )  # fmt: skip
+            max_rows=self.max_rows,
+            max_sequences=self.max_sequences,
+            max_blocks=self.max_blocks,
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            head_dim=attention.head_dim,
+        )
         self.buffers, self._inputs = tape.buffers, tape.inputs
         self._state = empty(self.max_rows, hidden)
         self._target_norm = _TargetNorm(weights, target, self.max_rows) if spec.after_norm else None

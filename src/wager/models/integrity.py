@@ -138,8 +138,10 @@ class VerifiedFiles:
     def _stored(self) -> dict[str, tuple[FileIdentity, str]]:
         try:
             values = json.loads(self._path.read_text(encoding="utf-8"))
-            return {str(key): (FileIdentity(*map(int, identity)), str(digest))
-                    for key, (*identity, digest) in values.items()}  # fmt: skip
+            return {
+                str(key): (FileIdentity(*map(int, identity)), str(digest))
+                for key, (*identity, digest) in values.items()
+            }
         except (OSError, *MALFORMED):
             return {}
 

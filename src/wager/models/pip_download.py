@@ -42,9 +42,21 @@ def download(requirement: str, folder: Path, *, report: Callable[[], None]) -> P
     scratch, output, details = folder / "tmp", folder / "output", folder / "details"
     scratch.mkdir()
     command = [
-        *_pip(), "--no-cache-dir", "--disable-pip-version-check", "--no-input", "--quiet", "--log", str(details),
-        "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest", str(folder), requirement,
-    ]  # fmt: skip
+        *_pip(),
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--quiet",
+        "--log",
+        str(details),
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--progress-bar=off",
+        "--dest",
+        str(folder),
+        requirement,
+    ]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     code = child_process.run(command, output=output, errors=True, environment=environment, report=report)
     wheels = list(folder.glob("*.whl"))

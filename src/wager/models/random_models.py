@@ -29,9 +29,14 @@ _TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 _KEYS = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
     "vocab_size",
-)  # fmt: skip
+)
 
 
 def _dense(*sizes: int, **further: Any) -> dict[str, Any]:
@@ -41,11 +46,22 @@ def _dense(*sizes: int, **further: Any) -> dict[str, Any]:
 def _deepseek(*sizes: int, q: int, rank: int, nope: int, rope: int, value: int, **further: Any) -> dict[str, Any]:
     hidden, layers, heads, width, vocab = sizes
     return {
-        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": width,
-        "vocab_size": vocab, "q_lora_rank": q, "kv_lora_rank": rank, "qk_nope_head_dim": nope,
-        "qk_rope_head_dim": rope, "v_head_dim": value, "first_k_dense_replace": 1, "n_shared_experts": 1,
-        "routed_scaling_factor": 2.5, "max_position_embeddings": 8192, **further,
-    }  # fmt: skip
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": width,
+        "vocab_size": vocab,
+        "q_lora_rank": q,
+        "kv_lora_rank": rank,
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": value,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+        "max_position_embeddings": 8192,
+        **further,
+    }
 
 
 _MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -80,8 +96,18 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
     "qwen3-moe": (
         "Qwen3MoeForCausalLM",
         {
-            "tiny": _dense(64, 2, 4, 2, 16, 192, 512, num_experts=16, moe_intermediate_size=24, **{
-                **_QWEN, "num_experts_per_tok": 4}),
+            "tiny": _dense(
+                64,
+                2,
+                4,
+                2,
+                16,
+                192,
+                512,
+                num_experts=16,
+                moe_intermediate_size=24,
+                **{**_QWEN, "num_experts_per_tok": 4},
+            ),
             "300m": _dense(512, 7, 8, 1, 128, 1536, 32000, num_experts=128, moe_intermediate_size=192, **_QWEN),
             "1b": _dense(768, 10, 12, 2, 128, 2304, 32000, num_experts=128, moe_intermediate_size=288, **_QWEN),
         },
@@ -89,15 +115,60 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
     "deepseek": (
         "DeepseekV3ForCausalLM",
         {
-            "tiny": _deepseek(64, 3, 4, 160, 512, q=48, rank=32, nope=16, rope=16, value=16, n_routed_experts=16,
-                              num_experts_per_tok=4, n_group=4, topk_group=2, moe_intermediate_size=24),
-            "300m": _deepseek(512, 8, 8, 1536, 32000, q=192, rank=128, nope=64, rope=32, value=64, n_routed_experts=64,
-                              num_experts_per_tok=6, n_group=8, topk_group=4, moe_intermediate_size=320),
-            "1b": _deepseek(1024, 10, 8, 2816, 32000, q=384, rank=256, nope=64, rope=32, value=64, n_routed_experts=64,
-                            num_experts_per_tok=6, n_group=8, topk_group=4, moe_intermediate_size=448),
+            "tiny": _deepseek(
+                64,
+                3,
+                4,
+                160,
+                512,
+                q=48,
+                rank=32,
+                nope=16,
+                rope=16,
+                value=16,
+                n_routed_experts=16,
+                num_experts_per_tok=4,
+                n_group=4,
+                topk_group=2,
+                moe_intermediate_size=24,
+            ),
+            "300m": _deepseek(
+                512,
+                8,
+                8,
+                1536,
+                32000,
+                q=192,
+                rank=128,
+                nope=64,
+                rope=32,
+                value=64,
+                n_routed_experts=64,
+                num_experts_per_tok=6,
+                n_group=8,
+                topk_group=4,
+                moe_intermediate_size=320,
+            ),
+            "1b": _deepseek(
+                1024,
+                10,
+                8,
+                2816,
+                32000,
+                q=384,
+                rank=256,
+                nope=64,
+                rope=32,
+                value=64,
+                n_routed_experts=64,
+                num_experts_per_tok=6,
+                n_group=8,
+                topk_group=4,
+                moe_intermediate_size=448,
+            ),
         },
     ),
-}  # fmt: skip
+}
 """Family -> its architecture, and by size the configuration keys of a model of about that many parameters.
 
 135m, 1b and 8b (llama), 0.6b and 1.7b (qwen3) are the shapes of SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B, Qwen3-0.6B

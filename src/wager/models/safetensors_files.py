@@ -23,12 +23,18 @@ from wager.models.json_files import read_json
 from wager.models.pickled_files import pickled_weights
 
 _FLOATS: Mapping[str, DType] = {
-    "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": BFLOAT16, "F64": np.dtype("<f8"),
-}  # fmt: skip
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": BFLOAT16,
+    "F64": np.dtype("<f8"),
+}
 
 _INTEGERS: Mapping[str, DType] = {
-    "BOOL": np.dtype(np.bool_), "U8": np.dtype("u1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8"),
-}  # fmt: skip
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype("u1"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,19 @@ def stored() -> list[dict[str, Any]]:
             continue
         setup = calibration.setup
         other = None if setup.machine == this_machine else setup.machine
-        listed.append({"path": str(path), "model": setup.model, "kernels": setup.kernels, "threads": setup.threads,
-                       "dtype": setup.dtype, "age": calibration.age, "when": calibration.when.isoformat(),
-                       "errors": asdict(calibration.errors), "other_machine": other})  # fmt: skip
+        listed.append(
+            {
+                "path": str(path),
+                "model": setup.model,
+                "kernels": setup.kernels,
+                "threads": setup.threads,
+                "dtype": setup.dtype,
+                "age": calibration.age,
+                "when": calibration.when.isoformat(),
+                "errors": asdict(calibration.errors),
+                "other_machine": other,
+            }
+        )
     return listed
 
 

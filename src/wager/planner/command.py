@@ -148,9 +148,17 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 )
 @flags.json_flag
 def command(
-    *, model: str, hardware: str, batches: str, contexts: str | None, acceptances: str, json_path: Path | None,
-    html_path: Path | None, plot_path: Path | None, **settings: Any,
-) -> None:  # fmt: skip
+    *,
+    model: str,
+    hardware: str,
+    batches: str,
+    contexts: str | None,
+    acceptances: str,
+    json_path: Path | None,
+    html_path: Path | None,
+    plot_path: Path | None,
+    **settings: Any,
+) -> None:
     """Estimate the speed-up of speculative decoding before you run it.
 
     From a model's published shape and a device's datasheet: the time of a step, which draft depth pays off at each

@@ -15,9 +15,12 @@ from typing import Any
 from wager.errors import UsageError
 
 _INSTEAD = {
-    "fp4": ("bf16", "fp16", "fp32"), "fp8": ("bf16", "fp16", "fp32"), "int8": ("bf16", "fp16", "fp32"),
-    "bf16": ("fp16", "fp32"), "fp16": ("bf16", "fp32"),
-}  # fmt: skip
+    "fp4": ("bf16", "fp16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "int8": ("bf16", "fp16", "fp32"),
+    "bf16": ("fp16", "fp32"),
+    "fp16": ("bf16", "fp32"),
+}
 """The arithmetic used instead on a device that lacks one. 4-bit weights without fp4 units are multiplied as 16 bits;
 devices with both kinds of 16 bits multiply them at one rate, so that only one of them is listed."""
 
@@ -76,17 +79,21 @@ class Device:
             raise UsageError(f"A device has no {unknown[0]!r}.", f"It has {known}.")
         missing = [name for name in ("name", "peaks", "bandwidth") if values.get(name) is None]
         if missing or not isinstance(values["peaks"], Mapping) or not values["peaks"]:
-            raise UsageError(f"The device lacks {(missing or ['peaks'])[0]!r}.",
-                             'Give "name", "peaks": {"bf16": FLOP/s} and "bandwidth": bytes/s.')  # fmt: skip
+            raise UsageError(
+                f"The device lacks {(missing or ['peaks'])[0]!r}.",
+                'Give "name", "peaks": {"bf16": FLOP/s} and "bandwidth": bytes/s.',
+            )
         return cls(
             name=str(values["name"]),
             peaks={str(kind): _positive(f"peaks.{kind}", peak) for kind, peak in values["peaks"].items()},
             bandwidth=_positive("bandwidth", values["bandwidth"]),
             label="given",
-            **{key: _positive(key, values[key]) if values.get(key) is not None else None
-               for key in ("memory", "intra", "inter", "overlap")},
+            **{
+                key: _positive(key, values[key]) if values.get(key) is not None else None
+                for key in ("memory", "intra", "inter", "overlap")
+            },
             node=int(_positive("node", values["node"])) if values.get("node") is not None else None,
-        )  # fmt: skip
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, read again by from_dict except for the label."""
@@ -110,9 +117,15 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _gpu(
-    name: str, peaks: Mapping[str, float], bandwidth: float, memory: float, links: tuple[float | None, float | None],
-    *, node: int | None = None, label: str,
-) -> Device:  # fmt: skip
+    name: str,
+    peaks: Mapping[str, float],
+    bandwidth: float,
+    memory: float,
+    links: tuple[float | None, float | None],
+    *,
+    node: int | None = None,
+    label: str,
+) -> Device:
     """Peaks in TFLOP/s, bandwidth in GB/s, memory in MiB, links in GB/s per direction."""
     intra, inter = (None if link is None else link * 1e9 for link in links)
     flops = {kind: peak * 1e12 for kind, peak in peaks.items()}
@@ -130,18 +143,51 @@ _FABRIC = "vendor datasheet, dense; links: 7 of 128 GB/s in both directions toge
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
-        _gpu("B300", {"bf16": 2250, "fp8": 4500, "fp4": 13500, "int8": 150}, 8000, 275_040, (900, 100), node=8,
-             label="catalog; int8: vendor pages"),
-        _gpu("B200", {"bf16": 2250, "fp8": 4500, "fp4": 9000, "int8": 4500}, 8000, 183_359, (900, 50), node=8,
-             label="catalog; int8: vendor pages"),
+        _gpu(
+            "B300",
+            {"bf16": 2250, "fp8": 4500, "fp4": 13500, "int8": 150},
+            8000,
+            275_040,
+            (900, 100),
+            node=8,
+            label="catalog; int8: vendor pages",
+        ),
+        _gpu(
+            "B200",
+            {"bf16": 2250, "fp8": 4500, "fp4": 9000, "int8": 4500},
+            8000,
+            183_359,
+            (900, 50),
+            node=8,
+            label="catalog; int8: vendor pages",
+        ),
         _gpu("H200", _HOPPER, 4800, 143_771, (450, 50), node=8, label="vendor pages; NIC unchecked"),
-        _gpu("GH200", {"bf16": 989, "fp8": 1979, "int8": 1979}, 4000, 97_871, (450, 25),
-             label="catalog; NIC of one site's node"),
+        _gpu(
+            "GH200",
+            {"bf16": 989, "fp8": 1979, "int8": 1979},
+            4000,
+            97_871,
+            (450, 25),
+            label="catalog; NIC of one site's node",
+        ),
         _gpu("H100", _HOPPER, 3350, 81_559, (450, 50), node=8, label="catalog"),
-        _gpu("H100-PCIe", {"bf16": 756.5, "fp8": 1513, "int8": 1513}, 2000, 81_559, _UNKNOWN,
-             label="vendor datasheet, dense"),
-        _gpu("H20", {"bf16": 148, "fp8": 296, "int8": 296}, 4000, 97_871, (450, None), node=8,
-             label="resellers' datasheets, dense"),
+        _gpu(
+            "H100-PCIe",
+            {"bf16": 756.5, "fp8": 1513, "int8": 1513},
+            2000,
+            81_559,
+            _UNKNOWN,
+            label="vendor datasheet, dense",
+        ),
+        _gpu(
+            "H20",
+            {"bf16": 148, "fp8": 296, "int8": 296},
+            4000,
+            97_871,
+            (450, None),
+            node=8,
+            label="resellers' datasheets, dense",
+        ),
         _gpu("MI325X", _CDNA3, 6000, 262_128, (448, None), node=8, label=_FABRIC),
         _gpu("MI300X", _CDNA3, 5300, 196_592, (448, None), node=8, label=_FABRIC),
         _gpu("A100-80GB", _AMPERE, 2039, 81_920, (300, None), node=8, label="vendor pages"),
@@ -154,17 +200,41 @@ DEVICES: Mapping[str, Device] = {
         _gpu("RTX-5090", {"bf16": 209.5, "fp8": 419, "fp4": 1676, "int8": 838}, 1792, 32_607, _UNKNOWN, label=_CARD),
         _gpu("RTX-4090", {"bf16": 165.2, "fp8": 330.3, "int8": 660.6}, 1008, 24_564, _UNKNOWN, label=_CARD),
         _gpu("RTX-3090", {"bf16": 71, "int8": 284}, 936, 24_576, _UNKNOWN, label=_CARD),
-        Device("CPU-2core-AVX512", {"bf16": 425e9, "int8": 600e9}, 51e9, None, overlap=2.0,
-               label="measured: products of 1 to 16 rows by two cores with AVX-512 BF16 and VNNI, within 7 %"),
+        Device(
+            "CPU-2core-AVX512",
+            {"bf16": 425e9, "int8": 600e9},
+            51e9,
+            None,
+            overlap=2.0,
+            label="measured: products of 1 to 16 rows by two cores with AVX-512 BF16 and VNNI, within 7 %",
+        ),
     )
-}  # fmt: skip
+}
 """Devices by name. Memory is what the driver reports, in bytes: an H100 of 80 GB has 85.5e9. The T4 has no bf16: such
 weights are served in fp16."""
 
 ALIASES: Mapping[str, str] = {"CPU": "CPU-2core-AVX512", "A100": "A100-80GB"}
 
-_WORDS = {"nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hgx", "oam",
-          "hbm2", "hbm2e", "hbm3", "hbm3e", "ac"}  # fmt: skip
+_WORDS = {
+    "nvidia",
+    "amd",
+    "geforce",
+    "tesla",
+    "instinct",
+    "gpu",
+    "sxm",
+    "sxm2",
+    "sxm4",
+    "sxm5",
+    "sxm6",
+    "hgx",
+    "oam",
+    "hbm2",
+    "hbm2e",
+    "hbm3",
+    "hbm3e",
+    "ac",
+}
 """Parts of a name that do not tell two devices of the table apart."""
 
 

@@ -158,9 +158,15 @@ def mtp_cost(
     spec = replace(model, name="mtp", layers=(replace(layers[-1], count=1),), tied=True, head=True, decoder=None)
     ep = cluster.ep if spec.sparse else 1
     cost = CostModel(
-        spec, cluster.device, routing=routing, tp=cluster.tp, ep=ep, link_latency=cluster.latency, balanced=balanced,
+        spec,
+        cluster.device,
+        routing=routing,
+        tp=cluster.tp,
+        ep=ep,
+        link_latency=cluster.latency,
+        balanced=balanced,
         fusion=2 * model.hidden**2,
-    )  # fmt: skip
+    )
     return DraftHeadCost("mtp", cost, taps=model.hidden)
 
 
@@ -222,9 +228,15 @@ def _head_cost(
     wide = given.weights if given.weights.bytes >= 2 else find_format("bf16")
     precision = replace(given, weights=wide, projections=wide, head=given.head if vocab is None else wide)
     spec = replace(
-        model, name=name, layers=layers, vocab=vocab or model.vocab, precision=precision, tied=True, head=True,
+        model,
+        name=name,
+        layers=layers,
+        vocab=vocab or model.vocab,
+        precision=precision,
+        tied=True,
+        head=True,
         decoder=None,
-    )  # fmt: skip
+    )
     return CostModel(spec, cluster.device, tp=cluster.tp, link_latency=cluster.latency, fusion=fusion)
 
 

@@ -127,9 +127,15 @@ def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostMo
         if settings.tp == settings.ep == 1 and settings.drafter_hardware is None and (settings.drafter_tp or 1) == 1:
             raise UsageError("--link-latency has no effect on a single device.", "Leave it out.")
     return CostModel(
-        spec, find_hardware(hardware), routing=routing, tp=settings.tp, ep=settings.ep, balanced=settings.balanced,
-        link_latency=latency, overhead=parse_seconds("overhead", settings.overhead),
-    )  # fmt: skip
+        spec,
+        find_hardware(hardware),
+        routing=routing,
+        tp=settings.tp,
+        ep=settings.ep,
+        balanced=settings.balanced,
+        link_latency=latency,
+        overhead=parse_seconds("overhead", settings.overhead),
+    )
 
 
 def _routing(settings: PlanSettings) -> ExpertRouting:

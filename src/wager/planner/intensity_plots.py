@@ -37,14 +37,26 @@ def by_batch(axes: Any, report: PlanReport) -> None:
     curves = feed_forward_curves(cost, batches)
     for curve, colour in zip(curves, (COLOURS[1], COLOURS[0]) if len(curves) > 1 else COLOURS, strict=False):
         label = f"{curve.name} ({curve.compute})"
-        axes.plot(curve.counts, curve.values, color=colour, linewidth=2.2, label=label,
-                  linestyle=DASHES[1] if curve.name == DENSE_TWIN else DASHES[0])  # fmt: skip
+        axes.plot(
+            curve.counts,
+            curve.values,
+            color=colour,
+            linewidth=2.2,
+            label=label,
+            linestyle=DASHES[1] if curve.name == DENSE_TWIN else DASHES[0],
+        )
         _mark_knee(axes, curve, colour=colour)
     for index, context in enumerate(contexts):
         values = [step_intensity(cost, batch=batch, context=context) for batch in batches]
         shade = f"{0.1 + 0.5 * index / len(contexts):.2f}"
-        axes.plot(batches, values, color=shade, linewidth=1.1, linestyle=DASHES[(index + 2) % len(DASHES)],
-                  label=f"whole step, context {count(context)}")  # fmt: skip
+        axes.plot(
+            batches,
+            values,
+            color=shade,
+            linewidth=1.1,
+            linestyle=DASHES[(index + 2) % len(DASHES)],
+            label=f"whole step, context {count(context)}",
+        )
     _ridges(axes, curves[:1])
     axes.axvspan(min(planned), max(planned), color="0.93", zorder=0, label="planned batches")
     axes.set_yscale("log")
@@ -61,10 +73,18 @@ def _mark_knee(axes: Any, curve: IntensityCurve, *, colour: str) -> None:
         return
     left = curve.name == DENSE_TWIN
     axes.plot([curve.knee], [curve.ridge], "o", color=colour, markersize=7, zorder=5)
-    axes.annotate(f"knee: {curve.knee:,.0f}" if curve.knee >= 100 else f"knee: {curve.knee:.3g}",
-                  (curve.knee, curve.ridge), textcoords="offset points", xytext=(-7, 7) if left else (7, -7),
-                  ha="right" if left else "left", va="bottom" if left else "top", fontsize=9, color=colour,
-                  weight="bold", bbox=BACKGROUND)  # fmt: skip
+    axes.annotate(
+        f"knee: {curve.knee:,.0f}" if curve.knee >= 100 else f"knee: {curve.knee:.3g}",
+        (curve.knee, curve.ridge),
+        textcoords="offset points",
+        xytext=(-7, 7) if left else (7, -7),
+        ha="right" if left else "left",
+        va="bottom" if left else "top",
+        fontsize=9,
+        color=colour,
+        weight="bold",
+        bbox=BACKGROUND,
+    )
 
 
 def _ridges(axes: Any, curves: Sequence[IntensityCurve]) -> None:
@@ -95,8 +115,12 @@ def by_rows(axes: Any, report: PlanReport) -> None:
     axes.set_yscale("log")
     count_axis(axes.xaxis)
     legend_beside(axes)
-    finish(axes, "Intensity of attention by query rows, any batch", x="query rows of a sequence (1 + draft tokens)",
-           y=_INTENSITY)  # fmt: skip
+    finish(
+        axes,
+        "Intensity of attention by query rows, any batch",
+        x="query rows of a sequence (1 + draft tokens)",
+        y=_INTENSITY,
+    )
 
 
 def of_parts(axes: Any, report: PlanReport) -> None:
@@ -118,13 +142,29 @@ def of_parts(axes: Any, report: PlanReport) -> None:
         chosen = [point for point in points if point[3] == bound]
         sizes = [14 + 70 * math.log1p(point[1]) / math.log1p(largest) for point in chosen]
         if chosen:
-            axes.scatter([point[2] for point in chosen], [parts.index(point[0]) for point in chosen], s=sizes,
-                         color=colour, marker=marker, alpha=0.6, linewidths=0, label=f"bound by {bound}")  # fmt: skip
+            axes.scatter(
+                [point[2] for point in chosen],
+                [parts.index(point[0]) for point in chosen],
+                s=sizes,
+                color=colour,
+                marker=marker,
+                alpha=0.6,
+                linewidths=0,
+                label=f"bound by {bound}",
+            )
     for ridge in sorted({device.ridge(kind) for kind in device.peaks}):
         kinds = ", ".join(kind for kind in device.peaks if device.ridge(kind) == ridge)
         axes.axvline(ridge, **REFERENCE)
-        axes.annotate(f"{kinds} {ridge:,.4g} ", (ridge, 1), rotation=90, fontsize=8,
-                      xycoords=("data", "axes fraction"), ha="right", va="top", color="0.3")  # fmt: skip
+        axes.annotate(
+            f"{kinds} {ridge:,.4g} ",
+            (ridge, 1),
+            rotation=90,
+            fontsize=8,
+            xycoords=("data", "axes fraction"),
+            ha="right",
+            va="top",
+            color="0.3",
+        )
     axes.set_xscale("log")
     axes.set_yticks(range(len(parts)), parts)
     axes.set_ylim(len(parts) + 0.4, -2.2)
@@ -151,5 +191,6 @@ def of_experts(axes: Any, report: PlanReport, *, batches: Sequence[int]) -> None
     axes.set_ylim(bottom=0)
     count_axis(axes.xaxis)
     legend(axes, place="lower right")
-    finish(axes, f"Distinct experts per layer, of {ffn.count} with {ffn.active} a token", x="batch",
-           y="distinct experts")  # fmt: skip
+    finish(
+        axes, f"Distinct experts per layer, of {ffn.count} with {ffn.active} a token", x="batch", y="distinct experts"
+    )

@@ -13,9 +13,15 @@ from wager.planner.plan import PlanPoint, PlanQuery
 def remarks(query: PlanQuery, points: Sequence[PlanPoint]) -> list[str]:
     """Those that apply, most important first."""
     return [
-        *_memory(points), *_depth(query, points), *_routing(query), *_groups(query), *_key_value_heads(query),
-        *_vocabulary(query), *_asynchronous(query), *_measurements(query),
-    ]  # fmt: skip
+        *_memory(points),
+        *_depth(query, points),
+        *_routing(query),
+        *_groups(query),
+        *_key_value_heads(query),
+        *_vocabulary(query),
+        *_asynchronous(query),
+        *_measurements(query),
+    ]
 
 
 def rank_word(query: PlanQuery) -> str:

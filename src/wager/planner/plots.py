@@ -99,14 +99,25 @@ def _speedups(axes: Any, report: PlanReport, *, context: int, batches: Sequence[
     """A line for each planned acceptance, its planned batches marked; a single one is shown among others."""
     planned = {rate.label: rate for rate in report.grid.acceptances}
     others = [AcceptanceRates(f"{rate:g}", rate) for rate in _RATES if len(planned) == 1 and f"{rate:g}" not in planned]
-    _reference_rates(axes, {
-        rate.label: [outcome.speedup for outcome in _outcomes(report, rate, batches, context)] for rate in others
-    }, batches)  # fmt: skip
+    _reference_rates(
+        axes,
+        {rate.label: [outcome.speedup for outcome in _outcomes(report, rate, batches, context)] for rate in others},
+        batches,
+    )
     for index, (label, rate) in enumerate(planned.items()):
         values = [outcome.speedup for outcome in _outcomes(report, rate, batches, context)]
         marked = [batches.index(batch) for batch in report.grid.batches]
-        axes.plot(batches, values, color=COLOURS[index % 7], linestyle=DASHES[index // 7 % len(DASHES)], linewidth=1.8,
-                  marker=MARKERS[index % len(MARKERS)], markevery=marked, markersize=5, label=label)  # fmt: skip
+        axes.plot(
+            batches,
+            values,
+            color=COLOURS[index % 7],
+            linestyle=DASHES[index // 7 % len(DASHES)],
+            linewidth=1.8,
+            marker=MARKERS[index % len(MARKERS)],
+            markevery=marked,
+            markersize=5,
+            label=label,
+        )
     axes.axhline(1, **REFERENCE)
     _memory_limit(axes, report, context=context, last=batches[-1])
     count_axis(axes.xaxis)
@@ -126,8 +137,15 @@ def _reference_rates(axes: Any, curves: Mapping[str, Sequence[float]], batches: 
         axes.plot(batches, values, color="0.6", linewidth=0.9)
         if all(abs(values[place] - other) > 0.05 * (top - 1) for other in named):
             named.append(values[place])
-            axes.annotate(label, (batches[place], values[place]), fontsize=8, color="0.3", ha="center", va="center",
-                          bbox=BACKGROUND)  # fmt: skip
+            axes.annotate(
+                label,
+                (batches[place], values[place]),
+                fontsize=8,
+                color="0.3",
+                ha="center",
+                va="center",
+                bbox=BACKGROUND,
+            )
 
 
 def _memory_limit(axes: Any, report: PlanReport, *, context: int, last: int) -> None:
@@ -135,8 +153,17 @@ def _memory_limit(axes: Any, report: PlanReport, *, context: int, last: int) -> 
     most = largest_batch(report.query.cost, report.query.drafter, context=max(1, context))
     if most is not None and 1 <= most < last:
         axes.axvline(most, color="0.45", linewidth=1, linestyle=":")
-        axes.annotate(f"memory is full at {most} ", (most, 0.02), xycoords=("data", "axes fraction"), rotation=90,
-                      ha="right", va="bottom", fontsize=8, color="0.3", bbox=BACKGROUND)  # fmt: skip
+        axes.annotate(
+            f"memory is full at {most} ",
+            (most, 0.02),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color="0.3",
+            bbox=BACKGROUND,
+        )
 
 
 def _depths(axes: Any, report: PlanReport, *, context: int, batches: Sequence[int]) -> None:
@@ -145,16 +172,26 @@ def _depths(axes: Any, report: PlanReport, *, context: int, batches: Sequence[in
     query = report.query
     rates = [0.3 + 0.68 * i / (_SHADES - 1) for i in range(_SHADES)]
     rows = [
-        [best_outcome(query.outcomes(AcceptanceRates("", rate), batch=batch, context=context)).depth
-         for batch in batches]
+        [
+            best_outcome(query.outcomes(AcceptanceRates("", rate), batch=batch, context=context)).depth
+            for batch in batches
+        ]
         for rate in rates
-    ]  # fmt: skip
+    ]
     map_of_counts(axes, batches, rates, rows, label="draft tokens")
     for rate in report.grid.acceptances:
         if isinstance(rate.rates, float) and rates[0] <= rate.rates <= rates[-1]:
             axes.axhline(rate.rates, color="white", linewidth=1.2, linestyle="--", path_effects=OUTLINE)
-            axes.annotate(rate.label, (0.01, rate.rates), xycoords=("axes fraction", "data"), xytext=(0, 2),
-                          textcoords="offset points", color="white", fontsize=9, path_effects=OUTLINE)  # fmt: skip
+            axes.annotate(
+                rate.label,
+                (0.01, rate.rates),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 2),
+                textcoords="offset points",
+                color="white",
+                fontsize=9,
+                path_effects=OUTLINE,
+            )
     count_axis(axes.xaxis)
     axes.set_xlim(batches[0], batches[-1])
     finish(axes, f"Best depth, context {count(context)} (grey: plain decoding)", x="batch", y="constant acceptance")

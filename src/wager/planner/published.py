@@ -13,9 +13,15 @@ from wager.arch import Attention, Compressed, Experts, Indexer, Layer, ModelSpec
 from wager.planner.devices import Device
 
 B200_ROUNDED = Device(
-    "B200-charts", {"bf16": 281 * 8e12, "fp8": 563 * 8e12, "fp4": 1125 * 8e12}, 8e12, 192e9, 900e9, 50e9, 8,
+    "B200-charts",
+    {"bf16": 281 * 8e12, "fp8": 563 * 8e12, "fp4": 1125 * 8e12},
+    8e12,
+    192e9,
+    900e9,
+    50e9,
+    8,
     label="the ridges of the published charts",
-)  # fmt: skip
+)
 
 _PROJECTIONS = 107_000_000
 _EXPERTS = Experts(256, 6, 1, 2000)  # times a hidden size of 4200: 25.2e6 weights each
@@ -40,8 +46,18 @@ class _RoundedProjections:
 
 def _model(name: str, layers: tuple[Layer, ...]) -> ModelSpec:
     precision = Precision.of("fp8", "fp4", cache="fp8")
-    return ModelSpec(name, 4200, 129280, False, layers, precision, 1048576, head=False, router=False,
-                 source="constants of the published charts")  # fmt: skip
+    return ModelSpec(
+        name,
+        4200,
+        129280,
+        False,
+        layers,
+        precision,
+        1048576,
+        head=False,
+        router=False,
+        source="constants of the published charts",
+    )
 
 
 def _real_layers() -> tuple[Layer, ...]:

@@ -15,8 +15,23 @@ from wager.planner.notes import rank_word, remarks
 from wager.planner.plan import AcceptanceRates, BatchRange, PlanPoint, PlanQuery
 from wager.planner.values import check_finite
 
-_COLUMNS = ("context", "accept", "batch", "depth", "speed-up", "tok/round", "plain", "step", "draft", "tok/s/user",
-            "tok/s", "slower at", "break-even", "waits for", "memory")  # fmt: skip
+_COLUMNS = (
+    "context",
+    "accept",
+    "batch",
+    "depth",
+    "speed-up",
+    "tok/round",
+    "plain",
+    "step",
+    "draft",
+    "tok/s/user",
+    "tok/s",
+    "slower at",
+    "break-even",
+    "waits for",
+    "memory",
+)
 
 
 _MEANINGS = (
@@ -97,11 +112,13 @@ class PlanReport:
         drafts = f" + drafter {_amount(first.drafter, 'B')}" if first.drafter else ""
         largest = [(context, largest_batch(cost, drafter, context=max(1, context))) for context in self.grid.contexts]
         batches = "; ".join(
-            "the device's memory is unknown" if most is None
-            else f"at context {context} the largest batch that fits is {most}" if most
+            "the device's memory is unknown"
+            if most is None
+            else f"at context {context} the largest batch that fits is {most}"
+            if most
             else f"at context {context} not even one request fits"
             for context, most in largest[: 1 if first.memory is None else None]
-        )  # fmt: skip
+        )
         return f"weights {_amount(first.weights, 'B')}{drafts} a device; {batches} ({SPARE_SHARE:.0%} kept free)"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -117,12 +134,22 @@ class PlanReport:
         depth = "off" if not chosen.depth else f"{chosen.depth}{'+' * point.at_max_depth}"
         pays = "–" if len(point.outcomes) == 1 else "never" if point.break_even is None else f"{point.break_even:.2f}"
         return [
-            str(point.context), point.acceptance, str(point.batch), depth,
-            f"{chosen.speedup:.3f}", f"{chosen.tokens:.2f}", _time(point.plain_step.seconds), _time(chosen.step_s),
-            _time(chosen.draft_s) if chosen.draft_s else "–", f"{point.tokens_per_second:,.1f}",
-            f"{point.batch * point.tokens_per_second:,.0f}", _slower_depths(point),
-            pays, f"{point.step.binding} {share:.0%} {binding.bound}", _amount(point.memory.total, "B") + fits,
-        ]  # fmt: skip
+            str(point.context),
+            point.acceptance,
+            str(point.batch),
+            depth,
+            f"{chosen.speedup:.3f}",
+            f"{chosen.tokens:.2f}",
+            _time(point.plain_step.seconds),
+            _time(chosen.step_s),
+            _time(chosen.draft_s) if chosen.draft_s else "–",
+            f"{point.tokens_per_second:,.1f}",
+            f"{point.batch * point.tokens_per_second:,.0f}",
+            _slower_depths(point),
+            pays,
+            f"{point.step.binding} {share:.0%} {binding.bound}",
+            _amount(point.memory.total, "B") + fits,
+        ]
 
     def notes(self) -> list[str]:
         """Where plain decoding is fastest, what bounds the step, and the meaning of the columns."""
@@ -187,31 +214,49 @@ class PlanReport:
         return {
             "points": [point.as_dict() for point in self.points],
             "model": {
-                "name": model.name, "source": model.source, "parameters": model.parameters, "active": model.active,
-                "layers": model.num_layers, "context": model.context, "resident_bytes": model.resident_bytes,
-                "streamed_bytes": model.streamed_bytes, "elements": dict(model.elements()),
+                "name": model.name,
+                "source": model.source,
+                "parameters": model.parameters,
+                "active": model.active,
+                "layers": model.num_layers,
+                "context": model.context,
+                "resident_bytes": model.resident_bytes,
+                "streamed_bytes": model.streamed_bytes,
+                "elements": dict(model.elements()),
                 "kv_bytes": {str(context): model.kv_bytes(context) for context in self.grid.contexts},
                 "precision": asdict(model.precision),
             },
             "hardware": {
-                **device.as_dict(), "tp": cost.cluster.tp, "ep": cost.cluster.ep, "groups": cost.cluster.groups,
-                "balanced": cost.balanced, "link_latency": cost.cluster.latency,
-                "ridge": {kind: device.ridge(kind) for kind in device.peaks}, "largest_batch": largest,
+                **device.as_dict(),
+                "tp": cost.cluster.tp,
+                "ep": cost.cluster.ep,
+                "groups": cost.cluster.groups,
+                "balanced": cost.balanced,
+                "link_latency": cost.cluster.latency,
+                "ridge": {kind: device.ridge(kind) for kind in device.peaks},
+                "largest_batch": largest,
             },
             "drafter": {
-                "name": drafter.name, "resident_bytes": drafter.resident_bytes, "device_bytes": drafter.device_bytes,
+                "name": drafter.name,
+                "resident_bytes": drafter.resident_bytes,
+                "device_bytes": drafter.device_bytes,
                 "own_device": drafter.own_device.name if drafter.own_device else None,
-                "max_depth": drafter.max_depth, "max_context": drafter.max_context, "hit_rate": self.query.hit_rate,
+                "max_depth": drafter.max_depth,
+                "max_context": drafter.max_context,
+                "hit_rate": self.query.hit_rate,
                 "draft_outcomes": self.query.draft_outcomes,
             },
             "remarks": remarks(self.query, self.points),
             "routing": {"locality": cost.routing.locality, "popularity": cost.routing.popularity},
             "gutter": [
-                {"context": losing.context, "acceptance": losing.acceptance.label,
-                 "batches": [list(batches) for batches in losing.ranges]}
+                {
+                    "context": losing.context,
+                    "acceptance": losing.acceptance.label,
+                    "batches": [list(batches) for batches in losing.ranges],
+                }
                 for losing in self.losing_batches
             ],
-        }  # fmt: skip
+        }
 
 
 class _Wait(NamedTuple):

@@ -30,9 +30,16 @@ _GREEDY = SamplingParams(ignore_eos=True)
 
 
 def time_drafting(
-    proposer: Proposer, *, vocab: int, hidden: int, seconds: float, clock: Clock, tokens: int | None = None,
-    between: Callable[[], object] = lambda: None, batches: Sequence[int] = REQUESTS,
-) -> DraftCurve:  # fmt: skip
+    proposer: Proposer,
+    *,
+    vocab: int,
+    hidden: int,
+    seconds: float,
+    clock: Clock,
+    tokens: int | None = None,
+    between: Callable[[], object] = lambda: None,
+    batches: Sequence[int] = REQUESTS,
+) -> DraftCurve:
     """Seconds of drafting by requests (`batches`, ascending) and depth, timed for about `seconds` or a dozen rounds,
     whichever ends first. `vocab` and `hidden` are the target's numbers of logits and of elements of a state; texts
     are made of ids below `tokens` (None: `vocab`), since a draft model may lack the target's padding.

@@ -202,9 +202,15 @@ class TimedStep:
 
 
 def time_steps(
-    timer: StepTimer, shapes: Sequence[StepShape], *, seconds: float, seed: int | None = 0, held_out: int = 0,
-    repeats: int = _REPEATS, report: ProgressReport | None = None,
-) -> list[TimedStep]:  # fmt: skip
+    timer: StepTimer,
+    shapes: Sequence[StepShape],
+    *,
+    seconds: float,
+    seed: int | None = 0,
+    held_out: int = 0,
+    repeats: int = _REPEATS,
+    report: ProgressReport | None = None,
+) -> list[TimedStep]:
     """Time steps of every shape repeatedly for `seconds`; returns them in the order they were run.
 
     Passes over the shapes are shuffled, so that a machine that is slow for a while is slow for all shapes alike; with

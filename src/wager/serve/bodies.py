@@ -138,9 +138,11 @@ class ResponseFormat(Strict):
         """ApiError if the schema is missing or not wanted."""
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ApiError(
-                400, f"response_format of type {self.type!r} does not go with what it has.",
-                "A json_schema is given with type json_schema, and only there.", param="response_format",
-            )  # fmt: skip
+                400,
+                f"response_format of type {self.type!r} does not go with what it has.",
+                "A json_schema is given with type json_schema, and only there.",
+                param="response_format",
+            )
         if self.json_schema is not None:
             return Grammar.json_schema(self.json_schema.schema_)
         return Grammar.json_object() if self.type == "json_object" else None
@@ -237,9 +239,12 @@ def parse(kind: type[B], body: bytes) -> B:
             value = values.pop(name)
             if value is not None and allowed and value not in allowed:
                 raise ApiError(
-                    400, f"The field {name!r} is not supported.", "Leave it out.",
-                    param=name, code="unsupported_parameter",
-                )  # fmt: skip
+                    400,
+                    f"The field {name!r} is not supported.",
+                    "Leave it out.",
+                    param=name,
+                    code="unsupported_parameter",
+                )
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -103,10 +103,11 @@ class RequestReader:
             self._end()
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, str(Path(wager.__file__).parents[1])],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
                 start_new_session=True,  # Ctrl-C is for the server, which ends it
-            )  # fmt: skip
+            )
             _write(self._process.stdin, self._model)
         return self._process
 

@@ -226,9 +226,10 @@ class Metrics:
                 positions.add_metric((self._model, name, str(position)), count)
         yield from (drafts, tokens, accepted, positions)
         depths = CounterMetricFamily(
-            "wager:spec_decode_planned_depth", "Draft decisions by the guesses they ask for.",
+            "wager:spec_decode_planned_depth",
+            "Draft decisions by the guesses they ask for.",
             labels=("model_name", "depth"),
-        )  # fmt: skip
+        )
         for depth, count in enumerate(list(self.drafts.planned)):
             depths.add_metric((self._model, str(depth)), count)
         yield depths
@@ -236,13 +237,15 @@ class Metrics:
 
     def _policy(self) -> Iterable[Metric]:
         collapsed = GaugeMetricFamily(
-            "wager:drafter_collapsed", "1 for a drafter that is not used since its acceptance collapsed.",
+            "wager:drafter_collapsed",
+            "1 for a drafter that is not used since its acceptance collapsed.",
             labels=("model_name", "drafter"),
-        )  # fmt: skip
+        )
         failed = GaugeMetricFamily(
-            "wager:drafter_failed", "1 for a drafter that raised an error and is not called until a pause is over.",
+            "wager:drafter_failed",
+            "1 for a drafter that raised an error and is not called until a pause is over.",
             labels=("model_name", "drafter"),
-        )  # fmt: skip
+        )
         failures = CounterMetricFamily(
             "wager:drafter_failures", "Errors that a drafter raised.", labels=("model_name", "drafter")
         )

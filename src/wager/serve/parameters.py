@@ -31,9 +31,11 @@ def chat_params(
     most = body.max_completion_tokens or body.max_tokens or max(1, room)
     if body.max_tokens not in (None, most):
         raise ApiError(
-            400, f"max_tokens = {body.max_tokens} and max_completion_tokens = {most} differ.",
-            "Send one of the two.", param="max_tokens",
-        )  # fmt: skip
+            400,
+            f"max_tokens = {body.max_tokens} and max_completion_tokens = {most} differ.",
+            "Send one of the two.",
+            param="max_tokens",
+        )
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs.", "Send logprobs: true too.", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None

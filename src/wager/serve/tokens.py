@@ -57,9 +57,11 @@ class TokenConversion:
     def _conversation(self, body: TokenizeBody) -> list[int]:
         if body.add_special_tokens:
             raise ApiError(
-                400, "The chat template writes the special tokens of a conversation.",
-                "Leave add_special_tokens out.", param="add_special_tokens",
-            )  # fmt: skip
+                400,
+                "The chat template writes the special tokens of a conversation.",
+                "Leave add_special_tokens out.",
+                param="add_special_tokens",
+            )
         chat = ChatBody.model_validate({"messages": body.messages, "tools": body.tools})
         tools = ChatTools.of(chat, self._model.tokenizer)
         whole = body.add_generation_prompt is not False

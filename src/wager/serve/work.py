@@ -106,9 +106,12 @@ def check_model(name: str | None, served: str) -> None:
     """ApiError 404 for a model that is not served."""
     if name is not None and name != served:
         raise ApiError(
-            404, f"The model {name[:100]!r} is not served here.", f"It serves {served!r}.",
-            param="model", code="model_not_found",
-        )  # fmt: skip
+            404,
+            f"The model {name[:100]!r} is not served here.",
+            f"It serves {served!r}.",
+            param="model",
+            code="model_not_found",
+        )
 
 
 class BodyParser:
@@ -146,10 +149,14 @@ class BodyParser:
         )
         head = AnswerHead.of(f"chatcmpl-{request_id}", self.model.name)
         return self._work(
-            body, head, [tokens], params,
-            has_tools=bool(body.tools), calls=tools.form if tools and tools.callable else None,
+            body,
+            head,
+            [tokens],
+            params,
+            has_tools=bool(body.tools),
+            calls=tools.form if tools and tools.callable else None,
             predicted=predicted is not None,
-        )  # fmt: skip
+        )
 
     def encode_messages(
         self, messages: Sequence[ChatMessage], tools: ChatTools | None = None, *, add_generation_prompt: bool = True
@@ -175,9 +182,13 @@ class BodyParser:
         context, most = self.model.max_context, _LONGEST_TOKENS * self.model.max_context
         if count > most:
             raise ApiError(
-                400, f"The text of {name!r} has {count} characters; for a context of {context} tokens at most {most} "
-                "are encoded.", "Shorten the text.", param=name, code="context_length_exceeded",
-            )  # fmt: skip
+                400,
+                f"The text of {name!r} has {count} characters; for a context of {context} tokens at most {most} "
+                "are encoded.",
+                "Shorten the text.",
+                param=name,
+                code="context_length_exceeded",
+            )
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a text; control tokens written out in it stay text: callers may be strangers."""
@@ -188,9 +199,12 @@ class BodyParser:
         """What cannot fit need not be rendered: a template writes a token or more for each message."""
         if len(messages) > self.model.max_context:
             raise ApiError(
-                400, f"There are {len(messages)} messages; the context holds {self.model.max_context} tokens.",
-                "Send fewer messages.", param="messages", code="context_length_exceeded",
-            )  # fmt: skip
+                400,
+                f"There are {len(messages)} messages; the context holds {self.model.max_context} tokens.",
+                "Send fewer messages.",
+                param="messages",
+                code="context_length_exceeded",
+            )
         self.check_characters(sum(len(message.text) for message in messages), "messages")
 
     def _predicted(self, body: ChatBody) -> list[int] | None:
@@ -200,8 +214,12 @@ class BodyParser:
         self.check_characters(len(text), "prediction")
         tokens = self.model.tokenizer.encode_text(text)
         if len(tokens) > most:
-            raise ApiError(400, f"The prediction has {len(tokens)} tokens; the context holds {most}.",
-                           "Predict what the answer can be.", param="prediction")  # fmt: skip
+            raise ApiError(
+                400,
+                f"The prediction has {len(tokens)} tokens; the context holds {most}.",
+                "Predict what the answer can be.",
+                param="prediction",
+            )
         return tokens
 
     def _encode(self, prompt: Any) -> Sequence[int]:
@@ -212,9 +230,13 @@ class BodyParser:
         return tokens
 
     def _work(
-        self, body: SamplingFields, head: AnswerHead, prompts: Sequence[Sequence[int]], params: SamplingParams,
+        self,
+        body: SamplingFields,
+        head: AnswerHead,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
         **more: Any,
-    ) -> Work:  # fmt: skip
+    ) -> Work:
         """ApiError for prompts and parameters that the engine would refuse, which need not reach its thread."""
         choice, model = body.speculation, self.model
         work = Work(

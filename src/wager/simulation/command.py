@@ -20,62 +20,153 @@ _MAX_ROUNDS = 10_000_000
 
 @click.command("replay", cls=parameters.Verb)
 @click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--policy", "policies", multiple=True, metavar="NAME",
-              help="none, fixed:K, threshold[:P] or adaptive; repeat it to compare. The best fixed depth is "
-              "always simulated too.  [default: none, threshold, adaptive]")  # fmt: skip
-@click.option("--concurrency", metavar="N,...",
-              help="Users who each send a new request as soon as the last is answered.  "
-              "[default: 1,4,16,64,256]")  # fmt: skip
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help="none, fixed:K, threshold[:P] or adaptive; repeat it to compare. The best fixed depth is "
+    "always simulated too.  [default: none, threshold, adaptive]",
+)
+@click.option(
+    "--concurrency",
+    metavar="N,...",
+    help="Users who each send a new request as soon as the last is answered.  [default: 1,4,16,64,256]",
+)
 @click.option("--rate", metavar="R,...", help="Requests a second, arriving at random, instead of --concurrency.")
-@click.option("--load", multiple=True, metavar="day:PEAK[:LOW[:LENGTH]]|recorded|FILE",
-              help="Arrivals that rise to PEAK requests a second in the middle of a day and fall to LOW (a tenth of "
-              "it) at its ends; the day lasts LENGTH (60s), or as long as the requests. recorded: those of TRACE. "
-              "FILE: seconds, one a line. May be repeated.")  # fmt: skip
-@click.option("--curve", "curves", multiple=True, metavar="NAME|P|FILE",
-              help="Survival of a synthetic drafter: mtp or dflash (published), a constant rate, or a JSON file as in "
-              "`wager plan --acceptance`. Repeat it for several drafters.  [default: mtp]")  # fmt: skip
-@click.option("--model", metavar="MODEL", help="The target; see `wager plan`.  [default: plan's with --hardware, "
-              "else Qwen3.6-35B-A3B]")  # fmt: skip
-@click.option("--hardware", metavar="NAME", help="Whose step times: a GPU by name, cpu, this (as calibrated) or a JSON "
-              "file, see `wager plan`; or published: of Qwen3.6-35B-A3B on a B200.  [default: B200]")  # fmt: skip
-@click.option("--drafter-shape", "shape", multiple=True, metavar="[NAME=]SHAPE",
-              help="What drafting costs: free, mtp, block[:N], model:NAME; see `wager plan`. NAME is a curve or a "
-              "drafter of TRACE; repeat it for several. Known by name: mtp, dflash (block:16), ngram (free) and, with "
-              "--hardware this, calibrated ones; others are priced as mtp.")  # fmt: skip
+@click.option(
+    "--load",
+    multiple=True,
+    metavar="day:PEAK[:LOW[:LENGTH]]|recorded|FILE",
+    help="Arrivals that rise to PEAK requests a second in the middle of a day and fall to LOW (a tenth of "
+    "it) at its ends; the day lasts LENGTH (60s), or as long as the requests. recorded: those of TRACE. "
+    "FILE: seconds, one a line. May be repeated.",
+)
+@click.option(
+    "--curve",
+    "curves",
+    multiple=True,
+    metavar="NAME|P|FILE",
+    help="Survival of a synthetic drafter: mtp or dflash (published), a constant rate, or a JSON file as in "
+    "`wager plan --acceptance`. Repeat it for several drafters.  [default: mtp]",
+)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="The target; see `wager plan`.  [default: plan's with --hardware, else Qwen3.6-35B-A3B]",
+)
+@click.option(
+    "--hardware",
+    metavar="NAME",
+    help="Whose step times: a GPU by name, cpu, this (as calibrated) or a JSON "
+    "file, see `wager plan`; or published: of Qwen3.6-35B-A3B on a B200.  [default: B200]",
+)
+@click.option(
+    "--drafter-shape",
+    "shape",
+    multiple=True,
+    metavar="[NAME=]SHAPE",
+    help="What drafting costs: free, mtp, block[:N], model:NAME; see `wager plan`. NAME is a curve or a "
+    "drafter of TRACE; repeat it for several. Known by name: mtp, dflash (block:16), ngram (free) and, with "
+    "--hardware this, calibrated ones; others are priced as mtp.",
+)
 @click.option("--drafter-hardware", metavar="NAME", help="A device of their own for drafters, named as --hardware.")
-@click.option("--drafter-link", metavar="SPEED", help="The link to it, such as 50GB/s.  [default: the slower of both "
-              "devices' own]")  # fmt: skip
-@click.option("--draft-async", is_flag=True, help="Drafting runs beside verification, for its likely outcomes: a step "
-              "waits only for what it takes longer, and for drafts that are not ready.")  # fmt: skip
-@click.option("--draft-hit-rate", "hit_rate", type=float, metavar="P",
-              help="Share of drafts that are ready with --draft-async.  [default: 1]")  # fmt: skip
-@click.option("--max-depth", type=click.IntRange(1, DEEPEST), metavar="N",
-              help="Deepest draft.  [default: what its curve and its shape allow, 8 for a constant rate]")  # fmt: skip
+@click.option(
+    "--drafter-link",
+    metavar="SPEED",
+    help="The link to it, such as 50GB/s.  [default: the slower of both devices' own]",
+)
+@click.option(
+    "--draft-async",
+    is_flag=True,
+    help="Drafting runs beside verification, for its likely outcomes: a step "
+    "waits only for what it takes longer, and for drafts that are not ready.",
+)
+@click.option(
+    "--draft-hit-rate",
+    "hit_rate",
+    type=float,
+    metavar="P",
+    help="Share of drafts that are ready with --draft-async.  [default: 1]",
+)
+@click.option(
+    "--max-depth",
+    type=click.IntRange(1, DEEPEST),
+    metavar="N",
+    help="Deepest draft.  [default: what its curve and its shape allow, 8 for a constant rate]",
+)
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")
-@click.option("--ep", type=int, default=1, show_default=True, metavar="N",
-              help="Ranks that split the experts, each with the given workload.")  # fmt: skip
-@click.option("--popularity", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="How likely a token is to choose each expert; see `wager plan`.")  # fmt: skip
-@click.option("--locality", type=float, metavar="X",
-              help="T tokens of one request choose as many distinct experts as T^X unrelated ones.  "
-              "[default: 1, or that of --popularity]")  # fmt: skip
-@click.option("--precision", metavar="FORMAT[:EXPERTS]", help="How weights (and experts) are stored, such as fp8.  "
-              "[default: as published]")  # fmt: skip
+@click.option(
+    "--ep",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Ranks that split the experts, each with the given workload.",
+)
+@click.option(
+    "--popularity",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="How likely a token is to choose each expert; see `wager plan`.",
+)
+@click.option(
+    "--locality",
+    type=float,
+    metavar="X",
+    help="T tokens of one request choose as many distinct experts as T^X unrelated ones.  "
+    "[default: 1, or that of --popularity]",
+)
+@click.option(
+    "--precision",
+    metavar="FORMAT[:EXPERTS]",
+    help="How weights (and experts) are stored, such as fp8.  [default: as published]",
+)
 @click.option("--cache", metavar="FORMAT", help="How keys and values are stored.  [default: as published]")
 @click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step.")
-@click.option("--objective", default="throughput", show_default=True, metavar="GOAL",
-              help="Goal of the adaptive policy: throughput, latency, or slo:TIME (per token: slo:20ms).")  # fmt: skip
-@click.option("--policy-time", default="measured", show_default=True, metavar="measured|TIME",
-              help="What the policy's own decisions take in every step: as measured here while it decides, or a fixed "
-              "time such as 0us or 20us, with which a replay gives the same figures every time.")  # fmt: skip
-@click.option("--prompt", type=click.IntRange(min=1, max=10_000_000), metavar="N",
-              help="Prompt tokens of synthetic requests.  [default: 1]")  # fmt: skip
-@click.option("--output", type=click.IntRange(min=1, max=100_000), metavar="N",
-              help="Answer tokens of synthetic requests.  [default: 1024]")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(min=1, max=_MAX_ROUNDS), default=20_000, show_default=True, metavar="N",
-              help="Rounds to simulate per policy and workload, summed over synthetic requests.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, metavar="N",
-              help="Of synthetic requests and arrivals.")  # fmt: skip
+@click.option(
+    "--objective",
+    default="throughput",
+    show_default=True,
+    metavar="GOAL",
+    help="Goal of the adaptive policy: throughput, latency, or slo:TIME (per token: slo:20ms).",
+)
+@click.option(
+    "--policy-time",
+    default="measured",
+    show_default=True,
+    metavar="measured|TIME",
+    help="What the policy's own decisions take in every step: as measured here while it decides, or a fixed "
+    "time such as 0us or 20us, with which a replay gives the same figures every time.",
+)
+@click.option(
+    "--prompt",
+    type=click.IntRange(min=1, max=10_000_000),
+    metavar="N",
+    help="Prompt tokens of synthetic requests.  [default: 1]",
+)
+@click.option(
+    "--output",
+    type=click.IntRange(min=1, max=100_000),
+    metavar="N",
+    help="Answer tokens of synthetic requests.  [default: 1024]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1, max=_MAX_ROUNDS),
+    default=20_000,
+    show_default=True,
+    metavar="N",
+    help="Rounds to simulate per policy and workload, summed over synthetic requests.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Of synthetic requests and arrivals.",
+)
 @flags.json_flag
 def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any) -> None:
     """Compare policies on a simulated server.

@@ -186,9 +186,14 @@ def simulate(
     clock, ahead = PolicyClock(setting.policy_seconds), setting.ahead()
     policy = build_policy(name, setting, clock=clock, ahead=ahead)
     server = SimulatedServer(
-        setting.traces, setting.latency, policy=policy, workload=workload,
-        clock=clock, ahead=ahead, drafted_before=drafted_before or _decision(name, setting),
-    )  # fmt: skip
+        setting.traces,
+        setting.latency,
+        policy=policy,
+        workload=workload,
+        clock=clock,
+        ahead=ahead,
+        drafted_before=drafted_before or _decision(name, setting),
+    )
     return _point(name, setting, workload, server.run())
 
 

@@ -88,17 +88,22 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
     else:
         traces = SyntheticTraces(
             {name: SyntheticDrafter(curve[: depths[name]]) for name, curve in curves.items()},
-            prompt_tokens=options.prompt or DEFAULT_PROMPT, output_tokens=options.output or DEFAULT_OUTPUT,
+            prompt_tokens=options.prompt or DEFAULT_PROMPT,
+            output_tokens=options.output or DEFAULT_OUTPUT,
             seed=options.seed,
-        )  # fmt: skip
+        )
     machine = RooflineLatency(cost, drafters=costs, context=traces.mean_context())
     _check_context(cost, traces)
     published = _is_published(options)
     setting = ReplaySetting(
-        traces, PublishedLatency({price.name: price.shape for price in prices}) if published else machine,
-        parse_objective(options.objective), options.tp, _policy_seconds(options.policy_time), machine,
+        traces,
+        PublishedLatency({price.name: price.shape for price in prices}) if published else machine,
+        parse_objective(options.objective),
+        options.tp,
+        _policy_seconds(options.policy_time),
+        machine,
         plan_inputs.parse_hit_rate(options.hit_rate, draft_async=options.draft_async),
-    )  # fmt: skip
+    )
     return ReplayQuery(setting, replay_loads.workloads(traces, options), _step_times(cost, published=published), prices)
 
 
@@ -152,10 +157,14 @@ def _cost(options: ReplayOptions) -> CostModel:
     if options.model is not None and options.hardware is None:
         raise UsageError("--model and --hardware go together.", "Say on which hardware: --hardware H100, or this.")
     settings = plan_inputs.PlanSettings(
-        tp=options.tp, ep=options.ep, locality=options.locality,
-        popularity=options.popularity, precision=options.precision, cache=options.cache,
+        tp=options.tp,
+        ep=options.ep,
+        locality=options.locality,
+        popularity=options.popularity,
+        precision=options.precision,
+        cache=options.cache,
         overhead=options.overhead,
-    )  # fmt: skip
+    )
     if _is_published(options):
         changed = ["model"] * (options.model is not None) + settings.given(_STEP_FLAGS)
         if changed:

@@ -69,10 +69,14 @@ def workloads(traces: TraceSource, options: ReplayOptions) -> list[Workload]:
     words = DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency
     users = [int(number) for number in _numbers("concurrency", words)]
     closed = [
-        Workload(concurrency=count, requests=max(answers, 4 * count) if answers else None,
-                 rounds=max(rounds, 60 * count), seed=seed)
+        Workload(
+            concurrency=count,
+            requests=max(answers, 4 * count) if answers else None,
+            rounds=max(rounds, 60 * count),
+            seed=seed,
+        )
         for count in users
-    ]  # fmt: skip
+    ]
     if isinstance(traces, SyntheticTraces) and max(users) * traces.request_bytes > _MAX_BYTES:
         cause = f"{max(users)} requests of that length take {max(users) * traces.request_bytes / 1e9:.0f} GB to draw."
         raise UsageError(cause, "Give a smaller --concurrency or --output.")

@@ -12,8 +12,19 @@ from wager.planner.memory import SPARE_SHARE
 from wager.simulation.comparison import ReplayPoint
 from wager.simulation.inputs import ReplayQuery
 
-_COLUMNS = ["workload", "policy", "tok/s", "per user", "per device", "τ", "drafted", "admitted", "decisions",
-            "vs fixed", "frontier"]  # fmt: skip
+_COLUMNS = [
+    "workload",
+    "policy",
+    "tok/s",
+    "per user",
+    "per device",
+    "τ",
+    "drafted",
+    "admitted",
+    "decisions",
+    "vs fixed",
+    "frontier",
+]
 
 
 def head(query: ReplayQuery) -> list[str]:
@@ -42,10 +53,19 @@ def _row(point: ReplayPoint) -> list[str]:
     fits = " !" if point.memory is not None and point.memory.fits is False else ""
     slo = [] if point.within_slo is None else [f"{point.within_slo:.0%}"]
     return [
-        point.workload + fits, name, f"{point.throughput:.0f}", f"{point.per_user:.1f}", f"{point.per_device:.0f}",
-        f"{point.tau:.2f}", f"{point.drafted:.2f}", f"{point.admitted:.2f}", f"{point.policy_share:.1%}",
-        signed_percent(-point.regret), "•" if point.frontier else "", *slo,
-    ]  # fmt: skip
+        point.workload + fits,
+        name,
+        f"{point.throughput:.0f}",
+        f"{point.per_user:.1f}",
+        f"{point.per_device:.0f}",
+        f"{point.tau:.2f}",
+        f"{point.drafted:.2f}",
+        f"{point.admitted:.2f}",
+        f"{point.policy_share:.1%}",
+        signed_percent(-point.regret),
+        "•" if point.frontier else "",
+        *slo,
+    ]
 
 
 def signed_percent(share: float) -> str:

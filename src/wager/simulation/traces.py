@@ -115,16 +115,18 @@ class RecordedTraces:
 
     def truncate(self, depths: Mapping[str, int]) -> RecordedTraces:
         """The same answers, each drafter at most as deep as given."""
-        return RecordedTraces([
-            replace(request, drafts={name: draft.truncate(depths[name]) for name, draft in request.drafts.items()})
-            for request in self._requests
-        ])  # fmt: skip
+        return RecordedTraces(
+            [
+                replace(request, drafts={name: draft.truncate(depths[name]) for name, draft in request.drafts.items()})
+                for request in self._requests
+            ]
+        )
 
     def mean_context(self) -> float:
         tokens = sum([request.output_tokens for request in self._requests])
-        cached = sum([
-            (request.prompt_tokens + request.output_tokens / 2) * request.output_tokens for request in self._requests
-        ])  # fmt: skip
+        cached = sum(
+            [(request.prompt_tokens + request.output_tokens / 2) * request.output_tokens for request in self._requests]
+        )
         return cached / tokens
 
     def longest_context(self) -> int:

@@ -58,9 +58,15 @@ class TrainingCheckpoint:
     ) -> TrainingCheckpoint:
         module = trainer.module
         return cls(
-            trainer.settings, module.sizes, vocabulary, provenance, trainer.step, module.state_dict(),
-            trainer.optimiser.state_dict(), tuple(history),
-        )  # fmt: skip
+            trainer.settings,
+            module.sizes,
+            vocabulary,
+            provenance,
+            trainer.step,
+            module.state_dict(),
+            trainer.optimiser.state_dict(),
+            tuple(history),
+        )
 
     def save(self, folder: Path) -> None:
         """Write it to `folder`; at every moment there is the old one or the new one, whole."""
@@ -94,10 +100,15 @@ class TrainingCheckpoint:
             lists = {name: tuple(value) for name, value in sizes.items() if isinstance(value, list)}
             sizes = DraftSizes(**{**sizes, **lists})
             return cls(
-                TrainSettings(**values["settings"]), sizes, values["vocabulary"].numpy(),
-                Provenance(**values["provenance"]), values["step"], values["module"], values["optimiser"],
+                TrainSettings(**values["settings"]),
+                sizes,
+                values["vocabulary"].numpy(),
+                Provenance(**values["provenance"]),
+                values["step"],
+                values["module"],
+                values["optimiser"],
                 tuple(values["history"]),
-            )  # fmt: skip
+            )
         except ModelError:
             raise
         except Exception as error:  # torch raises many kinds for a damaged file

@@ -66,9 +66,14 @@ def collect_texts(
     if missing:
         params = SamplingParams(max_tokens=sources.answer_tokens, seed=sources.seed)
         answers.answer(
-            engine(), prompts, path, target=fingerprint, params=params, concurrency=sources.concurrency,
+            engine(),
+            prompts,
+            path,
+            target=fingerprint,
+            params=params,
+            concurrency=sources.concurrency,
             on_output=on_output(missing),
-        )  # fmt: skip
+        )
     wanted = set(prompts)
     found = answers.read_answers(path, target=fingerprint, vocab=vocab)
     return [*given, *(text for text in found if text.ids[: text.prompt_length] in wanted)]

@@ -37,9 +37,16 @@ class HeldOutAcceptance:
 
 @torch.no_grad()
 def held_out_acceptance(
-    module: DraftModule, target: TorchTarget, texts: Sequence[TrainingText], data: TrainingData,
-    vocabulary: NDArray[np.int64], *, depth: int, precision: str, most: int = 64,
-) -> HeldOutAcceptance:  # fmt: skip
+    module: DraftModule,
+    target: TorchTarget,
+    texts: Sequence[TrainingText],
+    data: TrainingData,
+    vocabulary: NDArray[np.int64],
+    *,
+    depth: int,
+    precision: str,
+    most: int = 64,
+) -> HeldOutAcceptance:
     """Rounds of `depth` guesses over the answers of the first `most` texts (over all of a text without an answer)."""
     accepted: list[int] = []
     plain = TextWeights(np.ones(target.spec.vocab, bool), 1.0, 0)

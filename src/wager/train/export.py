@@ -98,9 +98,14 @@ def envelope(kind: str, architecture: str, *, tokens: int, provenance: Provenanc
 
 
 def eagle_config(
-    sizes: DraftSizes, vocabulary: DraftVocabulary, spec: ModelSpec, provenance: Provenance, *, depth: int,
+    sizes: DraftSizes,
+    vocabulary: DraftVocabulary,
+    spec: ModelSpec,
+    provenance: Provenance,
+    *,
+    depth: int,
     scaling: Mapping[str, Any] | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     return {
         **envelope("eagle3", "Eagle3Speculator", tokens=depth, provenance=provenance, spec=spec),
         "transformer_layer_config": decoder_config(sizes, spec, 1, scaling),
@@ -117,9 +122,14 @@ def eagle_config(
 
 
 def block_config(
-    sizes: DraftSizes, vocabulary: DraftVocabulary, spec: ModelSpec, provenance: Provenance, *, depth: int,
+    sizes: DraftSizes,
+    vocabulary: DraftVocabulary,
+    spec: ModelSpec,
+    provenance: Provenance,
+    *,
+    depth: int,
     scaling: Mapping[str, Any] | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Of a DSpark drafter, whose anchor slot guesses too: as many guesses as slots. Its layers are Qwen3's, with norms
     of queries and keys, and attend within a block in both directions."""
     layer = decoder_config(sizes, spec, sizes.layers, scaling)
@@ -150,9 +160,14 @@ def block_config(
 
 
 def medusa_config(
-    sizes: DraftSizes, vocabulary: DraftVocabulary, spec: ModelSpec, provenance: Provenance, *, depth: int,
+    sizes: DraftSizes,
+    vocabulary: DraftVocabulary,
+    spec: ModelSpec,
+    provenance: Provenance,
+    *,
+    depth: int,
     scaling: Mapping[str, Any] | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """vLLM's format, since speculators' has no Medusa. No further key may hold "num" with "heads" or "layers": readers
     take any such key for the number of heads."""
     return {
@@ -172,9 +187,13 @@ def medusa_config(
 
 
 def write_export(
-    folder: Path, config: Mapping[str, Any], module: DraftModule, vocabulary: DraftVocabulary,
-    *, tokenizer: Mapping[str, str],
-) -> None:  # fmt: skip
+    folder: Path,
+    config: Mapping[str, Any],
+    module: DraftModule,
+    vocabulary: DraftVocabulary,
+    *,
+    tokenizer: Mapping[str, str],
+) -> None:
     """Write all files, each under another name first: those of the head, and the texts of the tokenizer's by their
     names, so that who uses the head with another one is told where they differ. ModelError for weights that are no
     numbers."""
@@ -226,11 +245,17 @@ def read_export(folder: Path, size: int) -> tuple[DraftSizes, DraftVocabulary, d
     try:
         layer = config["transformer_layer_config"]
         sizes = DraftSizes(
-            layer["hidden_size"], layer["intermediate_size"], layer["num_attention_heads"],
-            layer["num_key_value_heads"], layer["head_dim"], layer["rms_norm_eps"],
-            tuple(config["eagle_aux_hidden_state_layer_ids"]), norm_before_residual=config["norm_before_residual"],
-            fc_norm=config["fc_norm"], norm_output=config["norm_output"],
-        )  # fmt: skip
+            layer["hidden_size"],
+            layer["intermediate_size"],
+            layer["num_attention_heads"],
+            layer["num_key_value_heads"],
+            layer["head_dim"],
+            layer["rms_norm_eps"],
+            tuple(config["eagle_aux_hidden_state_layer_ids"]),
+            norm_before_residual=config["norm_before_residual"],
+            fc_norm=config["fc_norm"],
+            norm_output=config["norm_output"],
+        )
         known = tensors.pop("t2d", torch.ones(size, dtype=torch.bool)).numpy()
         offsets = tensors.pop("d2t", torch.zeros(size, dtype=torch.int64)).numpy()
     except (KeyError, TypeError) as error:

@@ -55,9 +55,16 @@ class Projections(nn.Module):
     of the output."""
 
     def __init__(
-        self, inputs: int, hidden: int, *, heads: int, kv_heads: int, head_dim: int, bias: bool = False,
+        self,
+        inputs: int,
+        hidden: int,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        bias: bool = False,
         output_bias: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.q_proj = nn.Linear(inputs, heads * head_dim, bias=bias)

@@ -64,9 +64,14 @@ class PrunedLayer(nn.Module):
         details, hidden, eps = spec.details, sizes.hidden, sizes.norm_eps
         self.input_layernorm = DraftNorm(hidden, eps)
         self.self_attn = Projections(
-            hidden, hidden, heads=sizes.heads, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim, bias=details.qkv_bias,
+            hidden,
+            hidden,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            bias=details.qkv_bias,
             output_bias=details.output_bias,
-        )  # fmt: skip
+        )
         if details.qk_norm:
             self.self_attn.q_norm = DraftNorm(sizes.head_dim, eps)
             self.self_attn.k_norm = DraftNorm(sizes.head_dim, eps)

@@ -34,8 +34,11 @@ from wager.train.training_target import TrainingTarget
 from wager.train.vocabulary import DraftVocabulary
 
 MODULES: Mapping[str, type[DraftModule]] = {
-    "eagle3": EagleModule, "dspark": BlockModule, "medusa": MedusaModule, "pruned": PrunedModule,
-}  # fmt: skip
+    "eagle3": EagleModule,
+    "dspark": BlockModule,
+    "medusa": MedusaModule,
+    "pruned": PrunedModule,
+}
 """What is trained, by its kind."""
 
 _CONFIGS = {"eagle3": export.eagle_config, "dspark": export.block_config, "medusa": export.medusa_config}
@@ -106,9 +109,15 @@ def head_sizes(weights: Weights, options: RunOptions, settings: TrainSettings, m
         raise UsageError("--layers lists layers of a pruned draft model.", "Give a number for this kind.")
     if settings.kind == "dspark":
         return DraftSizes(
-            *shared, attention.kv_heads, attention.head_dim, eps, taps, layers=layers, mask_token=mask_token,
+            *shared,
+            attention.kv_heads,
+            attention.head_dim,
+            eps,
+            taps,
+            layers=layers,
+            mask_token=mask_token,
             markov_rank=_MARKOV_RANK,
-        )  # fmt: skip
+        )
     return DraftSizes(*shared, attention.heads, attention.head_dim, eps, taps, depth_share=0.6)
 
 
@@ -119,9 +128,13 @@ class TrainingSession:
     """
 
     def __init__(
-        self, target: TrainingTarget, texts: Sequence[TrainingText], settings: TrainSettings, options: RunOptions,
+        self,
+        target: TrainingTarget,
+        texts: Sequence[TrainingText],
+        settings: TrainSettings,
+        options: RunOptions,
         folder: Path,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.target, self.options, self.folder = target, options, folder
         spec = target.weights.spec
         self.scaling = export.rope_scaling(spec, target.path)
@@ -130,9 +143,12 @@ class TrainingSession:
         self.vocabulary = self._vocabulary(earlier)
         sizes = head_sizes(target.weights, options, settings, self._mask_token())
         self.torch_target = TorchTarget(
-            target.weights, sizes.taps, dtype=getattr(torch, settings.precision), device=options.device,
+            target.weights,
+            sizes.taps,
+            dtype=getattr(torch, settings.precision),
+            device=options.device,
             positions=self.data.longest + settings.depth,
-        )  # fmt: skip
+        )
         self.module = _module(settings.kind, sizes, settings.seed, self.torch_target, self.vocabulary)
         self.settings = replace(settings, steps=self._steps(settings))
         if earlier is not None and options.begin_with is not None:
@@ -146,9 +162,13 @@ class TrainingSession:
         weights = TextWeights(self.vocabulary.known(), options.prompt_weight, self.data.shared_beginning)
         self.trainer = Trainer(self.module, states, self.data, weights, self.settings)
         self.provenance = Provenance(
-            target.name, target.fingerprint, target.tokenizer_fingerprint, self.data.digest, len(self.data.texts),
+            target.name,
+            target.fingerprint,
+            target.tokenizer_fingerprint,
+            self.data.digest,
+            len(self.data.texts),
             options.command,
-        )  # fmt: skip
+        )
         self.history: list[dict[str, Any]] = []
         self._resume()
 
@@ -222,9 +242,15 @@ class TrainingSession:
         """The held-out acceptance of the module as it is."""
         texts = [text for text in self.data.held_out if text.answered] or list(self.data.held_out)
         return held_out_acceptance(
-            self.module, self.torch_target, texts, self.data, self.vocabulary.ids, depth=self.settings.depth,
-            precision=self.settings.precision, most=most,
-        )  # fmt: skip
+            self.module,
+            self.torch_target,
+            texts,
+            self.data,
+            self.vocabulary.ids,
+            depth=self.settings.depth,
+            precision=self.settings.precision,
+            most=most,
+        )
 
     def export(self, folder: Path) -> None:
         """Write config.json, model.safetensors and the files of the tokenizer."""
@@ -232,9 +258,13 @@ class TrainingSession:
             write_pruned(folder, self.module, self.target, self.provenance, self.scaling)
             return
         config = _CONFIGS[self.settings.kind](
-            self.module.sizes, self.vocabulary, self.target.weights.spec, self.provenance, depth=self.settings.depth,
+            self.module.sizes,
+            self.vocabulary,
+            self.target.weights.spec,
+            self.provenance,
+            depth=self.settings.depth,
             scaling=self.scaling,
-        )  # fmt: skip
+        )
         export.write_export(folder, config, self.module, self.vocabulary, tokenizer=self.target.tokenizer.files())
 
 

@@ -61,9 +61,14 @@ def run_store(
     pairs = [(text.ids[: text.prompt_length], text.ids[text.prompt_length :]) for text in data.train]
     path = folder / STORE
     header = build_store(
-        pairs, path, vocab=num_tokens(tokenizer), tokenizer=digest, sample=vocabulary_sample(tokenizer),
-        provenance=provenance, max_bytes=max_bytes,
-    )  # fmt: skip
+        pairs,
+        path,
+        vocab=num_tokens(tokenizer),
+        tokenizer=digest,
+        sample=vocabulary_sample(tokenizer),
+        provenance=provenance,
+        max_bytes=max_bytes,
+    )
     store = StoreFile(path, vocab=num_tokens(tokenizer), tokenizer=digest)
     accepted = [count for text in data.held_out for count in _rounds(store, text, depth)]
     survival = tuple(

@@ -123,9 +123,14 @@ class TorchTarget:
             ones = torch.ones(rows, rows, dtype=torch.bool, device=x.device)
             mask = ones.tril() & ones.triu(1 - attention.window)
         out = functional.scaled_dot_product_attention(
-            q.to(self.dtype), k.to(self.dtype), v.to(self.dtype), attn_mask=mask, is_causal=mask is None,
-            enable_gqa=True, scale=details.attention_scale,
-        )  # fmt: skip
+            q.to(self.dtype),
+            k.to(self.dtype),
+            v.to(self.dtype),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+            scale=details.attention_scale,
+        )
         return functional.linear(out.transpose(1, 2).reshape(batch, rows, -1), layer["o"], layer.get("o_bias")).float()
 
     def _feed_forward(self, layer: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -29,7 +29,12 @@ def choose(
     if sampler is not None:
         with suppress(GrammarError):  # the definition says whether that is the first error
             token = sampler.sample(
-                logits, params, edits=changed_logits(logits, params, history),
-                allowed=allowed_ids(len(logits), params, history), seed=seed, position=position, choice=choice,
-            )  # fmt: skip
+                logits,
+                params,
+                edits=changed_logits(logits, params, history),
+                allowed=allowed_ids(len(logits), params, history),
+                seed=seed,
+                position=position,
+                choice=choice,
+            )
     return process(logits, params, history).choose(seed, position, choice) if token is None else token

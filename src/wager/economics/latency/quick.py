@@ -41,8 +41,12 @@ def read_quick(calibrations: Path, setup: Setup) -> LatencySurface | None:
 def write_quick(calibrations: Path, setup: Setup, surface: LatencySurface) -> None:
     """Store a measurement, all at once; where that is impossible the next start measures again."""
     path = calibrations / FOLDER / setup.filename
-    values = {"format": _FORMAT, "setup": asdict(setup), "when": datetime.now(UTC).isoformat(),
-              "surface": surface.as_dict()}  # fmt: skip
+    values = {
+        "format": _FORMAT,
+        "setup": asdict(setup),
+        "when": datetime.now(UTC).isoformat(),
+        "surface": surface.as_dict(),
+    }
     temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

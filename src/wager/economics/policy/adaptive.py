@@ -286,9 +286,15 @@ class Adaptive(Policy):
         self._taken.count()
         slo = self._weights.slo_report([state.weight for state in self._step.decoding_states])
         return explain(
-            self._step, self._drafters, latency=self._latency, goodput=self._goodput, observed=self._observed, slo=slo,
-            collapsed=self.collapsed, resting=self.resting,
-        )  # fmt: skip
+            self._step,
+            self._drafters,
+            latency=self._latency,
+            goodput=self._goodput,
+            observed=self._observed,
+            slo=slo,
+            collapsed=self.collapsed,
+            resting=self.resting,
+        )
 
     def figures(self) -> PolicyFigures | None:
         step, decoding = self._step, len(self._step.decoding_states)

@@ -89,9 +89,11 @@ class ObservedSteps:
     def speed(self, plain_seconds: Callable[[int, int], float]) -> ObservedSpeed | None:
         """Of the latest steps that computed no prompts; None if there was none. `plain_seconds` are those believed of
         a plain step, by sequences and cached positions."""
-        decoded = [(record, sum(record.seconds.values()), not step.plan)
-                   for step in self._observed
-                   if (record := step.record) and record.rows == record.sequences + record.drafted]  # fmt: skip
+        decoded = [
+            (record, sum(record.seconds.values()), not step.plan)
+            for step in self._observed
+            if (record := step.record) and record.rows == record.sequences + record.drafted
+        ]
         records = [record for record, seconds, _ in decoded if seconds > 0]
         if not records:
             return None

@@ -141,8 +141,17 @@ class RowExploration:
     def _prices(self, step: PolicyStep, index: int, survival: Sequence[float], planned_rows: int) -> DepthPrices:
         (name, capabilities, _), count, load = self._drafters[index], len(step.candidates), step.load
         depth = len(survival)
-        missed = sum([state.catch_up_seconds(index, capabilities) for state in step.candidates
-                      if state.seq_id not in step.plan]) if capabilities.catch_up_s else 0.0  # fmt: skip
+        missed = (
+            sum(
+                [
+                    state.catch_up_seconds(index, capabilities)
+                    for state in step.candidates
+                    if state.seq_id not in step.plan
+                ]
+            )
+            if capabilities.catch_up_s
+            else 0.0
+        )
         extra, of_drafting = self._cache.extra_seconds(*load.shape, count=count * depth), self._cache.draft_seconds
         depths, weight = range(1, depth + 1), load.weight / step.decoding * count
         (rows, requests, context_sum), planned = load.shape, load.rows + planned_rows

@@ -47,8 +47,10 @@ class Threshold(FixedDepth):
         deepest = self.depth if self._scored else max(1, self._likely_depth())
         planned = super().plan(spans, budget)
         # one decision for each depth: a batch may have a thousand sequences
-        made = {depth: DraftDecision(min(depth, deepest), self.drafter, self.threshold)
-                for depth in {decision.depth for decision in planned.values()}}  # fmt: skip
+        made = {
+            depth: DraftDecision(min(depth, deepest), self.drafter, self.threshold)
+            for depth in {decision.depth for decision in planned.values()}
+        }
         return {seq_id: made[decision.depth] for seq_id, decision in planned.items()}
 
     def _likely_depth(self) -> int:
