@@ -39,7 +39,6 @@ from wager.bench.measure import short_request
 from wager.bench.report import card
 from wager.bench.workload import Prompt, read_prompts, spread
 from wager.cli.bench import to_requests
-from wager.cli.flags import Framing
 from wager.engine.proposer import Proposer
 from wager.errors import UsageError, WagerError
 from wager.loading.load import LoadedEngine, load
@@ -47,6 +46,7 @@ from wager.profiling.acceptance import estimate_acceptance
 from wager.profiling.draft_records import record_drafts
 from wager.profiling.timed_drafts import time_drafting
 from wager.profiling.timed_steps import StepTimer
+from wager.terminal.flags import Framing
 from wager.types import Request, SamplingParams
 
 DEEPEST = 7

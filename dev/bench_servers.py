@@ -343,7 +343,7 @@ def show(middle: Mapping[str, Mapping[str, Mapping[str, float]]], names: Sequenc
 
 def draw(middle: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) -> None:
     """Throughput, TTFT, ITL by token and by chunk against the number of users."""
-    from wager.cli import plots
+    from wager.terminal import plots
 
     figure = plots.new_figure(11, 8, title="The same requests to each server")
     parts: Sequence[tuple[str, str, tuple[str, ...], str]] = (

@@ -14,8 +14,8 @@ from pathlib import Path
 import wager
 from wager.bench.workload import read_prompts, spread
 from wager.cli.bench import to_requests
-from wager.cli.flags import Framing
 from wager.loading.load import load
+from wager.terminal.flags import Framing
 from wager.types import SamplingParams
 
 

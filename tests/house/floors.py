@@ -10,7 +10,6 @@ SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
 _VALUES = {"types", "request", "sampling", "grammar", "prompts", "tenants", "token_ids", "errors", "inputs", "arch"}
 _ECONOMICS = {"economics", "economics.latency", "economics.policy"}
-_TERMINAL = {"cli.console", "cli.flags", "cli.parameters", "cli.plots"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
 _BELOW_ENGINE = (
     _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "constrain", "draft", "draft.registry", "draft.option"}
@@ -57,19 +56,28 @@ MAY_IMPORT: dict[str, set[str]] = {
     "async_stream": _BELOW_LOADING,
     "async_llm": _BELOW_LOADING | {"loading", "async_stream"},
     "train": _BELOW_LOADING | {"loading"},
-    # beside the engine, which knows nothing of them: commands of their own, with what commands share
-    "cli.console": _VALUES,
-    "cli.parameters": _VALUES | {"cli.console"},
-    "cli.plots": _VALUES | {"cli.console"},
-    "cli.flags": _VALUES | _TERMINAL | {"bench", "config", "draft.option", "economics"},
-    "planner": _VALUES | _ECONOMICS | _TERMINAL | {"bench", "config", "kernels", "models"},
-    "simulation": _VALUES | _ECONOMICS | _TERMINAL | {"config", "planner"},
+    # what commands share
+    "terminal": _VALUES | {"bench", "config", "draft.option", "economics"},
+    # beside the engine, which knows nothing of them: commands of their own
+    "planner": _VALUES | _ECONOMICS | {"terminal", "bench", "config", "kernels", "models"},
+    "simulation": _VALUES | _ECONOMICS | {"terminal", "config", "planner"},
     # above: wager/__init__.py imports all but the command line, which imports all but testing
     "serve": _BELOW_LOADING | {"", "loading", "async_llm", "async_stream"},
     "": _BELOW_LOADING | {"loading", "llm", "async_llm", "async_stream"},
     "cli": _BELOW_LOADING
-    | _TERMINAL
-    | {"", "loading", "llm", "async_llm", "async_stream", "bench", "train", "serve", "planner", "simulation"},
+    | {
+        "terminal",
+        "",
+        "loading",
+        "llm",
+        "async_llm",
+        "async_stream",
+        "bench",
+        "train",
+        "serve",
+        "planner",
+        "simulation",
+    },
 }
 """Package -> packages it may import besides itself; "" is wager/__init__.py."""
 

@@ -107,7 +107,7 @@ def test_every_file_is_in_a_known_package_and_imports_what_it_may() -> None:
         ("draft.ngram", "from .base import Drafter", "imports relatively"),
         ("draft.ngram", "importlib.import_module('wager.engine.core')", "imports engine"),
         ("draft.ngram", "importlib.import_module(name)", "imports by a name computed"),
-        ("bench.measure", "from wager.cli.console import say", "imports cli"),
+        ("bench.measure", "from wager.terminal.console import say", "imports terminal"),
         ("llm", "import wager.cli", "imports cli"),
         ("", "import wager.cli", "imports cli"),
     ],

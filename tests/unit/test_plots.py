@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from wager.cli import plots
 from wager.errors import UsageError
+from wager.terminal import plots
 
 
 def test_a_survival_curve_shows_its_values_and_its_interval() -> None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from wager.bench.workload import Prompt
-from wager.cli import console, flags, parameters
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.draft.option import parse_drafters
 from wager.draft.registry import makes_trees
 from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
+from wager.terminal import console, flags
 from wager.types import OutputDelta, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _CONCURRENCY = 8
 """Answers generated together. It changes neither texts nor drafts."""
 
-_PATH = parameters.OutputPath()
+_PATH = flags.OutputPath()
 
 
-@click.command("acceptance", cls=parameters.Verb)
+@click.command("acceptance", cls=flags.Verb)
 @flags.prompts_flags()
 @flags.framing_flags
 @flags.engine_flags(
@@ -46,7 +46,7 @@ _PATH = parameters.OutputPath()
     "-o",
     "--output",
     "output_path",
-    type=parameters.OutputPath(allow_dash=True),
+    type=flags.OutputPath(allow_dash=True),
     metavar="FILE",
     help="Write the file that `wager plan --acceptance` reads; for one drafter.",
 )
@@ -160,7 +160,7 @@ def _check_outputs(
         if paths.count(path) > 1:
             raise UsageError(f"Two results are to be written to {path}.", "Give each a path of its own.")
     if plot_path:
-        from wager.cli import plots
+        from wager.terminal import plots
 
         plots.check_suffix(plot_path)
 

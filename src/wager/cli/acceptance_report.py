@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from wager.bench.workload import Prompt
-from wager.cli import console
 from wager.errors import WagerError
 from wager.profiling.acceptance import DrafterAcceptance, Estimate, estimate_acceptance
 from wager.profiling.draft_records import DraftRecording
+from wager.terminal import console
 
 _NONE = "–"
 
@@ -77,7 +77,7 @@ def write_trace(measured: Sequence[MeasuredDrafter], prompts: Sequence[Prompt], 
 
 def plot(measured: Sequence[MeasuredDrafter], path: Path) -> None:
     """Survival by depth: of one drafter by category too, of several drafters over all prompts."""
-    from wager.cli import plots
+    from wager.terminal import plots
 
     figure = plots.new_figure(7.0, 4.5)
     [only] = measured if len(measured) == 1 else [None]
@@ -89,7 +89,7 @@ def plot(measured: Sequence[MeasuredDrafter], path: Path) -> None:
 
 
 def _curve(label: str, acceptance: DrafterAcceptance, *, banded: bool) -> Any:
-    from wager.cli import plots
+    from wager.terminal import plots
 
     survival = acceptance.survival
     bounded = banded and all(each.low is not None for each in survival)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wager.bench.workload import Prompt
-from wager.cli import bench_load, console, flags, parameters
+from wager.cli import bench_load
 from wager.config import EngineConfig
 from wager.errors import UsageError
+from wager.terminal import console, flags
 from wager.types import OutputDelta, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 FAST, PLAIN = "speculative", "plain"
 
 
-@click.command("bench", cls=parameters.Verb)
+@click.command("bench", cls=flags.Verb)
 @flags.prompts_flags()
 @click.option("--compare", is_flag=True, help="Run plain decoding too, in turns, and report the speed-up.")
 @click.option(

@@ -14,8 +14,9 @@ import click
 from click.core import ParameterSource
 
 from wager.bench.workload import Prompt
-from wager.cli import console, flags, load_inputs, parameters
+from wager.cli import load_inputs
 from wager.errors import UsageError, WagerError
+from wager.terminal import console, flags
 from wager.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ _LOAD_FLAGS = (
     ),
     click.option(
         "--plot",
-        type=parameters.OutputPath(),
+        type=flags.OutputPath(),
         metavar="FILE",
         help="Plot the measured server's times and its run to a .png, .svg or .pdf file.",
     ),

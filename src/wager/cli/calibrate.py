@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
 from wager.economics.latency.calibration import FOLDER, Calibration, Setup, find_calibration
 from wager.economics.latency.draft_curve import DraftCurve
 from wager.economics.latency.quick import remove_quick
 from wager.economics.latency.surface import LatencySurface
 from wager.errors import UsageError
+from wager.terminal import console, flags
 
 if TYPE_CHECKING:
     from wager.loading.load import LoadedEngine
@@ -39,7 +39,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
 
 
-@click.command("calibrate", cls=parameters.Verb)
+@click.command("calibrate", cls=flags.Verb)
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("ngram",)),
     only=("model", "dtype", "kv_dtype", "kernels", "threads", "memory", "max_context"),

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.cli import console, flags, parameters
 from wager.cli.run import footer
 from wager.config import EngineConfig
 from wager.errors import WagerError
+from wager.terminal import console, flags
 from wager.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 
-@click.command("chat", cls=parameters.Verb)
+@click.command("chat", cls=flags.Verb)
 @click.option("--system", metavar="TEXT", help="System message. Without it the template's own, if it has one.")
 @flags.engine_flags()
 @flags.sampling_flags(max_tokens=512)

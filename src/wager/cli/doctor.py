@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from wager.bench.machine import describe, machine_load, versions
-from wager.cli import console, flags, parameters
 from wager.config import DEFAULT_MODEL
 from wager.errors import ModelError, WagerError
 from wager.planner import calibrations
+from wager.terminal import console, flags
 
 
-@click.command("doctor", cls=parameters.Verb)
+@click.command("doctor", cls=flags.Verb)
 @click.option(
     "--verify",
     is_flag=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from wager.bench.load_figures import GRID
-from wager.cli import plots
+from wager.terminal import plots
 
 check_suffix = plots.check_suffix
 

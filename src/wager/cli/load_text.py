@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wager.bench.load_comparison import RATES, TIMES
-from wager.cli import console
+from wager.terminal import console
 
 _NAMES = {
     "ttft_s": "TTFT",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from wager.cli import console
 from wager.config import EngineConfig
+from wager.terminal import console
 
 if TYPE_CHECKING:
     from wager.async_llm import AsyncLLM

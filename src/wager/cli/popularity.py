@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wager.bench.workload import Prompt
-from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
+from wager.terminal import console, flags
 
 if TYPE_CHECKING:
     from wager.planner.measured_routing import MeasuredRouting
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 4096
 
 
-@click.command("popularity", cls=parameters.Verb)
+@click.command("popularity", cls=flags.Verb)
 @flags.prompts_flags()
 @flags.framing_flags
 @flags.engine_flags(only=("model", "kernels", "threads", "memory", "max_context"))

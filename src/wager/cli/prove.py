@@ -13,13 +13,13 @@ import click
 from wager.bench.comparison import CONDITIONS, answers, conditions
 from wager.bench.variety import variety_of
 from wager.bench.workload import Prompt
-from wager.cli import console, flags, parameters
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.cli.prove_report import Proof, earlier_trials
 from wager.cli.prove_trials import Questions, Trials
 from wager.config import EngineConfig
 from wager.draft.registry import KINDS
 from wager.errors import UsageError
+from wager.terminal import console, flags
 from wager.types import RULES, SamplingParams, VerifyRule
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ TEMPERATURE = 0.8
 DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 
 
-@click.command("prove", cls=parameters.Verb)
+@click.command("prove", cls=flags.Verb)
 @flags.prompts_flags(limit=8)
 @flags.framing_flags
 @flags.engine_flags(drafter=flags.drafter_flag(several=True, default=DRAFTERS))

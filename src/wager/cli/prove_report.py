@@ -10,8 +10,8 @@ from typing import Any
 
 from wager.bench.comparison import Difference, TokenComparison
 from wager.bench.variety import TextVariety
-from wager.cli import console
 from wager.errors import MALFORMED, UsageError, WagerError
+from wager.terminal import console
 
 _WRONG = frozenset({"none", "adversary"})
 """Drafters of which no accepted guess is expected."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from wager.cli import console, parameters
 from wager.config import DEFAULT_MODEL
+from wager.terminal import console, flags
 
 
-@click.command("pull", cls=parameters.Verb)
+@click.command("pull", cls=flags.Verb)
 @click.argument("model", default=DEFAULT_MODEL)
 @click.option("--force", is_flag=True, help="Fetch it again, also if it is stored and intact.")
 def command(*, model: str, force: bool) -> None:

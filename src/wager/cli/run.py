@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
 from wager.draft.registry import KINDS, DrafterSpec
 from wager.errors import UsageError
 from wager.inputs import read_text
+from wager.terminal import console, flags
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wager.models.tokenizer import Tokenizer
 
 
-@click.command("run", cls=parameters.Verb)
+@click.command("run", cls=flags.Verb)
 @click.argument("prompt", required=False)
 @click.option("--show", is_flag=True, help="Colour each token by the drafter that guessed it.")
 @click.option(

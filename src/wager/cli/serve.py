@@ -9,15 +9,15 @@ from pathlib import Path
 
 import click
 
-from wager.cli import console, flags, parameters
 from wager.config import EngineConfig
+from wager.terminal import console, flags
 
 _SWITCH_S = 0.0002
 """Seconds after which a thread that waits for the interpreter gets it. After every pass the engine's thread waits for
 it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tokens a second."""
 
 
-@click.command("serve", cls=parameters.Verb)
+@click.command("serve", cls=flags.Verb)
 @click.option(
     "--host",
     default="127.0.0.1",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.cli import console, flags, parameters
 from wager.config import EngineConfig, parse_size
 from wager.errors import UsageError
 from wager.inputs import expand_path, shown, whole_number
+from wager.terminal import console, flags
 
 if TYPE_CHECKING:
     from wager.arch.spec import ModelSpec
@@ -61,7 +61,7 @@ def _layers(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 
 
 def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else parameters.as_bad_parameter(lambda: parse_size(value))
+    return None if value is None else flags.as_bad_parameter(lambda: parse_size(value))
 
 
 _INPUT = click.Path(dir_okay=False, path_type=Path)
@@ -219,7 +219,7 @@ _RUN = [
 ]
 
 
-@click.command("train", cls=parameters.Verb)
+@click.command("train", cls=flags.Verb)
 @click.option(
     "--kind",
     type=click.Choice(KINDS),

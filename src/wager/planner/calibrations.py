@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from wager.arch import ModelSpec, Precision, find_format, gguf_precision
-from wager.cli import console
 from wager.economics.latency.calibration import FOLDER, Calibration, fingerprint, latest_calibration
 from wager.errors import ModelError, UsageError
 from wager.planner.calibrated import CalibratedCostModel
+from wager.terminal import console
 
 THIS = "this"
 """The name of this machine in `plan --hardware`."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.cli import console, flags, parameters
 from wager.config import DEFAULT_MODEL
 from wager.planner import inputs as plan_inputs
 from wager.planner import values as plan_values
+from wager.terminal import console, flags
 
 if TYPE_CHECKING:
     from wager.planner.text import PlanReport
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PATH = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command("plan", cls=parameters.Verb)
+@click.command("plan", cls=flags.Verb)
 @click.option(
     "--model",
     default=DEFAULT_MODEL,
@@ -137,12 +137,12 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 @click.option("--cache", metavar="FORMAT", help="How keys and values are stored. Without it as published.")
 @click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step.")
 @click.option(
-    "--html", "html_path", type=parameters.OutputPath(), metavar="PATH", help="Write an HTML page with table and plots."
+    "--html", "html_path", type=flags.OutputPath(), metavar="PATH", help="Write an HTML page with table and plots."
 )
 @click.option(
     "--plot",
     "plot_path",
-    type=parameters.OutputPath(),
+    type=flags.OutputPath(),
     metavar="PATH",
     help="Write the plots alone: .png, .svg or .pdf.",
 )

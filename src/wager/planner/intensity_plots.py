@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from wager.arch import Experts
-from wager.cli.plots import BACKGROUND, COLOURS, DASHES, REFERENCE, count, count_axis, finish, legend, legend_beside
 from wager.planner.intensity import (
     DENSE_TWIN,
     IntensityCurve,
@@ -16,6 +15,17 @@ from wager.planner.intensity import (
     step_intensity,
 )
 from wager.planner.text import PlanReport
+from wager.terminal.plots import (
+    BACKGROUND,
+    COLOURS,
+    DASHES,
+    REFERENCE,
+    count,
+    count_axis,
+    finish,
+    legend,
+    legend_beside,
+)
 
 _POINTS = 60
 _INTENSITY = "FLOP per byte"

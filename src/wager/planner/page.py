@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-from wager.cli import console
-from wager.cli.plots import check_suffix, svg, write_figure
 from wager.planner.plots import draw
 from wager.planner.text import PlanReport
+from wager.terminal import console
+from wager.terminal.plots import check_suffix, svg, write_figure
 
 
 def write_plot(report: PlanReport, path: Path) -> None:

@@ -7,7 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wager.cli.plots import (
+from wager.planner import intensity_plots
+from wager.planner.memory import largest_batch
+from wager.planner.plan import AcceptanceRates
+from wager.planner.roofline import SequenceLoad
+from wager.planner.speedup import DepthOutcome, best_outcome
+from wager.planner.text import PlanReport
+from wager.terminal.plots import (
     BACKGROUND,
     COLOURS,
     DASHES,
@@ -22,12 +28,6 @@ from wager.cli.plots import (
     map_of_counts,
     new_figure,
 )
-from wager.planner import intensity_plots
-from wager.planner.memory import largest_batch
-from wager.planner.plan import AcceptanceRates
-from wager.planner.roofline import SequenceLoad
-from wager.planner.speedup import DepthOutcome, best_outcome
-from wager.planner.text import PlanReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.cli import console, flags, parameters
 from wager.economics.policy_spec import DEEPEST
+from wager.terminal import console, flags
 
 if TYPE_CHECKING:
     from wager.simulation.comparison import ReplayPoint
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MAX_ROUNDS = 10_000_000
 
 
-@click.command("replay", cls=parameters.Verb)
+@click.command("replay", cls=flags.Verb)
 @click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--policy",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wager.cli import console
 from wager.errors import UsageError, WagerError
+from wager.terminal import console
 
 try:
     from matplotlib import colormaps

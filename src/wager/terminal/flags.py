@@ -1,11 +1,13 @@
-"""Flags that several verbs share.
+"""Options of commands: how they are written, and those that several verbs share.
 
+Numbers are written in ASCII digits, texts are not blank, files can be written; what is refused here names its option.
 Each decorator adds a group of flags to a command and gives it one value: an EngineConfig, SamplingParams or Framing.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,12 @@ import click
 from click.core import ParameterSource
 
 from wager.bench.workload import builtin, read_prompts, spread
-from wager.cli import parameters
 from wager.config import DEFAULT_MODEL, DTYPES, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
 from wager.draft.option import descriptions, parse_drafters
 from wager.economics.policy_spec import DEEPEST
 from wager.errors import UsageError
+from wager.inputs import expand_path, shown
+from wager.terminal import console
 from wager.types import KVDtype, SamplingParams, VerifyRule
 
 if TYPE_CHECKING:
@@ -35,15 +38,71 @@ MOST_CONCURRENT = 4096
 _CONFIG_KEY = "wager.cli.config"
 """Key under which click's context holds the options of the --config file."""
 
+_DIGITS = "[0-9]{1,400}"
+_NUMBERS = {
+    click.types.IntParamType: ("a whole number", re.compile(r"[+-]?[0-9]{1,40}")),
+    click.types.FloatParamType: (
+        "a number",
+        re.compile(rf"[+-]?({_DIGITS}\.?({_DIGITS})?|\.{_DIGITS})(e[+-]?{_DIGITS})?", re.I),
+    ),
+}
+"""How numbers are written, by click's type: in ASCII digits, without nan, infinity and Python's underscores."""
+
+
+def as_bad_parameter(parse: Callable[[], T]) -> T:
+    """The value of `parse`; a UsageError becomes click's BadParameter, which names the flag."""
+    try:
+        return parse()
+    except UsageError as error:
+        raise click.BadParameter(f"{error.message} {error.hint}") from error
+
+
+class OutputPath(click.Path):
+    """A file to write; refused at once, by the option's name, where that is known to fail. `allow_dash`: or stdout."""
+
+    def __init__(self, *, allow_dash: bool = False) -> None:
+        super().__init__(dir_okay=False, allow_dash=allow_dash, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self.allow_dash and str(value) == "-":
+            return Path("-")
+        path = as_bad_parameter(lambda: expand_path(str(value)))
+        cause = console.obstacle(path)
+        if cause:
+            self.fail(f"{str(path)!r} cannot be written: {cause}.", param, ctx)
+        return super().convert(str(path), param, ctx)
+
+
+class Verb(click.Command):
+    """A command that refuses what click would read as a number though nobody writes it so, and texts that are blank."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        written, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        for param in self.params:
+            values = written.get(param.name or "")
+            for value in values if isinstance(values, list | tuple) else (values,):
+                if isinstance(value, str):
+                    _check_written(ctx, param, value)
+        return super().parse_args(ctx, args)
+
+
+def _check_written(ctx: click.Context, param: click.Parameter, value: str) -> None:
+    for kind, (noun, pattern) in _NUMBERS.items():
+        if isinstance(param.type, kind) and not pattern.fullmatch(value.strip()):
+            raise click.BadParameter(f"{shown(value)} is not {noun}.", ctx, param)
+    free = param.name in ("prompt", "stop", "system")  # the text may be any
+    if not free and not value.strip():
+        raise click.BadParameter(f"{value!r} is empty.", ctx, param)
+
 
 def _parse_memory(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else parameters.as_bad_parameter(lambda: parse_size(value))
+    return None if value is None else as_bad_parameter(lambda: parse_size(value))
 
 
 def _check_drafters(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
     """Refuse drafter names and arguments that do not exist."""
     for text in value if isinstance(value, tuple) else (value,):
-        parameters.as_bad_parameter(functools.partial(parse_drafters, text))
+        as_bad_parameter(functools.partial(parse_drafters, text))
     return value
 
 
@@ -408,7 +467,7 @@ concurrency_flag = click.option(
 json_flag = click.option(
     "--json",
     "json_path",
-    type=parameters.OutputPath(allow_dash=True),
+    type=OutputPath(allow_dash=True),
     metavar="PATH",
     help="Write the results as JSON; - writes them to stdout.",
 )
