@@ -131,7 +131,7 @@ struct PerHead {
     int heads, n, step;  // of each head's `step` elements of out, n are written
 };
 
-// How a row's experts are selected from its logits; see arch/feed_forward.py.
+// How a row's experts are selected from its logits; see arch/layers.py.
 struct RoutingParams {
     int experts, top_k, groups, top_groups, group_best;
     bool sigmoid, normalised;

@@ -8,7 +8,7 @@ from cases import chain_inputs, randn, run_chain
 
 import quantised_cases
 from closeness import assert_close
-from wager.arch.feed_forward import Experts
+from wager.arch.layers import Experts
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, zeros
 from wager.kernels.base import Routing

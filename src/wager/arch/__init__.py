@@ -8,12 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from wager.arch.attention import Attention, DeltaNet, Gqa, Indexer, Mla, Quoted
-from wager.arch.compressed import Compressed
-from wager.arch.feed_forward import Dense, Experts, Gating
 from wager.arch.formats import FORMATS, Format, Precision, Stream, find_format
 from wager.arch.gguf_config import TensorSize, gguf_precision, read_gguf
 from wager.arch.hf_config import read_config
+from wager.arch.layers import Attention, Compressed, DeltaNet, Dense, Experts, Gating, Gqa, Indexer, Mla, Quoted
 from wager.arch.rope import Rope
 from wager.arch.spec import DecoderDetails, Layer, LayerStack, ModelSpec
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from wager.arch.attention import DeltaNet, Gqa, Indexer, Mla
-from wager.arch.compressed import Compressed
-from wager.arch.feed_forward import Dense, Experts
 from wager.arch.formats import Precision
+from wager.arch.layers import Compressed, DeltaNet, Dense, Experts, Gqa, Indexer, Mla
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import UsageError
 from wager.inputs import did_you_mean, shown

@@ -1,23 +1,30 @@
-"""Reads a ModelSpec from the metadata of a GGUF file, whose keys have llama.cpp's names, and its number formats from
-the types of its tensors."""
+"""The metadata of a GGUF file, whose keys are llama.cpp's: a ModelSpec from those of the architecture, checks of those
+that every architecture shares, and number formats from the types of the tensors."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wager.arch.attention import Gqa
-from wager.arch.config_keys import ConfigKeys, shown
+from wager.arch.config_keys import (
+    MOST_NORM_EPS,
+    MOST_WINDOW,
+    ConfigKeys,
+    check_grouped_query,
+    read_head_dim,
+    read_num_layers,
+    shown,
+)
 from wager.arch.families import FAMILIES, EngineSupport, GgufLayout
-from wager.arch.feed_forward import Dense
 from wager.arch.formats import FORMATS, Format, Precision
+from wager.arch.layers import Dense, Gqa
 from wager.arch.rope import Rope, read_rope, read_scale, read_theta
-from wager.arch.sizes import MOST_NORM_EPS, MOST_WINDOW, check_grouped_query, read_head_dim, read_num_layers
 from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec
-from wager.errors import ModelError
+from wager.errors import ModelError, TokenizerError
 
 _REFUSED = (
     "expert_count",
@@ -223,3 +230,70 @@ def _rope(keys: ConfigKeys, *, head_dim: int, context: int) -> Rope:
     names = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
     scale = next((name for name in names if keys.get(name)), None)
     return rope if scale is None else replace(rope, magnitude=rope.magnitude * read_scale(keys, scale))
+
+
+# ---- keys of every architecture: checked once, when a file is opened ------------------------------------------------
+
+log = logging.getLogger("wager")
+
+_ALIGNMENT, _MOST_ALIGNMENT, _MOST_PARTS = 32, 1 << 20, 1 << 16
+_TOKENS = "tokenizer.ggml.tokens"
+_TEXTS = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template")
+_FLAGS = ("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix")
+_IDS, _OPTIONAL_IDS = ("bos", "eos", "unknown"), ("eot", "eom", "padding")
+_TOKEN_KINDS = range(7)
+"""llama.cpp's types of tokens: 3 control, 4 user-defined, 6 byte."""
+
+
+def read_alignment(metadata: Mapping[str, Any], where: str) -> int:
+    """Bytes at whose multiples tensors begin."""
+    keys = ConfigKeys(metadata, where=where)
+    alignment = keys.integer("general.alignment", default=_ALIGNMENT, most=_MOST_ALIGNMENT)
+    if alignment & (alignment - 1) or alignment < 8:
+        raise keys.wrong("general.alignment", "a power of 2 from 8 on")
+    return alignment
+
+
+def read_parts_count(metadata: Mapping[str, Any], where: str) -> int:
+    """The number of files that the model is split into."""
+    keys = ConfigKeys(metadata, where=where)
+    return 1 if keys.get("split.count") == 0 else keys.integer("split.count", default=1, most=_MOST_PARTS)
+
+
+def check_tokenizer_keys(metadata: Mapping[str, Any], where: str) -> None:
+    """TokenizerError unless every key of the tokenizer that the file has is of its type, lists have an entry for each
+    token, and special tokens are ids of the vocabulary."""
+    keys = ConfigKeys(metadata, where=where, error=TokenizerError)
+    for name in _TEXTS:
+        keys.text(name)
+    for name in _FLAGS:
+        keys.flag(name)
+    tokens, scores = keys.texts(_TOKENS), keys.numbers("tokenizer.ggml.scores")
+    kinds = keys.integers("tokenizer.ggml.token_type")
+    keys.texts("tokenizer.ggml.merges")
+    if tokens is None:
+        return
+    for name, values in (("scores", scores), ("types", kinds)):
+        if values is not None and len(values) != len(tokens):
+            raise TokenizerError(f"{where} has {len(values)} {name} for {len(tokens)} tokens.", "The file is damaged.")
+    if kinds is not None and not set(kinds) <= set(_TOKEN_KINDS):
+        raise keys.wrong("tokenizer.ggml.token_type", f"a list of types from 0 to {_TOKEN_KINDS[-1]}")
+    for name in _IDS + _OPTIONAL_IDS:
+        _check_id(keys, name, len(tokens))
+
+
+def _check_id(keys: ConfigKeys, name: str, vocab: int) -> None:
+    """Of the tokens that a model can do without, one outside the vocabulary is only warned of, as llama.cpp does."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    if isinstance(keys.get(key), list):
+        raise keys.wrong(key, "one token id")
+    if name in _OPTIONAL_IDS and type(keys.get(key)) is int and not 0 <= keys.get(key) < vocab:
+        log.warning(
+            "%s = %d in %s is no id of the vocabulary of %d tokens; it is not used.",
+            key,
+            keys.get(key),
+            keys.where,
+            vocab,
+        )
+        return
+    keys.token_ids(key, vocab=vocab)

@@ -11,15 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from wager.arch.attention import Mla
-from wager.arch.config_keys import ConfigKeys, shown
-from wager.arch.families import EngineSupport, Family, GatingKeys, find_family
-from wager.arch.feed_forward import Experts, Gating
-from wager.arch.formats import Precision
-from wager.arch.hf_layers import FeedForward
-from wager.arch.quantisation import read_precision
+from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, shown
+from wager.arch.families import EngineSupport, Family, FeedForward, GatingKeys, find_family
+from wager.arch.formats import Precision, read_precision
+from wager.arch.layers import Experts, Gating, Mla
 from wager.arch.rope import Rope, read_rope, read_theta
-from wager.arch.sizes import MOST_NORM_EPS, read_num_layers
 from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec, not_runnable
 from wager.errors import ModelError
 

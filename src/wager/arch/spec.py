@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from wager.arch.attention import Attention, Gqa, Mla
-from wager.arch.feed_forward import Dense, Experts
 from wager.arch.formats import Precision
+from wager.arch.layers import Attention, Dense, Experts, Gqa, Mla
 from wager.arch.rope import Rope
 from wager.errors import ModelError
 

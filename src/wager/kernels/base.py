@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from wager.arch.feed_forward import Experts
+from wager.arch.layers import Experts
 from wager.kernels.arrays import INT32, Array, DType, WeightParts, empty, zeros
 from wager.kernels.blocks import Matrix
 from wager.kernels.inputs import Inputs

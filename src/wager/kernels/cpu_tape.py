@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from wager.arch.feed_forward import Experts
+from wager.arch.layers import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address

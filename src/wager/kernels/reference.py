@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from wager.arch.feed_forward import Experts
+from wager.arch.layers import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
 from wager.kernels.base import BLOCK_SIZE, Routing, RowSet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wager.arch.feed_forward import Experts
+from wager.arch.layers import Experts
 from wager.kernels.arrays import Array
 from wager.kernels.reference_rows import sigmoid, softmax
 

@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wager.arch.attention import Mla
 from wager.arch.config_keys import ConfigKeys
+from wager.arch.layers import Mla
 from wager.arch.spec import ModelSpec
 from wager.config import EngineConfig
 from wager.draft.own_layers import parse_layers

@@ -5,8 +5,7 @@ Counts the buffers of transformer.py, with the element sizes of each set of kern
 
 from __future__ import annotations
 
-from wager.arch.attention import Mla
-from wager.arch.feed_forward import Experts
+from wager.arch.layers import Experts, Mla
 from wager.arch.spec import ModelSpec
 from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.models.matrices import Matrices

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from wager.arch.config_keys import shown
-from wager.arch.gguf_config import TensorSize
-from wager.arch.gguf_keys import check_tokenizer_keys, read_alignment
+from wager.arch.gguf_config import TensorSize, check_tokenizer_keys, read_alignment
 from wager.errors import ModelError
 from wager.kernels.arrays import Array, DType
 from wager.kernels.blocks import BLOCK_FORMATS, Bytes, QuantisedMatrix

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from wager.arch.attention import Gqa
 from wager.arch.config_keys import ConfigKeys, shown
+from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.models.head_eagle_spec import check_sizes, read_head_decoder

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from wager.arch.attention import Gqa
 from wager.arch.config_keys import ConfigKeys, shown
-from wager.arch.feed_forward import Dense
 from wager.arch.hf_config import read_config
+from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.models.head_files import HeadFiles

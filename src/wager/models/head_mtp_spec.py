@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from wager.arch.config_keys import ConfigKeys
-from wager.arch.feed_forward import Dense, Experts
 from wager.arch.hf_config import read_config
+from wager.arch.layers import Dense, Experts
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError
 from wager.models.head_eagle_spec import check_sizes, read_proposed

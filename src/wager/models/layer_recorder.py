@@ -10,8 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from wager.arch.attention import Gqa, Mla
-from wager.arch.feed_forward import Experts
+from wager.arch.layers import Experts, Gqa, Mla
 from wager.arch.spec import Layer, ModelSpec
 from wager.kernels.arrays import INT32, Array, empty, zeros
 from wager.kernels.base import Kernels, KVCache, Routing, RowSet, Tape

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 
-from wager.arch.attention import Mla
+from wager.arch.layers import Mla
 from wager.kernels.arrays import BFLOAT16, Array, DType
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix
 from wager.kernels.quantise import quantise

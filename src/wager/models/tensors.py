@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wager.arch.attention import Gqa, Mla
 from wager.arch.config_keys import ConfigKeys
-from wager.arch.feed_forward import Dense, Experts
+from wager.arch.layers import Dense, Experts, Gqa, Mla
 from wager.arch.spec import DecoderDetails, Layer, ModelSpec
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from wager.arch.attention import Mla
+from wager.arch.layers import Mla
 from wager.arch.spec import Layer
 from wager.errors import UsageError
 from wager.kernels.arrays import INT32, Array, empty

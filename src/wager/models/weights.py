@@ -13,11 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from wager.arch.attention import Mla
 from wager.arch.config_keys import brief
-from wager.arch.gguf_config import gguf_layout, read_gguf
-from wager.arch.gguf_keys import read_parts_count
+from wager.arch.gguf_config import gguf_layout, read_gguf, read_parts_count
 from wager.arch.hf_config import read_config
+from wager.arch.layers import Mla
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType, all_finite

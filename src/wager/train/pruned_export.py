@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from wager.arch.attention import Gqa
 from wager.arch.families import FAMILIES
+from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import UsageError
 from wager.train.checkpoint import Provenance

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wager.arch.attention import Gqa
+from wager.arch.layers import Gqa
 from wager.errors import UsageError
 from wager.models.weights import Weights
 from wager.train import export

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from wager.arch.attention import Gqa
-from wager.arch.feed_forward import Dense
+from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import UsageError
 from wager.models.weights import Weights

@@ -1,15 +1,16 @@
-"""Kinds of attention: their sizes, elements of their projections, bytes of their cache, FLOPs and bytes of a step.
+"""Kinds of layers: attention and feed-forward, their sizes and the cost of a step.
 
-All figures are of one layer; `kv_bytes` and `streams` are of one sequence with `context` positions cached before the
-step and `rows` query positions in it (a real number, so that marginal costs can be derivatives).
+Figures are of one layer. `kv_bytes` and `streams` are of one sequence with `context` positions cached before the step
+and `rows` query positions in it (a real number, so that marginal costs can be derivatives).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from wager.arch.formats import Precision, Stream
+from wager.errors import UsageError
 
 
 class Attention(Protocol):
@@ -236,3 +237,134 @@ class Quoted:
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
         flops = self.flops * context * rows
         return (Stream("attention", flops, self.query * rows, precision.attention, self.cache * context),)
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """DeepSeek-V4's attention: one shared key-value vector of `width` elements (its last `rope` rotary) per position.
+
+    Every layer reads a window of uncompressed entries; with `ratio` r it also reads one compressed entry per r
+    positions: all of them (heavily compressed attention, HCA), or those an indexer picks (compressed sparse attention,
+    CSA). Keys are values, so FLOPs are 4 n_h width per pair; queries are read and outputs written, n_h width each. An
+    indexer's picks are counted as distinct for every row, which is the worst case.
+    """
+
+    heads: int
+    width: int
+    rope: int
+    q_rank: int
+    groups: int
+    group_rank: int
+    window: int
+    ratio: int = 0
+    indexer: Indexer | None = None
+
+    def weights(self, hidden: int) -> int:
+        query = self.heads * self.width
+        elements = hidden * self.q_rank + self.q_rank * query + hidden * self.width
+        elements += query * self.group_rank + self.groups * self.group_rank * hidden
+        if self.ratio:
+            elements += self._compressor(hidden, self.width)
+        if self.indexer:
+            elements += self.indexer.weights(hidden, self.q_rank) + self._compressor(hidden, self.indexer.dim)
+        return elements
+
+    def _compressor(self, hidden: int, width: int) -> int:
+        """Key and gate projections and position biases; with an indexer each entry mixes two strides of positions."""
+        strides = 2 if self.indexer else 1
+        return strides * width * (2 * hidden + self.ratio)
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        entries = min(context, self.window) + (context / self.ratio if self.ratio else 0.0)
+        keys = context / self.ratio * self.indexer.key_bytes(precision) if self.indexer else 0.0
+        return entries * self._entry(precision) + keys
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        near, far = min(context, self.window), context // self.ratio if self.ratio else 0.0
+        attended = read = far
+        if self.indexer:
+            attended, read = min(self.indexer.picks, far), min(self.indexer.picks * rows, far)
+        query = self.heads * self.width
+        name = "sparse attention" if self.indexer else "compressed attention" if self.ratio else "window attention"
+        flops, cached = 4 * query * (near + attended) * rows, (near + read) * self._entry(precision)
+        streams = (Stream(name, flops, 2 * query * precision.query * rows, precision.attention, cached),)
+        if not self.indexer:
+            return streams
+        return (*streams, self.indexer.stream(far, rows, precision))
+
+    def _entry(self, precision: Precision) -> float:
+        """Bytes of an entry: at 8 bits the rotary part stays 16 bits wide, and 8 bytes of scales are added."""
+        if precision.cache >= 2:
+            return self.width * precision.cache
+        return (self.width - self.rope) * precision.cache + 2 * self.rope + 8
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A gated feed-forward (SwiGLU) of inner size `width`: gate, up and down projection."""
+
+    width: int
+
+    def weights(self, hidden: int) -> int:
+        """Elements of the three projections."""
+        return 3 * hidden * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """How a router chooses a row's experts and weights their outputs.
+
+    A row's scores are the softmax or the sigmoid of its router's logits. With `correction_bias`, a learned bias is
+    added to them for the choice alone (DeepSeek-V3). With `groups` above 1 the experts form that many equal groups and
+    only those in the `top_groups` best groups are eligible; a group's score is the sum of its `group_best` best scores.
+    The weights of the chosen experts are their scores, divided by their sum where `normalised`, times `scale`.
+    """
+
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    correction_bias: bool = False
+    normalised: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: `count` routed SwiGLU experts of inner size `width`, `active` of them per token, and
+    `shared` ones of inner size `shared_width` (None: `width`) that every token uses.
+
+    The cost of a mixture does not depend on `gating`, which only the engine reads.
+    """
+
+    count: int
+    active: int
+    shared: int
+    width: int
+    shared_width: int | None = None
+    gating: Gating = Gating()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.active <= self.count or self.shared < 0 or self.width < 1:
+            raise UsageError(
+                f"{self.count} experts of width {self.width} with {self.active} active and {self.shared} shared "
+                "are not a layer.",
+                "Between one and all of the experts are active.",
+            )
+
+    @property
+    def shared_inner(self) -> int:
+        """Inner size of all shared experts together, 0 for none."""
+        return self.shared * (self.shared_width or self.width)
+
+    def expert(self, hidden: int) -> int:
+        """Elements of one routed expert."""
+        return 3 * hidden * self.width
+
+    def shared_weights(self, hidden: int) -> int:
+        """Elements of all shared experts."""
+        return 3 * hidden * self.shared_inner
+
+    def router(self, hidden: int) -> int:
+        """Elements of the router's matrix."""
+        return hidden * self.count
