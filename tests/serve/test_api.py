@@ -11,6 +11,7 @@ import pytest
 
 import wager
 from serve.serving import MESSAGES, NAME, OPTIONS, Running, running
+from wager.serve.formats import encoded, encoded_in_parts
 from wager.types import SamplingParams
 
 VOCABULARY = 512
@@ -272,3 +273,11 @@ def test_the_prompts_of_a_request_begin_together() -> None:
         body = {"prompt": [f"text {number}" for number in range(16)], "max_tokens": 4, "ignore_eos": True}
         assert len(server.post("/v1/completions", body).json()["choices"]) == 16
     assert len(passes) < 12
+
+
+def test_a_long_answer_is_written_in_parts_as_it_would_be_at_once() -> None:
+    entry = {"token": "é", "logprob": float("-inf"), "bytes": [195, 169]}
+    content = [{**entry, "top_logprobs": [entry] * 20}] * 200
+    choice = {"index": 0, "message": {"content": None, "none": {}, "empty": []}, "logprobs": {"content": content}}
+    answer = {"id": "x", "choices": [choice, choice], "usage": {"prompt_tokens": 1}}
+    assert encoded_in_parts(answer) == encoded(answer)

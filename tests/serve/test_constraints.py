@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from serve.serving import CHAT, MESSAGES, NAME, Running, tool
+from serve.serving import CHAT, MESSAGES, NAME, Running, eventually, running, tool
 
 SCHEMA: Any = {
     "type": "object",
@@ -135,3 +135,11 @@ def test_what_cannot_be_constrained_is_refused(server: Running, fields: Any, par
     answer = server.post(CHAT, {"messages": MESSAGES, "max_tokens": 5, **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_the_tables_of_grammars_are_made_before_the_first_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making them holds the interpreter's lock for a while, once."""
+    monkeypatch.setattr("wager.serve.app._FIRST_REQUESTS_S", 0.0)
+    with running() as started:
+        grammars = started.llm.engine.grammars
+        eventually(lambda: "_built_vocabulary" in vars(grammars), "they are not made")

@@ -67,6 +67,11 @@ class GrammarCompiler:
         """Whether `compile` gives it back as it is."""
         return isinstance(grammar.compiled, StartedGrammar) and grammar.compiled.compiler is self
 
+    def prepare(self) -> None:
+        """Build what the first grammar would wait for: llguidance's view of the vocabulary. RequestError or UsageError
+        where grammars are not possible."""
+        _ = self._vocabulary
+
     def compile(self, grammar: Grammar) -> Grammar:
         """The grammar with `compiled` set. RequestError with the reason if it cannot be compiled, allows no token to
         begin with, or is too large; UsageError where llguidance is not installed."""
@@ -95,7 +100,10 @@ class GrammarCompiler:
         if not tokenizer.eos_ids:
             raise RequestError("The model has no token that ends a text, which a grammar needs.", "Use another model.")
         wrapped = _WrappedTokenizer(tokenizer)
-        vocabulary = library.LLTokenizer(library.TokenizerWrapper(wrapped), eos_token=list(tokenizer.eos_ids))
+        wrapper, eos = library.TokenizerWrapper(wrapped), list(tokenizer.eos_ids)
+        # in two calls, each of which holds the interpreter's lock for some 60 ms: other threads run between them
+        tokens = library.LLTokenizer(wrapper, eos_token=eos, slices=[])
+        vocabulary = tokens.with_slices(library.LLTokenizer.general_slices())
         wrapped.longest_first = vocabulary.greedy_tokenize
         return vocabulary
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 from starlette.applications import Starlette
@@ -35,6 +35,12 @@ from wager.types import OutputDelta, StepRecord
 _MOST_TOLD = 32
 """Streams that all get a chunk after every step. Writing takes a core from the engine, some 40 us a chunk, half of it
 in the socket: with more streams, each gets the tokens of two to four steps at once."""
+
+_FIRST_REQUESTS_S = 0.5
+"""Seconds after the start in which the tables of grammars are not made: first answers come first."""
+
+_LATEST_TABLES_S = 5.0
+"""Seconds after which they are made although requests run."""
 
 
 class Server:
@@ -98,13 +104,26 @@ class Server:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
-        prepared = asyncio.create_task(asyncio.to_thread(self.bodies.prepare))
+        preparing = asyncio.create_task(self._prepare())
         try:
             yield
         finally:
-            await prepared
+            preparing.cancel()
+            await asyncio.wait([preparing])
             self.bodies.close()
             await self.llm.close()
+
+    async def _prepare(self) -> None:
+        """Make what the first conversation and the first grammar would wait for. The tables of grammars hold the
+        interpreter's lock twice for some 60 ms: they are made while no request runs, if such a moment comes soon."""
+        await asyncio.to_thread(self.bodies.prepare)
+        latest = time.monotonic() + _LATEST_TABLES_S
+        await asyncio.sleep(_FIRST_REQUESTS_S)
+        while self.admission.open and time.monotonic() < latest:
+            await asyncio.sleep(_FIRST_REQUESTS_S / 5)
+        if self.llm.engine.grammars is not None:
+            with suppress(WagerError):  # the first request with a grammar gets the error
+                await asyncio.to_thread(self.llm.engine.grammars.prepare)
 
     def _on_step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
         self.metrics.step(deltas, record)

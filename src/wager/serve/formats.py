@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -199,13 +199,43 @@ def usage(completions: Sequence[Completion], *, prompts: int, predicted: Predict
     return counted
 
 
-def encoded(value: Mapping[str, Any]) -> bytes:
+def encoded(value: Any) -> bytes:
     """JSON in UTF-8. Numbers that JSON lacks become null: a logprob may be minus infinity."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
         text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
+
+
+_BLOCK = 64
+"""Items of a list that are encoded in one call, which holds the interpreter's lock."""
+
+
+def encoded_in_parts(value: Mapping[str, Any]) -> bytes:
+    """As `encoded`, for an answer of many logprobs: no call of the encoder takes long, so that other threads can run
+    between them."""
+    return b"".join(_parts(value, 5))
+
+
+def _parts(value: Any, levels: int) -> Iterator[bytes]:
+    """`levels`: of objects and lists whose members are encoded one by one; the lists below them are, by blocks."""
+    if levels and isinstance(value, dict):
+        for place, (key, each) in enumerate(value.items()):
+            yield (b"," if place else b"{") + encoded(key) + b":"
+            yield from _parts(each, levels - 1)
+        yield b"}" if value else b"{}"
+    elif isinstance(value, list) and len(value) > _BLOCK:
+        for at in range(0, len(value), _BLOCK):
+            yield (b"," if at else b"[") + encoded(value[at : at + _BLOCK])[1:-1]
+        yield b"]"
+    elif levels and isinstance(value, list) and value:
+        for place, each in enumerate(value):
+            yield b"," if place else b"["
+            yield from _parts(each, levels - 1)
+        yield b"]"
+    else:
+        yield encoded(value)
 
 
 def _finite(value: Any) -> Any:

@@ -21,7 +21,7 @@ from wager.serve.answers import Answer
 from wager.serve.body_process import BodyKind, RequestReader
 from wager.serve.chunks import StreamPlan
 from wager.serve.errors import ApiError, failed_answer
-from wager.serve.formats import encoded
+from wager.serve.formats import encoded, encoded_in_parts
 from wager.serve.guesses import GuessReport, draft_report
 from wager.serve.limits import BodyLimits
 from wager.serve.metrics import Metrics
@@ -30,7 +30,7 @@ from wager.serve.sse import EventStream, until_gone
 from wager.serve.work import Work
 from wager.types import Completion, Request
 
-_QUICK_TOKENS = 5_000
+_QUICK_TOKENS = 1_000
 """Tokens, and alternatives to them, of an answer that is written in the event loop; of a larger one in a thread."""
 
 
@@ -60,7 +60,7 @@ class Generation:
         work = await self._ready(await self._read(http, kind))
         async with AsyncExitStack() as stack:
             stack.enter_context(self._admission.place(work.sequences))
-            requests = work.requests(partial(self._llm.request, tenant=http.state.tenant))
+            requests = await self._requests(work, http.state.tenant)
             answer = await stack.enter_async_context(Answer(self._llm, requests))
             told = http.state.log_fields = {"prompt_tokens": work.prompt_tokens}
             if work.speculation_stats:
@@ -90,6 +90,17 @@ class Generation:
         except RequestError as error:
             raise work.refusal(error, max_context=self._llm.engine.scheduler.max_context) from None
         return replace(work, params=replace(params, grammar=grammar))
+
+    async def _requests(self, work: Work, tenant: str) -> list[Request]:
+        """The engine's requests; others have their turn between two long prompts."""
+        made = []
+        for prompt in work.prompts:
+            request = self._llm.request(
+                tuple(prompt), work.params, weight=work.weight, speculation=work.speculation, tenant=tenant
+            )
+            made.append(request)
+            await asyncio.sleep(0)
+        return made
 
     async def _start(self, work: Work, answer: Answer) -> None:
         try:
@@ -139,12 +150,12 @@ class Generation:
                 with suppress(asyncio.CancelledError, WagerError):
                     await task
         size = answer.num_tokens * (1 + (work.params.logprobs or 0))
-        write = partial(self._written, work, answer, completions)
-        content = await asyncio.to_thread(write) if size > _QUICK_TOKENS else write()
+        write = partial(self._object, work, answer, completions)
+        if size <= _QUICK_TOKENS:
+            content = encoded(write())
+        else:
+            content = await asyncio.to_thread(lambda: encoded_in_parts(write()))
         return Response(content, media_type="application/json")
-
-    def _written(self, work: Work, answer: Answer, completions: Sequence[Completion]) -> bytes:
-        return encoded(self._object(work, answer, completions))
 
     def _object(self, work: Work, answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
         for completion in completions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -66,13 +66,6 @@ class Work:
     @property
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
-
-    def requests(self, make: Callable[..., Request]) -> list[Request]:
-        """The engine's requests; `make` is AsyncLLM.request."""
-        return [
-            make(tuple(prompt), self.params, weight=self.weight, speculation=self.speculation)
-            for prompt in self.prompts
-        ]
 
     def format(self, token_bytes: TokenBytes) -> AnswerFormat:
         """How the answer is written; it belongs to one answer."""
