@@ -232,10 +232,7 @@ NB_MODULE(_native, m) {
     bind_sample(m);
     bind_commit(m);
     bind_ngrams(m);
-    bind_stages(m);
     bind_schedule(m);
-    bind_records(m);
-    bind_drafts(m);
     bind_policy(m);
     bind_lookup(m);
     bind_recycling(m);

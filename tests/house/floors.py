@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # floor 1
     "config": _VALUES
     | {"draft.option", "draft.registry", "economics", "economics.policy"},  # to parse drafters, policies and objectives
-    "trace": _VALUES | {"kernels"},  # whose clock is native where they are
+    "trace": set(),
     "kernels": _VALUES,
     "economics": _VALUES,
     "economics.latency": _VALUES | {"economics", "kernels"},

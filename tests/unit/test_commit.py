@@ -11,7 +11,6 @@ import pytest
 from wager.draft.base import Drafter
 from wager.draft.random_tree import RandomTreeDrafter
 from wager.engine.core import Engine
-from wager.engine.records import StepCounter
 from wager.testing import FakeClock, OracleDrafter, ToyDistribution, ToyOracle
 from wager.testing.engines import toy_engine
 from wager.trace import Trace
@@ -91,10 +90,9 @@ def test_runs_are_equal_with_and_without_the_native_step(drafter: str, num_block
         clock = FakeClock()
         engine = engines(drafter, num_blocks, clock)
         assert engine.scheduler._committer is not None and engine.runner._matcher is not None
-        assert engine.scheduler._plain is not None and not isinstance(engine._counter, StepCounter)
+        assert engine.scheduler._plain is not None
         if not native:
             engine.scheduler._plain = engine.scheduler._committer = engine.runner._matcher = None
-            engine._counter = StepCounter()
         engine.on_step = records[native].append
         outputs.append(run(engine, clock, made))
     assert outputs[0] == outputs[1]

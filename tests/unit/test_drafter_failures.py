@@ -25,7 +25,7 @@ from wager.draft.stages import InnerDrafter
 from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
-from wager.engine.drafter_pauses import FIRST_PAUSE, LONGEST_PAUSE, STRIKES
+from wager.engine.proposer import FIRST_PAUSE, LONGEST_PAUSE, STRIKES
 from wager.grammar import Grammar
 from wager.kernels.base import TargetOutput
 from wager.loading.load import load

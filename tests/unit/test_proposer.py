@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -59,6 +60,12 @@ def test_a_draft_keeps_to_its_room_and_its_ask() -> None:
     assert propose(Draft("s", (1,), (-1,)), room=0) == {}
     assert propose(Draft("unknown", (1,), (-1,))) == {}
     assert propose(Draft("s")) == {}
+
+
+@pytest.mark.parametrize("scores", [(0.5,), (0.5, 1.5), (-0.1, 0.5), (math.nan, 0.5)])
+def test_scores_that_are_no_probabilities_are_dropped(scores: tuple[float, ...]) -> None:
+    assert propose(Draft("s", (1, 2), (-1, 0), (0.9, 0.5)))["s"].scores == (0.9, 0.5)
+    assert propose(Draft("s", (1, 2), (-1, 0), scores))["s"].scores == ()
 
 
 def test_draws_without_their_law_are_dropped_when_the_rule_needs_it() -> None:

@@ -162,7 +162,7 @@ def test_one_that_wakes_is_up_to_date_and_one_that_fails_then_is_tapped_for_no_m
     sequences: dict[str, Any] = {}
 
     def rest(*names: str) -> None:
-        proposer.let_rest(frozenset(names), sequences, lambda layers: tapped.append(frozenset(layers)))
+        proposer.set_inactive(frozenset(names), sequences, lambda layers: tapped.append(frozenset(layers)))
 
     def step(known: dict[str, list[int]], *ended: str) -> None:
         for seq_id, tokens in known.items():

@@ -1,21 +1,16 @@
-"""The seconds of stages: natively timed and in Python alike."""
+"""The seconds of stages."""
 
 from __future__ import annotations
 
-import gc
 import time
-import weakref
-from collections.abc import Callable
 
 import pytest
 
-from wager.testing import FakeClock
 from wager.trace import Trace
 
 
-@pytest.mark.parametrize("clock", [time.perf_counter, lambda: time.perf_counter()], ids=["native", "python"])
-def test_seconds_are_added_to_the_stage_until_they_are_taken(clock: Callable[[], float]) -> None:
-    trace = Trace(clock)
+def test_seconds_are_added_to_the_stage_until_they_are_taken() -> None:
+    trace = Trace()
     slow, none = trace.timed("slow", time.sleep), trace.timed("none", lambda: None)
     other = trace.timed("slow", time.sleep)
     assert trace.take() == {"slow": 0.0, "none": 0.0}
@@ -30,9 +25,8 @@ def test_seconds_are_added_to_the_stage_until_they_are_taken(clock: Callable[[],
     assert trace.take() == {"slow": 0.0, "none": 0.0}
 
 
-@pytest.mark.parametrize("clock", [time.perf_counter, FakeClock()], ids=["native", "python"])
-def test_a_timed_function_is_called_with_its_last_arguments_and_its_errors_pass(clock: Callable[[], float]) -> None:
-    trace = Trace(clock)
+def test_a_timed_function_is_called_with_its_last_arguments_and_its_errors_pass() -> None:
+    trace = Trace()
     assert trace.timed("a", lambda *given: given, 3, 4)(1, 2) == (1, 2, 3, 4)
     assert trace.timed("a", lambda *given: given)() == ()
 
@@ -42,22 +36,4 @@ def test_a_timed_function_is_called_with_its_last_arguments_and_its_errors_pass(
 
     with pytest.raises(ValueError, match="no"):
         trace.timed("fails", fail)(0.01)
-    if clock is time.perf_counter:
-        assert trace.take()["fails"] >= 0.01, "seconds until an error count too"
-
-
-@pytest.mark.parametrize("clock", [time.perf_counter, FakeClock()], ids=["native", "python"])
-def test_a_timed_method_and_its_object_are_freed_together(clock: Callable[[], float]) -> None:
-    class Holder:
-        def __init__(self) -> None:
-            self.trace = Trace(clock)
-            self.stage = self.trace.timed("a", self.run, self)
-
-        def run(self, *_: object) -> None: ...
-
-    holder = Holder()
-    holder.stage(1)
-    gone = weakref.ref(holder)
-    del holder
-    gc.collect()
-    assert gone() is None
+    assert trace.take()["fails"] >= 0.01, "seconds until an error count too"

@@ -15,10 +15,8 @@ from wager.economics.policy.base import Policy
 from wager.engine.calls import CallGuard
 from wager.engine.detokenizer import Detokenizer, TokenDecoder
 from wager.engine.limits import check_request
-from wager.engine.native import step_counter
 from wager.engine.outputs import OutputCollector
 from wager.engine.proposer import Proposer
-from wager.engine.records import StepCounter
 from wager.engine.request_policy import RequestPolicy
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
@@ -76,7 +74,6 @@ class Engine:
         self._guard = CallGuard()
         self.on_step: Callable[[StepRecord], object] | None = None
         """Called after every step, for measurements; it may add and abort requests."""
-        self._counter: StepCounter = step_counter()
         self._trace = trace or Trace()
         self._time_stages(self._trace)
 
@@ -115,7 +112,7 @@ class Engine:
         self._forward = trace.timed(FORWARD_STAGE, runner.pack_and_forward, tables)
         self._accept = trace.timed("accept", runner.accept, sequences)
         self._commit = trace.timed("commit", scheduler.commit)
-        self._let_rest = trace.timed("observe", proposer.let_rest, sequences, runner.tap)
+        self._set_inactive = trace.timed("observe", proposer.set_inactive, sequences, runner.tap)
         self._show = trace.timed("observe", proposer.readers.show)
         self._observe_drafters = trace.timed("observe", proposer.observe)
         self._learn = trace.timed(POLICY_STAGE, self._update_policy)
@@ -139,8 +136,8 @@ class Engine:
         budget = self.scheduler.draft_budget(spans)
         plan = self._plan(spans, budget)
         proposer, readers = self._proposer, self._proposer.readers
-        if proposer.unsettled or (readers.reads_states and readers.resting is not self._policy.resting):
-            self._let_rest(self._policy.resting)
+        if proposer.changed or (readers.reads_states and readers.inactive is not self._policy.resting):
+            self._set_inactive(self._policy.resting)
         drafts = self._propose(spans, plan)
         drafts = self._admit(drafts, budget)
         output = self._forward(spans, drafts)
@@ -160,12 +157,19 @@ class Engine:
     ) -> None:
         """Drafters and policy learn from the step. The policy observes its seconds after all stages have ended; those
         of that last call count for the next step."""
-        known, ended = self._counter.outputs(deltas)
+        known: dict[str, Sequence[int]] = {}
+        ended: list[str] = []
+        for delta in deltas:
+            seq_id = sequence_id(delta.request_id, delta.index)
+            if delta.finish_reason is None:
+                known[seq_id] = delta.token_ids
+            else:
+                ended.append(seq_id)
         self._observe_drafters(output, known, ended)
         self._learn(outcomes, ended)
         if ended:
             self._close_requests(deltas)
-        record = self._counter.record(spans, outcomes, deltas, self._trace.take())
+        record = _step_record(spans, outcomes, deltas, self._trace.take())
         self._report(record)
         if self.on_step is not None:
             with self._guard.call("on_step"):
@@ -173,7 +177,7 @@ class Engine:
 
     def _update_policy(self, outcomes: Mapping[str, Outcome], ended: Iterable[str]) -> None:
         self._policy.learn([outcome.verdict for outcome in outcomes.values()])
-        if self._proposer.unsettled:
+        if self._proposer.changed:
             self._policy.leave_out(frozenset(self._proposer.failed))
         for seq_id in ended:
             self._end_in_policy(seq_id)
@@ -298,3 +302,18 @@ class Engine:
                 raise
             self.check()
             return collector.completions()
+
+
+def _step_record(
+    spans: Sequence[Span], outcomes: Mapping[str, Outcome], deltas: Sequence[OutputDelta], seconds: Mapping[str, float]
+) -> StepRecord:
+    drafted = sum([outcome.drafted for outcome in outcomes.values()])
+    return StepRecord(
+        rows=sum([len(span.tokens) for span in spans]) + drafted,
+        sequences=len(spans),
+        drafted=drafted,
+        accepted=sum([len(delta.drafted_by) - delta.drafted_by.count("") for delta in deltas]) if drafted else 0,
+        emitted=sum([len(delta.token_ids) for delta in deltas]),
+        seconds=seconds,
+        context_lens=tuple([span.num_computed_tokens for span in spans]),
+    )

@@ -7,7 +7,7 @@ from typing import Any
 from wager.engine.sequence import Sequence
 from wager.kernels import _native
 from wager.kv.blocks import BlockLists
-from wager.types import DraftRequest, OutputDelta, Span, StepRecord
+from wager.types import OutputDelta, Span
 
 
 def plain_steps(sequences: dict[str, Sequence], lists: BlockLists, max_context: int) -> tuple[Any, Any]:
@@ -15,13 +15,3 @@ def plain_steps(sequences: dict[str, Sequence], lists: BlockLists, max_context: 
     csrc/commit_bindings.cpp."""
     committer = _native.PlainCommitter(OutputDelta, sequences, lists, max_context)
     return _native.PlainScheduler(Span, lists, max_context), committer
-
-
-def draft_calls() -> Any:
-    """What makes draft requests and checks drafts that are chains, as Proposer does; csrc/draft_bindings.cpp."""
-    return _native.DraftCalls(DraftRequest)
-
-
-def step_counter() -> Any:
-    """What counts a step, as StepCounter does; csrc/record_bindings.cpp."""
-    return _native.StepCounter(StepRecord)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.types import Draft, DraftRequest, Outcome, OutputDelta, PackedBatch, Span, StepRecord
+from wager.types import Draft, Outcome, OutputDelta, PackedBatch, Span
 
 class Buffer:
     def __init__(self, bytes: int, huge_pages: bool = True) -> None: ...
@@ -219,32 +219,6 @@ class PlainCommitter:
     def commit(
         self, spans: object, outcomes: object, now: float
     ) -> tuple[list[OutputDelta | None], list[int], list[Any], int]: ...
-
-class StageSeconds:
-    def __init__(self) -> None: ...
-    def timed(self, stage: str, function: Callable[..., Any], *last: object) -> Callable[..., Any]: ...
-    def take(self) -> dict[str, float]: ...
-
-class StepCounter:
-    def __init__(self, record: type) -> None: ...
-    def record(
-        self,
-        spans: Sequence[Span],
-        outcomes: Mapping[str, Outcome],
-        deltas: Sequence[OutputDelta],
-        seconds: Mapping[str, float],
-        /,
-    ) -> StepRecord: ...
-    def outputs(self, deltas: Sequence[OutputDelta], /) -> tuple[dict[str, Sequence[int]], list[str]]: ...
-
-class DraftCalls:
-    def __init__(self, request: type) -> None: ...
-    def requests(
-        self, spans: object, plan: object, sequences: object, first: str, needs_draft_probs: bool
-    ) -> tuple[dict[str, int], dict[str, list[DraftRequest]]] | None: ...
-    def valid_chains(
-        self, requests: object, drafts: object, limits: object, name: str, vocab: int
-    ) -> dict[str, Draft] | None: ...
 
 class LookupTable:
     def __init__(
