@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from wager.constrain.compiler import GrammarCompiler
-from wager.grammar import Grammar
 from wager.models.hub import resolve
 from wager.models.tokenizer import Tokenizer
+from wager.types import Grammar
 
 R = TypeVar("R")
 

@@ -26,9 +26,12 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from unit.every_drafter import every_drafter  # noqa: E402
 from wager.config import EngineConfig  # noqa: E402
 from wager.engine.outputs import OutputCollector  # noqa: E402
-from wager.grammar import Grammar  # noqa: E402
 from wager.loading.load import LoadedEngine, LoadedTarget, load  # noqa: E402
-from wager.types import Request, SamplingParams  # noqa: E402
+from wager.types import (  # noqa: E402
+    Grammar,
+    Request,
+    SamplingParams,
+)
 
 MODELS = ("random:llama:tiny", "random:qwen3-moe:tiny", "random:deepseek:tiny", "SmolLM2-135M-Instruct")
 KEPT_APART = ("slem", "tli", "prediction", "mtp", "mtp-tree")

@@ -13,8 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wager.async_llm import AsyncLLM
-    from wager.async_stream import AsyncOutputStream
+    from wager.async_llm import AsyncLLM, AsyncOutputStream
     from wager.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
     from wager.engine.core import Engine
     from wager.errors import (
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
         UsageError,
         WagerError,
     )
-    from wager.grammar import Grammar
     from wager.llm import LLM, OutputStream
     from wager.types import (
         Completion,
+        Grammar,
         OutputDelta,
         Request,
         RequestSpeculation,
@@ -76,14 +75,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "async_llm": ("AsyncLLM",),
-    "async_stream": ("AsyncOutputStream",),
+    "async_llm": ("AsyncLLM", "AsyncOutputStream"),
     "config": ("CapacityConfig", "EngineConfig", "ModelConfig", "SpeculationConfig"),
     "engine.core": ("Engine",),
-    "grammar": ("Grammar",),
     "llm": ("LLM", "OutputStream"),
     "types": (
         "Completion",
+        "Grammar",
         "OutputDelta",
         "Request",
         "SamplingParams",

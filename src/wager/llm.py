@@ -22,8 +22,7 @@ from wager.errors import ClosedError, RequestError, WagerError
 from wager.loading.load import LoadedEngine, load
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import Message, Prompt, encode_chat, encode_chats, encode_prompt, encode_prompts, is_conversation
-from wager.sampling import chosen_params
-from wager.types import Completion, OutputDelta, Request, SamplingParams
+from wager.types import Completion, OutputDelta, Request, SamplingParams, chosen_params
 
 
 class LLM:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 from wager.errors import UsageError
-from wager.token_ids import as_token_ids, listed
+from wager.types import as_token_ids, listed
 
 Message = Mapping[str, Any]
 """A chat message: {"role": "system" | "user" | "assistant", "content": text}."""

@@ -10,8 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
-NO_TENANT = ""
-"""The tenant of requests that name none."""
+from wager.types import NO_TENANT
 
 MOST_TENANTS = 32
 """Tenants of which something is kept at a time while none of their sequences runs."""

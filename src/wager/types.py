@@ -1,4 +1,4 @@
-"""Frozen values that cross packages.
+"""Frozen values that cross packages: requests and what they may ask for, the step's plain values, results.
 
 A *sequence* is one choice of one request: a request with n = 3 becomes three sequences, and everything below the engine
 is keyed by the sequence's id.
@@ -6,18 +6,423 @@ is keyed by the sequence's id.
 
 from __future__ import annotations
 
+import json
+import math
+import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from wager.request import Request as Request
-from wager.request import RequestSpeculation as RequestSpeculation
-from wager.sampling import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
-from wager.sampling import SamplingParams as SamplingParams
+from wager.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+NO_TENANT = ""
+"""The tenant of requests that name none."""
+
+# ---- token ids -------------------------------------------------------------------------------------------------------
+
+
+def listed(values: object) -> object:
+    """Arrays and tensors as (nested) lists, their single numbers as Python's; anything else as it is."""
+    is_array = hasattr(values, "tolist") and not isinstance(values, memoryview)
+    return values.tolist() if is_array else values  # type: ignore[attr-defined]
+
+
+def as_integer(value: object) -> int:
+    """A Python int from one of any integer type. TypeError, which names the value, for bools and all others."""
+    number = listed(value)
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(_named(value))
+    return int(number)
+
+
+def as_token_ids(values: object) -> tuple[int, ...]:
+    """A tuple of Python ints. TypeError, which names what is no integer and where, for anything else.
+
+    Whether a vocabulary has the ids is not asked here.
+    """
+    items = listed(values)
+    if isinstance(items, str | bytes | bytearray | memoryview) or not isinstance(items, Sequence):
+        raise TypeError(f"{_named(values)} is not a sequence of integers")
+    if all(type(item) is int for item in items):
+        return tuple(items)
+    ids = []
+    for index, item in enumerate(items):
+        try:
+            ids.append(as_integer(item))
+        except TypeError as error:
+            raise TypeError(f"token {error} at index {index} is not an integer") from None
+    return tuple(ids)
+
+
+def _named(value: object) -> str:
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
+# ---- grammars --------------------------------------------------------------------------------------------------------
+
+
+GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
+
+MAX_GRAMMAR_CHARACTERS = 64 * 1024
+"""Of a grammar's text: larger ones are refused before they are compiled."""
+
+
+class AllowedTokens(Protocol):
+    """The tokens that may come next."""
+
+    def __contains__(self, token: int) -> bool: ...
+
+    def ids(self, vocab: int) -> NDArray[np.int64]:
+        """Those below `vocab`, ascending."""
+
+
+class GrammarState(Protocol):
+    """How far the output of one sequence has come in its grammar. Everything below depends on the tokens alone."""
+
+    def append(self, tokens: Sequence[int], /) -> None:
+        """Tokens that are now part of the output."""
+
+    def allowed(self, path: Sequence[int], /) -> AllowedTokens | None:
+        """What may follow the output and the further tokens of `path`; None if the path leaves the grammar. Raises
+        GrammarError if the grammar cannot go on."""
+
+    def forced(self, path: Sequence[int], /) -> list[int]:
+        """Tokens that the grammar leaves no choice about after `path`, as texts are usually written in tokens."""
+
+    def copy(self) -> GrammarState:
+        """A state of its own that has come as far."""
+
+    def complete(self) -> bool:
+        """Whether the output is whole, and nothing but its end may follow."""
+
+
+class CompiledGrammar(Protocol):
+    """A grammar compiled for one vocabulary."""
+
+    def start(self) -> GrammarState:
+        """The state of a sequence without output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A constraint on the output of a request, made by one of the class methods. `text` is the JSON text of the schema
+    or of the list of choices, the expression, or the Lark grammar in llguidance's dialect.
+
+    JSON is written on one line, with a space after every comma and colon, unless `any_whitespace`. `compiled` is set
+    by the engine that runs the request.
+    """
+
+    kind: GrammarKind
+    text: str
+    any_whitespace: bool = False
+    compiled: CompiledGrammar | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GrammarKind):
+            raise UsageError(
+                f"Unknown kind of grammar {self.kind!r}.", f"Kinds are {', '.join(get_args(GrammarKind))}."
+            )
+        if not isinstance(self.text, str) or not self.text.strip():
+            raise UsageError(f"A grammar of kind {self.kind} needs a text.", "Give it as a string that is not empty.")
+        if self.any_whitespace and self.kind != "json_schema":
+            raise UsageError(f"any_whitespace means nothing for {self.kind}.", "It is an option of JSON schemas.")
+        size = len(self.text)
+        if size > MAX_GRAMMAR_CHARACTERS:
+            raise UsageError(
+                f"The grammar ({self.kind}) has {size} characters; at most {MAX_GRAMMAR_CHARACTERS} are taken.",
+                "Make it smaller.",
+            )
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"The grammar ({self.kind}) has an unpaired surrogate at {error.start}.", "Give valid Unicode."
+            ) from None
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str, *, any_whitespace: bool = False) -> Grammar:
+        """JSON that a schema allows, given as a mapping or as JSON text. Keywords that cannot be enforced are refused
+        when the request is added."""
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"The JSON schema is not valid JSON: {error}.", "Give one JSON object.") from None
+        if not isinstance(schema, Mapping):
+            raise UsageError(
+                f"A JSON schema is an object, not {type(schema).__name__}.", 'For example {"type": "object"}.'
+            )
+        try:
+            text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"The JSON schema cannot be written as JSON: {error}.", "Use JSON's own types.") from None
+        return cls("json_schema", text, any_whitespace)
+
+    @classmethod
+    def json_object(cls, *, any_whitespace: bool = False) -> Grammar:
+        """Any JSON object."""
+        return cls("json_schema", '{"type": "object"}', any_whitespace)
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """Text that a regular expression matches from its beginning to its end (Rust's syntax, no look-around)."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Grammar:
+        """One of several texts."""
+        valid = not isinstance(texts, str) and isinstance(texts, Sequence) and texts
+        if not valid or not all(isinstance(each, str) and each for each in texts):
+            raise UsageError("choice needs texts that are not empty.", 'For example ["yes", "no"].')
+        return cls("choice", json.dumps(list(dict.fromkeys(texts)), ensure_ascii=False))
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """Text of a context-free grammar, in llguidance's dialect of Lark with the rule `start`."""
+        return cls("lark", text)
+
+
+# ---- sampling --------------------------------------------------------------------------------------------------------
+
+
+GREEDY_TEMPERATURE = 1e-4
+"""Temperatures at or below this are greedy by definition (verification rules, section 1.6)."""
+
+_RANGES: Mapping[str, tuple[type, float, float]] = {
+    "max_tokens": (int, 1, 2**63 - 1),
+    "temperature": (float, 0, 100),
+    "top_k": (int, 0, 2**63 - 1),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 1e-3, 1e3),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "seed": (int, 0, 2**64 - 1),
+    "logprobs": (int, 0, 20),
+    "n": (int, 1, 64),
+}
+"""Type, minimum and maximum of each number: within these ranges no logits processor overflows, for any logits."""
+
+
+def _require(name: str, value: object, rule: str, *, ok: bool) -> None:
+    if not ok:
+        raise UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
+
+
+def _require_number(name: str, value: object, kind: type, low: float, high: float) -> None:
+    # a bool is not a number here, an int is a float, and NaN is in no range
+    is_kind = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    noun = "an integer" if kind is int else "a number"
+    _require(name, value, f"{noun} between {low} and {high}", ok=is_kind and low <= value <= high)  # type: ignore[operator]
+
+
+class TokenBiases(dict[int, float]):
+    """What is added to the logits of some token ids; it must not be changed."""
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The ids, and what is added to the logit of each; made once, since every row of every step asks for them."""
+        import numpy as np  # which the commands that need no model do without
+
+        size = len(self)
+        return np.fromiter(self.keys(), np.int64, size), np.fromiter(self.values(), np.float64, size)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled. Defaults are greedy decoding of 256 tokens.
+
+    `top_k` 0 and `top_p` 1.0 are off. `stop` is one string or several. `logit_bias` maps a token id to a value in
+    [-100, 100] added to its logit. `logprobs` is the number of most likely alternatives reported per token (None:
+    none), `n` the number of choices; `repetition_penalty` counts tokens of prompt and output, `presence_penalty` and
+    `frequency_penalty` of the output. `prediction` is what the output is expected to be like, a text or token ids:
+    drafters guess from it, and it changes no token. `grammar` is what the output must be like: only tokens that it
+    allows are sampled, and the output ends when it is complete.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+    prediction: str | Sequence[int] = ()
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        for name, limits in _RANGES.items():
+            if name not in ("seed", "logprobs") or getattr(self, name) is not None:
+                _require_number(name, getattr(self, name), *limits)
+        _require("top_p", self.top_p, "above 0", ok=self.top_p > 0)
+        _require("ignore_eos", self.ignore_eos, "True or False", ok=isinstance(self.ignore_eos, bool))
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _token_biases(self.logit_bias))
+        object.__setattr__(self, "prediction", _prediction(self.prediction))
+        _check_grammar(self)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= GREEDY_TEMPERATURE
+
+    @property
+    def biases(self) -> TokenBiases:
+        """`logit_bias` as it was checked."""
+        return self.logit_bias  # type: ignore[return-value]
+
+    @property
+    def filters(self) -> tuple[int, float, float]:
+        """top_k, top_p and min_p."""
+        return self.top_k, float(self.top_p), float(self.min_p)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether logits depend on the tokens before them."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def needs_history(self) -> bool:
+        """The same of the whole distribution, which a grammar makes depend on them too."""
+        return self.grammar is not None or self.penalises
+
+    @property
+    def filters_only(self) -> bool:
+        """Whether nothing but temperature and filters makes the distribution another one than that of the logits."""
+        return self.grammar is None and not self.penalises and not self.logit_bias
+
+    @property
+    def plain(self) -> bool:
+        """Whether only the temperature changes the logits: the token is argmax(z / T + g) over all token ids."""
+        return self.grammar is None and self.temperature_only
+
+    @property
+    def temperature_only(self) -> bool:
+        """The same over the token ids that the grammar allows, if there is one."""
+        unfiltered = self.greedy or (self.top_k == 0 and self.top_p == 1 and self.min_p == 0)
+        return unfiltered and not self.penalises and not self.logit_bias
+
+
+def chosen_params(params: object, default: SamplingParams) -> SamplingParams:
+    """`params`, or where there are none the default. UsageError for what is none."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise UsageError(
+            f"params of type {type(params).__name__} are not possible.", "Give one SamplingParams for all prompts."
+        )
+    return params or default
+
+
+def _stop_strings(value: object) -> tuple[str, ...]:
+    """One string is one stop sequence, as in OpenAI's API."""
+    strings = (value,) if isinstance(value, str) else value
+    valid = isinstance(strings, tuple | list) and all(type(each) is str and each for each in strings)
+    _require("stop", value, "a tuple of strings that are not empty", ok=valid)
+    return tuple(strings)  # type: ignore[arg-type]
+
+
+def _stop_token_ids(value: object) -> tuple[int, ...]:
+    try:
+        return as_token_ids(value)
+    except TypeError as error:
+        raise UsageError(
+            f"stop_token_ids is not possible: {error}.", "stop_token_ids must be a tuple of integers."
+        ) from None
+
+
+def _check_grammar(params: SamplingParams) -> None:
+    _require("grammar", params.grammar, "a Grammar", ok=params.grammar is None or isinstance(params.grammar, Grammar))
+    if params.grammar is not None and params.ignore_eos:
+        raise UsageError("ignore_eos and grammar exclude each other.", "A grammar says where the output ends.")
+
+
+def _prediction(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return value
+    try:
+        return as_token_ids(value)
+    except TypeError as error:
+        raise UsageError(
+            f"prediction is not possible: {error}.", "prediction must be a text or a sequence of token ids."
+        ) from None
+
+
+def _token_biases(value: object) -> TokenBiases:
+    """Keys become Python ints."""
+    _require("logit_bias", value, "a mapping of ids to addends", ok=isinstance(value, Mapping))
+    biases = TokenBiases()
+    for key, bias in value.items():  # type: ignore[attr-defined]
+        try:
+            token = as_integer(key)
+        except TypeError as error:
+            raise UsageError(
+                f"logit_bias has the key {error}.", "logit_bias must be keyed by integer token ids."
+            ) from None
+        _require_number(f"logit_bias[{token}]", bias, float, -100, 100)
+        biases[token] = bias
+    return biases
+
+
+# ---- requests --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpeculation:
+    """How one request speculates, whatever the policy would decide: `depth` guesses a step (None: the drafter's
+    default; 0: none at all) by `drafter` ("": the engine's first one). The text stays the same."""
+
+    drafter: str = ""
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.drafter, str):
+            raise RequestError(f"drafter = {self.drafter!r} is no name of a drafter.", "Give the name as a string.")
+        depth = self.depth
+        if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth < 2**31):
+            raise RequestError(f"depth = {depth!r} is not possible.", "Give a whole number, or None for the default.")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt in token ids (any sequence of integers; kept as a tuple) and how to answer it. `weight` is what its
+    tokens count for, relative to those of other requests, when the policy decides which guesses are verified;
+    `speculation` decides that in the policy's place. What is learned and cached of it serves requests of the same
+    `tenant` only (see tenants.py)."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    weight: float = 1.0
+    speculation: RequestSpeculation | None = None
+    tenant: str = NO_TENANT
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "prompt", as_token_ids(self.prompt))
+        except TypeError as error:
+            raise RequestError(
+                f"Request {self.id!r} has no valid prompt: {error}.", "A prompt is a sequence of token ids."
+            ) from None
+        if not self.prompt:
+            raise RequestError(f"Request {self.id!r} has an empty prompt.", "Give at least one token.")
+        if not 0 < self.weight < math.inf:
+            raise RequestError(f"Request {self.id!r} has weight {self.weight!r}.", "Weights are numbers above 0.")
+
+
+# ---- speculation -----------------------------------------------------------------------------------------------------
+
 
 VerifyRule = Literal["match", "rejection", "block", "traversal"]
 

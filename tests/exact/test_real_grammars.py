@@ -10,10 +10,9 @@ import pytest
 
 import wager
 from wager.draft.ngram import NgramDrafter
-from wager.grammar import Grammar
 from wager.loading.load import LoadedEngine, load
 from wager.prompts import encode_chat
-from wager.types import Request, SamplingParams
+from wager.types import Grammar, Request, SamplingParams
 
 pytestmark = pytest.mark.real
 

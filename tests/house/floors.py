@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
-_VALUES = {"types", "request", "sampling", "grammar", "prompts", "tenants", "token_ids", "errors", "inputs", "arch"}
+_VALUES = {"types", "prompts", "tenants", "errors", "inputs", "arch"}
 _ECONOMICS = {"economics", "economics.latency", "economics.policy"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
 _BELOW_ENGINE = (
@@ -18,13 +18,9 @@ _BELOW_LOADING = _BELOW_ENGINE | {"engine", "profiling"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     # floor 0
-    "types": {"errors", "request", "sampling"},
-    "request": {"errors", "sampling", "tenants", "token_ids"},
-    "tenants": set(),
-    "grammar": {"errors"},
-    "sampling": {"errors", "grammar", "token_ids"},
-    "prompts": {"errors", "token_ids"},
-    "token_ids": set(),
+    "types": {"errors"},
+    "tenants": {"types"},
+    "prompts": {"errors", "types"},
     "errors": set(),
     "inputs": {"errors"},
     "arch": {"errors", "inputs"},
@@ -53,8 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # floor 5
     "loading": _BELOW_LOADING,
     "llm": _BELOW_LOADING | {"loading"},
-    "async_stream": _BELOW_LOADING,
-    "async_llm": _BELOW_LOADING | {"loading", "async_stream"},
+    "async_llm": _BELOW_LOADING | {"loading"},
     "train": _BELOW_LOADING | {"loading"},
     # what commands share
     "terminal": _VALUES | {"bench", "config", "draft.option", "economics"},
@@ -62,8 +57,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planner": _VALUES | _ECONOMICS | {"terminal", "bench", "config", "kernels", "models"},
     "simulation": _VALUES | _ECONOMICS | {"terminal", "config", "planner"},
     # above: wager/__init__.py imports all but the command line, which imports all but testing
-    "serve": _BELOW_LOADING | {"", "loading", "async_llm", "async_stream"},
-    "": _BELOW_LOADING | {"loading", "llm", "async_llm", "async_stream"},
+    "serve": _BELOW_LOADING | {"", "loading", "async_llm"},
+    "": _BELOW_LOADING | {"loading", "llm", "async_llm"},
     "cli": _BELOW_LOADING
     | {
         "terminal",
@@ -71,7 +66,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "loading",
         "llm",
         "async_llm",
-        "async_stream",
         "bench",
         "train",
         "serve",

@@ -91,7 +91,7 @@ def test_token_is_that_of_the_definition(kernels: Any, seed: int) -> None:
 def test_only_ids_that_are_allowed_are_sampled(kernels: Any, seed: int) -> None:
     from dataclasses import replace
 
-    from wager.grammar import Grammar
+    from wager.types import Grammar
 
     rng, sampler = np.random.default_rng(seed), sampler_of(kernels)
     for position in range(40):
@@ -120,7 +120,7 @@ def test_changes_smaller_than_a_float_tells(kernels: Any, base: float, temperatu
 
 
 def test_allowed_ids_may_have_the_least_logit_of_all(kernels: Any) -> None:
-    from wager.grammar import Grammar
+    from wager.types import Grammar
 
     logits, ids = np.zeros(13, np.float32), np.array([4, 7])
     logits[ids] = np.finfo(np.float32).min

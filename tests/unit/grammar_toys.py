@@ -8,9 +8,8 @@ import numpy as np
 
 from wager.constrain.compiler import GrammarCompiler
 from wager.errors import NumericsError
-from wager.grammar import Grammar
 from wager.testing import ToyDistribution
-from wager.types import Request
+from wager.types import Grammar, Request
 from wager.verify.distribution import History, process
 
 EOS, CONTROL = 3, 0

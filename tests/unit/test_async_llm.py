@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import wager
-from wager.async_stream import ChoiceDelta
+from wager.async_llm import ChoiceDelta
 from wager.types import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True)

@@ -26,7 +26,6 @@ from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.engine.proposer import FIRST_PAUSE, LONGEST_PAUSE, STRIKES
-from wager.grammar import Grammar
 from wager.kernels.base import TargetOutput
 from wager.loading.load import load
 from wager.testing import FakeClock, OracleDrafter, RandomTreeDrafter, ToyDistribution, ToyOracle, ToyTarget
@@ -36,6 +35,7 @@ from wager.types import (
     Completion,
     Draft,
     DraftRequest,
+    Grammar,
     Request,
     RequestSpeculation,
     SamplingParams,

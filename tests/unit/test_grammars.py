@@ -24,7 +24,6 @@ from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.errors import GrammarError, RequestError, UsageError
-from wager.grammar import Grammar
 from wager.testing import (
     AdversaryDrafter,
     FailingDrafter,
@@ -36,7 +35,7 @@ from wager.testing import (
     ToyTarget,
 )
 from wager.testing.engines import toy_engine
-from wager.types import Completion, Request, SamplingParams, VerifyRule
+from wager.types import Completion, Grammar, Request, SamplingParams, VerifyRule
 
 SCHEMA = {
     "type": "object",

@@ -22,9 +22,8 @@ from wager.errors import TokenizerError
 from wager.kernels.base import TargetOutput
 from wager.loading.load import load
 from wager.models.tokenizer import Tokenizer
-from wager.tenants import NO_TENANT
 from wager.testing import ToyDistribution, ToyOracle, ToyTarget
-from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, PackedBatch, SamplingParams
 from wager.verify.distribution import process
 
 # --- by the tokens that both have ---------------------------------------------------------------------------

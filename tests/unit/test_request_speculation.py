@@ -14,10 +14,9 @@ from wager.economics.policy.fixed import FixedDepth
 from wager.engine.draft_counts import DraftCounter
 from wager.engine.rounds import RoundRecorder
 from wager.errors import RequestError
-from wager.grammar import Grammar
 from wager.testing import AdversaryDrafter, OracleDrafter, ToyDistribution, ToyOracle
 from wager.testing.engines import toy_engine
-from wager.types import Draft, OutputDelta, Plan, Request, RequestSpeculation, SamplingParams, Span, Verdict
+from wager.types import Draft, Grammar, OutputDelta, Plan, Request, RequestSpeculation, SamplingParams, Span, Verdict
 
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0)
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=7)

@@ -27,9 +27,9 @@ from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.loading.load import LoadedEngine, load
-from wager.tenants import NO_TENANT
 from wager.testing import FakeClock, ToyOracle
 from wager.types import (
+    NO_TENANT,
     Draft,
     DraftDecision,
     DraftRequest,

@@ -11,7 +11,8 @@ from wager.economics.policy.fixed import FixedDepth
 from wager.engine.tenant_policies import TenantPolicies
 from wager.kernels.base import BLOCK_SIZE
 from wager.kv.blocks import BlockPool
-from wager.tenants import NO_TENANT, PerTenant
+from wager.tenants import PerTenant
+from wager.types import NO_TENANT
 
 TOKENS = list(range(3 * BLOCK_SIZE + 1))
 

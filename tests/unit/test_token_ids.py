@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from wager.errors import RequestError, UsageError
-from wager.token_ids import as_integer, as_token_ids
-from wager.types import Request, SamplingParams
+from wager.types import Request, SamplingParams, as_integer, as_token_ids
 
 Token = enum.IntEnum("Token", {"ONE": 1, "FIVE": 5})
 INTEGER_TYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]

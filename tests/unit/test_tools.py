@@ -12,7 +12,7 @@ from wager.constrain.compiler import GrammarCompiler
 from wager.constrain.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
 from wager.constrain.tools import ToolFormat, tool_grammar, tools_message
 from wager.errors import UsageError
-from wager.grammar import Grammar
+from wager.types import Grammar
 
 EOS, OPEN, CLOSE, CALLS = 256, 257, 258, 259
 _CONTROL = {OPEN: "<tool_call>", CLOSE: "</tool_call>", CALLS: "[TOOL_CALLS]"}

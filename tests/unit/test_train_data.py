@@ -12,12 +12,12 @@ from trained import texts
 
 from wager.errors import UsageError
 from wager.models.opening import open_model
-from wager.sampling import SamplingParams
 from wager.testing import ToyDistribution
 from wager.testing.engines import toy_engine
 from wager.train import answers
 from wager.train.examples import TextWeights, TrainingData, TrainingText, check_disjoint
 from wager.train.vocabulary import DraftVocabulary
+from wager.types import SamplingParams
 
 KNOWN = np.ones(512, bool)
 

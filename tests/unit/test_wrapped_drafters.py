@@ -18,10 +18,9 @@ from wager.draft.recycling import RecyclingDrafter
 from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter, merge_drafters
 from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT
 from wager.testing import ToyDistribution, ToyTarget
 from wager.testing.engines import toy_engine
-from wager.types import Draft, DraftRequest, Request, SamplingParams, StepRecord
+from wager.types import NO_TENANT, Draft, DraftRequest, Request, SamplingParams, StepRecord
 
 LAW = ToyDistribution(vocab=32, order=2, sharpness=9.0)
 NEAR = ToyDistribution(vocab=32, order=2, sharpness=9.0, drift=0.3, salt=4)

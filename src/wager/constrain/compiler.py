@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from wager.constrain.matching import GrammarMatcher
 from wager.errors import GrammarError, RequestError, UsageError
-from wager.grammar import Grammar
-from wager.types import Request
+from wager.types import Grammar, Request
 
 MAX_LEXER_STATES = 20_000
 """Of one grammar, each of 1 to 2 kB: what a grammar may take of memory. Other limits are llguidance's own: some 20 ms

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.errors import UsageError
-from wager.grammar import Grammar
+from wager.types import Grammar
 
 MAX_TOOLS = 128
 

@@ -29,8 +29,7 @@ from wager.draft.branches import (
 from wager.draft.miss_choice import MissChoice
 from wager.draft.ordered_calls import OrderedCalls, PendingCall, StalledError
 from wager.draft.outcomes import child_of
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 if TYPE_CHECKING:
     from wager.kernels.base import TargetOutput

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 
 class DrafterStoppedError(RuntimeError):

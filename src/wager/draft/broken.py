@@ -13,8 +13,7 @@ import numpy as np
 
 from wager.draft.history import HistoryDrafter, TargetOracle
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 _GUESSES = 3  # what an otherwise sound draft guesses at most
 

@@ -12,8 +12,7 @@ from contextlib import suppress
 
 from wager.draft.base import ComputedRows, Drafter, LogitsRows, RemembersRequests, RowReader, StateReader
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 log = logging.getLogger("wager")
 

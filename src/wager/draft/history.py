@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 
 class TargetOracle(Protocol):

@@ -31,8 +31,8 @@ from wager.draft.lookup_rates import (
 from wager.errors import UsageError
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT, PerTenant
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.tenants import PerTenant
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 
 class LookupDrafter:

@@ -17,8 +17,8 @@ from wager.draft.base import ComputedRows, Drafter, LogitsRows, StateReader, rem
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.trees import TokenTree, merge
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT, PerTenant
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.tenants import PerTenant
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 _UNKNOWN = 0.5
 """Probability of a guess of a drafter without scores, until something was learned of it."""

@@ -30,8 +30,8 @@ from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
 from wager.kernels.base import BLOCK_SIZE, Kernels, Target, TargetOutput
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
-from wager.tenants import NO_TENANT, PerTenant
-from wager.types import Draft, DraftRequest, SamplingParams, Span
+from wager.tenants import PerTenant
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
 

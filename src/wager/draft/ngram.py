@@ -19,8 +19,7 @@ from typing import Protocol
 from wager.errors import UsageError
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 PRIOR = (0.27, 0.53, 0.65, 0.70, 0.74, 0.77, 0.80, 0.92)
 """Probability that the next token is right after a match of 1, 2, ... 8 or more tokens (SmolLM2-135M, greedy)."""

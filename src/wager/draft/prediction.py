@@ -12,8 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 PRIOR = (0.40, 0.65, 0.78, 0.86, 0.90, 0.93, 0.95, 0.98)
 """Probability that the prediction's next token is right after 1, 2, ... 8 or more tokens that agreed."""

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from wager.draft.base import LogitsRows
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT, PerTenant
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.tenants import PerTenant
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 RANKS = 8
 

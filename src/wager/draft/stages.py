@@ -15,8 +15,7 @@ from wager.draft.base import Drafter, LogitsRows, remembers_requests
 from wager.draft.guarded import GuardedDrafter
 from wager.draft.model_rounds import ChainRound
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 
 @dataclass(slots=True)

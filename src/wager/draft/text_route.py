@@ -15,8 +15,7 @@ from wager.draft.intersection import spell
 from wager.draft.model import DraftModel
 from wager.draft.vocabulary import TextVocabulary
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 _LOOKBACK = 10
 """Known tokens before the boundary that are encoded again."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
 from wager.errors import UsageError
-from wager.tenants import NO_TENANT, PerTenant
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.tenants import PerTenant
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 
 @dataclass(frozen=True)

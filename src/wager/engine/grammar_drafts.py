@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.errors import GrammarError
-from wager.grammar import GrammarState
-from wager.types import Draft, Span, Verdict
+from wager.types import Draft, GrammarState, Span, Verdict
 
 NAME = "grammar"
 """The drafter of forced tokens."""

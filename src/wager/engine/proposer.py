@@ -30,8 +30,7 @@ from wager.draft.base import (
     StateReader,
 )
 from wager.kernels.base import TargetOutput
-from wager.tenants import NO_TENANT
-from wager.types import RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
+from wager.types import NO_TENANT, RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
 
 log = logging.getLogger("wager")
 

@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from wager.engine.detokenizer import Detokenizer
-from wager.grammar import GrammarState
-from wager.types import FinishReason, Request, SamplingParams, Stats
+from wager.types import FinishReason, GrammarState, Request, SamplingParams, Stats
 from wager.verify.distribution import History
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from wager.economics.policy.base import Policy, WrappedPolicy
 from wager.engine.sequence import Sequence as RunningSequence
-from wager.tenants import NO_TENANT, PerTenant
-from wager.types import Plan, Span
+from wager.tenants import PerTenant
+from wager.types import NO_TENANT, Plan, Span
 
 
 class TenantPolicies(WrappedPolicy):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from wager.errors import CacheIntegrityError, UsageError
 from wager.kernels.base import BLOCK_SIZE
-from wager.tenants import NO_TENANT
+from wager.types import NO_TENANT
 
 _ROOT = -1  # the block before the first one of NO_TENANT; other tenants have the numbers below
 

@@ -24,9 +24,19 @@ from wager.errors import NumericsError, UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
-from wager.tenants import NO_TENANT
 from wager.trace import Trace
-from wager.types import DRAFT_STAGE, Draft, DraftDecision, DraftRequest, Plan, Request, SamplingParams, Span, StepRecord
+from wager.types import (
+    DRAFT_STAGE,
+    NO_TENANT,
+    Draft,
+    DraftDecision,
+    DraftRequest,
+    Plan,
+    Request,
+    SamplingParams,
+    Span,
+    StepRecord,
+)
 
 ProgressReport = Callable[[float], None]
 """Called with the elapsed seconds."""

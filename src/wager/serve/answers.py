@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from wager.async_llm import AsyncLLM
-from wager.async_stream import AsyncOutputStream, ChoiceDelta, start_all
+from wager.async_llm import AsyncLLM, AsyncOutputStream, ChoiceDelta, start_all
 from wager.errors import WagerError
 from wager.types import Completion, Request
 

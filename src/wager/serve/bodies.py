@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from wager.grammar import Grammar
 from wager.serve.errors import ApiError
 from wager.serve.strict_json import read_json
+from wager.types import Grammar
 
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "user": (),

@@ -10,7 +10,7 @@ from itertools import groupby
 from json.encoder import encode_basestring
 from typing import Any
 
-from wager.async_stream import ChoiceDelta
+from wager.async_llm import ChoiceDelta
 from wager.serve.errors import error_body, failed_answer
 from wager.serve.formats import AnswerFormat, encoded
 from wager.serve.guesses import GuessReport

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wager.serve.errors import ApiError, error_response
 from wager.serve.live import PAGE_PATHS
-from wager.tenants import NO_TENANT
+from wager.types import NO_TENANT
 
 log = logging.getLogger("wager.serve")
 

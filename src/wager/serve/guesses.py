@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from wager.async_stream import ChoiceDelta
+from wager.async_llm import ChoiceDelta
 from wager.engine.guessed_text import GuessedText
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.serve.answers import Answer

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wager.errors import UsageError
-from wager.grammar import Grammar
-from wager.request import RequestSpeculation
-from wager.sampling import SamplingParams
 from wager.serve.bodies import ChatBody, CompletionBody, SamplingFields
 from wager.serve.errors import ApiError
+from wager.types import Grammar, RequestSpeculation, SamplingParams
 
 _LONGEST_ID = 10
 """Digits of a token id."""

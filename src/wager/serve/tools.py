@@ -12,11 +12,11 @@ from typing import Any
 from wager.constrain.tool_calls import ToolCallDelta, ToolCallParser
 from wager.constrain.tools import ToolFormat, tool_grammar, tools_message
 from wager.errors import UsageError
-from wager.grammar import Grammar
 from wager.models.tokenizer import Tokenizer
 from wager.serve.bodies import ChatBody, ChatMessage
 from wager.serve.errors import ApiError
 from wager.serve.strict_json import read_json
+from wager.types import Grammar
 
 
 @dataclass(frozen=True, slots=True)

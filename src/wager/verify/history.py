@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.errors import UsageError
-from wager.grammar import AllowedTokens, GrammarState
-from wager.types import SamplingParams
+from wager.types import AllowedTokens, GrammarState, SamplingParams
 
 
 class _TokenCounts:

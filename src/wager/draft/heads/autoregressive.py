@@ -27,8 +27,7 @@ from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.kernels.arrays import FLOAT32, Array, DType
 from wager.kernels.base import BatchBuffers, Kernels, KVCache, TargetOutput
 from wager.kv.blocks import BlockPool
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams, Span
+from wager.types import NO_TENANT, Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
 

@@ -21,8 +21,7 @@ from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.kernels.arrays import Array, DType
 from wager.kernels.base import Kernels, TargetOutput
 from wager.models.head_block import BlockContext
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History
 
 

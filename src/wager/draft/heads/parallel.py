@@ -18,8 +18,7 @@ from wager.draft.guessing import GuessedRow, GuessSampler
 from wager.draft.heads.chain_guesses import ChainGuesses, draft_some
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels, TargetOutput
-from wager.tenants import NO_TENANT
-from wager.types import Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History
 
 
