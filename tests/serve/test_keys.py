@@ -51,7 +51,8 @@ def counting_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def server_of_two(engine: dict[str, Any], **options: Any) -> Iterator[Running]:
     keys = {"api_keys": (ANNA, BEN), "operator_keys": (OPERATOR,)}
-    with running({"depth": None, "max_context": 1024, **engine}, **{**keys, **options}) as server:
+    fixed = {"depth": None, "max_context": 1024, "max_prefill_rows": 96}  # else rows follow seconds, as prices do
+    with running({**fixed, **engine}, **{**keys, **options}) as server:
         yield server
 
 

@@ -171,6 +171,7 @@ class Engine:
             self._close_requests(deltas)
         record = _step_record(spans, outcomes, deltas, self._trace.take())
         self._report(record)
+        self.scheduler.observe(record)
         if self.on_step is not None:
             with self._guard.call("on_step"):
                 self.on_step(record)

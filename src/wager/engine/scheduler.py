@@ -16,22 +16,29 @@ from typing import Any
 
 from wager.engine.limits import check_length
 from wager.engine.native import plain_steps
-from wager.engine.row_shares import rows_kept_from_prompts
+from wager.engine.row_shares import PromptRows, rows_kept_for_guesses
 from wager.engine.sequence import Sequence
 from wager.kernels.base import BLOCK_SIZE
 from wager.kv.blocks import BlockPool, blocks_for
 from wager.kv.paged_cache import PagedKVCache
-from wager.types import FinishReason, Outcome, OutputDelta, Span
+from wager.types import FinishReason, Outcome, OutputDelta, Span, StepRecord
 
 _DECAY = 0.75
 """Share of the rows that guesses lately took that is still expected a step later."""
+
+_SHORT_ROWS = 64
+"""Rows of a step for prompts that fit in them whole: they do not wait for long ones that came earlier."""
+
+_MOST_OVERTAKEN = 64
+"""How often the first sequence that waits is overtaken before it is its turn."""
 
 
 class Scheduler:
     """Continuous batching over a paged cache.
 
     `max_draft_tokens` bounds the guesses of one span, `max_prefill_rows` the rows of prompts in a step in which other
-    sequences decode (None: some more where more do); `clock` gives the times of the sequences' counters, in seconds.
+    sequences decode (None: as many as keep these waiting for 0.03 s); `clock` gives the times of the sequences'
+    counters, in seconds.
     """
 
     def __init__(
@@ -47,7 +54,6 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.max_rows = max_rows
-        self.max_prefill_rows = max_prefill_rows
         self.max_sequences = min(max_sequences, max_rows)
         self.max_context = max_context
         self.max_draft_tokens = max_draft_tokens
@@ -55,6 +61,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._clock = clock
         self._recent_draft_rows = 0
+        self._prompt_rows = PromptRows(most=max_prefill_rows)
         self._sequences: dict[str, Sequence] = {}
         self._plain_spans: list[Span] = []  # the last ones, where each has one row
         self._plain, self._committer = plain_steps(self._sequences, self.block_pool.lists(), max_context)
@@ -128,23 +135,47 @@ class Scheduler:
         return min(self.max_draft_tokens, max(0, self.max_rows // max(1, decoding) - 1))
 
     def _schedule_prompts(self, spans: dict[str, Span], decoding: int, drafts: int, *, enough_blocks: bool) -> None:
-        """Add spans of prompts, first of those that were begun, in the rows that `decoding` sequences leave."""
-        reserved = rows_kept_from_prompts(
-            self.max_rows, decoding=decoding, drafts=drafts, recent=self._recent_draft_rows, most=self.max_prefill_rows
+        """Add spans of prompts in the rows that `decoding` sequences leave: short ones (_SHORT_ROWS together), then
+        those that were begun, then those that wait."""
+        rows = self.draft_budget(spans.values()) - rows_kept_for_guesses(
+            self.max_rows, decoding=decoding, drafts=drafts, recent=self._recent_draft_rows
         )
-        for sequence in [s for s in self.running if s.num_pending_tokens > 1]:
-            rows_left = self.draft_budget(spans.values()) - reserved
-            if rows_left > 0 and sequence in self.running:
+        most = self._prompt_rows.limit(decoding=decoding)
+        end = len(spans) + (rows if most is None else min(rows, most))  # so far each span has one row
+        short = min(_SHORT_ROWS, rows)
+        begun = [s for s in self.running if s.num_pending_tokens > 1]
+        for sequence in [*begun, *self.waiting]:
+            if short <= 0 or not enough_blocks:
+                break
+            pending = sequence.num_pending_tokens
+            if pending <= short and (sequence in begun or self._overtake(sequence)):
+                enough_blocks &= self._schedule(sequence, pending, drafts, spans)
+                short -= pending
+        for sequence in begun:
+            rows_left = end - _rows_of(spans.values())
+            if rows_left > 0 and sequence.id not in spans and sequence in self.running:
                 enough_blocks &= self._schedule(sequence, rows_left, drafts, spans)
         while enough_blocks and self.waiting and len(self.running) < self.max_sequences:
-            rows_left = self.draft_budget(spans.values()) - reserved
+            rows_left = end - _rows_of(spans.values())
             if rows_left <= 0 or not self._start(self.waiting[0]):
                 break
             self._schedule(self.running[-1], rows_left, drafts, spans)
 
+    def _overtake(self, sequence: Sequence) -> bool:
+        """Start a waiting sequence before those that came earlier; False where it has no place, or where the first one
+        was overtaken so often that it is its turn."""
+        first = self.waiting[0]
+        if len(self.running) >= self.max_sequences or (sequence is not first and first.overtaken >= _MOST_OVERTAKEN):
+            return False
+        if not self._start(sequence):
+            return False
+        if sequence is not first:
+            first.overtaken += 1
+        return True
+
     def draft_budget(self, spans: Iterable[Span]) -> int:
         """Rows of the step that these spans' known tokens leave to guesses."""
-        known = len(self._plain_spans) if spans is self._plain_spans else sum([len(span.tokens) for span in spans])
+        known = len(self._plain_spans) if spans is self._plain_spans else _rows_of(spans)
         return self.max_rows - known
 
     def _schedule(self, sequence: Sequence, rows_left: int, drafts: int, spans: dict[str, Span]) -> bool:
@@ -176,14 +207,16 @@ class Scheduler:
         return True
 
     def _start(self, sequence: Sequence) -> bool:
-        """Move the first waiting sequence to the running ones, if there are blocks for all of its known tokens."""
+        """Move a waiting sequence to the running ones, if there are blocks for all of its known tokens and those that
+        the prompts of running ones still need."""
         first_choice = self._sequences.get(sequence.request.id)
         forks = sequence.choice > 0 and first_choice is not None and first_choice in self.running
         if forks and first_choice is not None and first_choice.num_computed_tokens < first_choice.prompt_tokens:
             return False  # the first choice computes the prompt for all of them
-        if blocks_for(len(sequence.tokens) + 1) > self.block_pool.num_free_blocks:
+        promised = sum([self._missing_blocks(s) for s in self.running if s.num_pending_tokens > 1])
+        if blocks_for(len(sequence.tokens) + 1) + promised > self.block_pool.num_free_blocks:
             return False
-        self.waiting.popleft()
+        self.waiting.remove(sequence)
         self.running.append(sequence)
         if forks and first_choice is not None and sequence.num_computed_tokens == 0:
             self.block_pool.fork(first_choice.id, sequence.id, sequence.prompt_tokens - 1)
@@ -196,6 +229,9 @@ class Scheduler:
             sequence.counters.admitted_at = self._clock()
             sequence.counters.cached_tokens = sequence.num_computed_tokens
         return True
+
+    def _missing_blocks(self, sequence: Sequence) -> int:
+        return max(0, blocks_for(len(sequence.tokens) + 1) - len(self.block_pool.block_table(sequence.id)))
 
     # ---- after the pass -------------------------------------------------------------------------------------------
 
@@ -286,3 +322,11 @@ class Scheduler:
         del self._sequences[sequence.id]
         last = delta or OutputDelta(sequence.request.id, sequence.choice)
         return replace(last, finish_reason=finish_reason, stats=sequence.stats())
+
+    def observe(self, record: StepRecord) -> None:
+        """What a step took: it bounds the rows of prompts in later ones."""
+        self._prompt_rows.observe(record)
+
+
+def _rows_of(spans: Iterable[Span]) -> int:
+    return sum([len(span.tokens) for span in spans])

@@ -51,6 +51,7 @@ class Sequence:
         self.seed = seed
         self.tokens = list(request.prompt)
         self.num_computed_tokens = 0
+        self.overtaken = 0  # by sequences that came later, while it was the first that waits
         self.drafter = drafter
         self.counters = SequenceCounters()
         self.max_length = len(request.prompt) + request.params.max_tokens

@@ -1,0 +1,103 @@
+"""Prompts leave room for others: their rows are bounded by what they take, short ones pass long ones, and prompts that
+were begun keep the blocks that they still need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from wager.engine.row_shares import PromptRows
+from wager.testing import ToyDistribution
+from wager.testing.engines import toy_engine
+from wager.types import Request, SamplingParams, StepRecord
+
+DISTRIBUTION = ToyDistribution(vocab=48, order=2, sharpness=6.0)
+
+
+def step(rows: int, sequences: int, seconds: float) -> StepRecord:
+    return StepRecord(rows, sequences, 0, 0, 0, {"forward": seconds})
+
+
+def observed(row_s: float, *, decode_s: float = 0.002, steps: int = 12) -> PromptRows:
+    """After steps of as many rows as it allows, each of which takes `row_s`."""
+    rows = PromptRows()
+    rows.observe(step(1, 1, decode_s))
+    for _ in range(steps):
+        prompts = min(rows.limit(decoding=1) or 512, 512)
+        rows.observe(step(2 + prompts, 2, decode_s + row_s * prompts))
+    return rows
+
+
+@pytest.mark.parametrize("row_s", [1e-5, 1e-4, 5e-4, 9e-4])
+def test_rows_of_prompts_follow_what_a_row_takes(row_s: float) -> None:
+    limit = observed(row_s).limit(decoding=1)
+    assert limit is not None and 0.02 < limit * row_s < 0.035
+
+
+def test_rows_of_prompts_grow_again_after_slow_steps() -> None:
+    rows = observed(1e-4)
+    usual = rows.limit(decoding=3) or 0
+    for _ in range(9):
+        rows.observe(step(100, 2, 5.0))  # the machine stands still
+    assert rows.limit(decoding=3) == 32, "with fewer, no prompt would end"
+    for _ in range(15):
+        rows.observe(step(34, 2, 0.002 + 32e-4))
+    assert (rows.limit(decoding=3) or 0) > 0.8 * usual
+
+
+def test_where_decoding_itself_takes_long_prompts_may_take_as_long() -> None:
+    limit = observed(0.005, decode_s=0.5).limit(decoding=4)
+    assert limit is not None and 0.4 < limit * 0.005 < 0.6
+
+
+def test_a_bound_that_is_given_stays() -> None:
+    rows = PromptRows(most=16)
+    rows.observe(step(100, 2, 1e-6))
+    assert rows.limit(decoding=1) == 16
+    assert rows.limit(decoding=0) is None
+
+
+def request(name: str, prompt: int, tokens: int) -> Request:
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    return Request(name, tuple(8 + i % 30 for i in range(prompt)), params)
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
+    engine = toy_engine(
+        DISTRIBUTION, num_blocks=1024, max_rows=80, max_prefill_rows=8, max_sequences=8, max_context=4096, depth=0
+    )
+    engine.add(request("running", 4, 900))
+    for number in range(12):
+        long = request(f"long{number}", 1000, 1)
+        engine.add(replace(long, prompt=(number + 1, *long.prompt)))
+    engine.step()
+    engine.add(request("short", 5, 1))
+    names = [delta.request_id for _ in range(3) for delta in engine.step()]
+    assert "short" in names
+
+
+def test_the_first_that_waits_is_overtaken_a_bounded_number_of_times() -> None:
+    engine = toy_engine(DISTRIBUTION, num_blocks=40, max_rows=64, max_sequences=4, max_context=600, depth=0)
+    engine.add(request("holds blocks", 200, 300))
+    engine.step()
+    engine.add(request("waits", 500, 4))
+    ended = ""
+    for number in range(400):
+        engine.add(request(f"short{number}", 5, 8))
+        ended = next((each.request_id for each in engine.step() if each.request_id == "waits"), ended)
+    assert ended == "waits", "although a short one came in every step"
+
+
+def test_prompts_that_are_begun_keep_the_blocks_that_they_need() -> None:
+    """Else the youngest, whose answer is under way, would be preempted for a prompt that came earlier."""
+    engine = toy_engine(DISTRIBUTION, num_blocks=64, max_rows=32, max_sequences=8, max_context=1000, depth=0)
+    for number in range(6):
+        engine.add(replace(request(f"long{number}", 600, 1), prompt=tuple(range(8, 40)) * 18 + (number,) * 20))
+    engine.add(request("short", 5, 200))
+    done = {}
+    while engine.busy:
+        for delta in engine.step():
+            if delta.stats:
+                done[delta.request_id] = delta.stats
+    assert {each.preemptions for each in done.values()} == {0}
