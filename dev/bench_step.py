@@ -58,7 +58,7 @@ def main() -> None:
     options.add_argument("--context", type=int, default=300)
     options.add_argument("--rounds", type=int, default=15)
     chosen = options.parse_args()
-    weights, kernels = open_weights(hub.resolve(chosen.model)), select("native")
+    weights, kernels = open_weights(hub.resolve(chosen.model)), select()
     decoder = Decoder(weights, kernels, num_blocks=256, max_rows=512, max_sequences=16, max_blocks=256)
     size = 2 * weights.spec.active
     buffer = _native.Buffer(size)

@@ -48,7 +48,7 @@ class Measured:
 def load(model: str, dtype: str, kv_dtype: Any, *, blocks: int) -> Decoder:
     _, weights, _ = open_model(model)
     limits = dict(num_blocks=blocks, max_rows=128, max_sequences=1, max_blocks=blocks)
-    return Decoder(weights, select("auto"), **limits, dtype=dtype, kv_dtype=kv_dtype)
+    return Decoder(weights, select(), **limits, dtype=dtype, kv_dtype=kv_dtype)
 
 
 def wager_logits(model: str, dtype: str, text: list[Any], kv_dtype: str = "bf16") -> tuple[Measured, str, float]:

@@ -23,7 +23,7 @@ from wager.types import RULES, KVDtype, SamplingParams, VerifyRule
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
-DTYPES = ("auto", "bf16", "q8", "q4", "float32")
+DTYPES = ("auto", "bf16", "q8", "q4")
 
 LARGEST_MEMORY = 1 << 60
 """Bytes, 2^30 GiB; more is a slip of the keyboard."""
@@ -36,19 +36,17 @@ _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The model, the number format of its matrices and its kernels.
+    """The model, the number formats and the threads.
 
     model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: auto (a GGUF
-    file in its own types, other models in bfloat16), bf16 or bfloat16, q8, q4, or float32 (reference kernels only);
-    see models/matrices.py. kv_dtype: of cached keys and values, bf16 (the kernels' activation type), or q8: int8 with a
-    scale per position and head, half the memory. kernels: auto, native or reference. threads: of the native kernels,
-    None for one per physical core.
+    file in its own types, other models in bfloat16), bf16 or bfloat16, q8 or q4; see models/matrices.py. kv_dtype: of
+    cached keys and values, bf16, or q8: int8 with a scale per position and head, half the memory. threads: of the
+    kernels, None for one per physical core.
     """
 
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
     kv_dtype: KVDtype = "bf16"
-    kernels: str = "auto"
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -57,15 +55,9 @@ class ModelConfig:
             object.__setattr__(self, "dtype", "bf16")
         _check_choice("dtype", self.dtype, (*DTYPES, "bfloat16"))
         _check_choice("kv_dtype", self.kv_dtype, get_args(KVDtype))
-        _check_choice("kernels", self.kernels, ("auto", "native", "reference"))
         _check_integer("threads", self.threads, minimum=1)
         if self.threads is not None:
             check_threads(self.threads)
-
-    @property
-    def activations(self) -> str:
-        """The type that the kernels compute in."""
-        return "float32" if self.dtype == "float32" else "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def test_the_lessons_commands_run_on_the_model(smollm2: Path, tmp_path: Path, mo
     from wager.kernels import select
 
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))  # nothing is stored among the user's own calibrations
-    name = select("auto").name
+    name = select().name
     ran = set()
     for example in [example for example in [*EXAMPLES, *IN_TABLES] if example.uses_model]:
         for line in example.code.splitlines():

@@ -235,7 +235,7 @@ def packed(data: bytes, folder: Path) -> None:
         text = text.replace(b"SHA256", hashlib.sha256(rest).hexdigest().encode())
         written = packed_file.MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text + rest
     path = _file(written, folder, "m" + packed_file.SUFFIX)
-    kept = packed_cache.PackedStore(select("auto", threads=1), path, FACTS)
+    kept = packed_cache.PackedStore(select(threads=1), path, FACTS)
     used = [kept.get(name, lambda: None) for name in ("a", "b")]
     if not any(used):
         raise UsageError("nothing of it is used")

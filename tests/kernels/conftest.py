@@ -61,6 +61,6 @@ def oracle() -> object:
 
 
 def reference() -> object:
-    from wager.kernels.reference import ReferenceKernels
+    from oracle.kernels import ReferenceKernels
 
     return ReferenceKernels("bfloat16")

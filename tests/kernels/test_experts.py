@@ -10,11 +10,11 @@ import pytest
 from cases import chain_inputs, randn, run_chain
 
 from closeness import assert_close
+from oracle.kernels import top_experts
 from wager.arch import Experts, Gating
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, Array, zeros
 from wager.kernels.base import Kernels, Routing
-from wager.kernels.routing import top_experts
 
 HIDDEN = 72
 SOFT = Experts(count=9, active=3, shared=0, width=40)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from cases import chain_inputs, run_chain
 
+from oracle.kernels import ReferenceQuantised
 from quantised_cases import matrix
 from wager.kernels.blocks import BLOCK_FORMATS
-from wager.kernels.reference_quantised import ReferenceQuantised
 
 FORMATS = list(BLOCK_FORMATS)
 ROWS = 64

@@ -8,13 +8,12 @@ from cases import chain_inputs, randn, run_chain
 
 import quantised_cases
 from closeness import assert_close
+from oracle.kernels import ReferenceQuantised, silu
 from wager.arch.layers import Experts
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, zeros
 from wager.kernels.base import Routing
 from wager.kernels.blocks import BLOCK_FORMATS
-from wager.kernels.reference_quantised import ReferenceQuantised
-from wager.kernels.reference_rows import silu
 
 FORMATS = tuple(BLOCK_FORMATS)
 ROWS = 64

@@ -13,7 +13,7 @@ import pytest
 import wager
 from wager.errors import UsageError
 from wager.kernels import _native, _quota, physical_cores, select
-from wager.kernels.arrays import BFLOAT16, FLOAT32
+from wager.kernels.arrays import BFLOAT16
 
 
 def process(program):
@@ -28,18 +28,20 @@ def process(program):
     )
 
 
-def test_unknown_names_are_errors():
-    with pytest.raises(UsageError, match="'natve'"):
-        select("natve")
-    with pytest.raises(UsageError, match="'float16'"):
-        select("auto", dtype="float16")
+def test_threads_that_cannot_be_are_refused():
     with pytest.raises(UsageError, match="threads = 0"):
-        select("auto", threads=0)
+        select(threads=0)
 
 
-def test_auto_takes_the_best_that_is_built(monkeypatch):
+@pytest.mark.parametrize("sizes", [{"head_dim": 24}, {"head_dim": 528}, {"latent": (40, 16)}, {"latent": (64, 8)}])
+def test_sizes_that_the_kernels_lack_are_refused(sizes):
+    with pytest.raises(UsageError, match="multiple of 16 up to 512"):
+        select(**sizes)
+
+
+def test_the_best_that_is_built_is_taken(monkeypatch):
     monkeypatch.delenv("WAGER_ISA", raising=False)
-    kernels = select("auto", threads=1)
+    kernels = select(threads=1)
     best = next(isa for isa in ("avx512", "avx2", "portable") if _native.Isa.has(isa))
     assert kernels.name.startswith(f"native {best}") and "best" in kernels.reason
     assert kernels.act == BFLOAT16
@@ -47,11 +49,11 @@ def test_auto_takes_the_best_that_is_built(monkeypatch):
 
 def test_environment_forces_an_instruction_set(monkeypatch):
     monkeypatch.setenv("WAGER_ISA", "portable")
-    kernels = select("native", threads=1)
+    kernels = select(threads=1)
     assert kernels.name == "native portable" and "WAGER_ISA" in kernels.reason
     monkeypatch.setenv("WAGER_ISA", "avx1024")
     with pytest.raises(UsageError, match="avx1024"):
-        select("auto")
+        select()
 
 
 def test_an_instruction_set_the_machine_lacks_is_refused(monkeypatch):
@@ -63,10 +65,10 @@ def test_an_instruction_set_the_machine_lacks_is_refused(monkeypatch):
     monkeypatch.setattr(_native, "Isa", Bare)
     monkeypatch.setenv("WAGER_ISA", "avx512")
     with pytest.raises(UsageError, match="no avx512"):
-        select("native")
+        select()
 
 
-@pytest.mark.parametrize("verb", [["doctor"], ["run", "--kernels", "reference", "--model", "random:llama:tiny", "a"]])
+@pytest.mark.parametrize("verb", [["doctor"], ["run", "--model", "random:llama:tiny", "a"]])
 def test_without_the_extension_every_verb_says_what_to_do(verb):
     """Nothing slower is taken in its place."""
     program = f"""
@@ -81,18 +83,11 @@ def test_without_the_extension_every_verb_says_what_to_do(verb):
     assert "hint: Install wager again" in run.stderr and "Traceback" not in run.stderr
 
 
-def test_float32_is_the_references():
-    kernels = select("auto", dtype="float32")
-    assert kernels.name == "reference" and "float32" in kernels.reason and kernels.act == FLOAT32
-    with pytest.raises(UsageError, match="float32"):
-        select("native", dtype="float32")
-
-
 def test_threads_are_physical_cores(monkeypatch):
     monkeypatch.delenv("WAGER_ISA", raising=False)
     assert physical_cores() >= 1
-    assert select("native").threads == physical_cores()
-    assert select("native", threads=3).threads == 3
+    assert select().threads == physical_cores()
+    assert select(threads=3).threads == 3
 
 
 def test_a_forked_child_can_compute():

@@ -21,11 +21,11 @@ from tiny_models import TOKENS, spec
 from torch import Tensor
 
 from closeness import assert_close
+from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Gqa
 from wager.draft.heads.block import BlockDrafter
 from wager.errors import ModelError
 from wager.kernels.arrays import Array
-from wager.kernels.reference import ReferenceKernels
 from wager.models.head_block import BlockHead, open_block
 from wager.models.head_files import HeadFiles
 from wager.models.random_weights import random_weights

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -608,8 +609,17 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, before)
 
 
-def test_interruption_is_quiet_and_exits_with_130(flags: list[str]) -> None:
-    process = start("run", "hello", *flags, "--kernels", "reference", "--max-tokens", "400")
+@pytest.fixture
+def long_answer(model: str, flags: list[str], tmp_path: Path) -> list[str]:
+    """Arguments for an answer that is longer than what a pipe holds: its process cannot end before it is read."""
+    folder = Path(shutil.copytree(model, tmp_path / "long"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1 << 17}))
+    return ["run", "hello", *flags, "--model", str(folder), "--max-tokens", "100000"]
+
+
+def test_interruption_is_quiet_and_exits_with_130(long_answer: list[str]) -> None:
+    process = start(*long_answer)
     assert process.stdout is not None
     assert process.stdout.read(1), "it has begun to answer"
     process.send_signal(signal.SIGINT)
@@ -619,8 +629,8 @@ def test_interruption_is_quiet_and_exits_with_130(flags: list[str]) -> None:
     assert err.strip().endswith("interrupted")
 
 
-def test_a_closed_pipe_is_quiet(flags: list[str]) -> None:
-    process = start("run", "hello", *flags, "--kernels", "reference", "--max-tokens", "400")
+def test_a_closed_pipe_is_quiet(long_answer: list[str]) -> None:
+    process = start(*long_answer)
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.read(1)

@@ -65,7 +65,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model = ''"),
     ({"model": None}, "model = None"),
     ({"dtype": "bfloat"}, "dtype = 'bfloat'.*'bfloat16'"),
-    ({"kernels": 5}, "kernels = 5"),
     ({"threads": 0}, "threads = 0 .*at least 1"),
     ({"threads": True}, "threads = True"),
     ({"threads": "2"}, r"threads = '2' \(str\)"),
@@ -161,10 +160,7 @@ def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str | None, name
 
 
 def test_dtypes_by_their_names() -> None:
-    """bfloat16 is bf16; kernels compute in float32 where everything is."""
-    found = {
-        name: EngineConfig.from_options(dtype=name) for name in ("auto", "bf16", "bfloat16", "q8", "q4", "float32")
-    }
+    """bfloat16 is bf16."""
+    found = {name: EngineConfig.from_options(dtype=name) for name in ("auto", "bf16", "bfloat16", "q8", "q4")}
     assert EngineConfig().model.dtype == "auto"
     assert found["bfloat16"] == found["bf16"] and found["bfloat16"].as_options()["dtype"] == "bf16"
-    assert {name for name, config in found.items() if config.model.activations == "float32"} == {"float32"}

@@ -382,7 +382,7 @@ def test_chat_and_streams_of_an_engine_take_content_as_text() -> None:
     ids = encode_chat(byte_tokenizer(512, where="t"), [{"role": "user", "content": evil}])
     assert len(ids) == len(f"user: {evil}\nassistant: ")
     params = wager.SamplingParams(max_tokens=2)
-    with wager.LLM("random:llama:tiny", memory="64MiB", kernels="reference", depth=0) as llm:
+    with wager.LLM("random:llama:tiny", memory="64MiB", depth=0) as llm:
         messages = [{"role": "user", "content": evil}]
         assert llm.chat(messages, params).stats.prompt_tokens == len(ids)
         stream = llm.stream(messages, params)

@@ -15,6 +15,7 @@ from recorded_drafts import Recorded, check_text, keep_drafts
 from tiny_models import TOKENS, spec
 
 from closeness import assert_close
+from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Gqa
 from wager.draft.heads.autoregressive import HeadDrafter
 from wager.draft.merged import MergedDrafter
@@ -22,7 +23,6 @@ from wager.draft.ngram import NgramDrafter
 from wager.draft.random_tree import RandomTreeDrafter
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels, TargetOutput
-from wager.kernels.reference import ReferenceKernels
 from wager.models.head_eagle import EagleHead, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.random_weights import random_weights

@@ -11,12 +11,12 @@ import pytest
 import torch
 from tiny_models import TOKENS, oracle, save
 
+from oracle.kernels import ReferenceKernels
 from wager.cli import main
 from wager.config import EngineConfig
 from wager.errors import UsageError
 from wager.kernels import select
 from wager.kernels.base import Kernels
-from wager.kernels.reference import ReferenceKernels
 from wager.models.random_models import MODELS, make
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
@@ -60,7 +60,7 @@ def test_the_choices_are_the_routers_top_experts(architecture: str, config: dict
 def test_chunks_and_single_tokens_choose_alike(name: str) -> None:
     """A prompt in one pass, in passes of 5 rows, and as the answer of its own beginning."""
     weights, tokenizer = make(name)
-    kernels = select("auto", threads=1, head_dim=weights.spec.attention.head_dim, latent=latent(weights))
+    kernels = select(threads=1, head_dim=weights.spec.attention.head_dim, latent=latent(weights))
     prompt = tokenizer.encode("What does a router of experts choose?")
     whole, chunked = decoder_of(weights, kernels), decoder_of(weights, kernels, rows=5)
     [answered] = record_choices(whole, [prompt], max_tokens=9, max_context=256)

@@ -23,6 +23,7 @@ from test_eagle_head import TARGET, reference_of
 from test_medusa_heads import FORMATS, IDS, expected_logits, save
 from tiny_models import TOKENS
 
+from oracle.kernels import ReferenceKernels
 from wager.draft.base import Drafter
 from wager.draft.heads.block import BlockDrafter
 from wager.draft.heads.block_trees import BlockTreeDrafter, ParallelTreeDrafter
@@ -32,7 +33,6 @@ from wager.draft.tree_templates import sequoia
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels, TargetOutput
 from wager.kernels.noise import gumbel
-from wager.kernels.reference import ReferenceKernels
 from wager.models.head_block import open_block
 from wager.models.head_eagle import open_eagle
 from wager.models.head_files import HeadFiles

@@ -106,14 +106,9 @@ def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig)
         load(config.with_options(drafter="random-tree", verify="block"))
 
 
-def test_an_unsupported_head_size_falls_back_with_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    odd = wager.EngineConfig.from_options(model=model(tmp_path, head_dim=8), drafter="none")
-    engine = load(odd)
-    assert "reference" in engine.kernels.name
-    assert engine.kernels.reason
-    assert f"slower reference kernels: {engine.kernels.reason}." in caplog.text
-    with pytest.raises(UsageError, match="cannot be used"):
-        load(odd.with_options(kernels="native"))
+def test_a_head_size_that_the_kernels_lack_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="head_dim of 8 is not supported"):
+        load(wager.EngineConfig.from_options(model=model(tmp_path, head_dim=8), drafter="none"))
 
 
 def test_engines_that_share_a_model_take_turns(config: wager.EngineConfig) -> None:

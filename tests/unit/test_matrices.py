@@ -14,13 +14,13 @@ from packing import batch, chain
 from test_models_gguf import as_gguf, make, rounded_to
 from tiny_models import TOKENS, gguf_metadata, logits, oracle, oracle_logits, save, spec, write_gguf
 
+from oracle.kernels import ReferenceKernels
 from quantised_cases import raw_rows
 from wager.arch import Dense, Experts, Mla, ModelSpec
 from wager.errors import ModelError
 from wager.kernels import select
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array
 from wager.kernels.blocks import QuantisedMatrix
-from wager.kernels.reference import ReferenceKernels
 from wager.models.matrices import Matrices, in_one_form
 from wager.models.random_weights import random_weights
 from wager.models.transformer import Decoder
@@ -67,7 +67,7 @@ def test_a_file_is_computed_in_its_own_types(name: str, up: Kind, tmp_path: Path
     assert apart(logits(weights, TOKENS), expected) < 1e-4  # in float32 nothing is quantised but the weights
     assert 1e-3 < apart(computed(weights, "auto"), expected) < 0.04
     assert apart(computed(weights, "bf16"), expected) < 0.02
-    native = select("auto", threads=1)
+    native = select(threads=1)
     assert apart(computed(weights, "auto", native), computed(weights, "auto")) < 0.02
 
 

@@ -17,11 +17,11 @@ from safetensors.numpy import save_file
 from tiny_models import TOKENS, spec
 
 from closeness import assert_close
+from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Gqa
 from wager.draft.heads.parallel import ParallelDrafter
 from wager.errors import ModelError
 from wager.kernels.arrays import Array
-from wager.kernels.reference import ReferenceKernels
 from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import MedusaHead, open_medusa
 from wager.models.random_weights import random_weights

@@ -17,11 +17,11 @@ from packing import Rows, batch, chain
 from tiny_models import TOKENS, spec
 
 from closeness import assert_close
+from oracle.kernels import ReferenceKernels
 from wager.arch import TABLE, DecoderDetails, Dense, Experts, Gating, Gqa, Mla, ModelSpec, Rope
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, Kernels, Target
-from wager.kernels.reference import ReferenceKernels
 from wager.models import footprint as memory
 from wager.models.matrices import Matrices
 from wager.models.random_weights import random_weights
@@ -180,13 +180,13 @@ def test_a_pass_too_large_is_refused(spans: list[Rows], logits_rows: int, named:
 
 
 @pytest.mark.parametrize("kv_dtype", get_args(KVDtype))
-@pytest.mark.parametrize("dtype", ["bf16", "q8", "q4", "float32"])
+@pytest.mark.parametrize("dtype", ["bf16", "q8", "q4"])
 def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str, kv_dtype: KVDtype) -> None:
     if kv_dtype == "q8" and isinstance(shape.attention, Mla):
         with pytest.raises(UsageError, match="kv_dtype = 'q8' is not possible with latent attention"):
             build(shape, kv_dtype=kv_dtype)
         return
-    kernels = ReferenceKernels("float32" if dtype == "float32" else "bfloat16")
+    kernels = ReferenceKernels()
     sizes = {"max_rows": 48, "max_sequences": 6, "max_blocks": 6, "max_logits_rows": 20}
     tracemalloc.start()
     decoder = build(shape, kernels, max_logits_rows=20, dtype=dtype, kv_dtype=kv_dtype)

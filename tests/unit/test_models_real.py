@@ -17,9 +17,10 @@ from tiny_models import permute
 from tokenizers import pre_tokenizers
 
 from closeness import assert_close
+from oracle.kernels import ReferenceKernels
+from wager.kernels import select
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels
-from wager.kernels.reference import ReferenceKernels
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
@@ -110,23 +111,19 @@ def test_logits_in_float32(path: Path, prompt: list[int], expected: Array) -> No
     assert np.array_equal(output.greedy_tokens, expected.argmax(-1))
 
 
-@pytest.mark.parametrize("name", ["native", "reference"])
-def test_logits_in_bfloat16(name: str, path: Path, prompt: list[int], expected: Array) -> None:
-    from wager.kernels import select
-
-    ours = decoder(path, select(name, threads=1), "bf16")
+@pytest.mark.parametrize("kernels", [select(threads=1), ReferenceKernels()], ids=["native", "oracle"])
+def test_logits_in_bfloat16(kernels: Kernels, path: Path, prompt: list[int], expected: Array) -> None:
+    ours = decoder(path, kernels, "bf16")
     logits = ours.forward(batch([chain(0, prompt, list(range(12)))], range(len(prompt)))).logits
     assert np.abs(logits - expected).mean() < 0.02 * expected.std()
     agreeing = (logits.argmax(-1) == expected.argmax(-1)).mean()
     assert agreeing > 0.95
 
 
-@pytest.mark.parametrize("name", ["native", "reference"])
-def test_logits_in_the_files_own_bits(name: str, path: Path, prompt: list[int], expected: Array) -> None:
+@pytest.mark.parametrize("kernels", [select(threads=1), ReferenceKernels()], ids=["native", "oracle"])
+def test_logits_in_the_files_own_bits(kernels: Kernels, path: Path, prompt: list[int], expected: Array) -> None:
     """Weights are those of the file; activations have 8 bits."""
-    from wager.kernels import select
-
-    ours = decoder(path, select(name, threads=1))
+    ours = decoder(path, kernels)
     logits = ours.forward(batch([chain(0, prompt, list(range(12)))], range(len(prompt)))).logits
     assert np.abs(logits - expected).mean() < 0.05 * expected.std()
     assert (logits.argmax(-1) == expected.argmax(-1)).mean() > 0.9

@@ -16,11 +16,11 @@ from recorded_drafts import Recorded, check_text, keep_drafts
 from tiny_models import TOKENS
 
 from closeness import assert_close
+from oracle.kernels import ReferenceKernels
 from wager.draft.base import Drafter
 from wager.draft.heads.kinds import head_drafter
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels
-from wager.kernels.reference import ReferenceKernels
 from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import MtpHead, open_mtp
 from wager.models.transformer import Decoder

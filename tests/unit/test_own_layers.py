@@ -12,9 +12,9 @@ from tiny_models import TOKENS, oracle, oracle_logits, save
 from tokenizer_models import train
 
 import wager
+from oracle.kernels import ReferenceKernels
 from wager.draft.own_layers import parse_layers
 from wager.errors import UsageError
-from wager.kernels.reference import ReferenceKernels
 from wager.loading.load import load
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights

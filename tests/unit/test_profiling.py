@@ -250,16 +250,16 @@ def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
 
 
 def test_a_setup_names_machine_kernels_and_shape() -> None:
-    kernels = select("reference", dtype="float32")
+    kernels = select(threads=2)
     layers, decoder = (Layer(Gqa(6, 2, 16), Dense(64), 2),), DecoderDetails("test", (0, 0), Rope(1e4), 1e-5)
     spec = ModelSpec("test", 48, 83, True, layers, Precision.of("bf16"), 128, decoder=decoder)
     wide = replace(spec, layers=(Layer(Gqa(6, 2, 16), Dense(96), 2),))
-    ours = setup(kernels, spec, model="toy", dtype="float32")
-    assert (ours.machine, ours.kernels, ours.threads, ours.dtype) == (machine(), kernels.name, None, "float32")
+    ours = setup(kernels, spec, model="toy", dtype="q4_1 x9")
+    assert (ours.machine, ours.kernels, ours.threads, ours.dtype) == (machine(), kernels.name, 2, "q4_1 x9")
     assert "core" in machine()
-    assert ours.filename == setup(kernels, spec, model="another name", dtype="float32").filename
-    assert ours.filename != setup(kernels, wide, model="toy", dtype="float32").filename
-    assert ours.differences(setup(kernels, wide, model="wide", dtype="float32")) == [
+    assert ours.filename == setup(kernels, spec, model="another name", dtype="q4_1 x9").filename
+    assert ours.filename != setup(kernels, wide, model="toy", dtype="q4_1 x9").filename
+    assert ours.differences(setup(kernels, wide, model="wide", dtype="q4_1 x9")) == [
         "model toy (here wide, of other sizes)"
     ]
 

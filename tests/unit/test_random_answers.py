@@ -11,11 +11,11 @@ import pytest
 from packing import batch, chain
 
 import wager
+from oracle.kernels import softmax
 from wager.kernels import select
 from wager.kernels.arrays import FLOAT32, Array, DType
 from wager.kernels.blocks import QuantisedMatrix
 from wager.kernels.quantise import quantise
-from wager.kernels.reference_rows import softmax
 from wager.loading.load import load
 from wager.models.gguf_blocks import StoredAs
 from wager.models.random_models import MODELS, make, spec_of
@@ -55,7 +55,7 @@ class Without:
 def logits_of(weights: Weights, *contexts: Sequence[int], dtype: str = "auto") -> list[Array]:
     """The logits after every id of each context, [ids, vocab]."""
     sizes = dict(num_blocks=8, max_rows=128, max_sequences=1, max_blocks=8)
-    decoder = Decoder(weights, select("auto"), **sizes, dtype=dtype)
+    decoder = Decoder(weights, select(), **sizes, dtype=dtype)
     passes = [batch([chain(0, list(ids), range(8))], range(len(ids))) for ids in contexts]
     return [decoder.forward(packed).logits.copy().astype(np.float64) for packed in passes]
 

@@ -11,11 +11,10 @@ import pytest
 from packing import batch, chain
 
 from closeness import assert_close
-from wager.errors import CacheIntegrityError, UsageError
+from oracle.kernels import ReferenceCache, ReferenceKernels, ReferenceTape, softmax
+from wager.errors import CacheIntegrityError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, zeros
 from wager.kernels.base import BLOCK_SIZE
-from wager.kernels.reference import ReferenceCache, ReferenceKernels, ReferenceTape
-from wager.kernels.reference_rows import softmax
 from wager.types import PackedBatch
 
 HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, VOCAB, BLOCKS = 4, 2, 16, 40, 56, 97, 24
@@ -204,8 +203,3 @@ def test_a_path_that_contradicts_its_position_is_refused() -> None:
     packed.positions[2] = 5
     with pytest.raises(CacheIntegrityError, match="position 5"):
         model.forward(packed)
-
-
-def test_unknown_dtype_is_named() -> None:
-    with pytest.raises(UsageError, match="float16"):
-        ReferenceKernels("float16")

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from oracle.kernels import ReferenceQuantised, fused, quantise_row
 from quantised_cases import matrix
 from wager.kernels.blocks import BLOCK_FORMATS
-from wager.kernels.reference_quantised import ReferenceQuantised, fused, quantise_row
 
 FORMATS = list(BLOCK_FORMATS)
 

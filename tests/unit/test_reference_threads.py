@@ -12,7 +12,7 @@ import wager
 PRODUCTS = """
 import hashlib
 import numpy as np
-from wager.kernels.reference import ReferenceKernels
+from oracle.kernels import ReferenceKernels
 kernels, digest = ReferenceKernels(), hashlib.sha256()
 for n, k in ((333, 1537), (1001, 1003)):  # OpenBLAS divides these sums otherwise with two threads than with one
     noise = np.random.default_rng(n).standard_normal((n + 1, k), np.float32)
@@ -28,11 +28,11 @@ print(digest.hexdigest())
 
 
 def test_threads_of_a_blas_library_do_not_change_a_bit() -> None:
-    source = str(Path(wager.__file__).parent.parent)
+    path = os.pathsep.join([str(Path(wager.__file__).parent.parent), str(Path(__file__).parents[1])])
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     digests = set()
     for threads in ("1", "2", "4"):
-        environment = {**os.environ, "PYTHONPATH": source, **dict.fromkeys(names, threads)}
+        environment = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(names, threads)}
         run = subprocess.run(
             [sys.executable, "-c", PRODUCTS], env=environment, capture_output=True, text=True, check=True
         )

@@ -16,6 +16,7 @@ from packing import Rows, batch, chain
 from tiny_models import SIZES, TOKENS, oracle, save, spec
 
 from closeness import assert_close
+from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Experts, Mla
 from wager.draft.base import ComputedRows
 from wager.draft.history import ReferenceOracle
@@ -23,7 +24,6 @@ from wager.draft.random_tree import RandomTreeDrafter
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
-from wager.kernels.reference import ReferenceKernels
 from wager.models.random_weights import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights

@@ -14,6 +14,7 @@ import test_medusa_heads
 from decoder_engines import decoder_on
 from eagle_heads import HIDDEN, VARIANTS, VOCAB
 
+from oracle.kernels import ReferenceKernels
 from wager.draft.base import ComputedRows, Drafter
 from wager.draft.heads.autoregressive import HeadDrafter
 from wager.draft.heads.block import BlockDrafter
@@ -21,7 +22,6 @@ from wager.draft.heads.parallel import ParallelDrafter
 from wager.draft.recycling import RecyclingDrafter
 from wager.engine.proposer import Proposer
 from wager.kernels.base import TargetOutput
-from wager.kernels.reference import ReferenceKernels
 from wager.profiling.timed_drafts import time_drafting
 from wager.types import Draft, DraftRequest
 

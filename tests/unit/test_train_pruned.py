@@ -22,9 +22,9 @@ from trained import MODEL, states_of, target_of, texts
 
 import wager
 from in_process import Call
+from oracle.kernels import ReferenceKernels
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
-from wager.kernels.reference import ReferenceKernels
 from wager.loading.load import load
 from wager.loading.opened import open_draft, open_target
 from wager.models.opening import open_model
@@ -46,7 +46,7 @@ OPTIONS = RunOptions(vocabulary=300, longest=32, save_every=2, layers=(1,), comm
 FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "untied": ("LlamaForCausalLM", {"tie_word_embeddings": False}),
-    "tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "tied": ("LlamaForCausalLM", {"tie_word_embeddings": True, "head_dim": 16}),
     "biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "wide": (
         "LlamaForCausalLM",

@@ -16,9 +16,9 @@ import torch
 import transformers
 from packing import batch, chain
 
+from oracle.kernels import ReferenceKernels
 from wager.arch import DecoderDetails, Dense, Experts, Gqa, LayerStack, Mla, ModelSpec, Precision, Rope
 from wager.kernels.arrays import Array
-from wager.kernels.reference import ReferenceKernels
 from wager.models.tensors import GGUF_NAMES, NAMES, source_name, tensor_shapes
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
@@ -98,10 +98,9 @@ def oracle_logits(model: Any, tokens: Sequence[int]) -> Array:
 
 
 def logits(weights: Weights, tokens: Sequence[int], *, dtype: str = "float32", blocks: int = 8) -> Array:
-    """Our logits of every position, in one pass over a cache of its own."""
-    decoder = Decoder(
-        weights, ReferenceKernels(dtype), num_blocks=blocks, max_rows=len(tokens), max_sequences=1, max_blocks=blocks
-    )
+    """Our logits of every position, in one pass over a cache of its own. In float32 weights are dequantised."""
+    sizes = {"num_blocks": blocks, "max_rows": len(tokens), "max_sequences": 1, "max_blocks": blocks}
+    decoder = Decoder(weights, ReferenceKernels(dtype), **sizes, dtype="bf16" if dtype == "float32" else "auto")
     packed = batch([chain(0, tokens, list(range(blocks))[::-1])], range(len(tokens)))
     return decoder.forward(packed).logits.copy()
 

@@ -33,7 +33,7 @@ _PATH = flags.OutputPath()
 @flags.framing_flags
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("auto",)),
-    only=("model", "kv_dtype", "kernels", "threads", "memory", "max_context"),
+    only=("model", "kv_dtype", "threads", "memory", "max_context"),
 )
 @click.option(
     "--depth",

@@ -42,7 +42,7 @@ _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
 @click.command("calibrate", cls=flags.Verb)
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("ngram",)),
-    only=("model", "dtype", "kv_dtype", "kernels", "threads", "memory", "max_context"),
+    only=("model", "dtype", "kv_dtype", "threads", "memory", "max_context"),
 )
 @click.option("--seconds", type=float, default=60.0, show_default=True, metavar="S", help="How long to measure.")
 @click.option(

@@ -59,11 +59,11 @@ def examine() -> dict[str, Any]:
 def _kernels() -> dict[str, Any]:
     from wager.kernels import select
 
-    chosen = select("auto")
+    chosen = select()
     return {
         "name": chosen.name,
         "reason": chosen.reason,
-        "threads": getattr(chosen, "threads", None),
+        "threads": chosen.threads,
     }
 
 

@@ -20,7 +20,7 @@ _MOST_TOKENS = 4096
 @click.command("popularity", cls=flags.Verb)
 @flags.prompts_flags()
 @flags.framing_flags
-@flags.engine_flags(only=("model", "kernels", "threads", "memory", "max_context"))
+@flags.engine_flags(only=("model", "threads", "memory", "max_context"))
 @click.option(
     "--max-tokens",
     type=click.IntRange(0, _MOST_TOKENS),

@@ -234,7 +234,7 @@ _RUN = [
 @flags.add(_SOURCES)
 @flags.add(_NUMBERS)
 @flags.add(_RUN)
-@flags.engine_flags(only=("model", "kernels", "threads", "memory"))
+@flags.engine_flags(only=("model", "threads", "memory"))
 @flags.json_flag
 def command(*, kind: str, output: str, config: EngineConfig, json_path: Path | None, **options: Any) -> None:
     """Train a drafter for a model and write it to FOLDER, ready for `--drafter`.

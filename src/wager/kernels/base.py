@@ -119,7 +119,7 @@ class Tape(Protocol):
 
     def linear(self, x: Array, weight: Any, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
         """out f32 [*, N] = x W^T (+ bias), or out += when `add`; x act [*, K]; weight from `Kernels.pack`. out may be
-        columns of a wider buffer. Where weights are quantised, so is x; see kernels/reference_quantised.py."""
+        columns of a wider buffer. Where weights are quantised, so is x; see docs/quantisation.md."""
 
     def gated(self, x: Array, weight: Any, out: Array, *, of: RowSet = "rows") -> None:
         """out act [*, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
@@ -215,6 +215,9 @@ class Kernels(Protocol):
     act: DType
     weight_layout: int | None
     """Version of the layout of packed weights, which changes when their bytes do; None: there is none to be kept."""
+
+    @property
+    def threads(self) -> int: ...
 
     def pack(self, weight: Matrix, bias: Array | None = None) -> Any:
         """weight [N, K] (any float type, or quantised) in the backend's layout, with its bias [N]."""

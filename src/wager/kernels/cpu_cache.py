@@ -101,10 +101,7 @@ def _resident(start: int, nbytes: int) -> int:
 
 def check_head_dim(head_dim: int) -> None:
     if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
-        raise ModelError(
-            f"head_dim {head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the native kernels need.",
-            "Use --kernels reference for this model.",
-        )
+        raise ModelError(f"head_dim {head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the kernels need.")
 
 
 def check_latent(rank: int, rope: int) -> None:
@@ -112,7 +109,5 @@ def check_latent(rank: int, rope: int) -> None:
     for name, size in (("rank", rank), ("rotated part", rope)):
         if size % 16 or not 16 <= size <= MAX_HEAD_DIM:
             raise ModelError(
-                f"The latent's {name} of {size} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the native kernels "
-                "need.",
-                "Use --kernels reference for this model.",
+                f"The latent's {name} of {size} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the kernels need."
             )

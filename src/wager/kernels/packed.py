@@ -162,9 +162,8 @@ def _rows(weight: Matrix) -> _StoredRows:
     multiple = int(_native.input_multiple(name))
     if len(weight.shape) != 2 or weight.shape[1] % multiple or not all(weight.shape):
         raise ModelError(
-            f"A weight of shape {tuple(weight.shape)} cannot be packed: the native kernels need [N, K] with K "
-            f"{'even' if multiple == 2 else f'a multiple of {multiple} in {name}'}.",
-            "Use --kernels reference for this model.",
+            f"A weight of shape {tuple(weight.shape)} cannot be packed: the kernels need [N, K] with K "
+            f"{'even' if multiple == 2 else f'a multiple of {multiple} in {name}'}."
         )
     if isinstance(weight, QuantisedMatrix):
         stored: Array = weight.data if weight.data.strides[1] == 1 else np.ascontiguousarray(weight.data)

@@ -143,18 +143,12 @@ def build(
     """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks. One that
     can draft ahead gets the threads that the configuration has for it. `oracle` is for drafters made for proofs."""
     threads = config.speculation.draft_threads if can_draft_ahead(opened.spec) else 0
-    kernels = _own_kernels(config, decoder.kernels, threads) if threads else decoder.kernels
+    kernels = select(threads=threads) if threads else decoder.kernels
     drafter = _build(opened, config, decoder, num_blocks=num_blocks, oracle=oracle, kernels=kernels)
     if threads:
         drafter = AheadDrafter(drafter)
     drafter.name = opened.label
     return drafter
-
-
-def _own_kernels(config: EngineConfig, kernels: Kernels, threads: int) -> Kernels:
-    """Kernels like the target's, with threads of their own."""
-    name = "reference" if kernels.name.startswith("reference") else "native"
-    return select(name, dtype=config.model.activations, threads=threads)
 
 
 def _build(

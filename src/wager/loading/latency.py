@@ -50,8 +50,7 @@ def measured(runner: Runner, model: OpenedModel, kernels: Kernels, *, report: Ca
 def setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: str) -> Setup:
     """The setup that a calibration made now is valid for; `model` is the model's name, `dtype` describes the form of
     its weights and cache (OpenedModel.formats)."""
-    threads = getattr(kernels, "threads", None)  # the reference kernels run in one thread and have no such attribute
-    return Setup(machine(), model, fingerprint(spec), kernels.name, threads, dtype)
+    return Setup(machine(), model, fingerprint(spec), kernels.name, kernels.threads, dtype)
 
 
 def _setup(model: OpenedModel, kernels: Kernels) -> Setup:

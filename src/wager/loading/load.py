@@ -46,7 +46,6 @@ Report = Callable[[str], None]
 
 TARGET_OPTIONS = (
     "model",
-    "kernels",
     "dtype",
     "kv_dtype",
     "threads",
@@ -199,17 +198,12 @@ def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:
 
 
 def _select_kernels(config: EngineConfig, model: OpenedModel) -> Kernels:
-    attention, options = model.spec.attention, config.model
+    attention = model.spec.attention
     latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
-    threads, own = options.threads, config.speculation.draft_threads
+    threads, own = config.model.threads, config.speculation.draft_threads
     if threads is None and own and config.speculation.drafters:  # the drafter's cores are left to it
         threads = max(1, physical_cores() - own)
-    kernels = select(
-        options.kernels, dtype=options.activations, threads=threads, head_dim=attention.head_dim, latent=latent
-    )
-    if options.kernels == "auto" and kernels.name.startswith("reference"):
-        log.warning("Answers are computed by the slower reference kernels: %s.", kernels.reason)
-    return kernels
+    return select(threads=threads, head_dim=attention.head_dim, latent=latent)
 
 
 def _plan_memory(

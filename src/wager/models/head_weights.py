@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wager.kernels.arrays import BFLOAT16, Array
+from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels
 from wager.kernels.blocks import BLOCK, Matrix
 from wager.kernels.quantise import quantise
@@ -27,7 +27,7 @@ class HeadForm:
 
     def format_of(self, inputs: int) -> str | None:
         """The format of matrices of so many inputs; None: floats."""
-        return _ROUNDED if self.quantised and inputs % BLOCK == 0 and self.kernels.act == BFLOAT16 else None
+        return _ROUNDED if self.quantised and inputs % BLOCK == 0 else None
 
     def matrix(self, values: Array) -> Matrix:
         known = self.format_of(values.shape[1])

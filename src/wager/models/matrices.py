@@ -14,7 +14,7 @@ from wager.kernels.quantise import quantise
 from wager.models.tensors import tensor_shapes
 from wager.models.weights import Weights
 
-WANTED: Mapping[str, str | None] = {"auto": None, "bf16": None, "q8": "q8_0", "q4": "q4_1", "float32": None}
+WANTED: Mapping[str, str | None] = {"auto": None, "bf16": None, "q8": "q8_0", "q4": "q4_1"}
 """dtype -> the format of matrices that are not stored in as few bits already. q4 is q4_1 rather than q4_0: a tenth more
 bytes and a sixth to two fifths less KL; see docs/quantisation.md."""
 
@@ -27,11 +27,11 @@ _FLOATS = frozenset({"router"})
 
 class Matrices:
     """The matrices of `weights`, by the names of tensors.tensor_shapes, in the form that `dtype` (a key of WANTED) asks
-    for. Floats are of the kernels' activation type `act`; with float32 activations all are."""
+    for. Floats are of the kernels' activation type `act`."""
 
     def __init__(self, weights: Weights, dtype: str, act: DType = BFLOAT16, *, only_layers: bool = False) -> None:
         self._weights, self.spec, self.act = weights, weights.spec, act
-        self._dtype = dtype if act == BFLOAT16 else "float32"
+        self._dtype = dtype
         self._shapes = {name: shape for name, shape in tensor_shapes(weights.spec).items() if len(shape) == 2}
         if only_layers:
             self._shapes = {name: shape for name, shape in self._shapes.items() if name.startswith("layers.")}
@@ -88,7 +88,7 @@ class Matrices:
     def _format_of(self, name: str) -> str | None:
         part, own = name.split(".")[-2], self._weights.stored(name).format
         wanted = WANTED[self._dtype]
-        if part in _FLOATS or self._dtype in ("bf16", "float32"):
+        if part in _FLOATS or self._dtype == "bf16":
             return None
         if wanted == "q4_1":
             wanted = _WIDER.get(part, wanted)

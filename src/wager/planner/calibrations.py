@@ -90,8 +90,8 @@ def cost(model: str, values: Mapping[str, Any] | None, *, where: str = "") -> Ca
 def _precision(form: str, stored_in: Precision) -> Precision:
     """Number formats of weights whose form a calibration describes (loading.opened.OpenedModel.formats)."""
     names = [part.split()[0] for part in form.split(" + ")]
-    if names[0] in ("bfloat16", "float32"):
-        return Precision.of("fp32" if names[0] == "float32" else "bf16")
+    if names[0] == "bfloat16":
+        return Precision.of("bf16")
     if stored_in != Precision.of("bf16"):
         return stored_in
     return Precision.of(names[0], head="q8_0", router="fp32")

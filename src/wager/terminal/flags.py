@@ -226,13 +226,6 @@ ENGINE_FLAGS: Mapping[str, Function] = {
         show_default=True,
         help="Type of cached keys and values. q8 takes half the memory: int8, and a scale for each.",
     ),
-    "kernels": click.option(
-        "--kernels",
-        type=click.Choice(["auto", "native", "reference"]),
-        default="auto",
-        show_default=True,
-        help="Which kernels compute; see `wager doctor`.",
-    ),
     "threads": click.option(
         "--threads", type=click.IntRange(min=1), metavar="N", help="Without it one per physical core."
     ),

@@ -1,0 +1,251 @@
+// Products of rows of activations with one panel of weights, of bf16 or of quantised blocks, and what they prefetch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "sizes.h"
+#include "weight_layout.h"
+
+namespace wager::WAGER_NS {
+
+// What a product prefetches while it reads a panel: the bytes `distance` ahead of those it reads, which beyond the end of the
+// thread's panels are the first ones of what it reads next.
+
+struct Prefetch {
+    ptrdiff_t distance;
+    const uint8_t *end, *after;
+    // Several tiles of rows read the same panel: each prefetches for every `turns`-th piece of it, from piece `turn` on.
+    int turn, turns;
+
+    bool once() const { return turns == 1; }
+    WAGER_INLINE const uint8_t* ahead(const uint8_t* at) const {
+        const uint8_t* to = at + distance;
+        return to < end ? to : after + (to - end);
+    }
+};
+
+// Which pieces of a panel a tile prefetches for.
+struct Turns {
+    int next, step;
+
+    explicit Turns(const Prefetch& prefetch) : next(prefetch.turn), step(prefetch.turns) {}
+    WAGER_INLINE bool due(int piece) {
+        if (piece != next) return false;
+        next += step;
+        return true;
+    }
+};
+
+// Part `index` of `parts` of the cache lines of `bytes` at `at`; `once`: they will be read once, so other levels of the cache
+// keep what they have.
+template <int bytes, int index, int parts>
+WAGER_INLINE void fetch_part(const uint8_t* at, bool once) {
+    constexpr int kLines = (bytes + 63) / 64, kFirst = kLines * index / parts, kEnd = kLines * (index + 1) / parts;
+    if (once) {
+#pragma GCC unroll 16
+        for (int line = kFirst; line < kEnd; ++line) fetch_once(at + 64 * line);
+    } else {
+#pragma GCC unroll 16
+        for (int line = kFirst; line < kEnd; ++line) fetch(at + 64 * line);
+    }
+}
+
+// Accumulators of a product, and that of bf16 activations with bf16 weights whose outputs lie across lanes. Every output has a
+// single accumulator that takes its pairs in order, whatever the number of rows or columns beside it: this makes a row's
+// results independent of the others.
+
+constexpr int kPieceInputs = 32;  // inputs of a panel after which prefetching takes another turn
+
+template <int M, int N>
+struct Tile {
+    F acc[M][N];
+
+    WAGER_INLINE void clear() {
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+            for (int j = 0; j < N; ++j) acc[i][j] = zero();
+    }
+    WAGER_INLINE void write(float* p, size_t stride) const {
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+            for (int j = 0; j < N; ++j) store(p + i * stride + 16 * j, acc[i][j]);
+    }
+    // One pair of inputs: x [M rows, x_stride], w [N * 16 outputs][2].
+    WAGER_INLINE void step(const uint16_t* const (&bases)[(M + 2) / 3], size_t x_stride, const uint16_t* w, int pair) {
+        Pair weights[N];
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) weights[j] = load_pairs(w + 32 * j);
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i) {
+            const Pair value = splat_pair(bases[i / 3] + (i % 3) * x_stride + 2 * pair);
+#pragma GCC unroll 4
+            for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], value, weights[j]);
+        }
+    }
+    // x [M rows, x_stride] of 2 * pairs values times a panel of 32 outputs, prefetching if `first`: the first of the tiles
+    // that read these inputs.
+    WAGER_INLINE void run_panel(const uint16_t* x, size_t x_stride, const uint16_t* w, int pairs, const Prefetch& prefetch,
+                                bool first) {
+        constexpr int kPairs = kPieceInputs / 2, kStride = 2 * kPanel;
+        const uint16_t* bases[(M + 2) / 3];
+        for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * x_stride;
+        Turns turns(prefetch);
+        int k = 0;
+        for (; k + kPairs <= pairs; k += kPairs) {
+            const uint8_t* at = reinterpret_cast<const uint8_t*>(w + static_cast<size_t>(k) * kStride);
+            const uint8_t* ahead = first && turns.due(k / kPairs) ? prefetch.ahead(at) : nullptr;
+#pragma GCC unroll 16
+            for (int u = 0; u < kPairs; ++u) {
+                if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u, prefetch.once());
+                step(bases, x_stride, w + static_cast<size_t>(k + u) * kStride, k + u);
+            }
+        }
+        for (; k < pairs; ++k) step(bases, x_stride, w + static_cast<size_t>(k) * kStride, k);
+    }
+};
+
+// Products of quantised weights with quantised activations. Sums within a block of 32 inputs (16 in q6_k) are exact integers;
+// blocks are added in order to one float accumulator per output, whatever the rows and columns beside it: this makes a row's
+// results independent of the others.
+
+// One block of a panel as the lanes of a product.
+template <WeightFormat format>
+struct WeightBlock {
+    static constexpr BlockLayout kLayout = layout_of(format);
+    const uint8_t *group, *block;
+
+    WeightBlock(const uint8_t* panel, int index) : group(panel + kLayout.group_at(index)), block(panel + kLayout.block_at(index)) {}
+
+    WAGER_INLINE F scale(int column, int half) const {
+        if (!kLayout.grouped) return load_halves(block + 32 * column);
+        const uint8_t* own = block + kPanel * half + 16 * column;
+        return mul(load_halves(group + 32 * column), kLayout.minimum ? load_unsigned(own) : load_signed(own));
+    }
+    WAGER_INLINE F minimum(int column) const {
+        if (!kLayout.grouped) return load_halves(block + 2 * kPanel + 32 * column);
+        return mul(load_halves(group + 2 * kPanel + 32 * column), load_unsigned(block + kPanel + 16 * column));
+    }
+    // Quads 2 * pair and 2 * pair + 1.
+    template <int pair>
+    WAGER_INLINE void quads(int column, Bytes& first, Bytes& second) const {
+        const uint8_t* low = block + kLayout.low_at();
+        if constexpr (kLayout.bits == 8) {
+            first = load_bytes(low + (8 * column + 2 * pair) * 64);
+            second = load_bytes(low + (8 * column + 2 * pair + 1) * 64);
+        } else {
+            quads_of_nibbles<pair>(column, low, first, second);
+        }
+    }
+    template <int pair>
+    WAGER_INLINE void quads_of_nibbles(int column, const uint8_t* low, Bytes& first, Bytes& second) const {
+        const Bytes nibbles = load_bytes(low + (4 * column + pair) * 64);
+        first = shifted<0>(nibbles, 15);
+        second = shifted<-4>(nibbles, 15);
+        const uint8_t* high = block + kLayout.high_at();
+        if constexpr (kLayout.bits == 5) {
+            const Bytes bits = load_bytes(high + 64 * column);
+            first = either(first, shifted<4 - 2 * pair>(bits, 16));
+            second = either(second, shifted<3 - 2 * pair>(bits, 16));
+        } else if constexpr (kLayout.bits == 6) {
+            const Bytes bits = load_bytes(high + (2 * column + pair / 2) * 64);
+            first = either(first, shifted<4 - 4 * (pair % 2)>(bits, 48));
+            second = either(second, shifted<2 - 4 * (pair % 2)>(bits, 48));
+        }
+    }
+};
+
+// M rows times kBlockCols columns of a panel.
+template <WeightFormat format, int M>
+struct BlockTile {
+    using Block = WeightBlock<format>;
+    static constexpr BlockLayout kLayout = Block::kLayout;
+
+    Sums sums[M][kBlockCols];  // of a block
+    Tile<M, kBlockCols> total;
+
+    template <class Rows>
+    WAGER_INLINE void begin(int half, const Rows& x) {
+        constexpr bool kStarts = kLayout.bits == 8 ? kByteOffset != 0 : kLayout.offset != 0;
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i) {
+            const Sums start = kStarts ? splat_sum(x(i).start + half) : no_sum();
+#pragma GCC unroll 2
+            for (int j = 0; j < kBlockCols; ++j) sums[i][j] = start;
+        }
+    }
+    template <class Rows>
+    WAGER_INLINE void add_quad(const Bytes (&w)[kBlockCols], int quad, const Rows& x) {
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i) {
+            const Quad value = splat_quad(x(i).values + 4 * quad);
+#pragma GCC unroll 2
+            for (int j = 0; j < kBlockCols; ++j)
+                sums[i][j] = kLayout.bits == 8 ? dot_any_bytes(sums[i][j], w[j], value) : dot_bytes(sums[i][j], w[j], value);
+        }
+    }
+    template <int pair, class Rows>
+    WAGER_INLINE void add_pair(const Block& block, int column, const Rows& x, const uint8_t* ahead, bool once) {
+        Bytes first[kBlockCols], second[kBlockCols];
+        if (ahead) fetch_part<kLayout.block_bytes(), pair, 4>(ahead, once);
+#pragma GCC unroll 2
+        for (int j = 0; j < kBlockCols; ++j) block.template quads<pair>(column + j, first[j], second[j]);
+        add_quad(first, 2 * pair, x);
+        add_quad(second, 2 * pair + 1, x);
+    }
+    // Adds the sums of a block, or of its first half, to the accumulators; with the minima if these are all.
+    template <int half, class Rows>
+    WAGER_INLINE void end(const Block& block, int column, const Rows& x) {
+        constexpr bool kMinimum = kLayout.minimum && half == kLayout.halves - 1;
+#pragma GCC unroll 2
+        for (int j = 0; j < kBlockCols; ++j) {
+            const F scale = block.scale(column + j, half), minimum = kMinimum ? block.minimum(column + j) : zero();
+#pragma GCC unroll 16
+            for (int i = 0; i < M; ++i) {
+                F& acc = total.acc[i][j];
+                acc = fma(to_float(sums[i][j]), mul(scale, splat(x(i).scale)), acc);
+                if (kMinimum) acc = fma(minimum, splat(x(i).scaled_sum), acc);
+            }
+        }
+    }
+    // One block of the columns from `column` on; `ahead`: what is prefetched meanwhile, or null.
+    template <class Rows>
+    WAGER_INLINE void step(const Block& block, int column, const Rows& x, const uint8_t* ahead, bool once) {
+        begin(0, x);
+        add_pair<0>(block, column, x, ahead, once);
+        add_pair<1>(block, column, x, ahead, once);
+        if constexpr (kLayout.halves == 2) {
+            end<0>(block, column, x);
+            begin(1, x);
+        }
+        add_pair<2>(block, column, x, ahead, once);
+        add_pair<3>(block, column, x, ahead, once);
+        end<kLayout.halves - 1>(block, column, x);
+    }
+};
+
+// Fills out[M, 32] with M rows of activation blocks, `stride` bytes apart, times one panel.
+template <WeightFormat format, int M>
+__attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, int k, const uint8_t* panel, float* out,
+                                             const Prefetch& prefetch) {
+    const uint8_t* bases[(M + 2) / 3];
+    for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * stride;
+    for (int column = 0; column < kColumns; column += kBlockCols) {
+        BlockTile<format, M> tile;
+        tile.total.clear();
+        Turns turns(prefetch);
+        for (int index = 0; index < k / kBlockInputs; ++index) {
+            const WeightBlock<format> block(panel, index);
+            const auto rows = [&](int i) -> const ActivationBlock& {
+                return reinterpret_cast<const ActivationBlock*>(bases[i / 3] + (i % 3) * stride)[index];
+            };
+            tile.step(block, column, rows, column == 0 && turns.due(index) ? prefetch.ahead(block.block) : nullptr,
+                      prefetch.once());
+        }
+        tile.total.write(out + 16 * column, kPanel);
+    }
+}
+
+}  // namespace wager::WAGER_NS

@@ -1,0 +1,567 @@
+"""Every op of the kernels in plain numpy, one row at a time: what the C++ is compared with.
+
+`ReferenceKernels` has the methods of the kernels. Values are rounded to the activation type exactly where these say so;
+all else is float32. With activations in float32 nothing is rounded, for comparisons with transformers.
+Products are einsum's loops and sums numpy's own, on a fresh copy of each row: their order follows from shapes alone.
+BLAS, whose order may follow from alignment and threads, is not called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.arch.layers import Experts
+from wager.errors import CacheIntegrityError, ModelError
+from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
+from wager.kernels.base import BLOCK_SIZE, Routing, RowSet
+from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Floats, Matrix, QuantisedMatrix
+from wager.kernels.inputs import Inputs
+from wager.kernels.noise import argmax_gumbel
+from wager.types import KVDtype
+
+
+def matrix_vector(matrix: Array, x: Array) -> Array:
+    """[N, K] times [K] -> [N]."""
+    y: Array = np.einsum("nk,k->n", matrix, x)
+    return y
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """Over the last axis of x [..., n]."""
+    mean = np.square(x).mean(axis=-1, keepdims=True)
+    normed: Array = x * (np.float32(1) / np.sqrt(mean + np.float32(eps))) * weight
+    return normed
+
+
+def silu(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+def rotate(x: Array, angles: Array) -> Array:
+    """x [heads, d], angles [d] = cos | sin: the pair (i, i + d/2) turned by angle i."""
+    half = len(angles) // 2
+    cos, sin, first, second = angles[:half], angles[half:], x[:, :half], x[:, half:]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
+
+
+def sigmoid(x: Array) -> Array:
+    return np.float32(1) / (np.float32(1) + np.exp(-x))
+
+
+def softmax(x: Array) -> Array:
+    """Over the last axis."""
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    shares: Array = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def top_experts(logits: Array, bias: Array | None, spec: Experts) -> tuple[Array, Array]:
+    """Ids (ascending) and shares of the experts of one row, int64 and float32 [top_k], from its logits f32 [experts].
+
+    Ties go to the lowest id, of groups and of experts: see Tape.route.
+    """
+    gating = spec.gating
+    scores = sigmoid(logits) if gating.score == "sigmoid" else softmax(logits)
+    if not np.isfinite(logits).all():
+        scores = np.full_like(scores, np.nan)
+    ranking = scores if gating.score == "sigmoid" else logits
+    if bias is not None:
+        ranking = ranking + bias
+    if gating.groups > 1:
+        grouped = ranking.reshape(gating.groups, -1)
+        best = np.sort(grouped, axis=1)[:, ::-1][:, : gating.group_best].sum(axis=1)
+        allowed = np.zeros((gating.groups, 1), bool)
+        allowed[_best(best, gating.top_groups)] = True
+        ranking = np.where(allowed, grouped, np.float32(-np.inf)).ravel()
+    ids = _best(ranking, spec.active)
+    shares = scores[ids]
+    if gating.normalised:
+        total = shares[0]
+        for share in shares[1:]:
+            total = total + share
+        shares = shares / (total + np.float32(1e-20))
+    return ids, shares * np.float32(gating.scale)
+
+
+def _best(values: Array, count: int) -> Array:
+    """The indices of the largest values, ascending; among equals the lowest."""
+    return np.sort(np.argsort(-values, kind="stable")[:count])
+
+
+LEAST = np.float32(1e-30)
+"""Blocks of activations, keys and values whose elements are all smaller are zero in 8 bits."""
+
+_LOWER_BITS = np.int64((1 << 29) - 1)
+"""The bits of a float64 that float32 lacks."""
+_TIE = np.int64(1 << 28)
+
+
+@dataclass(frozen=True)
+class QuantisedRow:
+    """A row of activations: value = scale * code. `sums` are the blocks' sums of codes."""
+
+    codes: Floats  # whole numbers from -127 to 127 [k / 32, 32]
+    scales: Floats  # [k / 32]
+    sums: Floats  # [k / 32]
+
+
+def quantise_row(x: Floats) -> QuantisedRow:
+    """x float32 [k]. The scale of 32 inputs is max|x| / 127, their codes are x * (127 / max|x|) rounded to the nearest
+    even integer. A block below LEAST is zero; one with a value that is not finite has the scale NaN and codes 0."""
+    whole, scales = round_to_int8(x.reshape(-1, BLOCK))
+    codes = whole.astype(np.float32)
+    return QuantisedRow(codes, scales[:, 0], codes.sum(axis=1))
+
+
+class ReferenceQuantised:
+    """A quantised matrix [n, k] and its bias float32 [n], unpacked for products of one row."""
+
+    def __init__(self, matrix: QuantisedMatrix, bias: Floats | None = None) -> None:
+        unpacked = matrix.codes()
+        n, groups = unpacked.scales.shape
+        codes = unpacked.values.reshape(n, groups, -1).transpose(1, 0, 2)
+        self.codes = np.ascontiguousarray(codes, dtype=np.float32)  # [k / group, n, group]
+        self.scales = np.ascontiguousarray(unpacked.scales.T)  # [k / group, n]
+        self.minima = None if unpacked.minima is None else np.ascontiguousarray(unpacked.minima.T)
+        self.bias = bias
+        self._matrix = matrix
+
+    def row(self, index: int) -> Floats:
+        """The weights of one output, float32 [k]."""
+        found: Floats = self._matrix.take([index]).dequantise()[0]
+        return found
+
+    def product(self, x: Floats) -> Floats:
+        """W x + b of one row x float32 [k] -> float32 [n]."""
+        row = quantise_row(x)
+        groups, n, inputs = self.codes.shape
+        # integers below 2^24: exact in any order of summation
+        sums = np.matmul(self.codes, row.codes.reshape(groups, inputs, 1))[..., 0]
+        halves = BLOCK // inputs
+        with np.errstate(invalid="ignore", over="ignore"):
+            scales = self.scales * np.repeat(row.scales, halves)[:, None]
+            lifts = row.scales * row.sums
+            total = np.zeros(n, dtype=np.float32)
+            for group in range(groups):
+                total = fused(sums[group], scales[group], total)
+                if self.minima is not None:
+                    total = fused(self.minima[group], lifts[group], total)
+        return total if self.bias is None else total + self.bias
+
+
+def fused(a: Floats, b: Any, c: Floats) -> Floats:
+    """a * b + c rounded once to float32, as std::fma (results in the range of normal numbers, infinities and NaN).
+
+    The product is exact in float64 and the sum rounded to it. Rounding again to float32 can only go wrong where the
+    first rounding ended halfway between two float32; there its error decides.
+    """
+    product = a.astype(np.float64) * b
+    total = product + c
+    rounded: Floats = total.astype(np.float32)
+    ties = (total.view(np.int64) & _LOWER_BITS) == _TIE
+    if not ties.any():
+        return rounded
+    settled: Floats = np.where(ties, _settled(product, c.astype(np.float64), total), rounded)
+    return settled
+
+
+def _settled(product: NDArray[np.float64], c: NDArray[np.float64], total: NDArray[np.float64]) -> Floats:
+    """The float32 nearest to product + c, where `total` is that sum rounded to float64."""
+    part = total - product
+    error = (product - (total - part)) + (c - part)  # exact (Knuth's two-sum)
+    return np.where(error == 0, total, np.nextafter(total, np.copysign(np.inf, error))).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ReferenceWeight:
+    """A matrix [N, K] in float32, already rounded to the activation type, and its bias [N] in float32."""
+
+    matrix: Array
+    bias: Array | None
+
+    def product(self, x: Array) -> Array:
+        """W x + b of one row x f32 [K] -> f32 [N]."""
+        y = matrix_vector(self.matrix, x)
+        return y if self.bias is None else y + self.bias
+
+    def row(self, index: int) -> Array:
+        """float32 [K]."""
+        found: Array = self.matrix[index]
+        return found
+
+
+ReferenceMatrix = ReferenceWeight | ReferenceQuantised
+
+ReferenceExpert = tuple[tuple[ReferenceMatrix, ReferenceMatrix], ReferenceMatrix]
+"""Gate and up, then down."""
+
+
+class ReferenceCache:
+    """Keys and values as two arrays [layers, slots, kv_heads, head_dim] of the activation type."""
+
+    def __init__(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, dtype: DType) -> None:
+        self.num_blocks = num_blocks
+        shape = (layers, num_blocks * BLOCK_SIZE, kv_heads, head_dim)
+        self.keys: Array = np.zeros(shape, dtype)
+        self.values: Array = np.zeros(shape, dtype)
+        self.stored = [self.keys, self.values]
+
+    def write(self, layer: int, slot: int, keys: Array, values: Array) -> None:
+        """Keys and values of one row, f32 [kv_heads, head_dim]."""
+        self.keys[layer, slot], self.values[layer, slot] = keys, values
+
+    def rows(self, layer: Any, slots: Any) -> tuple[Array, Array]:
+        """Keys and values of these slots in float32, [n, kv_heads, head_dim] each."""
+        return self.keys[layer, slots].astype(np.float32), self.values[layer, slots].astype(np.float32)
+
+    def move(self, source: Array, target: Array) -> None:
+        for old, new in zip(source.tolist(), target.tolist(), strict=True):
+            for array in self.stored:
+                array[:, new] = array[:, old]
+
+    def read(self, slot: int) -> Array:
+        return np.stack(self.rows(slice(None), slot), axis=1).astype(self.keys.dtype)
+
+    def clear(self, block: int) -> None:
+        for array in self.stored:
+            array[:, block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 0
+
+
+class ReferenceInt8Cache(ReferenceCache):
+    """Keys and values as int8 and float32 scales [layers, slots, kv_heads, 1]."""
+
+    def __init__(self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int) -> None:
+        shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads}
+        super().__init__(**shape, head_dim=head_dim, dtype=np.dtype(np.int8))
+        scales = ReferenceCache(**shape, head_dim=1, dtype=FLOAT32)
+        self.key_scales, self.value_scales = scales.stored
+        self.stored += scales.stored
+
+    def write(self, layer: int, slot: int, keys: Array, values: Array) -> None:
+        self.keys[layer, slot], self.key_scales[layer, slot] = round_to_int8(keys)
+        self.values[layer, slot], self.value_scales[layer, slot] = round_to_int8(values)
+
+    def rows(self, layer: Any, slots: Any) -> tuple[Array, Array]:
+        keys = self.keys[layer, slots] * self.key_scales[layer, slots]
+        return keys, self.values[layer, slots] * self.value_scales[layer, slots]
+
+    def read(self, slot: int) -> Array:
+        return np.stack(self.rows(slice(None), slot), axis=1)
+
+
+class ReferenceLatents(ReferenceCache):
+    """One vector per position, [layers, slots, 1, rank + rope]: the key, and in its first `rank` the value."""
+
+    def __init__(self, *, layers: int, num_blocks: int, rank: int, rope: int, dtype: DType) -> None:
+        super().__init__(layers=layers, num_blocks=num_blocks, kv_heads=1, head_dim=rank + rope, dtype=dtype)
+        self.values = self.keys[..., :rank]
+        self.stored = [self.keys]
+
+    def read(self, slot: int) -> Array:
+        return self.keys[:, None, slot].copy()
+
+
+def round_to_int8(x: Array) -> tuple[Array, Array]:
+    """f32 [heads, d] as whole numbers of -127 to 127, int8, and the scale of each head, f32 [heads, 1]."""
+    largest, most = np.abs(x).max(axis=-1, keepdims=True), np.float32(127)
+    finite = np.isfinite(largest)
+    usable = finite & (largest >= LEAST)
+    whole = np.rint(np.where(usable, x, np.float32(0)) * (most / np.where(usable, largest, np.float32(1))))
+    scale = np.where(usable, largest / most, np.where(finite, np.float32(0), np.float32(np.nan)))
+    return whole.astype(np.int8), scale
+
+
+class ReferenceTap:
+    """A place where rows of `x` are copied out, if it has somewhere to."""
+
+    def __init__(self, x: Array) -> None:
+        self._x = x
+        self._out: Array | None = None
+
+    def copy_to(self, out: Array | None) -> None:
+        self._out = out
+
+    def copy(self, row: int) -> None:
+        if self._out is not None:
+            self._out[row] = self._x[row]
+
+
+def check_slots(inputs: Inputs, rows: int, sequences: int) -> None:
+    """CacheIntegrityError unless each row's slot is the one that the block table of its sequence has for it."""
+    starts, computed = inputs.query_start_loc, inputs.num_computed_tokens
+    if starts[sequences] != rows:
+        raise CacheIntegrityError(f"query_start_loc ends at {starts[sequences]}, and the step has {rows} rows.")
+    seq_ids, slots = inputs.seq_ids[:rows], inputs.slot_mapping[:rows]
+    places = computed[seq_ids] + np.arange(rows) - starts[seq_ids]
+    expected = inputs.block_tables[seq_ids, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+    for row in np.flatnonzero(slots != expected)[:1]:
+        raise CacheIntegrityError(
+            f"slot_mapping is {slots[row]} at index {row}, not {expected[row]} as in the block table of sequence "
+            f"{seq_ids[row]}."
+        )
+
+
+class ReferenceTape:
+    """Records each op as a function of one row; `run` calls it for every row of its set, op after op."""
+
+    def __init__(self, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
+        self.inputs, self.buffers = inputs, None
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._ops: list[tuple[RowSet, Callable[[int], None]]] = []
+        self._paths: list[Array] = []
+
+    def embed(self, table: ReferenceMatrix, out: Array) -> None:
+        def op(row: int) -> None:
+            out[row] = table.row(int(self.inputs.tokens[row]))
+
+        self._ops.append(("rows", op))
+
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, of: RowSet = "rows") -> None:
+        def op(row: int) -> None:
+            out[row] = rms_norm(_row(x, row), weight, eps)
+
+        self._ops.append((of, op))
+
+    def linear(self, x: Array, weight: ReferenceMatrix, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
+        def op(row: int) -> None:
+            y = weight.product(_row(x, row))
+            out[row] = out[row] + y if add else y
+
+        self._ops.append((of, op))
+
+    def gated(
+        self, x: Array, weight: tuple[ReferenceMatrix, ReferenceMatrix], out: Array, *, of: RowSet = "rows"
+    ) -> None:
+        gate, up = weight
+
+        def op(row: int) -> None:
+            value = _row(x, row)
+            out[row] = silu(gate.product(value)) * up.product(value)
+
+        self._ops.append((of, op))
+
+    def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
+        def op(row: int) -> None:
+            routing.logits[row] = matrix_vector(weight, _row(x, row))
+            routing.ids[row], routing.shares[row] = top_experts(routing.logits[row].copy(), bias, spec)
+
+        self._ops.append(("rows", op))
+
+    def experts(self, x: Array, weight: list[ReferenceExpert], spec: Experts, routing: Routing, out: Array) -> None:
+        def op(row: int) -> None:
+            value = _row(x, row)
+            for expert, share in zip(routing.ids[row].tolist(), routing.shares[row], strict=True):
+                (gate, up), down = weight[expert]
+                inner = silu(gate.product(value)) * up.product(value)
+                out[row] += share * down.product(inner.astype(x.dtype).astype(np.float32))
+
+        self._ops.append(("rows", op))
+
+    def per_head(self, x: Array, weight: list[ReferenceMatrix], out: Array) -> None:
+        def op(row: int) -> None:
+            heads = [w.product(value) for w, value in zip(weight, _row(x, row).reshape(len(weight), -1), strict=True)]
+            out[row].reshape(len(weight), -1)[:, : len(heads[0])] = heads
+
+        self._ops.append(("rows", op))
+
+    def latent(
+        self,
+        q: Array,
+        kv: Array,
+        table: Array,
+        norm: tuple[Array, float],
+        cache: ReferenceLatents,
+        layer: int,
+        q_nope: Array,
+        query: Array,
+    ) -> None:
+        rope, rank = table.shape[1], len(norm[0])
+
+        def op(row: int) -> None:
+            angles, slot = table[int(self.inputs.positions[row])], int(self.inputs.slot_mapping[row])
+            heads, vector = _row(q, row).reshape(self._heads, -1), _row(kv, row)
+            q_nope[row] = heads[:, :-rope].ravel()
+            query[row].reshape(self._heads, -1)[:, rank:] = rotate(heads[:, -rope:], angles)
+            cache.keys[layer, slot, 0, :rank] = rms_norm(vector[:rank].copy(), *norm)
+            cache.keys[layer, slot, :, rank:] = rotate(vector[None, rank:], angles)
+
+        self._ops.append(("rows", op))
+
+    def rotary(
+        self,
+        qkv: Array,
+        table: Array,
+        norms: tuple[Array, Array, float] | None,
+        cache: ReferenceCache,
+        layer: int,
+        q: Array,
+    ) -> None:
+        first_key, first_value = self._heads, self._heads + self._kv_heads
+
+        def op(row: int) -> None:
+            heads = _row(qkv, row).reshape(-1, self._head_dim)
+            queries, keys, values = heads[:first_key], heads[first_key:first_value], heads[first_value:]
+            if norms is not None:
+                queries, keys = rms_norm(queries, norms[0], norms[2]), rms_norm(keys, norms[1], norms[2])
+            angles = table[int(self.inputs.positions[row])]
+            slot = int(self.inputs.slot_mapping[row])
+            q[row] = rotate(queries, angles).ravel()
+            cache.write(layer, slot, rotate(keys, angles), values)
+
+        self._ops.append(("rows", op))
+
+    def attention(
+        self,
+        q: Array,
+        cache: ReferenceCache,
+        layer: int,
+        *,
+        window: int | None,
+        out: Array,
+        scale: float | None = None,
+        of: RowSet = "rows",
+    ) -> None:
+        factor = self._head_dim**-0.5 if scale is None else scale
+
+        def op(index: int) -> None:
+            row = index if of == "rows" else int(self.inputs.logits_indices[index])
+            path = self._paths[row] if window is None else self._paths[row][-window:]
+            keys, values = cache.rows(layer, path)  # [n, kv_heads, d]
+            queries = _row(q, row).reshape(self._kv_heads, -1, self._head_dim)
+            scores = np.einsum("kgd,nkd->kgn", queries, keys) * np.float32(factor)
+            mixed = np.einsum("kgn,nkd->kgd", softmax(scores), values)
+            out[index] = mixed.ravel()
+
+        self._ops.append((of, op))
+
+    def select(self, x: Array, out: Array) -> None:
+        def op(row: int) -> None:
+            out[row] = x[int(self.inputs.logits_indices[row])]
+
+        self._ops.append(("logits", op))
+
+    def copy(self, x: Array, out: Array) -> None:
+        self.tap(x).copy_to(out)
+
+    def tap(self, x: Array) -> ReferenceTap:
+        tap = ReferenceTap(x)
+        self._ops.append(("rows", tap.copy))
+        return tap
+
+    def argmax(self, logits: Array, out: Array) -> None:
+        def op(row: int) -> None:
+            out[row] = _argmax(logits[row])
+
+        self._ops.append(("logits", op))
+
+    def beside(self) -> ReferenceTape:
+        return ReferenceTape(self.inputs, heads=self._heads, kv_heads=self._kv_heads, head_dim=self._head_dim)
+
+    def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
+        counts = {"rows": rows, "logits": logits_rows}
+        check_slots(self.inputs, rows, sequences)
+        with np.errstate(all="ignore"):  # what is not finite is found in the logits
+            self._paths = [self._path(row) for row in range(rows)]
+            for of, op in self._ops:
+                for row in range(counts[of]):
+                    op(row)
+
+    def _path(self, row: int) -> Array:
+        """Slots of the row's path: position i of the path is element i, the row itself is the last."""
+        inputs = self.inputs
+        position, sequence = int(inputs.positions[row]), int(inputs.seq_ids[row])
+        base = int(inputs.num_computed_tokens[sequence])
+        below = np.arange(base)
+        cached = inputs.block_tables[sequence][below // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + below % BLOCK_SIZE
+        steps: list[int] = []
+        while row >= 0 and len(steps) <= position:
+            steps.append(int(inputs.slot_mapping[row]))
+            row = int(inputs.parents[row])
+        if base + len(steps) != position + 1:
+            raise CacheIntegrityError(
+                f"The row at position {position} has a path of {base + len(steps)} positions, not of {position + 1}."
+            )
+        return np.concatenate([cached, np.array(steps[::-1], np.int64)])
+
+
+class ReferenceKernels:
+    """In bfloat16 (activations, weights and cache rounded) or float32 (nothing rounded)."""
+
+    name = "reference"
+    weight_layout = None
+
+    def __init__(self, dtype: str = "bfloat16") -> None:
+        self.act: DType = {"bfloat16": BFLOAT16, "float32": FLOAT32}[dtype]
+
+    def pack(self, weight: Matrix, bias: Array | None = None) -> ReferenceMatrix:
+        if isinstance(weight, QuantisedMatrix):
+            if self.act == BFLOAT16:
+                return ReferenceQuantised(weight, None if bias is None else bias.astype(np.float32))
+            weight = weight.dequantise()
+        rounded = weight.astype(self.act, copy=False)
+        matrix = np.ascontiguousarray(rounded, np.float32)
+        return ReferenceWeight(matrix, None if bias is None else bias.astype(np.float32))
+
+    def pack_gated(
+        self, gate: Matrix, up: Matrix, *, bias: tuple[Array, Array] | None = None
+    ) -> tuple[ReferenceMatrix, ReferenceMatrix]:
+        first, second = (None, None) if bias is None else bias
+        return self.pack(gate, first), self.pack(up, second)
+
+    def pack_experts(self, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> list[ReferenceExpert]:
+        packed = [(self.pack_gated(gate, up), self.pack(down)) for gate, up, down in parts]
+        if len(packed) != count:
+            raise ModelError(f"{len(packed)} experts were given, not {count}.")
+        return packed
+
+    def pack_heads(self, weight: Sequence[Matrix] | Array) -> list[ReferenceMatrix]:
+        # a view would keep the whole array alive
+        return [self.pack(head if isinstance(head, QuantisedMatrix) else head.copy()) for head in weight]
+
+    def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
+        if format_name is None or self.act == FLOAT32:
+            return 4 * n * k
+        known = BLOCK_FORMATS[format_name]
+        floats = k + k // known.group + (k // BLOCK if known.minimum else 0)
+        return n * (4 * floats + k // known.inputs * known.bytes)
+
+    def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> ReferenceLatents:
+        return ReferenceLatents(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope, dtype=self.act)
+
+    def cache(
+        self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
+    ) -> ReferenceCache:
+        shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
+        return ReferenceInt8Cache(**shape) if kv_dtype == "q8" else ReferenceCache(**shape, dtype=self.act)
+
+    def tape(
+        self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int
+    ) -> ReferenceTape:
+        inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
+        return ReferenceTape(inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+
+    def sample(
+        self, logits: Array, rows: Array, temperatures: Array, seeds: Array, positions: Array, choices: Array
+    ) -> Array:
+        out = np.full(len(rows), -1, np.int32)
+        for i, row in enumerate(rows.tolist()):
+            z = logits[row]
+            if np.isfinite(z).all():
+                seed = int(seeds[i]) & (2**64 - 1)
+                out[i] = argmax_gumbel(z, float(temperatures[i]), seed, int(positions[i]), int(choices[i]))
+        return out
+
+
+def _row(x: Array, row: int) -> Array:
+    """A fresh float32 copy of one row: its strides never depend on the row's place in the batch."""
+    copied: Array = x[row].astype(np.float32)
+    return copied
+
+
+def _argmax(logits: Array) -> int:
+    return int(logits.argmax()) if np.isfinite(logits).all() else -1
