@@ -37,6 +37,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from wager.bench.load import distinct
+from wager.bench.workload import builtin, read_prompts
+
 ROOT = Path(__file__).parents[1]
 PEERS = Path(os.environ.get("WAGER_PEERS", "~/.cache/wager-peers")).expanduser()
 READY_S = 400.0
@@ -60,9 +63,9 @@ FIGURES = {
     "output_tok_s": "tokens/s",
     "ttft_s.p50": "TTFT, median",
     "ttft_s.p90": "TTFT, 90th percentile",
-    "itl_token_s.mean": "ITL by token, mean",
-    "itl_s.p50": "ITL by chunk, median",
-    "itl_s.p99": "ITL by chunk, 99th percentile",
+    "tpot_s.mean": "TPOT, mean",
+    "itl_s.p50": "between chunks, median",
+    "itl_s.p99": "between chunks, 99th percentile",
 }
 """What is compared, by its place in a summary."""
 
@@ -170,8 +173,8 @@ def main() -> None:
     options = parse_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with it, stopped ones too
     options.output.mkdir(parents=True, exist_ok=True)
-    if options.prompts:
-        options.prompts = shuffled(options.prompts, options.output / "prompts.jsonl")
+    options.prompts = read_prompts(options.prompts) if options.prompts else builtin()
+    random.Random(0).shuffle(options.prompts)
     commands = chosen_servers(options)
     servers: list[RunningServer] = []
     try:
@@ -187,7 +190,7 @@ def main() -> None:
             server.end()
     result = {
         "servers": {server.name: shlex.join(server.command) for server in servers},
-        "options": {key: str(value) for key, value in vars(options).items()},
+        "options": {key: str(value) for key, value in vars(options).items() if key != "prompts"},
         "card": points[0].pop("card"),
         "points": [{key: value for key, value in point.items() if key != "card"} for point in points],
         "medians": medians(points),
@@ -213,14 +216,6 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.users = [int(number) for number in options.users.split(",")]
     return options
-
-
-def shuffled(prompts: Path, path: Path) -> Path:
-    """The lines of a file in another order, written to `path`."""
-    lines = [line for line in prompts.read_text().splitlines() if line.strip()]
-    random.Random(0).shuffle(lines)
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def chosen_servers(options: argparse.Namespace) -> dict[str, list[str]]:
@@ -270,30 +265,13 @@ def client(
     *,
     tokens: int,
 ) -> dict[str, Any]:
-    """One run of the load client; its result."""
-    command = [
-        sys.executable,
-        "-m",
-        "wager.cli",
-        "bench",
-        "--url",
-        server.url,
-        "--concurrency",
-        str(users),
-        "--requests",
-        str(requests),
-        "--first",
-        str(first),
-        "--max-tokens",
-        str(tokens),
-        "--warm-up",
-        "1",
-        "--json",
-        str(path),
-        "--body",
-        options.body,
-        *(["--prompts", str(options.prompts)] if options.prompts else []),
-    ]
+    """One run of `wager bench --url` on prompts of its own; its result."""
+    prompts = path.with_suffix(".prompts")
+    chosen = [distinct(options.prompts, number) for number in range(first, first + requests)]
+    rows = [{"id": number, "category": each.category, "prompt": each.text} for number, each in enumerate(chosen)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, "-m", "wager.cli", "bench", str(prompts), "--url", server.url, "--json", str(path)]
+    command += ["--concurrency", str(users), "--max-tokens", str(tokens), "--body", options.body]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -349,7 +327,7 @@ def draw(middle: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) ->
     parts: Sequence[tuple[str, str, tuple[str, ...], str]] = (
         ("Throughput", "tokens/s", ("output_tok_s",), "upper left"),
         ("Time to the first token: median, 90th percentile (thin)", "ms", ("ttft_s.p50", "ttft_s.p90"), "upper left"),
-        ("Time of a token (mean)", "ms", ("itl_token_s.mean",), "upper left"),
+        ("Time of a token (mean)", "ms", ("tpot_s.mean",), "upper left"),
         ("Between chunks: median, 99th percentile (thin)", "ms", ("itl_s.p50", "itl_s.p99"), "upper left"),
     )
     for axes, (title, unit, names, place) in zip(figure.subplots(2, 2).flat, parts, strict=True):

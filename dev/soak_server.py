@@ -11,15 +11,16 @@ its processor time is stated: what it takes is lacking on the server's side of t
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,11 +28,8 @@ from typing import Any
 from bench_servers import ROOT, RunningServer
 
 import wager
-from wager.bench.load_answer import TimedAnswer
-from wager.bench.load_client import LoadClient, LoadPlan, LoadRun
-from wager.bench.load_http import Connections, ServerAddress
+from wager.bench.load import LoadRun, OpenAIServer, ServerAnswer, closed_loop
 from wager.bench.workload import Prompt, read_prompts
-from wager.cli.load_loop import run
 from wager.prompts import encode_chat
 from wager.types import Request, SamplingParams
 
@@ -59,20 +57,19 @@ class Load:
             max_tokens=self.tokens, temperature=0.8 if place % 2 else 0.0, seed=place, ignore_eos=True
         )
 
-    def ask(self, server: ServerAddress, number: int) -> tuple[Prompt, bytes]:
-        """The prompt and the bytes of a streamed request."""
-        place, params = self.place(number), self.params(number)
-        body = {
-            "messages": self.messages(number),
-            "max_tokens": params.max_tokens,
-            "temperature": params.temperature,
-            "seed": params.seed,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        path = "/chat/completions"
-        return Prompt(place, "", self.texts[place], ""), server.request(path, json.dumps(body).encode())
+
+@dataclass(frozen=True, slots=True)
+class LoadServer(OpenAIServer):
+    """Is sent the requests of a load, whatever the prompts."""
+
+    load: Load | None = None
+
+    def body(self, prompt: str, number: int) -> bytes:
+        assert self.load is not None
+        params = self.load.params(number)
+        fields = {name: getattr(params, name) for name in ("max_tokens", "temperature", "seed", "ignore_eos")}
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        return json.dumps({**fields, **stream, "messages": self.load.messages(number)}).encode()
 
 
 def engine_turn(load: Load, streams: int, requests: int, drafter: str) -> tuple[float, list[str]]:
@@ -93,24 +90,29 @@ def engine_turn(load: Load, streams: int, requests: int, drafter: str) -> tuple[
     return sum(len(completion.token_ids) for completion in completions) / seconds, texts
 
 
-async def _serve(load: Load, server: RunningServer, plan: LoadPlan, memory: list[int]) -> LoadRun:
-    address = ServerAddress.parse(server.url)
-    client = LoadClient(plan, Connections(address, time.perf_counter), lambda number: load.ask(address, number))
+def serve(load: Load, server: RunningServer, streams: int, numbers: Iterable[int], memory: list[int]) -> LoadRun:
+    """The requests of these numbers; the server's memory is noted every five seconds."""
+    at, ended = OpenAIServer.parse(server.url), threading.Event()
+    asked = LoadServer(at.scheme, at.host, at.port, at.base, messages=lambda _prompt: [], load=load)
+    prompts = [Prompt(place, "", text) for place, text in enumerate(load.texts)]
 
-    async def watch() -> None:
-        while True:
+    def watch() -> None:
+        while not ended.wait(5):
             memory.append(resident(server.process.pid))
-            await asyncio.sleep(5)
 
-    watching = asyncio.create_task(watch())
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     try:
-        return await client.run()
+        return closed_loop(asked, prompts, numbers=numbers, users=streams)
     finally:
-        watching.cancel()
+        ended.set()
+        watching.join()
 
 
-def serve(load: Load, server: RunningServer, plan: LoadPlan, memory: list[int]) -> LoadRun:
-    return run(_serve(load, server, plan, memory))[0]
+def numbers_for(seconds: float) -> Iterator[int]:
+    """Numbers of requests, until the time is over."""
+    end = time.monotonic() + seconds
+    return takewhile(lambda _number: time.monotonic() < end, count())
 
 
 def resident(pid: int) -> int:
@@ -120,12 +122,12 @@ def resident(pid: int) -> int:
 
 
 def rate(run: LoadRun) -> float:
-    return sum(answer.tokens for answer in run.answers) / (run.end - run.start)
+    return sum(answer.tokens for answer in run.answers) / run.seconds
 
 
 def faults(
-    answers: Sequence[TimedAnswer], load: Load, texts: Sequence[str]
-) -> tuple[list[TimedAnswer], list[TimedAnswer]]:
+    answers: Sequence[ServerAnswer], load: Load, texts: Sequence[str]
+) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
     """Answers that failed, and those with another text."""
     lost = [answer for answer in answers if not answer.ok]
     wrong = [answer for answer in answers if answer.ok and answer.text != texts[load.place(answer.number)]]
@@ -148,24 +150,24 @@ def main() -> None:
 
 def soak(options: argparse.Namespace, load: Load, requests: int, server: RunningServer) -> None:
     memory: list[int] = []
-    serve(load, server, LoadPlan(options.streams, requests=len(load.texts)), memory)  # its caches, as the engine's
+    serve(load, server, options.streams, range(len(load.texts)), memory)  # its caches, as the engine's
     ratios: list[float] = []
-    answers: list[TimedAnswer] = []
+    answers: list[ServerAnswer] = []
     texts: list[str] = []
     for turn in range(options.turns):
         alone, texts = apart(load, options.streams, requests, options.drafter)
-        served = serve(load, server, LoadPlan(options.streams, requests=requests), memory)
+        served = serve(load, server, options.streams, range(requests), memory)
         answers += served.answers
         ratios.append(rate(served) / alone)
         print(
             f"turn {turn}: engine {alone:.0f} tokens/s, served {rate(served):.0f}, ratio {ratios[-1]:.3f}; "
-            f"client {served.cpu_s / (served.end - served.start):.1%} of a core",
+            f"client {served.cpu_s / served.seconds:.1%} of a core",
             flush=True,
         )
     if ratios:
         print(f"served / engine: median {median(ratios):.3f} of {len(ratios)} turns", flush=True)
     memory.clear()
-    last = serve(load, server, LoadPlan(options.streams, duration=options.seconds), memory)
+    last = serve(load, server, options.streams, numbers_for(options.seconds), memory)
     lost, wrong = faults(answers + last.answers, load, texts)
     print(
         f"{options.seconds:g} s with {options.streams} streams: {len(last.answers)} answers, "

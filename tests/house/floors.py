@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kv": _NUMBERS,
     "verify": _NUMBERS,
     "constrain": _VALUES,
-    "bench": _NUMBERS | _ECONOMICS | {"simulation"},  # whose workloads are those of the load client
+    "bench": _NUMBERS | _ECONOMICS,
     # floor 3
     "draft": {"models", "kv", "kernels", "verify"} | _VALUES,
     "draft.registry": {"draft", "kernels"} | _VALUES,

@@ -1,18 +1,24 @@
-"""`wager bench`: speed on a set of prompts, and with --compare the speed-up over plain decoding."""
+"""`wager bench`: speed on a set of prompts, with --compare the speed-up over plain decoding, with --url a server's."""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from wager.bench.workload import Prompt
-from wager.cli import bench_load
 from wager.config import EngineConfig
-from wager.errors import UsageError
+from wager.errors import UsageError, WagerError
+from wager.inputs import read_text, shown
 from wager.terminal import console, flags
 from wager.types import OutputDelta, Request, SamplingParams
 
@@ -22,6 +28,70 @@ if TYPE_CHECKING:
     from wager.prompts import ChatTokenizer
 
 FAST, PLAIN = "speculative", "plain"
+
+KEY_VARIABLE = "WAGER_API_KEY"
+"""The environment variable with the key for a server."""
+
+_QUALITY_ROWS = 128
+
+_URL_FLAGS = {
+    "url": click.option(
+        "--url",
+        metavar="URL",
+        help="Measure the server at URL, any with OpenAI's API, with --concurrency users. See docs/bench-load.md.",
+    ),
+    "requests": click.option(
+        "--requests",
+        type=click.IntRange(1, 10_000_000),
+        metavar="N",
+        help="Requests to send.  [default: one for each prompt]",
+    ),
+    "timeout": click.option(
+        "--timeout",
+        type=click.FloatRange(0.001, 86400),
+        default=600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="A request without a whole answer after this time has failed.",
+    ),
+    "acceptance": click.option(
+        "--acceptance",
+        is_flag=True,
+        help="Report acceptance by category too: wager's answers say it; other servers are asked one category after "
+        "the other, and their /metrics read between.",
+    ),
+    "body": click.option("--body", metavar="JSON", help="Fields added to every request; null removes a field."),
+    "api_key_file": click.option(
+        "--api-key-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help=f"The server's key.  [default: the environment variable {KEY_VARIABLE}, if set]",
+    ),
+}
+"""Options that are for servers alone."""
+
+
+def url_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--url and what belongs to it; the command receives `server`: their values by name, or None without --url.
+    UsageError for options that have no effect with it, or without it."""
+    shared = {"model", "concurrency", "file", "path", "limit", "raw", "system", "seed", "stop", "max_tokens"}
+    shared |= {"temperature", "json_path", *flags.SAMPLING_HELP}
+
+    @functools.wraps(function)
+    def command(**values: Any) -> Any:
+        server = {name: values.pop(name) for name in _URL_FLAGS}
+        context = click.get_current_context()
+        for param in context.command.params:
+            name = param.name or ""
+            if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+                continue
+            if not server["url"] and name in server:
+                raise UsageError(f"{param.opts[0]} has no effect without --url.", "Give the URL of a server.")
+            if server["url"] and name not in (*server, *shared):
+                raise UsageError(f"{param.opts[0]} has no effect with --url.", "It is an option of the server's own.")
+        return function(server=server if server["url"] else None, **values)
+
+    return flags.add(list(_URL_FLAGS.values()))(command)
 
 
 @click.command("bench", cls=flags.Verb)
@@ -41,7 +111,7 @@ FAST, PLAIN = "speculative", "plain"
 @flags.sampling_flags(max_tokens=128, seed=0)
 @flags.concurrency_flag
 @flags.json_flag
-@bench_load.load_flags
+@url_flags
 def command(
     *,
     prompts: list[Prompt],
@@ -53,27 +123,21 @@ def command(
     params: SamplingParams,
     concurrency: int,
     json_path: Path | None,
-    load: bench_load.LoadOptions | None,
+    server: dict[str, Any] | None,
 ) -> None:
     """Answer the prompts of FILE and report speed by task family.
 
     FILE holds one JSON object per line, {"id", "category", "prompt"} or Spec-Bench's {"question_id", "category",
     "turns"} (first turn). Without FILE a small set that comes with wager is used. The prefix cache is off by default.
 
-    With --url a server answers them, under load, and the times are those its users see.
+    With --url a server answers them, and the times are those its users see.
     """
     from wager.bench import measure
 
-    if load:
-        bench_load.measure_server(
-            load,
-            prompts,
-            framing=framing,
-            params=params,
-            model=config.model.model,
-            concurrency=concurrency,
-            json_path=json_path,
-        )
+    if server:
+        default = click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT
+        server |= {"model": None if default else config.model.model, "concurrency": concurrency}
+        _bench_server(server, prompts, framing, params, json_path=json_path)
         return
     engines = _open_engines(config, compare=compare)
     found = _quality(engines[FAST]) if quality else None
@@ -120,10 +184,49 @@ def _open_engines(config: EngineConfig, *, compare: bool) -> dict[str, LoadedEng
 
 
 def _quality(engine: LoadedEngine) -> dict[str, Any]:
-    from wager.cli.quality import in_words, measure_quality
+    """How far the engine's logits are from those of weights and cache in bfloat16. Loads the model once more and
+    overwrites the engine's cache. UsageError if neither is quantised or the model's weights are drawn quantised,
+    MemoryPlanError if there is no room for both."""
+    from wager.bench.quality import WINDOW, compare_logits, fixed_text, windows
+    from wager.kernels.base import BLOCK_SIZE
+    from wager.loading import memory_plan as memory
+    from wager.loading.free_memory import free_memory
+    from wager.loading.opened import PassLimits
+    from wager.models.hub import is_random
+    from wager.profiling.logits import logits_of
 
-    found = measure_quality(engine)
-    console.say(in_words(found))
+    target, kernels = engine.target, engine.kernels
+    if target.opened.formats(kernels) == str(kernels.act):
+        raise UsageError(
+            f"--quality compares with bfloat16, and the weights of {target.opened.path.name} are {kernels.act}.",
+            "Leave it out, or quantise them with --dtype q8 or q4, or the cache with --kv-dtype q8.",
+        )
+    if target.decoder.weight_form != str(kernels.act) and is_random(str(target.opened.path)):
+        raise UsageError(
+            "--quality has nothing to compare with: a random model has other weights under every --dtype.",
+            "Give a trained model.",
+        )
+    context = min(WINDOW, target.opened.limits.context)
+    limits = PassLimits(_QUALITY_ROWS, 1, context, logits_rows=_QUALITY_ROWS)
+    reference = replace(target.opened, dtype="bf16", limits=limits)
+    plan = memory.plan(
+        budget=memory.Budget.of(free_memory(), limit=None).size,
+        weights=reference.weight_bytes(kernels),
+        workspace=reference.workspace_bytes(kernels),
+        drafter=0,
+        token_bytes=reference.token_bytes(kernels),
+        max_context=context,
+        cache_tokens=-(-context // BLOCK_SIZE) * BLOCK_SIZE,
+    )
+    decoder = reference.load(kernels, plan.num_blocks)
+    target.claim_cache(None)
+    text = list(windows(engine.tokenizer.encode(fixed_text()), size=context))
+    found = compare_logits(partial(logits_of, decoder), partial(logits_of, target.decoder), text)
+    console.say(
+        f"Against bfloat16, over {found.tokens} tokens: KL {found.kl:.4f} (99th percentile {found.kl_99:.3f}), the "
+        f"same most likely token at {found.top1:.1%}, perplexity {found.perplexity:.2f} (bfloat16 "
+        f"{found.reference_perplexity:.2f})."
+    )
     return found.as_dict()
 
 
@@ -211,5 +314,133 @@ def _show(result: Mapping[str, Any], *, to_stdout: bool) -> None:
     console.table(f"{result['card']['model']}, {kernels} kernels", columns, table, to_stdout=to_stdout)
 
 
-def _figure(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+def _figure(value: float | None, digits: int, factor: float = 1.0) -> str:
+    return "–" if value is None else f"{factor * value:.{digits}f}"
+
+
+def _bench_server(
+    options: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    framing: flags.Framing,
+    params: SamplingParams,
+    *,
+    json_path: Path | None,
+) -> None:
+    """Measure a server, write the results and show them. WagerError if no request was answered."""
+    from datetime import UTC, datetime
+
+    from wager.bench import load
+    from wager.bench.machine import describe, versions
+
+    fields = _request_fields(params) | _body_fields(options["body"])
+    server = load.OpenAIServer.parse(options["url"], key=read_key(options["api_key_file"]))
+    ask_model = options["model"] is None or options["acceptance"]
+    software = load.ask_model(server) if ask_model else {"id": options["model"], "owned_by": None}
+    acceptance_of_answers = options["acceptance"] and software["owned_by"] == "wager"
+    fields = (
+        {"model": options["model"] or software["id"]}
+        | ({"speculation_stats": True} if acceptance_of_answers else {})
+        | fields
+    )
+    server = replace(server, fields=fields, messages=None if framing.raw else framing.messages)
+    server = load.find_fields(server, timeout=options["timeout"])
+    numbers = range(options["requests"] or len(prompts))
+    groups = [list(numbers)]
+    if options["acceptance"] and not acceptance_of_answers:
+        families = [load.distinct(prompts, number).family for number in numbers]
+        groups = [[n for n in numbers if families[n] == family] for family in sorted({*families})]
+    runs: list[load.LoadRun] = []
+    with console.meter("answers") as update:
+
+        def count(answered: int) -> None:
+            update("Measuring", sum(len(run.answers) for run in runs) + answered, len(numbers))
+
+        for group in groups:
+            users, timeout = options["concurrency"], options["timeout"]
+            run = load.closed_loop(server, prompts, numbers=group, users=users, timeout=timeout, on_answer=count)
+            runs.append(run)
+    settings = {**options, **asdict(params), **asdict(framing)}
+    card = {
+        "kind": "load",
+        "model": server.fields["model"],
+        "url": server.url,
+        "server": software,
+        "prompts": len(prompts),
+        "machine": describe().as_dict(),
+        "settings": {key: value for key, value in settings.items() if key != "api_key_file"},
+        "versions": versions(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    result: dict[str, Any] = {"card": card, "rows": load.rows(runs), "summary": load.summary(runs)}
+    if json_path:
+        console.write_json(result, json_path)
+    _show_server(result, to_stdout=str(json_path) != "-")
+    if not result["summary"]["ok"]:
+        failure = result["summary"]["failures"][0]
+        raise WagerError(f"No request was answered: {failure['message']}.", "See the failures.")
+
+
+def _request_fields(params: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters are sent where they differ from their defaults: not every server knows all of them."""
+    plain, always = SamplingParams(), ("max_tokens", "temperature", *(["seed"] if params.temperature else []))
+    names = [*flags.SAMPLING_HELP, "stop", "stop_token_ids", "ignore_eos", "logit_bias"]
+    chosen = [*always, *(name for name in names if getattr(params, name) != getattr(plain, name))]
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    return {**{name: getattr(params, name) for name in chosen}, **stream}
+
+
+def _body_fields(text: str | None) -> dict[str, Any]:
+    """The fields that --body adds. UsageError for what is no object, or would replace the prompt or the stream."""
+
+    try:
+        fields = json.loads(text or "{}")
+        json.dumps(fields, allow_nan=False)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise UsageError(
+            f"--body {shown(str(text))} is not a JSON object.", """Write it as '{"cache_prompt": false}'."""
+        )
+    if {"stream", "messages", "prompt", "max_tokens"} & fields.keys():
+        raise UsageError(
+            f"--body {shown(str(text))} replaces what the client itself sets.", "Leave out stream and prompts."
+        )
+    return fields
+
+
+def read_key(path: Path | None) -> str | None:
+    """The key in the file, or in the environment; neither the messages nor the results show it."""
+    source = f"the file {path}" if path else f"the environment variable {KEY_VARIABLE}"
+    key = read_text(path, "key file", "Give a file with the key alone.") if path else os.environ.get(KEY_VARIABLE)
+    if key is None or (not path and not key.strip()):
+        return None
+    if not re.fullmatch(r"[!-~]+", key.strip()):
+        raise UsageError(f"The key in {source} is no key.", "A key is one word of ASCII letters.")
+    return key.strip()
+
+
+def _show_server(result: Mapping[str, Any], *, to_stdout: bool) -> None:
+    """The times of all requests, then speed and acceptance by category, then failures."""
+    summary, spread = result["summary"], ("mean", "p50", "p90", "p99", "max")
+    names = {"ttft_s": "TTFT", "itl_s": "between chunks", "tpot_s": "TPOT", "e2e_s": "end to end"}
+    rows = [[label, *(_figure(summary[name][key], 1, 1e3) for key in spread)] for name, label in names.items()]
+    caption = (
+        f"{summary['output_tok_s']:.1f} tokens/s, {summary['request_s']:.3g} requests/s: {summary['ok']} of "
+        f"{summary['requests']} requests answered in {summary['duration_s']:.1f} s, {summary['tokens']} tokens "
+        f"(counted by {summary['tokens_from']}) in {summary['chunks']} chunks"
+    )
+    title = f"{result['card']['model']} at {result['card']['url']}"
+    console.table(title, ["ms", *spread], rows, to_stdout=to_stdout, caption=caption)
+    rows = []
+    for category, figures in [*summary["per_category"].items(), ("all", summary)]:
+        acceptance = figures["acceptance"] or {"mean_acceptance_length": None, "accepted_share": None}
+        row = [category, str(figures["requests"]), str(figures["tokens"]), _figure(figures["ttft_s"]["p50"], 1, 1e3)]
+        row += [_figure(figures["tpot_s"]["p50"], 1, 1e3), _figure(figures["tokens_per_chunk"], 2)]
+        row += [_figure(acceptance["mean_acceptance_length"], 2), _figure(acceptance["accepted_share"], 2)]
+        rows.append(row)
+    columns = ["by category", "requests", "tokens", "TTFT, ms", "TPOT, ms", "tokens a chunk", "τ", "accepted"]
+    console.table("", columns, rows, to_stdout=to_stdout)
+    for failure in summary["failures"]:
+        console.say(f"{failure['count']} failed ({failure['kind']}): {failure['message']}")
+    if summary["client"]["late"]:
+        console.say("The client itself used over half a processor: its own delays are part of these times.")

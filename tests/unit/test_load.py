@@ -1,0 +1,455 @@
+"""`wager bench --url`: what is measured of a server, whatever it answers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wager as package
+from in_process import Call, Result
+from wager.bench.load import LoadRun, OpenAIServer, ServerAnswer, closed_loop, distinct, summary
+from wager.bench.workload import Prompt
+from wager.errors import UsageError
+
+PROMPTS = [Prompt(n, "qa" if n % 2 else "rag", f"Question {n}") for n in range(4)]
+
+
+def response(body: bytes, *, status: str = "200 OK", kind: str = "application/json") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+MODELS = response(b'{"object": "list", "data": [{"id": "scripted", "owned_by": "tests"}]}')
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+LAST = b"0\r\n\r\n"
+
+
+def part(data: bytes) -> bytes:
+    """A chunk of HTTP's chunked encoding."""
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def event(text: str | None = None, *, finish: str | None = None, usage: Any = None, **more: Any) -> bytes:
+    """One event of a chat's stream."""
+    delta = {} if text is None else {"content": text}
+    choices = [] if text is None and finish is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+    return b"data: " + json.dumps({"choices": choices, "usage": usage, **more}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+USAGE = event(usage={"prompt_tokens": 5, "completion_tokens": 2})
+EVENTS = (event("a"), event("b", finish="stop"), USAGE, DONE)
+WHOLE = (STREAM, *map(part, EVENTS), LAST)
+"""Pieces of a good answer of two tokens."""
+
+Step = bytes | float
+"""Bytes to write, or seconds to wait."""
+Script = Callable[[int, dict[str, Any]], Sequence[Step]]
+"""What is answered to the POST of that number and body."""
+
+
+class ScriptedServer(socketserver.ThreadingTCPServer):
+    """Writes what its script says; keeps what it was asked."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, script: Script, pages: dict[str, Callable[[], bytes]]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.script, self.pages, self.lock = script, pages, threading.Lock()
+        self.bodies: list[dict[str, Any]] = []
+        self.heads: list[str] = []
+        self.running = self.together = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: ScriptedServer
+
+    def handle(self) -> None:
+        head = b"".join(iter(self.rfile.readline, b"\r\n")).decode()
+        self.server.heads.append(head)
+        method, path, _ = head.split(" ", 2)
+        if method == "GET":
+            self.wfile.write(self.server.pages.get(path, lambda: response(b"", status="404 No"))())
+            return
+        [length] = [line.partition(":")[2] for line in head.split("\r\n") if line.startswith("Content-Length")]
+        body = json.loads(self.rfile.read(int(length)))
+        with self.server.lock:
+            number = len(self.server.bodies)
+            self.server.bodies.append(body)
+            self.server.running += 1
+            self.server.together = max(self.server.together, self.server.running)
+        steps = self.server.script(number, body)
+        for step in steps:
+            if isinstance(step, float):
+                time.sleep(step)
+            else:
+                if step is steps[-1]:
+                    self.server.running -= 1
+                self.wfile.write(step)
+
+
+@contextmanager
+def scripted(script: Script | Sequence[Step], **pages: Callable[[], bytes]) -> Iterator[ScriptedServer]:
+    """A scripted server in threads of its own; `pages` are answers to GET by the last part of the path."""
+    known = {"/v1/models": lambda: MODELS, **{f"/{name}": page for name, page in pages.items()}}
+    with ScriptedServer(script if callable(script) else lambda _number, _body: script, known) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+def ask(server: ScriptedServer, count: int = 1, *, users: int = 1, timeout: float = 20.0) -> LoadRun:
+    asked = OpenAIServer.parse(server.url).with_fields(model="m", max_tokens=9)
+    return closed_loop(asked, PROMPTS, numbers=range(count), users=users, timeout=timeout)
+
+
+def answer_to(steps: Sequence[Step]) -> ServerAnswer:
+    with scripted(steps) as server:
+        [answer] = ask(server).answers
+    return answer
+
+
+def test_an_answer_is_timed_from_when_its_user_was_ready_to_its_last_event() -> None:
+    first, second, *rest = map(part, EVENTS)
+    answer = answer_to([STREAM, 0.05, first, 0.1, second, *rest, LAST])
+    assert (answer.outcome, answer.text, answer.finish_reason) == ("ok", "ab", "stop")
+    assert (answer.prompt_tokens, answer.tokens) == (5, 2)
+    assert answer.ttft is not None and 0.05 <= answer.ttft < answer.e2e
+    [gap] = answer.gaps
+    assert gap >= 0.09 and answer.tpot == pytest.approx(gap)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_the_bytes_may_be_cut_anywhere(size: int, end: bytes) -> None:
+    whole = b": a comment" + end + b"".join(EVENTS).replace(b"\n", end)
+    answer = answer_to([STREAM, *(part(whole[at : at + size]) for at in range(0, len(whole), size)), LAST])
+    assert (answer.outcome, answer.text, answer.tokens, len(answer.arrivals)) == ("ok", "ab", 2, 2)
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_streams_without_chunked_encoding_are_read(length: bool) -> None:
+    body = b"".join(EVENTS)
+    head = (
+        f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{f'Content-Length: {len(body)}' if length else 'A: b'}"
+    )
+    answer = answer_to([head.encode() + b"\r\n\r\n", body[:50], 0.01, body[50:]])
+    assert (answer.outcome, answer.text) == ("ok", "ab")
+
+
+def test_reasoning_is_text_and_tokens_without_a_report_are_chunks() -> None:
+    thought = b'data: {"choices": [{"delta": {"reasoning_content": "hm"}}]}\n\n'
+    answer = answer_to([STREAM, part(thought), part(event("a", finish="stop")), part(DONE), LAST])
+    assert (answer.text, answer.tokens, answer.completion_tokens) == ("hma", 2, None)
+
+
+A = part(event("a"))
+END = part(DONE)
+FULL = response(b'{"error": {"message": "it is full"}}', status="429 Too Many")
+BUSY = response(b"<p>busy\n <b>now</b>", status="503 Busy", kind="text/html")
+OF_LENGTH = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 900\r\n\r\n"
+FAULTS: dict[str, tuple[Sequence[Step], str, str]] = {
+    "full": ([FULL], "refused", "status 429: it is full"),
+    "unavailable": ([BUSY], "status", "status 503: busy now"),
+    "another form": ([response(b'{"detail": "no such model"}', status="404 No")], "status", "no such model"),
+    "no stream": ([response(b'{"choices": [{"message": {"content": "a"}}]}')], "malformed", "application/json"),
+    "not HTTP": ([b"SSH-2.0-x\r\n"], "broken", "SSH"),
+    "bad chunk size": ([STREAM, A, b"zz\r\nxx\r\n"], "broken", ""),
+    "closed at once": ([], "broken", "without response"),
+    "closed in the stream": ([STREAM, A, A[:30]], "broken", ""),
+    "closed before its length": ([OF_LENGTH, event("a")], "broken", "finish_reason"),
+    "ended without the end": ([STREAM, A, LAST], "broken", "finish_reason"),
+    "only the end": ([STREAM, END, LAST], "empty", "no text"),
+    "no JSON": ([STREAM, A, part(b"data: {not json\n\n"), END, LAST], "malformed", "{not json"),
+    "no object": ([STREAM, part(b"data: [1]\n\n"), END, LAST], "malformed", "[1]"),
+    "an error within": (
+        [STREAM, A, part(b'data: {"error": {"message": "out of blocks"}}\n\n')],
+        "error",
+        "out of blocks",
+    ),
+    "silence": ([STREAM, A, 0.5], "timeout", "within 0.3 s"),
+    "silence from the start": ([0.5], "timeout", "within 0.3 s"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_is_counted_and_named(fault: str) -> None:
+    """And the next request is served as if nothing had happened."""
+    steps, kind, words = FAULTS[fault]
+    with scripted(lambda number, _body: steps if number == 0 else WHOLE) as server:
+        run = ask(server, 2, timeout=0.3 if kind == "timeout" else 20.0)
+    first, second = run.answers
+    assert (first.outcome, second.outcome, second.text) == (kind, "ok", "ab")
+    assert words in first.message
+    figures = summary([run])
+    assert figures["failed"] == {kind: 1} and figures["failures"][0]["message"] == first.message
+    assert figures["e2e_s"]["count"] == 1 + (kind == "timeout"), "one that timed out counts with what it waited"
+
+
+def test_a_closed_loop_keeps_its_users_busy_and_no_more() -> None:
+    with scripted((0.05, *WHOLE)) as server:
+        run = ask(server, 9, users=3)
+        assert (server.together, len(run.answers)) == (3, 9)
+        assert sorted(body["prompt"] for body in server.bodies) == sorted(distinct(PROMPTS, n).text for n in range(9))
+    assert len({distinct(PROMPTS, number).text for number in range(40)}) == 40, "no prompt is sent twice"
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    answers = [ServerAnswer(n, PROMPTS[0], 0.0, ended=float(n), arrivals=[n / 2, float(n)]) for n in (1, 2, 3, 10)]
+    figures = summary([LoadRun(answers, seconds=10.0, cpu_s=9.0)])
+    spread = {"mean": 4.0, "p50": 2.0, "p90": 10.0, "p99": 10.0, "max": 10.0, "count": 4}
+    assert figures["e2e_s"] == spread
+    assert (figures["output_tok_s"], figures["tokens_from"], figures["tokens_per_chunk"]) == (0.8, "chunks", 1.0)
+    assert figures["client"]["late"], "it used most of a processor"
+    assert summary([LoadRun()])["ttft_s"] == {**dict.fromkeys(spread), "count": 0}
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def refused(result: Result, *words: str) -> None:
+    assert result.code in (1, 2) and result.out == "", result.err
+    assert "Traceback" not in result.err
+    for word in words:
+        assert word in result.err
+
+
+def test_a_server_is_measured(wager: Call, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with scripted(WHOLE) as server:
+        done = wager("bench", "--url", server.url, "--concurrency", "2", "--limit", "6", "--json", str(path))
+    assert done.code == 0, done.err
+    assert "TTFT" in done.out and "6 of 6 requests answered" in done.out
+    result = json.loads(path.read_text())
+    card, figures = result["card"], result["summary"]
+    assert (card["kind"], card["model"], card["url"], card["prompts"]) == ("load", "scripted", f"{server.url}/v1", 6)
+    assert card["settings"]["concurrency"] == 2 and card["settings"]["max_tokens"] == 128
+    assert (figures["ok"], figures["tokens"], figures["chunks"], figures["acceptance"]) == (6, 12, 12, None)
+    assert [row["number"] for row in result["rows"]] == list(range(6))
+    assert {row["text"] for row in result["rows"]} == {"ab"}
+    assert sum(each["tokens"] for each in figures["per_category"].values()) == 12
+
+
+def test_acceptance_by_category_is_what_wagers_answers_say(wager: Call) -> None:
+    models = response(b'{"data": [{"id": "m", "owned_by": "wager"}]}')
+    found = {"choices": [{"rounds": 2, "drafted": 6, "accepted": 3}], "stage_seconds": {}}
+    script = (STREAM, A, part(event("b", finish="stop")), part(event(speculation=found)), part(USAGE), END, LAST)
+    with scripted(script) as server:
+        server.pages["/v1/models"] = lambda: models
+        done = wager("bench", "--url", server.url, "--limit", "6", "--acceptance", "--json", "-")
+        assert all(body["speculation_stats"] for body in server.bodies)
+    assert done.code == 0, done.err
+    figures = json.loads(done.out)["summary"]
+    counts = {"rounds": 12, "drafted": 36, "accepted": 18}
+    assert figures["acceptance"] == {"from": "answers", **counts, "accepted_share": 0.5, "mean_acceptance_length": 1.0}
+    assert figures["per_category"]["qa"]["acceptance"]["rounds"] == 2
+
+
+def test_acceptance_by_category_is_what_the_counters_of_other_servers_rose_by(wager: Call) -> None:
+    drafts: list[int] = []
+
+    def metrics() -> bytes:
+        lines = [f'vllm:spec_decode_num_drafts_total{{a="b"}} {sum(drafts)}.0']
+        lines += [f"vllm:spec_decode_num_{name}_total {n * sum(drafts)}.0" for name, n in counters.items()]
+        return response("\n".join([*lines, ""]).encode(), kind="text/plain")
+
+    def script(_number: int, body: dict[str, Any]) -> Sequence[Step]:
+        drafts.append(10 if "Translate" in body["messages"][-1]["content"] else 1)
+        return WHOLE
+
+    counters = {"draft_tokens": 4, "accepted_tokens": 2}
+    with scripted(script, metrics=metrics) as server:
+        done = wager("bench", "--url", server.url, "--limit", "6", "--concurrency", "3", "--acceptance", "--json", "-")
+    assert done.code == 0, done.err
+    figures = json.loads(done.out)["summary"]
+    own = {name: each["acceptance"] for name, each in figures["per_category"].items()}
+    assert own["translation"]["rounds"] == 10 and own["qa"]["rounds"] == 1
+    assert own["qa"]["mean_acceptance_length"] == 3.0 and own["qa"]["accepted_share"] == 0.5
+    assert figures["acceptance"]["rounds"] == 15 and figures["acceptance"]["from"] == "metrics"
+
+
+def test_a_server_that_refuses_stream_options_is_asked_without(wager: Call) -> None:
+    unknown = [response(b'{"error": {"message": "unknown field: stream_options"}}', status="400 Bad")]
+    with scripted(lambda _number, body: unknown if "stream_options" in body else WHOLE) as server:
+        done = wager("bench", "--url", server.url, "--limit", "1", "--json", "-")
+    assert done.code == 0 and json.loads(done.out)["summary"]["ok"] == 1
+
+
+def test_the_key_is_sent_and_never_shown(wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    path.write_text("s3cret-key\n")
+    monkeypatch.delenv("WAGER_API_KEY", raising=False)
+    with scripted(WHOLE) as server:
+        common = ("bench", "--url", server.url, "--limit", "1", "--json", "-")
+        with_file = wager(*common, "--api-key-file", str(path))
+        monkeypatch.setenv("WAGER_API_KEY", "s3cret-key")
+        with_variable = wager(*common)
+        assert all("Authorization: Bearer s3cret-key" in head for head in server.heads)
+    for done in (with_file, with_variable):
+        assert done.code == 0 and "s3cret" not in done.out + done.err
+    path.write_text("two words")
+    refused(wager(*common, "--api-key-file", str(path)), str(path), "key")
+    monkeypatch.setenv("WAGER_API_KEY", "a\r\nX-Evil: b")
+    refused(wager(*common), "WAGER_API_KEY")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_of_failures_alone_fails(wager: Call, first: bool) -> None:
+    """At the first short request, which says what to check, or later."""
+    with scripted(lambda number, _body: [BUSY] if number or first else WHOLE) as server:
+        done = wager("bench", "--url", server.url, "--limit", "2", "--json", "-")
+    assert done.code == 1 and "status 503: busy now" in done.err
+    assert ("hint: Check --model" in done.err and not done.out) if first else json.loads(done.out)["summary"]["ok"] == 0
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"data": []}', b"<html>", b'{"data": [{"id": null}], "x": ' + b"[" * 9000])
+def test_a_server_without_models_is_named(wager: Call, body: bytes) -> None:
+    with scripted(WHOLE) as server:
+        server.pages["/v1/models"] = lambda: response(body) if b"null" not in body else response(body[:20])
+        refused(wager("bench", "--url", server.url), "/v1/models names no model", "--model")
+        del server.pages["/v1/models"]
+        refused(wager("bench", "--url", server.url), "/v1/models answered with status 404", "--url")
+
+
+def test_fields_are_added_and_removed(wager: Call) -> None:
+    fields = '{"max_completion_tokens": 3, "stream_options": null, "speculation": {"depth": 2}}'
+    options = ("--top-k", "5", "--raw", "--temperature", "1", "--seed", "7", "--requests", "2", "--limit", "1")
+    with scripted(WHOLE) as server:
+        done = wager("bench", "--url", server.url, "--body", fields, *options)
+    assert done.code == 0, done.err
+    last = server.bodies[-1]
+    assert last.pop("prompt").startswith("(2) ")
+    expected = {"model": "scripted", "max_tokens": 128, "temperature": 1.0, "seed": 8, "top_k": 5, "stream": True}
+    assert last == {**expected, "max_completion_tokens": 3, "speculation": {"depth": 2}}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_in_order(number: int, code: int) -> None:
+    asked = threading.Event()
+
+    def silent(_number: int, _body: dict[str, Any]) -> list[Step]:
+        asked.set()
+        return [STREAM, 600.0, LAST]
+
+    with scripted(silent) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "wager.cli", "bench", "--url", server.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+        )
+        assert asked.wait(300)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=300)
+    assert (process.returncode, out) == (code, "")
+    assert "Traceback" not in err
+
+
+URL = ("--url", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--requests", "5"), ("--requests", "--url")),
+        ((*URL, "--drafter", "ngram"), ("--drafter", "--url")),
+        ((*URL, "--compare"), ("--compare", "--url")),
+        ((*URL, "--timeout", "0"), ("--timeout",)),
+        ((*URL, "--requests", "0"), ("--requests",)),
+        ((*URL, "--body", "[1]"), ("--body", "object")),
+        ((*URL, "--body", '{"a": NaN}'), ("--body", "object")),
+        ((*URL, "--body", '{"stream": false}'), ("--body", "stream")),
+        ((*URL, "--api-key-file", "/nowhere/key"), ("/nowhere/key",)),
+        (URL, ("127.0.0.1:9", "running")),
+        ((*URL, "--model", "m"), ("127.0.0.1:9", "running")),
+    ],
+)
+def test_mistakes_are_named(wager: Call, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    refused(wager("bench", *arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("url", "seen"),
+    [
+        ("http://localhost:8000", "http://localhost:8000/v1"),
+        ("https://example.org", "https://example.org:443/v1"),
+        ("http://[::1]:8000/", "http://[::1]:8000/v1"),
+        ("https://a-b.org/api/v2/chat/completions", "https://a-b.org:443/api/v2"),
+    ],
+)
+def test_urls(url: str, seen: str) -> None:
+    assert OpenAIServer.parse(url).url == seen
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "ftp://x",
+        "http://",
+        "http://u:p@h",
+        "http://h:0",
+        "http://h:70000",
+        "http://h/\n",
+        "http://é",
+        "http://h?q",
+    ],
+)
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="is not the URL of a server"):
+        OpenAIServer.parse(url)
+
+
+SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self): self.wfile.write(models if self.path == "/v1/models" else b"HTTP/1.1 404 No\\r\\n\\r\\n")
+    def do_POST(self): self.rfile.read(int(self.headers["Content-Length"])); self.wfile.write(answer)
+"""
+
+
+def test_servers_are_measured_side_by_side(tmp_path: Path) -> None:
+    """dev/bench_servers.py on two servers that answer alike."""
+    script = tmp_path / "server.py"
+    values = f"models, answer = {MODELS!r}, {b''.join(WHOLE)!r}\n"
+    script.write_text(
+        SERVER + values + 'ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()\n'
+    )
+    servers = [f"{name}={sys.executable} {script} {{port}}" for name in ("one", "two")]
+    arguments = ["--output", str(tmp_path), "--servers", "", "--server", servers[0], "--server", servers[1]]
+    done = subprocess.run(
+        [sys.executable, "dev/bench_servers.py", *arguments, "--users", "1,2", "--rounds", "1", "--requests", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "servers.json").read_text())
+    points = [(point["server"], point["users"], point["first"]) for point in found["points"]]
+    assert points == [("one", 1, 0), ("two", 1, 0), ("two", 2, 2), ("one", 2, 2)]
+    assert [point["summary"]["tokens"] for point in found["points"]] == [4, 4, 8, 8]
+    assert (tmp_path / "servers.svg").read_text().startswith("<?xml")
