@@ -42,9 +42,9 @@ StepListener = Callable[[Sequence[OutputDelta], StepRecord | None], object]
 """Is told, in the event loop, what every step emitted and took."""
 
 
-_MOST_STEPS_A_CHUNK = 4
+_MAX_STEPS_PER_CHUNK = 4
 
-_COLLECTED_AT_ONCE = 32
+_COLLECT_EVERY = 32
 """Deltas that are kept apart until they are added to the answer: one after the other takes longer, with cold caches."""
 
 
@@ -68,14 +68,14 @@ class AsyncLLM:
         self.config = (config or EngineConfig()).with_options(**options)
         self.engine: LoadedEngine = load(self.config, report=report)
         self.on_step: StepListener | None = None
-        self.most_told: int | None = None
+        self.streams_per_step: int | None = None
         """Streams whose readers are woken after every step. If there are more, they are woken together after every
         second to fourth step, with the deltas of these. First and last deltas do not wait. None: after every step."""
         self._loop: asyncio.AbstractEventLoop | None = None
         # whoever iterates over a stream keeps it; one that is dropped aborts its request
         self._streams: WeakValueDictionary[str, AsyncOutputStream] = WeakValueDictionary()
-        self._untold: set[AsyncOutputStream] = set()  # whose readers have not been woken
-        self._steps_untold = 0
+        self._unread: set[AsyncOutputStream] = set()  # whose readers have not been woken
+        self._steps_since_wake = 0
         self._numbers = itertools.count()
         self._recorder: RoundRecorder | None = None  # once a stream wants rounds
         self._thread = EngineThread(self.engine, self._deliver, self._fail)
@@ -186,7 +186,7 @@ class AsyncLLM:
     def _leave_loop(self) -> None:
         self.abort_all()
         self._streams.clear()
-        self._untold.clear()
+        self._unread.clear()
 
     async def between_steps(self, function: Callable[[], R]) -> R:
         """Call a function of the engine in its thread, between two steps, and return its result."""
@@ -204,7 +204,7 @@ class AsyncLLM:
 
     def drop(self, stream: AsyncOutputStream) -> None:
         """End the request of a stream whose deltas nobody waits for, if it runs."""
-        self._untold.discard(stream)
+        self._unread.discard(stream)
         if self._streams.get(stream.request.id) is stream:
             del self._streams[stream.request.id]
             self.end(stream)
@@ -241,26 +241,26 @@ class AsyncLLM:
                 if stream.take(ChoiceDelta(delta.index, delta, made), record):
                     del self._streams[delta.request_id]
                     self._forget_rounds(stream)
-                    self._untold.discard(stream)
-                    stream.tell()
+                    self._unread.discard(stream)
+                    stream.wake()
                 elif stream.waits_for_first:
-                    stream.tell()
-                elif stream.untold:
-                    self._untold.add(stream)
-        self._steps_untold += 1
-        if self._steps_untold >= self._steps_a_chunk():
-            self._tell_all()
+                    stream.wake()
+                elif stream.unread:
+                    self._unread.add(stream)
+        self._steps_since_wake += 1
+        if self._steps_since_wake >= self._steps_per_chunk():
+            self._wake_all()
         if self.on_step is not None:
             self.on_step(deltas, record)
 
-    def _steps_a_chunk(self) -> int:
-        most, streams = self.most_told, len(self._streams)
-        return 1 if most is None or streams <= most else min(_MOST_STEPS_A_CHUNK, -(-2 * streams // most))
+    def _steps_per_chunk(self) -> int:
+        most, streams = self.streams_per_step, len(self._streams)
+        return 1 if most is None or streams <= most else min(_MAX_STEPS_PER_CHUNK, -(-2 * streams // most))
 
-    def _tell_all(self) -> None:
-        self._steps_untold, untold, self._untold = 0, self._untold, set()
-        for stream in untold:
-            stream.tell()
+    def _wake_all(self) -> None:
+        self._steps_since_wake, unread, self._unread = 0, self._unread, set()
+        for stream in unread:
+            stream.wake()
 
     def _forget_rounds(self, stream: AsyncOutputStream) -> None:
         recorder, request = self._recorder, stream.request
@@ -273,7 +273,7 @@ class AsyncLLM:
             for stream in list(self._streams.values()):
                 stream.fail(error)
             self._streams.clear()
-            self._untold.clear()
+            self._unread.clear()
 
         self._in_loop(end_streams)
 
@@ -324,7 +324,7 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         self.stage_seconds: dict[str, float] | None = None
         """Seconds by stage of the steps that emitted tokens of it, if it is set to a dict before it starts."""
         self._counted: StepRecord | None = None
-        self._whole = self._told = False
+        self._whole = self._woken = False
         self._collector.expect(request)
 
     @property
@@ -425,7 +425,7 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
             for stage, seconds in record.seconds.items():
                 self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
         self._uncollected.append(item.delta)
-        if len(self._uncollected) >= _COLLECTED_AT_ONCE:
+        if len(self._uncollected) >= _COLLECT_EVERY:
             self._collected()
         if not self._whole:
             self._deltas.append(item)
@@ -441,16 +441,16 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
     @property
     def waits_for_first(self) -> bool:
         """Whether its reader has not been told of any delta."""
-        return not (self._told or self._whole)
+        return not (self._woken or self._whole)
 
     @property
-    def untold(self) -> bool:
+    def unread(self) -> bool:
         """Whether there are deltas that its reader has not taken."""
         return bool(self._deltas)
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         """Wake the reader: deltas have come, or the last one."""
-        self._told = True
+        self._woken = True
         self._wake()
 
     def fail(self, error: WagerError) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import httpx2
 from hypothesis import strategies as st
 
-from wager.serve.answer_models import ErrorAnswer
-from wager.serve.openapi import OPERATIONS, document
+from wager.serve.openapi import OPERATIONS, ErrorAnswer, document
 
 DOCUMENT = document()
 POSTS = sorted(path for path, each in OPERATIONS.items() if each.body)

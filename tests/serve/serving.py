@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from wager.async_llm import AsyncLLM
 from wager.serve.app import Server
-from wager.serve.options import ServeOptions
+from wager.serve.limits import ServeOptions
 from wager.serve.run import bind, serving
 
 NAME = "tiny"

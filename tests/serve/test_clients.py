@@ -206,11 +206,13 @@ def test_large_answers_are_not_written_in_the_event_loop(server: Running, monkey
         return encoded(value)
 
     monkeypatch.setattr("wager.serve.generation.encoded", write)
+    monkeypatch.setattr("wager.serve.generation.encoded_in_parts", write)
     body = {**SHORT, "max_tokens": 150, "n": 2, "seed": 1, "logprobs": True, "top_logprobs": 20}
     large = server.post(CHAT, body).json()["choices"]
-    small = server.post(CHAT, {**body, "n": 1}).json()["choices"]
+    small = server.post(CHAT, {**body, "n": 1, "max_tokens": 40}).json()["choices"]
     assert threads == [True, False]
-    assert large[0] == small[0] and len(large[1]["logprobs"]["content"]) == 150
+    contents = [choice["logprobs"]["content"] for choice in (*large, *small)]
+    assert contents[0][:40] == contents[2] and [*map(len, contents)] == [150, 150, 40]
 
 
 # ---- /tokenize -----------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def test_token_paths_take_the_fields_of_vllms(server: Running) -> None:
 
 def test_a_client_that_reads_nothing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays connected; its answer fills the buffers between, and its time is over."""
-    monkeypatch.setattr("wager.serve.sse._LAST_EVENT_S", 0.2)
+    monkeypatch.setattr("wager.serve.streaming._LAST_EVENT_S", 0.2)
     body = {
         "messages": MESSAGES,
         "max_tokens": 400,

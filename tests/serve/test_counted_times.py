@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
-from wager.serve.counted_times import CountedTimes
+from wager.serve.metrics import WeightedHistogram
 
 BOUNDS = (0.001, 0.0025, 0.1, 1, 60)
 TIMES = st.sampled_from((*BOUNDS, 0.0, 0.0011, 0.5, 1000.0)) | st.floats(0, 100)
@@ -16,7 +16,7 @@ TIMES = st.sampled_from((*BOUNDS, 0.0, 0.0011, 0.5, 1000.0)) | st.floats(0, 100)
 @given(st.lists(st.tuples(TIMES, st.integers(1, 5)), max_size=20))
 def test_it_says_what_the_librarys_histogram_says(added: list[tuple[float, int]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    counted = CountedTimes("wager:seconds", "Words.", BOUNDS, model="m")
+    counted = WeightedHistogram("wager:seconds", "Words.", BOUNDS, model="m")
     ours.register(counted)
     observed = Histogram("wager:seconds", "Words.", ("model_name",), registry=theirs, buckets=BOUNDS).labels("m")
     for seconds, times in added:

@@ -11,7 +11,7 @@ import pytest
 import wager
 from serve.serving import CHAT, MESSAGES, Running, running
 from wager.constrain import compiler
-from wager.constrain.matching import GrammarMatcher
+from wager.constrain.compiler import GrammarMatcher
 from wager.engine import runner
 
 BODY: Any = {"messages": MESSAGES, "max_tokens": 60, "temperature": 1, "seed": 1}

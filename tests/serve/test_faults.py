@@ -15,7 +15,7 @@ import pytest
 
 import wager
 from serve.serving import CHAT, LONG, SHORT, Running, eventually, running
-from wager.serve.options import ServeOptions, read_api_keys
+from wager.serve.limits import ServeOptions, read_api_keys
 from wager.serve.run import bind
 
 

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from serve.serving import CHAT, SHORT, running
-from wager.serve.gate import JsonLines
+from wager.serve.run import JsonLines
 
 ROOMY = {"max_context": 8192}
 

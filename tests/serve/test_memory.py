@@ -14,7 +14,7 @@ from serve.serving import CHAT, LONG, Running, running
 from serve.test_metrics import values
 from wager.draft.lookup import LookupDrafter
 from wager.draft.lookup_rates import LookupSources
-from wager.serve.memory import resident_bytes
+from wager.serve.metrics import resident_bytes
 from wager.types import DraftRequest, SamplingParams
 
 HOSTILE = 300

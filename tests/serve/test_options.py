@@ -6,7 +6,7 @@ import pytest
 
 from in_process import Call
 from in_process import wager as command  # noqa: F401
-from wager.serve.options import ServeOptions
+from wager.serve.limits import ServeOptions
 
 
 @pytest.mark.parametrize("origin", ["*", "null", "https://a.example", "http://[::1]:3000", "tauri://localhost"])

@@ -19,9 +19,9 @@ from serve.real_server import RealServer, served
 from serve.serving import CHAT, SHORT, Running, eventually, running
 from wager.errors import WagerError
 from wager.models.random_models import byte_tokenizer
-from wager.serve.body_process import QUICK_BYTES, RequestReader
+from wager.serve.body_process import QUICK_BYTES, BodyReader
 from wager.serve.errors import ApiError
-from wager.serve.work import BodyParser, ParsingContext
+from wager.serve.parsing import BodyParser, ParsingContext
 
 CONTEXT, TEXT = 8192, 500_000
 COMPLETIONS = "/v1/completions"
@@ -112,7 +112,7 @@ def test_the_process_reads_what_the_server_would() -> None:
     """Every kind of body, made long by blanks; errors too."""
     tokenizer = byte_tokenizer(512, where="toy")
     model = ParsingContext("tiny", tokenizer, max_context=512, num_blocks=64, vocab=512, temperature=1.0)
-    parser, reader = BodyParser(model), RequestReader(model)
+    parser, reader = BodyParser(model), BodyReader(model)
     bodies: list[Any] = [
         {"prompt": "a b <|end|> é 日本"},
         {"prompt": ["one", "two"], "n": 3, "seed": 5, "stop": ["x"], "logit_bias": {"7": 1.5}, "stop_token_ids": [3]},
@@ -156,7 +156,7 @@ def test_the_process_reads_what_the_server_would() -> None:
 
 def test_of_many_short_bodies_each_turn_of_the_loop_reads_one() -> None:
     model = ParsingContext("tiny", byte_tokenizer(512, where="toy"), 512, 64, 512, 1.0)
-    reader, turns = RequestReader(model), [0]
+    reader, turns = BodyReader(model), [0]
 
     async def count() -> None:
         while True:

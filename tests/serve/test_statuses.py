@@ -14,7 +14,7 @@ import pytest
 import wager
 from serve.real_server import http_request, read_answer
 from serve.serving import CHAT, LONG, SHORT, Running, eventually, running
-from wager.serve.answer_models import ErrorAnswer
+from wager.serve.openapi import ErrorAnswer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE, re.MULTILINE))

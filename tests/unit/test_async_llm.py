@@ -89,7 +89,7 @@ def test_a_stream_yields_every_delta_one_by_one_or_gathered() -> None:
 def test_readers_take_turns_when_only_some_are_woken_after_a_step() -> None:
     async def work() -> None:
         async with made() as llm:
-            llm.most_told = 1
+            llm.streams_per_step = 1
             whole = await asyncio.gather(*(llm.generate("x", replace(PARAMS, seed=seed)) for seed in range(4)))
             slow_down(llm, 0.03)
             streams = [llm.stream("x", replace(PARAMS, seed=seed)) for seed in range(4)]

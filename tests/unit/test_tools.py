@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from wager.constrain.compiler import GrammarCompiler
-from wager.constrain.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
-from wager.constrain.tools import ToolFormat, tool_grammar, tools_message
+from wager.constrain.tools import ToolCall, ToolCallParser, ToolFormat, parse_tool_calls, tool_grammar, tools_message
 from wager.errors import UsageError
 from wager.types import Grammar
 

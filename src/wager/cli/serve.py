@@ -125,7 +125,7 @@ def command(
     """
     from wager.cli.loading import loaded_lines, open_async_llm
     from wager.serve.app import Server
-    from wager.serve.options import ServeOptions, read_api_keys
+    from wager.serve.limits import ServeOptions, read_api_keys
     from wager.serve.run import bind, configure_logging, serving
 
     options = ServeOptions(

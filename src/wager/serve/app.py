@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
+import logging
+import re
 import time
-from collections.abc import AsyncIterator, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, cast
+from hashlib import sha256
+from typing import Any, NamedTuple, cast
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wager import __version__
 from wager.async_llm import AsyncLLM
 from wager.errors import WagerError
-from wager.serve.admission import Admission
-from wager.serve.body_process import BodyKind, RequestReader
+from wager.serve.body_process import BodyKind, BodyReader
 from wager.serve.errors import ApiError, error_response
-from wager.serve.gate import ApiKeys, Gate
 from wager.serve.generation import Generation
-from wager.serve.limits import BodyLimits
+from wager.serve.limits import Admission, BodyLimits, ServeOptions
 from wager.serve.live import PAGE_PATHS, LiveView
-from wager.serve.metrics import CONTENT_TYPE, Metrics
-from wager.serve.options import ServeOptions
-from wager.serve.totals import StepTotals
-from wager.serve.work import ParsingContext, check_model
-from wager.types import OutputDelta, StepRecord
+from wager.serve.metrics import CONTENT_TYPE, Metrics, StepTotals
+from wager.serve.parsing import ParsingContext, check_model
+from wager.types import NO_TENANT, OutputDelta, StepRecord
 
-_MOST_TOLD = 32
+_STREAMS_PER_STEP = 32
 """Streams that all get a chunk after every step. Writing takes a core from the engine, some 40 us a chunk, half of it
 in the socket: with more streams, each gets the tokens of two to four steps at once."""
 
@@ -55,8 +58,9 @@ class Server:
         self._totals, name = StepTotals(), options.model_name
         self.metrics = Metrics(llm, self.admission, self._totals, model=name)
         self.live = LiveView(llm, self.admission, self._totals, self.metrics.drafts, model=name)
-        llm.on_step, llm.most_told = self._on_step, _MOST_TOLD
-        self.limits, self.bodies = BodyLimits(options), RequestReader(_served_model(llm, options))
+        llm.on_step = self._on_step
+        llm.streams_per_step = _STREAMS_PER_STEP
+        self.limits, self.bodies = BodyLimits(options), BodyReader(_served_model(llm, options))
         self.generation = Generation(llm, options, self.limits, self.bodies, self.admission, self.metrics)
         self._started = int(time.time())
 
@@ -84,7 +88,7 @@ class Server:
 
         options = self.options
         keys = ApiKeys(options.api_keys, operators=options.operator_keys, share=options.share_between_keys)
-        middleware = [Middleware(Gate, keys=keys, report=report)]
+        middleware = [Middleware(AccessMiddleware, keys=keys, report=report)]
         if self.options.cors:  # around the gate, so that a page can read why it was refused
             middleware.insert(
                 0,
@@ -166,10 +170,10 @@ class Server:
         return Response(await self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def tokenize(self, http: Request) -> Response:
-        return await self._converted(http, "encode")
+        return await self._converted(http, "tokenize")
 
     async def detokenize(self, http: Request) -> Response:
-        return await self._converted(http, "decode")
+        return await self._converted(http, "detokenize")
 
     async def _converted(self, http: Request, kind: BodyKind) -> Response:
         async with self.limits.body(http) as raw:
@@ -209,3 +213,127 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
     response = error_response(ApiError(error.status_code, message.get(error.status_code, str(error.detail))))
     response.headers.update(error.headers or {})  # of 405: what is possible
     return response
+
+
+# ---- keys, ids and the log of requests
+
+log = logging.getLogger("wager.serve")
+
+OPEN_PATHS = frozenset({"/health", "/version", *PAGE_PATHS})
+"""Paths that need no key: they tell nothing about what is served."""
+
+OPERATOR_PATHS = frozenset({"/metrics", "/live"})
+"""Paths that tell of the requests of all keys."""
+
+_GONE = 499
+"""What nginx logs for a client that has gone before it was answered."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Caller(NamedTuple):
+    """Whose requests these are, and whether the figures of all may be read."""
+
+    tenant: str = NO_TENANT
+    is_operator: bool = True
+
+
+class ApiKeys:
+    """Keys that callers must show as `Authorization: Bearer KEY`. Without any everybody may call, as one tenant. Each
+    key is a tenant unless they share; a single one may read all figures, which are its own."""
+
+    def __init__(self, keys: Sequence[str], *, operators: Sequence[str] = (), share: bool = False) -> None:
+        self._digests = [sha256(key.encode()).digest() for key in dict.fromkeys((*operators, *keys))]
+        self._operators = len(self._digests) if len(self._digests) == 1 or share else len(dict.fromkeys(operators))
+        self._share = share
+
+    def caller(self, authorization: str | None) -> Caller | None:
+        """Who calls; None if no key fits. Every key is compared, each in constant time, so that the time tells nothing
+        about them."""
+        if not self._digests:
+            return Caller()
+        scheme, _, key = (authorization or "").partition(" ")
+        given = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        found = -1
+        for index, digest in enumerate(self._digests):
+            found += (index + 1) * hmac.compare_digest(digest, given)
+        if found < 0 or scheme.lower() != "bearer":
+            return None
+        return Caller(NO_TENANT if self._share else given.hex(), found < self._operators)
+
+
+class AccessMiddleware:
+    """ASGI middleware. `report` is told path and status of every request that has ended."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, report: Callable[[str, int], object]) -> None:
+        self._app, self._keys, self._report = app, keys, report
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, path, begin = Headers(scope=scope), scope["path"], time.perf_counter()
+        request_id = _request_id(headers.get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = _GONE
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            caller = self._keys.caller(headers.get("authorization"))
+            scope["state"]["tenant"] = caller.tenant if caller else NO_TENANT
+            if refusal := self._refusal(scope, caller):
+                await error_response(refusal)(scope, receive, send_with_id)
+            else:
+                await self._app(scope, receive, send_with_id)
+        except Exception as failure:
+            log.exception(
+                "%s %s failed", scope["method"], _printable(path), extra={"fields": {"request_id": request_id}}
+            )
+            if status != _GONE:  # its head was sent: the connection ends without the end of the body
+                raise
+            text = f"The server failed at this request: {type(failure).__name__}."
+            error = ApiError(500, text, "Its log says why, under the x-request-id.")
+            await error_response(error)(scope, receive, send_with_id)
+        finally:
+            self._report(path, status)
+            _log_end(scope, status, time.perf_counter() - begin)
+
+    @staticmethod
+    def _refusal(scope: Scope, caller: Caller | None) -> ApiError | None:
+        """Why a caller may not ask for this path, if so."""
+        if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+            return None
+        if caller is None:
+            return ApiError(401, "The API key is missing or unknown.", "Send Authorization: Bearer KEY.")
+        if scope["path"] in OPERATOR_PATHS and not caller.is_operator:
+            hint = "Send a key of --operator-key-file."
+            return ApiError(403, "These figures are of the requests of all keys; this key may not read them.", hint)
+        return None
+
+
+def _log_end(scope: Scope, status: int, seconds: float) -> None:
+    client, state = scope.get("client"), scope["state"]
+    fields = {
+        "request_id": state["request_id"],
+        "client": client[0] if client else "",
+        "seconds": round(seconds, 6),
+        **state.get("log_fields", {}),
+    }
+    said = {"method": scope["method"], "path": _printable(scope["path"]), "status": status}
+    log.info("%(method)s %(path)s %(status)d", said, extra={"fields": fields, "said": said})
+
+
+def _printable(path: str) -> str:
+    """A path for the log: what is no letter could end the line and forge another."""
+    return "".join(letter if letter.isprintable() else "?" for letter in path[:200])
+
+
+def _request_id(given: str | None) -> str:
+    """The caller's id, if it is a short word, else a new one."""
+    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

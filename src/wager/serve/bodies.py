@@ -1,18 +1,81 @@
-"""Request bodies of OpenAI's API as values: every field is known and honoured, or refused by name."""
+"""Request bodies of OpenAI's API: JSON read strictly, models whose every field is honoured or refused by name, and the
+sampling parameters that they ask for.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from wager.errors import UsageError
 from wager.serve.errors import ApiError
-from wager.serve.strict_json import read_json
-from wager.types import Grammar
+from wager.types import Grammar, RequestSpeculation, SamplingParams
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+MOST_LEVELS = 100
+"""Objects and lists within each other. What they are given to (templates, grammars) works recursively."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text. ValueError that says what is wrong: also names that stand twice in one object, NaN and
+    infinities, halves of surrogate pairs, and more than MOST_LEVELS levels."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+    except RecursionError:
+        raise _too_deep() from None
+    if text.count("[") + text.count("{") > MOST_LEVELS and _is_deep(value):
+        raise _too_deep()
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it has half of a surrogate pair, which is no character") from None
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names: set[str] = set()
+        twice = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has {twice[:80]!r} twice")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MOST_LEVELS):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"objects and lists are more than {MOST_LEVELS} levels deep")
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
 
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "user": (),
@@ -270,3 +333,106 @@ def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
         message = f"The field {field!r} is not supported."
         return ApiError(400, message, hint, param=param, code="unknown_parameter")
     return ApiError(400, f"The field {field!r} is not possible: {first['msg']}.", param=param)
+
+
+# ---- parameters ------------------------------------------------------------------------------------------------------
+
+
+_LONGEST_ID = 10
+"""Digits of a token id."""
+
+_COMPLETION_TOKENS = 16
+"""OpenAI's default for completions; chats go on until the context is full."""
+
+
+def completion_params(body: CompletionBody, *, temperature: float) -> SamplingParams:
+    """The parameters of a completion; `temperature` where it names none."""
+    return _params(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs, temperature=temperature)
+
+
+def chat_params(
+    body: ChatBody, *, room: int, temperature: float, prediction: Sequence[int], tool_grammar: Grammar | None = None
+) -> SamplingParams:
+    """The parameters of a chat; `room` is what the context leaves for its answer, `prediction` its prediction in
+    tokens, `tool_grammar` what its tools demand."""
+    most = body.max_completion_tokens or body.max_tokens or max(1, room)
+    if body.max_tokens not in (None, most):
+        raise ApiError(
+            400,
+            f"max_tokens = {body.max_tokens} and max_completion_tokens = {most} differ.",
+            "Send one of the two.",
+            param="max_tokens",
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs.", "Send logprobs: true too.", param="top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _params(body, most, logprobs, temperature=temperature, prediction=prediction, tool_grammar=tool_grammar)
+
+
+def speculation(body: SamplingFields) -> RequestSpeculation | None:
+    """What the request says about how it is drafted, if anything."""
+    choice = body.speculation
+    if choice is None:
+        return None
+    if choice == "off":
+        return RequestSpeculation(depth=0)
+    if choice.drafter is None and choice.depth is None:
+        return None
+    return RequestSpeculation(choice.drafter or "", choice.depth)
+
+
+def _params(
+    body: SamplingFields,
+    max_tokens: int,
+    logprobs: int | None,
+    *,
+    temperature: float,
+    prediction: Sequence[int] = (),
+    tool_grammar: Grammar | None = None,
+) -> SamplingParams:
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream.", "Send stream: true too.", param="stream_options")
+    wanted = body.response_format.grammar if body.response_format else None
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature if body.temperature is None else float(body.temperature),
+            top_k=max(0, body.top_k or 0),  # -1 is vLLM's way to say that there is none
+            top_p=1.0 if body.top_p is None else float(body.top_p),
+            min_p=float(body.min_p or 0.0),
+            repetition_penalty=float(body.repetition_penalty or 1.0),
+            presence_penalty=float(body.presence_penalty or 0.0),
+            frequency_penalty=float(body.frequency_penalty or 0.0),
+            logit_bias=_logit_bias(body),
+            seed=_seed(body.seed),
+            stop=tuple(body.stop) if isinstance(body.stop, list) else body.stop or (),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            ignore_eos=bool(body.ignore_eos),
+            logprobs=logprobs,
+            n=body.n or 1,
+            prediction=prediction,
+            grammar=tool_grammar or wanted,
+        )
+    except UsageError as error:
+        name = error.message.split(" ", 1)[0].split("[", 1)[0]
+        raise ApiError(
+            400, error.message, error.hint, param=name if name in type(body).model_fields else None
+        ) from None
+
+
+def _seed(seed: int | None) -> int | None:
+    """Any 64-bit integer, as OpenAI's API takes them; negative ones are taken modulo 2^64."""
+    if seed is None:
+        return None
+    if not -(2**63) <= seed < 2**64:
+        raise ApiError(400, f"seed = {str(seed)[:40]} has more than 64 bits.", "Give a 64-bit integer.", param="seed")
+    return seed % 2**64
+
+
+def _logit_bias(body: SamplingFields) -> dict[int, float]:
+    biases = {}
+    for key, bias in (body.logit_bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) <= _LONGEST_ID):
+            raise ApiError(400, f"logit_bias has the key {key[:80]!r}.", "Keys are token ids.", param="logit_bias")
+        biases[int(key)] = float(bias)
+    return biases

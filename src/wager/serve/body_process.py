@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, Literal
 import wager
 from wager.errors import WagerError
 from wager.serve.errors import ApiError
-from wager.serve.tokens import TokenConversion
-from wager.serve.work import BodyParser, ParsingContext
+from wager.serve.parsing import BodyParser, ParsingContext
 
 QUICK_BYTES = 16_000
 """A body of no more is read in the event loop, in some 20 ms at most."""
@@ -30,22 +29,21 @@ _NICENESS = 5
 
 _SIZE_BYTES = 8
 
-BodyKind = Literal["completion", "chat", "encode", "decode"]
+BodyKind = Literal["completion", "chat", "tokenize", "detokenize"]
 
 
 def _readers(model: ParsingContext) -> dict[str, Callable[[bytes, str], Any]]:
     """What each kind of body is read by; it gets the body and the id of the request."""
     parser = BodyParser(model)
-    tokens = TokenConversion(parser)
     return {
         "completion": parser.completion,
         "chat": parser.chat,
-        "encode": lambda raw, _: tokens.encode(raw),
-        "decode": lambda raw, _: tokens.decode(raw),
+        "tokenize": parser.tokenize,
+        "detokenize": parser.detokenize,
     }
 
 
-class RequestReader:
+class BodyReader:
     """Reads bodies: of those that are short one in each turn of the event loop, of the others one at a time. The
     process is started with the first long body, and again if it was ended."""
 
@@ -58,8 +56,8 @@ class RequestReader:
         self._closed = False
 
     async def read(self, kind: BodyKind, raw: bytes, request_id: str) -> Any:
-        """The Work of a body of `completion` or `chat`, the answer to one of `encode` or `decode`. ApiError that names
-        what is wrong with it."""
+        """The ParsedRequest of a body of `completion` or `chat`, the answer to one of `tokenize` or `detokenize`.
+        ApiError that names what is wrong with it."""
         if len(raw) > QUICK_BYTES:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._thread, self._read_beside, kind, raw, request_id)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from wager.serve.predictions import PredictionUse
-from wager.serve.tools import CallWriter, whole_calls
+from wager.constrain.tools import ToolCallDelta, ToolCallParser, ToolFormat
+from wager.draft.prediction import Alignment
 from wager.types import Completion, OutputDelta, TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
@@ -170,12 +171,77 @@ class ChatFormat:
         return {"token": token_text(value), "logprob": logprob, "bytes": list(value)}
 
 
+class CallWriter:
+    """Calls of one choice as OpenAI's API writes them, in pieces and whole."""
+
+    def __init__(self, form: ToolFormat) -> None:
+        self._parser = ToolCallParser(form)
+        self._ids: list[str] = []
+
+    @property
+    def called(self) -> bool:
+        return bool(self._parser.calls)
+
+    def push(self, text: str, *, last: bool) -> dict[str, Any]:
+        """The `delta` object of a piece of text; `last`: none follows."""
+        pieces = [self._parser.push(text), *([self._parser.flush()] if last else [])]
+        content = "".join(piece.content for piece in pieces)
+        calls = [self._part(call) for piece in pieces for call in piece.calls]
+        return {**({"content": content} if content else {}), **({"tool_calls": calls} if calls else {})}
+
+    def _part(self, call: ToolCallDelta) -> dict[str, Any]:
+        if call.name is None:
+            return {"index": call.index, "function": {"arguments": call.arguments}}
+        self._ids.append(f"call_{uuid.uuid4().hex[:24]}")
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": call.index, "id": self._ids[-1], "type": "function", "function": function}
+
+
+def whole_calls(delta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls of a whole answer, from the `delta` of all its text."""
+    calls: list[dict[str, Any]] = []
+    for part in delta.get("tool_calls", ()):
+        if "id" in part:
+            calls.append({key: part[key] for key in ("id", "type", "function")})
+        else:
+            calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+    return calls
+
+
 def token_text(value: bytes) -> str:
     """The text of a token's bytes; `bytes:\\xe2\\x82` where they are not whole characters, as OpenAI writes them."""
     try:
         return value.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in value)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionUse:
+    """`accepted`: tokens of the prediction that appeared in the answer, where the prediction was expected to go on;
+    `rejected`: those that did not. Sums over the choices."""
+
+    accepted: int
+    rejected: int
+
+
+def prediction_use(prediction: Sequence[int], completions: Sequence[Completion]) -> PredictionUse:
+    """Follow each choice through the prediction, as the drafter of that name does. It depends on the texts alone, not
+    on what was drafted."""
+    accepted = sum(len(_places(prediction, completion)) for completion in completions)
+    return PredictionUse(accepted, len(prediction) * len(completions) - accepted)
+
+
+def _places(prediction: Sequence[int], completion: Completion) -> set[int]:
+    """The places of the prediction whose tokens appeared."""
+    alignment, found = Alignment(list(prediction)), set[int]()
+    for token in completion.token_ids:
+        place = alignment.next
+        if alignment.agreed and place < len(prediction) and alignment.tokens[place] == token:
+            found.add(place)
+        alignment.unread.append(token)
+        alignment.catch_up()
+    return found
 
 
 def usage(completions: Sequence[Completion], *, prompts: int, predicted: PredictionUse | None) -> dict[str, Any]:

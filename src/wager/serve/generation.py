@@ -16,18 +16,13 @@ from wager.async_llm import AsyncLLM
 from wager.draft.base import remembers_requests
 from wager.engine.grammar_drafts import NAME as GRAMMAR_DRAFTER
 from wager.errors import RequestError, WagerError
-from wager.serve.admission import Admission
-from wager.serve.answers import Answer
-from wager.serve.body_process import BodyKind, RequestReader
-from wager.serve.chunks import StreamPlan
+from wager.serve.body_process import BodyKind, BodyReader
 from wager.serve.errors import ApiError, failed_answer
 from wager.serve.formats import encoded, encoded_in_parts
-from wager.serve.guesses import GuessReport, draft_report
-from wager.serve.limits import BodyLimits
+from wager.serve.limits import Admission, BodyLimits, ServeOptions
 from wager.serve.metrics import Metrics
-from wager.serve.options import ServeOptions
-from wager.serve.sse import EventStream, until_gone
-from wager.serve.work import Work
+from wager.serve.parsing import ParsedRequest
+from wager.serve.streaming import Answer, EventStream, GuessReport, StreamPlan, draft_report, until_gone
 from wager.types import Completion, Request
 
 _QUICK_TOKENS = 1_000
@@ -42,7 +37,7 @@ class Generation:
         llm: AsyncLLM,
         options: ServeOptions,
         limits: BodyLimits,
-        bodies: RequestReader,
+        bodies: BodyReader,
         admission: Admission,
         metrics: Metrics,
     ) -> None:
@@ -57,72 +52,72 @@ class Generation:
         return await self._respond(http, "chat")
 
     async def _respond(self, http: HttpRequest, kind: BodyKind) -> Response:
-        work = await self._ready(await self._read(http, kind))
+        parsed = await self._ready(await self._read(http, kind))
         async with AsyncExitStack() as stack:
-            stack.enter_context(self._admission.place(work.sequences))
-            requests = await self._requests(work, http.state.tenant)
+            stack.enter_context(self._admission.place(parsed.sequences))
+            requests = await self._requests(parsed, http.state.tenant)
             answer = await stack.enter_async_context(Answer(self._llm, requests))
-            told = http.state.log_fields = {"prompt_tokens": work.prompt_tokens}
-            if work.speculation_stats:
+            log_fields = http.state.log_fields = {"prompt_tokens": parsed.prompt_tokens}
+            if parsed.speculation_stats:
                 answer.measure()
             for request in requests:
                 stack.callback(self._metrics.request_dropped, request.id)
                 self._metrics.request_opened(request)
-            await self._start(work, answer)
-            stack.callback(lambda: told.update(_end(answer)))
-            if not work.stream:
-                return await self._whole(http, work, answer)
-            return EventStream(answer, self._plan(work, answer, requests), stack.pop_all())
+            await self._start(parsed, answer)
+            stack.callback(lambda: log_fields.update(_end(answer)))
+            if not parsed.stream:
+                return await self._whole(http, parsed, answer)
+            return EventStream(answer, self._plan(parsed, answer, requests), stack.pop_all())
 
-    async def _read(self, http: HttpRequest, kind: BodyKind) -> Work:
+    async def _read(self, http: HttpRequest, kind: BodyKind) -> ParsedRequest:
         async with self._limits.body(http) as raw:
-            work: Work = await self._bodies.read(kind, raw, http.state.request_id)
-        return work
+            parsed: ParsedRequest = await self._bodies.read(kind, raw, http.state.request_id)
+        return parsed
 
-    async def _ready(self, work: Work) -> Work:
-        """The work with its grammar compiled, one at a time and in a thread, so that no step waits for it."""
-        params, grammars = work.params, self._llm.engine.grammars
+    async def _ready(self, parsed: ParsedRequest) -> ParsedRequest:
+        """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it."""
+        params, grammars = parsed.params, self._llm.engine.grammars
         if params.grammar is None or grammars is None:
-            return work
+            return parsed
         try:
             async with self._compiling:
                 grammar = await asyncio.to_thread(grammars.compile, params.grammar)
         except RequestError as error:
-            raise work.refusal(error, max_context=self._llm.engine.scheduler.max_context) from None
-        return replace(work, params=replace(params, grammar=grammar))
+            raise parsed.refusal(error, max_context=self._llm.engine.scheduler.max_context) from None
+        return replace(parsed, params=replace(params, grammar=grammar))
 
-    async def _requests(self, work: Work, tenant: str) -> list[Request]:
+    async def _requests(self, parsed: ParsedRequest, tenant: str) -> list[Request]:
         """The engine's requests; others have their turn between two long prompts."""
         made = []
-        for prompt in work.prompts:
+        for prompt in parsed.prompts:
             request = self._llm.request(
-                tuple(prompt), work.params, weight=work.weight, speculation=work.speculation, tenant=tenant
+                tuple(prompt), parsed.params, weight=parsed.weight, speculation=parsed.speculation, tenant=tenant
             )
             made.append(request)
             await asyncio.sleep(0)
         return made
 
-    async def _start(self, work: Work, answer: Answer) -> None:
+    async def _start(self, parsed: ParsedRequest, answer: Answer) -> None:
         try:
             await answer.start()
         except WagerError as error:
             for stream in answer.streams:
                 self._metrics.request_refused(stream.request.id)
             if isinstance(error, RequestError):
-                raise work.refusal(error, max_context=self._llm.engine.scheduler.max_context) from None
+                raise parsed.refusal(error, max_context=self._llm.engine.scheduler.max_context) from None
             raise
 
-    def _plan(self, work: Work, answer: Answer, requests: Sequence[Request]) -> StreamPlan:
-        options, told = work.stream_options, work.speculation_stats
+    def _plan(self, parsed: ParsedRequest, answer: Answer, requests: Sequence[Request]) -> StreamPlan:
+        options = parsed.stream_options
         continuous = options.include_usage and options.continuous_usage_stats
         return StreamPlan(
-            work.format(self._llm.tokenizer.token_bytes),
+            parsed.format(self._llm.tokenizer.token_bytes),
             include_usage=bool(options.include_usage),
-            prompt_tokens=work.prompt_tokens if continuous else None,
-            usage=work.usage,
+            prompt_tokens=parsed.prompt_tokens if continuous else None,
+            usage=parsed.usage,
             timeout=self._options.request_timeout,
-            details=(lambda done: draft_report(answer, done)) if told else None,
-            guesses=self._guess_report(requests) if told else None,
+            details=(lambda done: draft_report(answer, done)) if parsed.speculation_stats else None,
+            guesses=self._guess_report(requests) if parsed.speculation_stats else None,
         )
 
     def _guess_report(self, requests: Sequence[Request]) -> GuessReport:
@@ -132,7 +127,7 @@ class Generation:
         shown = None if self._options.show_rejected else own | {GRAMMAR_DRAFTER}
         return GuessReport(self._llm.tokenizer, requests, shown=shown)
 
-    async def _whole(self, http: HttpRequest, work: Work, answer: Answer) -> Response:
+    async def _whole(self, http: HttpRequest, parsed: ParsedRequest, answer: Answer) -> Response:
         gone = asyncio.create_task(until_gone(http.receive))
         finished = asyncio.create_task(answer.complete())
         try:
@@ -149,25 +144,25 @@ class Generation:
                 task.cancel()
                 with suppress(asyncio.CancelledError, WagerError):
                     await task
-        size = answer.num_tokens * (1 + (work.params.logprobs or 0))
-        write = partial(self._object, work, answer, completions)
+        size = answer.num_tokens * (1 + (parsed.params.logprobs or 0))
+        write = partial(self._object, parsed, answer, completions)
         if size <= _QUICK_TOKENS:
             content = encoded(write())
         else:
             content = await asyncio.to_thread(lambda: encoded_in_parts(write()))
         return Response(content, media_type="application/json")
 
-    def _object(self, work: Work, answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
+    def _object(self, parsed: ParsedRequest, answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
         for completion in completions:
             if completion.finish_reason == "error":
                 raise failed_answer(completion)
             if completion.finish_reason == "abort":
                 raise ApiError(503, "The server ended the request.", "Send it again.", retry_after=30)
-        form = work.format(self._llm.tokenizer.token_bytes)
+        form = parsed.format(self._llm.tokenizer.token_bytes)
         found = form.envelope(stream=False)
         found["choices"] = [form.choice(index, completion) for index, completion in enumerate(completions)]
-        found["usage"] = work.usage(completions)
-        if work.speculation_stats:
+        found["usage"] = parsed.usage(completions)
+        if parsed.speculation_stats:
             found["speculation"] = draft_report(answer, completions)
         return found
 

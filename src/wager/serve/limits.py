@@ -1,15 +1,148 @@
-"""Reading request bodies: at most so many bytes, of one and of all together, within so many seconds, and only JSON."""
+"""What the server allows: its options, the queue in front of the engine, and the size and time of bodies."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import ipaddress
+import re
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 from starlette.requests import ClientDisconnect, Request
 
+from wager.errors import UsageError
+from wager.inputs import read_text, shown
 from wager.serve.errors import ApiError
-from wager.serve.options import ServeOptions
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+_SHORTEST_KEY = 16
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the server allows.
+
+    `model_name` is how clients call the model. `max_waiting`: requests that may wait for their first step; more are
+    refused with 429. `request_timeout`: seconds from arrival after which a request ends. `max_body`: bytes of a body;
+    `max_bodies`: of all that are being read; `body_timeout`: seconds in which one must arrive. `drain_timeout`: seconds
+    that running requests get after SIGTERM.
+    `cors`: origins whose pages may call, "*" for all. `default_temperature`: of requests that name none; OpenAI's is 1.
+
+    What is learned and cached of a key's requests serves that key alone, unless `share_between_keys`. `operator_keys`
+    are keys that may also read the figures of all. `show_rejected`: answers show rejected guesses also of drafters that
+    guess from other requests.
+    """
+
+    model_name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    operator_keys: tuple[str, ...] = ()
+    share_between_keys: bool = False
+    show_rejected: bool = False
+    max_waiting: int = 256
+    request_timeout: float = 600.0
+    max_body: int = 4 << 20
+    max_bodies: int = 64 << 20
+    body_timeout: float = 10.0
+    drain_timeout: float = 30.0
+    cors: tuple[str, ...] = ()
+    default_temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        """UsageError for an origin that no browser sends."""
+        for origin in self.cors:
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(
+                    f"{shown(origin)} is not an origin that pages have.",
+                    "Give its scheme, host and port alone, such as https://example.org, or * for all.",
+                )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def read_api_keys(path: Path) -> tuple[str, ...]:
+    """Keys from a file, one a line; empty lines and those that begin with # are left out. UsageError names the line of
+    a key that is too short to be safe, or not printable ASCII without blanks."""
+    keys = []
+    for number, line in enumerate(read_text(path, "file of API keys", "Give one key a line.").splitlines(), 1):
+        key = line.strip()
+        if not key or key.startswith("#"):
+            continue
+        if len(key) < _SHORTEST_KEY or not all("!" <= letter <= "~" for letter in key):
+            raise UsageError(
+                f"Line {number} of {path} is not an API key.",
+                f"A key is {_SHORTEST_KEY} or more printable ASCII characters without blanks.",
+            )
+        keys.append(key)
+    if not keys:
+        raise UsageError(f"{shown(str(path))} has no API key.", "Write one key a line.")
+    return tuple(keys)
+
+
+# ---- admission -------------------------------------------------------------------------------------------------------
+
+
+_RECENT = 64
+"""Ended requests whose rate tells when a place will be free."""
+
+
+class Admission:
+    """Counts the sequences that were let in. `running` may decode at once; beyond them `max_waiting` may wait, and
+    whoever comes then is refused with 429 and the seconds after which a place is likely to be free."""
+
+    def __init__(self, *, running: int, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = running + max_waiting
+        self._clock = clock
+        self._ended: deque[float] = deque(maxlen=_RECENT)
+        self.open = 0
+        """Sequences that were let in and have not ended."""
+        self.draining = False
+        """Whether nobody is let in any more."""
+
+    @contextmanager
+    def place(self, sequences: int) -> Iterator[None]:
+        """Room for so many sequences, while the block lasts. ApiError 400, 429 or 503 if there is none."""
+        if self.draining:
+            raise ApiError(503, "The server is shutting down.", "Try another one.", retry_after=30)
+        if sequences > self._most:
+            raise ApiError(400, f"The request has {sequences} choices.", f"Ask for at most {self._most}.", param="n")
+        if self.open + sequences > self._most:
+            wait = self.retry_after(self.open + sequences - self._most)
+            raise ApiError(
+                429, f"{self.open} requests wait or run already.", f"Try again in {wait} s.", retry_after=wait
+            )
+        self.open += sequences
+        try:
+            yield
+        finally:
+            self.open -= sequences
+            self._ended.extend([self._clock()] * min(sequences, _RECENT))
+
+    def retry_after(self, places: int) -> int:
+        """Whole seconds, 1 to 60, in which so many sequences end at the rate of late."""
+        if len(self._ended) < 2:
+            return 1
+        spent = self._clock() - self._ended[0]
+        return max(1, min(60, round(places * spent / len(self._ended))))
+
+
+# ---- bodies ----------------------------------------------------------------------------------------------------------
 
 
 class BodyLimits:

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from wager import __version__
 from wager.async_llm import AsyncLLM
 from wager.engine.draft_counts import DraftCounter
-from wager.serve.admission import Admission
 from wager.serve.formats import encoded
-from wager.serve.totals import StepTotals
+from wager.serve.limits import Admission
+from wager.serve.metrics import StepTotals
 from wager.types import StepRecord
 
 _FILES: Mapping[str, str] = {

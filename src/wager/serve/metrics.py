@@ -1,22 +1,23 @@
-"""Metrics for Prometheus: those of vLLM under their names behind `wager:`, and what drafting costs and brings."""
+"""Metrics for Prometheus: those of vLLM under their names behind `wager:`, what drafting costs and brings, memory."""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from wager.async_llm import AsyncLLM
 from wager.economics.policy.base import PolicyFigures
 from wager.engine.draft_counts import DraftCounter
-from wager.serve.admission import Admission
-from wager.serve.counted_times import CountedTimes
-from wager.serve.memory import MemoryGauges
-from wager.serve.totals import StepTotals
+from wager.loading.load import LoadedEngine
+from wager.serve.limits import Admission
 from wager.types import OutputDelta, Request, Stats, StepRecord
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -76,7 +77,7 @@ class Metrics:
         self._http = self._counter("http_requests", "Requests by path and status.", ("path", "status"))
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
         itl = "Between two steps that emitted for a choice."
-        self._itl = CountedTimes("wager:inter_token_latency_seconds", itl, _SECONDS, model=model)
+        self._itl = WeightedHistogram("wager:inter_token_latency_seconds", itl, _SECONDS, model=model)
         self.registry.register(self._itl)
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Decode seconds a token, by request."
@@ -301,3 +302,82 @@ class _EngineGauges:
 
     def collect(self) -> Iterable[Metric]:
         yield from self._collect()
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Steps, tokens that they emitted, their rows, and their seconds by stage."""
+
+    steps: int = 0
+    tokens: int = 0
+    rows: int = 0
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, record: StepRecord) -> None:
+        self.steps += 1
+        self.tokens += record.emitted
+        self.rows += record.rows
+        for stage, seconds in record.seconds.items():
+            self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
+
+
+class WeightedHistogram:
+    """Seconds by the `bounds` of their buckets, in ascending order; a value that equals a bound is below it."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], *, model: str) -> None:
+        self._name, self._text, self._model = name, text, model
+        self._bounds = [float(bound) for bound in bounds]
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float, times: int) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += times
+        self._sum += seconds * times
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the registry."""
+        family = HistogramMetricFamily(self._name, self._text, labels=("model_name",))
+        names = [*map(str, self._bounds), "+Inf"]
+        family.add_metric((self._model,), list(zip(names, accumulate(self._counts), strict=True)), self._sum)
+        yield family
+
+
+class MemoryGauges:
+    """A collector. `read` is called in the engine's thread, between two steps."""
+
+    def __init__(self, engine: LoadedEngine, *, model: str) -> None:
+        self._engine, self._model = engine, model
+        self._drafters: Mapping[str, int] = {}
+
+    def read(self) -> None:
+        """Weigh what the drafters keep that have no model: texts that ended and are looked up."""
+        drafters = self._engine.proposer.drafters.items()
+        self._drafters = {name: drafter.nbytes for name, drafter in drafters if hasattr(drafter, "nbytes")}
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the registry."""
+        plan, cache = self._engine.memory_plan, self._engine.target.decoder.cache
+        planned = {"weights": plan.weights, "workspace": plan.workspace, "drafter": plan.drafter, "cache": plan.cache}
+        resident = getattr(cache, "resident_bytes", None)  # of native caches
+        parts = {} if resident is None else {"reserved": plan.cache - plan.draft_cache, "resident": resident}
+        for name, text, label, values in (
+            ("memory_planned_bytes", "Bytes of the memory plan; the cache is reserved.", "use", planned),
+            ("kv_cache_bytes", "The target's cache: reserved, and resident once written.", "kind", parts),
+            ("drafter_texts_bytes", "Bytes of the texts that a drafter looks up.", "drafter", self._drafters),
+            ("process_resident_bytes", "Bytes of the process in memory.", "kind", resident_bytes()),
+        ):
+            family = GaugeMetricFamily(f"wager:{name}", text, labels=("model_name", label))
+            for key, value in values.items():
+                family.add_metric((self._model, key), value)
+            yield family
+
+
+def resident_bytes(status: Path = Path("/proc/self/status")) -> Mapping[str, int]:
+    """Bytes in memory: `anonymous`, which are the process's own, and `file`, of mapped files, which the system can take
+    back. Nothing where it does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        anonymous, file, shared = (int(lines[name].split()[0]) << 10 for name in ("RssAnon", "RssFile", "RssShmem"))
+    except (OSError, KeyError, ValueError):
+        return {}
+    return {"anonymous": anonymous, "file": file + shared}

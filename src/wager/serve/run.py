@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import socket
@@ -14,8 +15,7 @@ import uvicorn
 from wager.errors import UsageError
 from wager.serve.app import Server
 from wager.serve.connections import BoundedConnection
-from wager.serve.gate import JsonLines, TextLines
-from wager.serve.options import ServeOptions
+from wager.serve.limits import ServeOptions
 
 log = logging.getLogger("wager.serve")
 
@@ -73,6 +73,32 @@ def configure_logging(*, json_lines: bool) -> None:
         logger.handlers[:] = [lines]
         logger.setLevel(logging.INFO if name == "wager.serve" else logging.WARNING)
         logger.propagate = False
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, what the message says as values, and the fields of the
+    record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        values = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "said", {}),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            values["exception"] = self.formatException(record.exc_info)
+        return json.dumps(values, ensure_ascii=False)
+
+
+class TextLines(logging.Formatter):
+    """The message, and the fields of the record behind it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{name}={value}" for name, value in getattr(record, "fields", {}).items())
+        return f"{super().format(record)} {fields}".rstrip()
 
 
 class _DrainingServer(uvicorn.Server):

@@ -1,25 +1,47 @@
-"""Bodies of the endpoints that answer, as plain values: prompts in tokens, parameters, how the answer is written."""
+"""From bodies to plain values: prompts in tokens, parameters, how the answer is written; /tokenize and /detokenize."""
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from wager.constrain.tools import ToolFormat
+from wager.constrain.tools import ToolFormat, tool_grammar, tools_message
 from wager.engine.limits import check_length, check_request
-from wager.errors import RequestError, WagerError
+from wager.errors import RequestError, UsageError, WagerError
 from wager.models.tokenizer import Tokenizer
-from wager.prompts import encode_prompt
-from wager.serve.bodies import ChatBody, ChatMessage, CompletionBody, SamplingFields, StreamOptions, parse
+from wager.prompts import TextPart, encode_prompt
+from wager.serve.bodies import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    SamplingFields,
+    StreamOptions,
+    TokenizeBody,
+    chat_params,
+    completion_params,
+    parse,
+    read_json,
+    speculation,
+)
 from wager.serve.errors import ApiError
-from wager.serve.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, TokenBytes, usage
-from wager.serve.parameters import chat_params, completion_params, speculation
-from wager.serve.predictions import prediction_use
-from wager.serve.tools import CallWriter, ChatTools, template_message
-from wager.types import Completion, Request, RequestSpeculation, SamplingParams
+from wager.serve.formats import (
+    AnswerFormat,
+    AnswerHead,
+    CallWriter,
+    ChatFormat,
+    CompletionFormat,
+    TokenBytes,
+    encoded,
+    prediction_use,
+    usage,
+)
+from wager.types import Completion, Grammar, Request, RequestSpeculation, SamplingParams
 
 _MOST_PROMPTS = 64
 """Prompts of one request."""
@@ -42,7 +64,7 @@ class ParsingContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ParsedRequest:
     """What one HTTP request asks for. `prompts` are token ids, as arrays, which a process reads fastest; `calls` is
     how tool calls are written, where they may be; `predicted`: the request has a prediction."""
 
@@ -113,7 +135,7 @@ class BodyParser:
     def __init__(self, model: ParsingContext) -> None:
         self.model = model
 
-    def completion(self, raw: bytes, request_id: str) -> Work:
+    def completion(self, raw: bytes, request_id: str) -> ParsedRequest:
         """A body of /v1/completions."""
         body = parse(CompletionBody, raw)
         check_model(body.model, self.model.name)
@@ -124,9 +146,9 @@ class BodyParser:
         if len(prompts) > _MOST_PROMPTS:
             raise ApiError(400, f"There are {len(prompts)} prompts.", f"Send at most {_MOST_PROMPTS}.", param="prompt")
         head = AnswerHead.of(f"cmpl-{request_id}", self.model.name)
-        return self._work(body, head, [self._encode(prompt) for prompt in prompts], params)
+        return self._parsed(body, head, [self._encode(prompt) for prompt in prompts], params)
 
-    def chat(self, raw: bytes, request_id: str) -> Work:
+    def chat(self, raw: bytes, request_id: str) -> ParsedRequest:
         """A body of /v1/chat/completions."""
         body = parse(ChatBody, raw)
         check_model(body.model, self.model.name)
@@ -141,7 +163,7 @@ class BodyParser:
             tool_grammar=tools.grammar if tools else None,
         )
         head = AnswerHead.of(f"chatcmpl-{request_id}", self.model.name)
-        return self._work(
+        return self._parsed(
             body,
             head,
             [tokens],
@@ -222,17 +244,17 @@ class BodyParser:
             raise ApiError(400, "The prompt is empty.", "Send some text.", param="prompt")
         return tokens
 
-    def _work(
+    def _parsed(
         self,
         body: SamplingFields,
         head: AnswerHead,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         **more: Any,
-    ) -> Work:
+    ) -> ParsedRequest:
         """ApiError for prompts and parameters that the engine would refuse, which need not reach its thread."""
         choice, model = body.speculation, self.model
-        work = Work(
+        parsed = ParsedRequest(
             kind=type(body),
             head=head,
             prompts=prompts,
@@ -246,9 +268,142 @@ class BodyParser:
         )
         try:
             for prompt in prompts:
-                request = Request(head.id, tuple(prompt), params, weight=work.weight, speculation=work.speculation)
+                request = Request(head.id, tuple(prompt), params, weight=parsed.weight, speculation=parsed.speculation)
                 check_length(request, max_context=model.max_context, num_blocks=model.num_blocks)
                 check_request(request, vocab=model.vocab, has_tokenizer=True)
         except RequestError as error:
-            raise work.refusal(error, max_context=model.max_context) from None
-        return replace(work, prompts=[array("I", prompt) for prompt in prompts])
+            raise parsed.refusal(error, max_context=model.max_context) from None
+        return replace(parsed, prompts=[array("I", prompt) for prompt in prompts])
+
+    # ---- /tokenize and /detokenize: answers are JSON in UTF-8 --------------------------------------------------------
+
+    def tokenize(self, raw: bytes, _request_id: str) -> bytes:
+        """The answer to a body of /tokenize."""
+        body = parse(TokenizeBody, raw)
+        check_model(body.model, self.model.name)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "There must be a prompt or messages.", "Send one of the two.", param="prompt")
+        tokens = self._tokenize_text(body) if body.prompt is not None else self._tokenize_messages(body)
+        found: dict[str, Any] = {
+            "count": len(tokens),
+            "max_model_len": self.model.max_context,
+            "tokens": tokens,
+        }
+        if body.return_token_strs:
+            found["token_strs"] = [self.model.tokenizer.token(token) for token in tokens]
+        return encoded(found)
+
+    def detokenize(self, raw: bytes, _request_id: str) -> bytes:
+        """The answer to a body of /detokenize."""
+        body = parse(DetokenizeBody, raw)
+        check_model(body.model, self.model.name)
+        vocab = self.model.vocab
+        wrong = next((token for token in body.tokens if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise ApiError(400, f"Token {wrong} is not in the vocabulary of {vocab}.", param="tokens")
+        return encoded({"prompt": self.model.tokenizer.decode(body.tokens, special=True)})
+
+    def _tokenize_text(self, body: TokenizeBody) -> list[int]:
+        for name in ("tools", "add_generation_prompt"):
+            if getattr(body, name) is not None:
+                raise ApiError(400, f"{name} goes with messages.", "Leave it out.", param=name)
+        text = body.prompt or ""
+        if body.add_special_tokens is not False:
+            return self.encode_text(text)
+        self.check_characters(len(text), "prompt")
+        return self.model.tokenizer.encode_parts([TextPart(text)])
+
+    def _tokenize_messages(self, body: TokenizeBody) -> list[int]:
+        if body.add_special_tokens:
+            raise ApiError(
+                400,
+                "The chat template writes the special tokens of a conversation.",
+                "Leave add_special_tokens out.",
+                param="add_special_tokens",
+            )
+        chat = ChatBody.model_validate({"messages": body.messages, "tools": body.tools})
+        tools = ChatTools.of(chat, self.model.tokenizer)
+        whole = body.add_generation_prompt is not False
+        return self.encode_messages(chat.messages, tools, add_generation_prompt=whole)
+
+
+# ---- tools
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTools:
+    """The tools of one request, and how its model writes calls. `grammar` is None where nothing is demanded;
+    `callable`: whether they may be called (tool_choice is not "none")."""
+
+    tools: Sequence[Mapping[str, Any]]
+    form: ToolFormat
+    grammar: Grammar | None
+    callable: bool = True
+
+    @classmethod
+    def of(cls, body: ChatBody, tokenizer: Tokenizer) -> ChatTools | None:
+        """None for a request without tools. ApiError 400 names what is wrong with them."""
+        if not body.tools:
+            if body.tool_choice not in (None, "none"):
+                raise ApiError(400, "tool_choice needs tools.", "Send tools too.", param="tool_choice")
+            return None
+        choice = body.tool_choice or "auto"
+        if choice != "none" and body.response_format is not None and body.response_format.type != "text":
+            raise ApiError(400, "tools and response_format exclude each other.", "Send one.", param="response_format")
+        form = ToolFormat.of(tokenizer.chat_template, tokenizer.control_id, lambda text: _hidden(tokenizer, text))
+        try:
+            grammar = tool_grammar(body.tools, choice, form=form, parallel=body.parallel_tool_calls is not False)
+        except UsageError as error:
+            name = "tool_choice" if error.message.startswith("tool_choice") else "tools"
+            raise ApiError(400, error.message, error.hint, param=name) from None
+        return cls(body.tools, form, grammar, choice != "none")
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """What the chat template gets."""
+        return {"tools": self.tools} if self.form.in_template else {}
+
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The conversation, with a system message of the tools where the template does not know them."""
+        if self.form.in_template:
+            return list(messages)
+        told, first = tools_message(self.tools), messages[0]
+        if first["role"] == "system":
+            return [{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]
+        return [{"role": "system", "content": told}, *messages]
+
+
+def _hidden(tokenizer: Tokenizer, text: str) -> bool:
+    control = tokenizer.control_id(text)
+    return control is not None and tokenizer.is_special(control)
+
+
+def template_message(message: ChatMessage, *, knows_tools: bool) -> dict[str, Any]:
+    """A message as chat templates take them; calls in it as objects, or as text for a template without tools."""
+    role = "system" if message.role == "developer" else message.role
+    found: dict[str, Any] = {"role": role, "content": message.text}
+    if message.name:
+        found["name"] = message.name
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        calls = [_call(call) for call in message.tool_calls]
+        if knows_tools:
+            found["tool_calls"] = calls
+        else:
+            written = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+            found["content"] = "\n".join([*([message.text] if message.text else []), *written])
+    return found
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of an earlier answer, with its arguments as an object, which templates expect; as the text that they are
+    where that was cut off."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ApiError(400, "A tool call has no function with a name.", "Send calls as they came.", param="messages")
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = read_json(arguments)
+    return {"type": "function", "id": call.get("id"), "function": {"name": function["name"], "arguments": arguments}}

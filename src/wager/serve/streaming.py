@@ -1,0 +1,348 @@
+"""Answers as they grow: the streams of one HTTP request, and its server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from itertools import groupby
+from json.encoder import encode_basestring
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from wager.async_llm import AsyncLLM, AsyncOutputStream, ChoiceDelta, start_all
+from wager.engine.guessed_text import GuessedText
+from wager.errors import WagerError
+from wager.models.tokenizer import IncrementalDecoder, Tokenizer
+from wager.serve.errors import ApiError, error_body, failed_answer
+from wager.serve.formats import AnswerFormat, encoded
+from wager.types import Completion, Draft, OutputDelta, Request, Stats
+
+# ---- the answer ------------------------------------------------------------------------------------------------------
+
+
+class Answer:
+    """Streams of the requests of one HTTP request. Close it, or leave its `async with`, to end those that run."""
+
+    def __init__(self, llm: AsyncLLM, requests: Sequence[Request]) -> None:
+        self.streams = [llm.open_stream(request) for request in requests]
+        self._choices = requests[0].params.n
+        self._waiting: dict[asyncio.Task[list[ChoiceDelta]], int] = {}
+        self.error: WagerError | None = None
+        """Why whoever writes it stopped before its end."""
+
+    async def start(self) -> None:
+        """Give all requests to the engine. RequestError if one cannot be served; then none runs."""
+        await start_all(self.streams)
+
+    async def next_deltas(self) -> list[ChoiceDelta]:
+        """What has come since the last call, at least one delta; none after the last one. Choices of the first prompt
+        are numbered first, then those of the next."""
+        if len(self.streams) == 1:
+            return await self.streams[0].next_deltas()
+        return await self._next_of_several()
+
+    async def _next_of_several(self) -> list[ChoiceDelta]:
+        if not self._waiting:
+            self._waiting = {self._task(stream): place for place, stream in enumerate(self.streams)}
+        while self._waiting:
+            done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            found: list[ChoiceDelta] = []
+            for task in done:
+                place = self._waiting.pop(task)
+                items = task.result()
+                first = place * self._choices
+                found += [item._replace(choice=first + item.choice) for item in items]
+                if items and not self.streams[place].ended:
+                    self._waiting[self._task(self.streams[place])] = place
+            if found:
+                return sorted(found, key=lambda each: each.choice)
+        return []
+
+    @staticmethod
+    def _task(stream: AsyncOutputStream) -> asyncio.Task[list[ChoiceDelta]]:
+        return asyncio.ensure_future(stream.next_deltas())
+
+    @property
+    def ended(self) -> bool:
+        """Whether every delta was given."""
+        return not self._waiting and all(stream.ended for stream in self.streams)
+
+    async def complete(self) -> list[Completion]:
+        """All choices, in order, once all have ended."""
+        found = await asyncio.gather(*(stream.complete() for stream in self.streams))
+        return [completion for completions in found for completion in completions]
+
+    def completions(self) -> list[Completion]:
+        """All choices, in order, once all have ended."""
+        return [completion for stream in self.streams for completion in stream.completions()]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(stream.num_tokens for stream in self.streams)
+
+    @property
+    def finish_reason(self) -> str:
+        """Those of the choices, each once; "abort" where one has not ended."""
+        reasons = [reason for stream in self.streams for reason in stream.finish_reasons]
+        missing = len(reasons) < self._choices * len(self.streams)
+        return ",".join(dict.fromkeys([*reasons, *(["abort"] if missing else [])]))
+
+    def measure(self) -> None:
+        """Record its rounds, and add up the seconds by stage of the steps that emit for it. Before it starts."""
+        for stream in self.streams:
+            stream.stage_seconds = {}
+            stream.with_rounds = True
+
+    def stage_seconds(self) -> Mapping[str, float]:
+        """Seconds by stage of the steps that emitted tokens of the prompt that took longest; others ran beside it."""
+        measured = [stream.stage_seconds or {} for stream in self.streams]
+        return max(measured, key=lambda seconds: sum(seconds.values()))
+
+    def close(self) -> None:
+        for task in self._waiting:
+            task.cancel()
+        for stream in self.streams:
+            stream.close()
+
+    async def __aenter__(self) -> Answer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+# ---- who guessed what ------------------------------------------------------------------------------------------------
+
+
+class GuessReport:
+    """Describes the deltas of an answer, in order. Rejected guesses are shown of the drafters `shown` (None: of all):
+    those of others may be another request's text."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, requests: Sequence[Request], *, shown: Collection[str] | None = None
+    ) -> None:
+        self._tokenizer, self._shown = tokenizer, shown
+        prompts = [request.prompt for request in requests for _ in range(request.params.n)]
+        self._texts = [GuessedText(IncrementalDecoder(tokenizer, after=prompt)) for prompt in prompts]
+
+    def of(self, item: ChoiceDelta) -> dict[str, Any]:
+        """`parts` of the text with the drafter of each ("": the model itself), the number of rejected guesses, and
+        those of them that are shown."""
+        delta, made = item.delta, item.round
+        parts = self._texts[item.choice].split(delta.text, delta.token_ids, delta.drafted_by)
+        discarded = made.discarded if made else ()
+        rejected = [made.draft.tokens[node] for node in discarded if self._shows(made.draft, node)] if made else []
+        return {
+            "token_ids": delta.token_ids,
+            "drafted_by": delta.drafted_by,
+            "parts": [{"text": part.text, "drafter": part.drafter} for part in parts],
+            "rejected": [self._tokenizer.decode([token], special=True) for token in rejected],
+            "rejected_tokens": len(discarded),
+            "drafter": made.draft.drafter if made else "",
+        }
+
+    def _shows(self, draft: Draft, node: int) -> bool:
+        return self._shown is None or draft.drafter_of(node) in self._shown
+
+
+def draft_report(answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
+    """What drafting brought to an answer: a row for each choice, and the seconds by stage of its steps."""
+    return {
+        "choices": [_choice_stats(completion.stats) for completion in completions],
+        "stage_seconds": dict(answer.stage_seconds()),
+    }
+
+
+def _choice_stats(stats: Stats) -> dict[str, Any]:
+    return {
+        "rounds": stats.rounds,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "drafter": stats.drafter,
+        "prefill_s": stats.prefill_s,
+        "decode_s": stats.decode_s,
+        "preemptions": stats.preemptions,
+        "seed": stats.seed,
+    }
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+_TEXT = "\u2402"  # stands where the text goes; no object has it elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """How an answer is streamed. `usage` and `details` make objects of the completed choices; `guesses` describes what
+    was guessed in each delta. Without `details` or `guesses` there are none. With `prompt_tokens` every chunk has the
+    usage so far. `timeout`: seconds after which the answer ends with an error."""
+
+    format: AnswerFormat
+    include_usage: bool
+    usage: Callable[[Sequence[Completion]], dict[str, Any]]
+    timeout: float
+    prompt_tokens: int | None = None
+    details: Callable[[Sequence[Completion]], dict[str, Any]] | None = None
+    guesses: GuessReport | None = None
+
+
+class ChunkWriter:
+    """Writes the events of one answer, in order."""
+
+    def __init__(self, plan: StreamPlan) -> None:
+        self._plan, self._format = plan, plan.format
+        self._base = plan.format.envelope(stream=True) | ({"usage": None} if plan.include_usage else {})
+        self._constant = plan.format.plain and plan.guesses is None and plan.prompt_tokens is None
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # of opened choices: what is before and behind a text
+        self._tokens = 0
+
+    def events(self, items: Sequence[ChoiceDelta]) -> bytes:
+        """The events of some deltas: texts of one choice that follow each other are one event; deltas that add nothing
+        to be seen have none."""
+        parts: list[bytes] = []
+        for (index, plain), run in groupby(items, key=self._kind):
+            frame = self._frames.get(index)
+            if frame is None:
+                frame = self._frames[index] = self._open(index, parts)
+            if not plain:
+                for item in run:
+                    self._add(item, parts)
+            elif text := "".join([item.delta.text for item in run]):
+                parts += (frame[0], encode_basestring(text).encode("utf-8", "replace"), frame[1])
+        return b"".join(parts)
+
+    def last(self, completions: Sequence[Completion]) -> bytes:
+        """The events behind the last delta: usage and details, where they are wanted."""
+        plan, found = self._plan, b""
+        if plan.include_usage:
+            found += event(self._format.envelope(stream=True) | {"choices": [], "usage": plan.usage(completions)})
+        if plan.details is not None:
+            details = {"choices": [], "speculation": plan.details(completions)}
+            found += event(self._format.envelope(stream=True) | details)
+        return found
+
+    def _kind(self, item: ChoiceDelta) -> tuple[int, bool]:
+        """Its choice, and whether its text is all there is to say."""
+        return item.choice, self._constant and item.delta.finish_reason is None
+
+    def _open(self, index: int, parts: list[bytes]) -> tuple[bytes, bytes]:
+        first = self._format.first(index)
+        if first is not None:
+            parts.append(event(self._base | {"choices": [first]}))
+        choice = self._format.part(index, OutputDelta("", index, text=_TEXT)) if self._constant else {}
+        before, _, behind = event(self._base | {"choices": [choice]}).partition(
+            json.dumps(_TEXT, ensure_ascii=False).encode()
+        )
+        return before, behind
+
+    def _add(self, item: ChoiceDelta, parts: list[bytes]) -> None:
+        plan, delta = self._plan, item.delta
+        self._tokens += len(delta.token_ids)
+        if plan.prompt_tokens is not None:
+            self._base["usage"] = {
+                "prompt_tokens": plan.prompt_tokens,
+                "completion_tokens": self._tokens,
+                "total_tokens": plan.prompt_tokens + self._tokens,
+            }
+        if not (delta.text or delta.finish_reason or delta.logprobs or plan.guesses):
+            return
+        choice = self._format.part(item.choice, delta)
+        if plan.guesses is not None:
+            choice["speculation"] = plan.guesses.of(item)
+        parts.append(event(self._base | {"choices": [choice]}))
+        if delta.finish_reason == "error":
+            parts.append(event(error_body(failed_answer(delta))))
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + encoded(value) + b"\n\n"
+
+
+# ---- the response ----------------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger("wager.serve")
+
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+_LAST_EVENT_S = 5.0
+"""Seconds in which the client must take the last event."""
+
+
+class EventStream(Response):
+    """Sends an answer that has been started, and closes `resources` at the end, however it comes: the client may go,
+    the time may run out, the engine may fail."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, plan: StreamPlan, resources: AsyncExitStack) -> None:
+        super().__init__(status_code=200, headers=_HEADERS)
+        del self.headers["content-length"]
+        self._answer, self._plan, self._resources = answer, plan, resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._resources:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            sending = asyncio.create_task(self._send(send))
+            gone = asyncio.create_task(until_gone(receive))
+            try:
+                await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sending.cancel()
+                gone.cancel()
+                for task in (gone, sending):
+                    with suppress(asyncio.CancelledError):
+                        await task
+
+    async def _send(self, send: Send) -> None:
+        async def write(data: bytes, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        last = b""
+        try:
+            async with asyncio.timeout(self._plan.timeout):
+                last = await self._write_answer(write)
+        except TimeoutError:
+            message = f"The answer was not complete in {self._plan.timeout:g} s."
+            last = self._failed(ApiError(504, message, "Ask for less."))
+        except WagerError as error:
+            last = self._failed(error)
+        except Exception:
+            log.exception("An answer could not be written.")
+            last = self._failed(ApiError(500, "The server failed at this answer.", "Its log says why."))
+        with suppress(TimeoutError):  # a client that reads nothing keeps its place no longer
+            async with asyncio.timeout(_LAST_EVENT_S):
+                await write(last + b"data: [DONE]\n\n", more=False)
+
+    def _failed(self, error: WagerError) -> bytes:
+        """The event of an error, which the log gets too."""
+        self._answer.error = error
+        return event(error_body(error))
+
+    async def _write_answer(self, write: Callable[[bytes], Any]) -> bytes:
+        """The events of the last deltas are returned: they go with the last event of the stream."""
+        writer, data = ChunkWriter(self._plan), b""
+        while deltas := await self._answer.next_deltas():
+            data = writer.events(deltas)
+            if self._answer.ended:
+                break
+            if data:
+                await write(data)
+                data = b""
+        return data + writer.last(self._answer.completions())
+
+
+async def until_gone(receive: Receive) -> None:
+    """Until the client closes the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
