@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from corpus import TEXTS, with_special
 
-from wager.models.gguf_file import open_gguf
+from wager.models.gguf import open_gguf
 from wager.models.tokenizer import Tokenizer
 
 ATOMS = (

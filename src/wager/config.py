@@ -39,7 +39,7 @@ class ModelConfig:
     """The model, the number formats and the threads.
 
     model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: auto (a GGUF
-    file in its own types, other models in bfloat16), bf16 or bfloat16, q8 or q4; see models/matrices.py. kv_dtype: of
+    file in its own types, other models in bfloat16), bf16 or bfloat16, q8 or q4; see models/weights.py. kv_dtype: of
     cached keys and values, bf16, or q8: int8 with a scale per position and head, half the memory. threads: of the
     kernels, None for one per physical core.
     """

@@ -24,7 +24,7 @@ from wager.arch import (
     read_config,
 )
 from wager.errors import ModelError
-from wager.models.tensors import tensor_shapes
+from wager.models.weights import tensor_shapes
 
 LLAMA = {
     "model_type": "llama",

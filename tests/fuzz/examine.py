@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from fuzz_models import MESSAGES, PROMPT
 
+from wager.arch.config_keys import read_json
 from wager.arch.gguf_config import gguf_precision, read_gguf
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.errors import CacheIntegrityError, WagerError
 from wager.llm import LLM
-from wager.models.gguf_file import open_gguf
-from wager.models.json_files import read_json
+from wager.models.gguf import open_gguf
 from wager.types import SamplingParams
 
 _LARGEST_LOGPROB = 1e-3

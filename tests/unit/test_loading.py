@@ -18,7 +18,7 @@ from wager.loading import memory_plan as memory
 from wager.loading.latency import setup
 from wager.loading.load import load
 from wager.models import hub
-from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
+from wager.models.opening import target_fingerprint, tokenizer_fingerprint
 from wager.types import Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)

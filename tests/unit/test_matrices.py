@@ -21,10 +21,9 @@ from wager.errors import ModelError
 from wager.kernels import select
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array
 from wager.kernels.blocks import QuantisedMatrix
-from wager.models.matrices import Matrices, in_one_form
-from wager.models.random_weights import random_weights
+from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
-from wager.models.weights import Weights, open_weights
+from wager.models.weights import Matrices, Weights, in_one_form, open_weights
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 MIXED = {

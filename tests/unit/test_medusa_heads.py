@@ -24,7 +24,7 @@ from wager.errors import ModelError
 from wager.kernels.arrays import Array
 from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import MedusaHead, open_medusa
-from wager.models.random_weights import random_weights
+from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.types import SamplingParams
 

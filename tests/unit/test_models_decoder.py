@@ -22,11 +22,9 @@ from wager.arch import TABLE, DecoderDetails, Dense, Experts, Gating, Gqa, Mla, 
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, Kernels, Target
-from wager.models import footprint as memory
-from wager.models.matrices import Matrices
-from wager.models.random_weights import random_weights
-from wager.models.tensors import tensor_shapes
-from wager.models.transformer import Decoder
+from wager.models.random_models import random_weights
+from wager.models.transformer import Decoder, block_bytes, weight_bytes, workspace_bytes
+from wager.models.weights import Matrices, tensor_shapes
 from wager.types import KVDtype
 
 SIGMOID = Gating("sigmoid", correction_bias=True, groups=4, top_groups=2, group_best=2)
@@ -192,12 +190,12 @@ def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str, kv_dtype: 
     decoder = build(shape, kernels, max_logits_rows=20, dtype=dtype, kv_dtype=kv_dtype)
     allocated = array_bytes()
     tracemalloc.stop()
-    weights = memory.weight_bytes(Matrices(random_weights(shape, 1), dtype, kernels.act), kernels)
-    planned = weights + memory.workspace_bytes(shape, kernels, **sizes)
-    planned += 24 * memory.block_bytes(shape, kernels, kv_dtype)
+    weights = weight_bytes(Matrices(random_weights(shape, 1), dtype, kernels.act), kernels)
+    planned = weights + workspace_bytes(shape, kernels, **sizes)
+    planned += 24 * block_bytes(shape, kernels, kv_dtype)
     assert allocated == pytest.approx(planned, rel=0.01)
     assert decoder.weight_bytes == weights
-    assert decoder.workspace_bytes == memory.workspace_bytes(shape, kernels, **sizes)
+    assert decoder.workspace_bytes == workspace_bytes(shape, kernels, **sizes)
 
 
 def array_bytes() -> int:

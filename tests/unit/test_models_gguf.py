@@ -32,10 +32,8 @@ from closeness import assert_close
 from wager.arch import ModelSpec, Precision, Rope, gguf_precision, read_gguf
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32
-from wager.models.gguf_file import GgufFile
-from wager.models.gguf_types import BLOCK_SIZES, GgufType
-from wager.models.tensors import GGUF_NAMES, NAMES, source_name, tensor_shapes
-from wager.models.weights import open_weights
+from wager.models.gguf import BLOCK_SIZES, GgufFile, GgufType
+from wager.models.weights import GGUF_NAMES, NAMES, open_weights, source_name, tensor_shapes
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "head_dim": 64}
@@ -194,7 +192,7 @@ def test_tensors_larger_than_a_chunk_are_read_completely(tmp_path: Path, monkeyp
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    monkeypatch.setattr("wager.models.gguf_file._CHUNK", 500)
+    monkeypatch.setattr("wager.models.gguf._CHUNK", 500)
     file = GgufFile(tmp_path / "t.gguf")
     for kind in (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_1):
         expected = gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind)

@@ -13,7 +13,7 @@ from wager.errors import ModelError
 from wager.loading.load import load
 from wager.models import hub
 from wager.models.random_models import MODELS, byte_tokenizer, make
-from wager.models.tensors import ignored_tensors
+from wager.models.weights import ignored_tensors
 from wager.types import Request, SamplingParams
 
 V3: dict[str, Any] = {

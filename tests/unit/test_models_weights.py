@@ -12,9 +12,8 @@ from tiny_models import SIZES, edit, oracle, save, spec
 
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, Array, zeros
-from wager.models.random_weights import random_weights
-from wager.models.tensors import tensor_shapes
-from wager.models.weights import open_weights
+from wager.models.random_models import random_weights
+from wager.models.weights import open_weights, tensor_shapes
 
 
 @pytest.fixture(scope="module")

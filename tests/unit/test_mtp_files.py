@@ -18,8 +18,7 @@ import wager
 from wager.errors import ModelError, UsageError
 from wager.loading.load import load
 from wager.models.head_files import HeadFiles
-from wager.models.head_mtp import OpenedMtp, open_mtp
-from wager.models.head_mtp_spec import FORMATS, find_format
+from wager.models.head_mtp import FORMATS, OpenedMtp, find_format, open_mtp
 from wager.models.weights import open_weights
 from wager.types import Request, SamplingParams
 

@@ -14,7 +14,7 @@ from wager.draft.base import Drafter
 from wager.draft.ngram import NgramDrafter
 from wager.draft.random_tree import RandomTreeDrafter
 from wager.engine.core import Engine
-from wager.models.random_weights import random_weights
+from wager.models.random_models import random_weights
 from wager.types import Request, SamplingParams
 
 TARGET = spec((Gqa(6, 2, 16),) * 2, (Dense(64),) * 2)

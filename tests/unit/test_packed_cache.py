@@ -24,8 +24,8 @@ import wager
 from in_process import Call
 from wager.kernels.arrays import Array, WeightParts
 from wager.loading.load import LoadedEngine, load
-from wager.models import packed_cache, packed_file
-from wager.models.packed_file import SUFFIX, DamagedFileError, PackedFile, read_header
+from wager.models import packed_cache
+from wager.models.packed_cache import SUFFIX, DamagedFileError, PackedFile, read_header
 
 cpu = pytest.importorskip("wager.kernels.cpu")
 
@@ -292,7 +292,7 @@ def test_where_nothing_can_be_written_wager_runs_without(
 
     real_write = os.write
     if cause == "the disk is full":
-        monkeypatch.setattr(packed_file.os, "write", write)
+        monkeypatch.setattr(packed_cache.os, "write", write)
     elif cause == "little space":
         monkeypatch.setattr(os, "statvfs", full)
     elif cause == "no rename":
@@ -312,15 +312,15 @@ def test_where_nothing_can_be_written_wager_runs_without(
 
 CHILD = """
 import sys, time, wager
-from wager.models import packed_file
+from wager.models import packed_cache
 if sys.argv[2] == "slow":
-    real = packed_file.os.write
+    real = packed_cache.os.write
     def write(descriptor, data):
         done = real(descriptor, data[:100_000])
         print("writing", flush=True)
         time.sleep(600)
         return done
-    packed_file.os.write = write
+    packed_cache.os.write = write
 with wager.LLM(sys.argv[1], drafter="none", max_rows=64) as llm:
     answer = llm.generate([5, 6, 7, 8], wager.SamplingParams(max_tokens=12, ignore_eos=True))
     print(*answer.token_ids, flush=True)
@@ -421,7 +421,7 @@ def test_doctor_lists_and_removes_them(
 def test_a_header_that_names_bytes_outside_the_data_is_refused(tmp_path: Path) -> None:
     array = np.arange(5000, dtype=np.uint8)
     path = tmp_path / "x.packed"
-    header = packed_file.write_packed(path, {"a": 1}, {"one": WeightParts({"kind": "x"}, (array, array[:7]))})
+    header = packed_cache.write_packed(path, {"a": 1}, {"one": WeightParts({"kind": "x"}, (array, array[:7]))})
     file = PackedFile(path)
     assert file.is_intact() and "one" in file and "two" not in file
     assert [part.tobytes() for part in file["one"].arrays] == [array.tobytes(), array[:7].tobytes()]

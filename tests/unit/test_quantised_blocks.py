@@ -12,7 +12,7 @@ from quantised_cases import HALVES, matrix, raw_rows
 from wager.errors import ModelError
 from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix, stack
 from wager.kernels.quantise import quantise
-from wager.models.gguf_blocks import converted, stored_as
+from wager.models.gguf import converted, stored_as
 
 FORMATS = list(BLOCK_FORMATS)
 OTHERS = [

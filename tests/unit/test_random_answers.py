@@ -17,9 +17,8 @@ from wager.kernels.arrays import FLOAT32, Array, DType
 from wager.kernels.blocks import QuantisedMatrix
 from wager.kernels.quantise import quantise
 from wager.loading.load import load
-from wager.models.gguf_blocks import StoredAs
-from wager.models.random_models import MODELS, make, spec_of
-from wager.models.random_weights import RandomWeights
+from wager.models.gguf import StoredAs
+from wager.models.random_models import MODELS, RandomWeights, make, spec_of
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
 from wager.types import Request, SamplingParams

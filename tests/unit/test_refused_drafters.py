@@ -12,8 +12,7 @@ from every_drafter import every_drafter
 
 from wager.cli import main
 from wager.draft.store_file import build_store
-from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
-from wager.models.opening import open_model
+from wager.models.opening import open_model, target_fingerprint, tokenizer_fingerprint
 
 MODEL = "random:llama:tiny"
 Refusal = Callable[..., str]

@@ -24,7 +24,7 @@ from wager.draft.random_tree import RandomTreeDrafter
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
-from wager.models.random_weights import random_weights
+from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
 from wager.types import SamplingParams

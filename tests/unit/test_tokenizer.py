@@ -24,7 +24,7 @@ from tokenizer_models import (
 from tokenizers.processors import TemplateProcessing
 
 from wager.errors import ModelError, RequestError, TokenizerError
-from wager.models.fenced_encoder import token_ids
+from wager.models.part_encoder import token_ids
 from wager.models.random_models import byte_tokenizer
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 

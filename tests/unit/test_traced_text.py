@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.models.chat_template import render
-from wager.models.traced_text import Traced, own
+from wager.models.chat_template import Traced, own, render
 from wager.prompts import TextPart
 
 TEMPLATES_OWN = frozenset("ab,- \n")

@@ -19,9 +19,8 @@ from packing import batch, chain
 from oracle.kernels import ReferenceKernels
 from wager.arch import DecoderDetails, Dense, Experts, Gqa, LayerStack, Mla, ModelSpec, Precision, Rope
 from wager.kernels.arrays import Array
-from wager.models.tensors import GGUF_NAMES, NAMES, source_name, tensor_shapes
 from wager.models.transformer import Decoder
-from wager.models.weights import Weights
+from wager.models.weights import GGUF_NAMES, NAMES, Weights, source_name, tensor_shapes
 
 torch.set_num_threads(1)
 

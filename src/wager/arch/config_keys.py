@@ -6,9 +6,11 @@ Used for config.json of Hugging Face, for the files beside it, and for the metad
 
 from __future__ import annotations
 
+import json
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from wager.arch.layers import Gqa
@@ -36,6 +38,19 @@ def shown(value: Any) -> str:
 def brief(error: object) -> str:
     """What another library says about a file, for a message: on one line and not too long."""
     return " ".join(str(error).split())[:300].rstrip(".")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of a model. ModelError if it is absent, damaged or not an object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} is absent.", "A model directory needs it; fetch the model again.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {error}.", "The file is damaged; fetch it again.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object.", "The file is damaged; fetch it again.")
+    return value
 
 
 class ConfigKeys:

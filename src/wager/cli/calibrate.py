@@ -155,7 +155,7 @@ def _time_drafters(
     """The curves of a configuration's drafters, by their names in the engine; empty for `none`."""
     from wager.cli.loading import open_engine
     from wager.engine.proposer import Proposer
-    from wager.models.padding import num_tokens
+    from wager.models.tokenizer import num_tokens
     from wager.profiling.timed_drafts import time_drafting
 
     vocab = engine.target.decoder.vocab

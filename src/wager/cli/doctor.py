@@ -119,8 +119,7 @@ def _clear_packed() -> list[str]:
 def _forms(path: Path) -> dict[str, Any]:
     """The `weights` of a GGUF file as they are multiplied by default, and the types that are read as others; None where
     the file cannot be read, or is a checkpoint."""
-    from wager.models.matrices import Matrices
-    from wager.models.weights import open_weights
+    from wager.models.weights import Matrices, open_weights
 
     try:
         matrices = Matrices(open_weights(path), "auto") if path.suffix == ".gguf" else None

@@ -1,5 +1,5 @@
 """Whether two tokenizers have the same token at every id: a draft model's ids, and those of a store, are used as the
-target's. Padding, ids without a token, is no difference (models/padding.py).
+target's. Padding, ids without a token, is no difference (models/tokenizer.py).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from wager.errors import TokenizerError
-from wager.models.padding import Vocabulary as Vocabulary
-from wager.models.padding import num_tokens, unpadded
+from wager.models.tokenizer import Vocabulary as Vocabulary
+from wager.models.tokenizer import num_tokens, unpadded
 
 
 class TextVocabulary(Vocabulary, Protocol):

@@ -27,8 +27,7 @@ from wager.kernels import select
 from wager.kernels.base import Kernels
 from wager.loading.opened import OpenedModel, open_draft, open_layers
 from wager.loading.shipped_store import shipped_store
-from wager.models.padding import num_tokens
-from wager.models.tokenizer import Tokenizer
+from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.models.transformer import Decoder
 from wager.types import RULES
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wager.arch.config_keys import ConfigKeys
+from wager.arch.config_keys import ConfigKeys, read_json
 from wager.arch.layers import Mla
 from wager.arch.spec import ModelSpec
 from wager.config import EngineConfig
@@ -14,15 +14,11 @@ from wager.draft.own_layers import parse_layers
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.loading.drafter_checks import check_draft_tokenizer, translation
-from wager.models import footprint
-from wager.models.fingerprint import trained_for_another
-from wager.models.json_files import read_json
-from wager.models.matrices import Matrices
-from wager.models.opening import open_model
+from wager.models.opening import open_model, trained_for_another
 from wager.models.packed_cache import open_store
 from wager.models.tokenizer import Tokenizer
-from wager.models.transformer import Decoder, refuse_int8_latents
-from wager.models.weights import Weights
+from wager.models.transformer import Decoder, block_bytes, refuse_int8_latents, weight_bytes, workspace_bytes
+from wager.models.weights import Matrices, Weights
 from wager.types import KVDtype
 
 log = logging.getLogger("wager")
@@ -73,7 +69,7 @@ class OpenedModel:
         return any(Matrices(self.weights, self.dtype).formats.values())
 
     def weight_bytes(self, kernels: Kernels) -> int:
-        return footprint.weight_bytes(self.matrices(kernels), kernels)
+        return weight_bytes(self.matrices(kernels), kernels)
 
     def matrices(self, kernels: Kernels) -> Matrices:
         """The form of each matrix on these kernels."""
@@ -81,7 +77,7 @@ class OpenedModel:
 
     def workspace_bytes(self, kernels: Kernels) -> int:
         limits = self.limits
-        return footprint.workspace_bytes(
+        return workspace_bytes(
             self.spec,
             kernels,
             max_rows=limits.rows,
@@ -97,7 +93,7 @@ class OpenedModel:
 
     def token_bytes(self, kernels: Kernels) -> int:
         """Bytes of keys and values per position."""
-        every = footprint.block_bytes(self.spec, kernels, self.limits.kv_dtype) // BLOCK_SIZE
+        every = block_bytes(self.spec, kernels, self.limits.kv_dtype) // BLOCK_SIZE
         return every if self.layers is None else -(-every * len(self.layers) // self.spec.num_layers)
 
     def load(self, kernels: Kernels, num_blocks: int, *, keep_expert_choices: bool = False) -> Decoder:

@@ -15,12 +15,12 @@ from wager.errors import ModelError
 from wager.kernels.base import Kernels
 from wager.loading.drafter_checks import check_head_tokenizer, tokenizer_difference
 from wager.loading.opened import OpenedModel
-from wager.models.fingerprint import trained_for_another
 from wager.models.head_block import OpenedBlock, open_block
 from wager.models.head_eagle import OpenedEagle, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import OpenedMedusa, open_medusa
 from wager.models.head_mtp import OpenedMtp, open_mtp
+from wager.models.opening import trained_for_another
 from wager.models.transformer import Decoder
 
 Opened = OpenedEagle | OpenedMedusa | OpenedBlock | OpenedMtp

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
-from wager.models.padding import num_tokens
-from wager.models.tokenizer import Tokenizer
+from wager.models.tokenizer import Tokenizer, num_tokens
 
 FOLDER = Path(__file__).parents[1] / "stores"
 

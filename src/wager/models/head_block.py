@@ -1,29 +1,168 @@
-"""Runs a block drafter: all guesses of a round in one pass over a block of slots.
+"""Block drafters, DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147): all guesses of a round in one pass over a
+block of slots.
 
 Every layer projects the target's fused states of all known positions with its own matrices, once, to the keys and
 values of the context. The slots attend to these and to each other, in both directions, which the attention of a tape
 cannot; so it is computed here, in numpy, between the products on the kernels. BLAS is not called: its threads would
 spin beside those of the kernels and make the next pass several times slower.
+
+Read are the formats of vLLM's speculators (`speculators_model_type` dflash or dspark) and of DSpark's own checkpoints
+(flat, layer ids one lower). Layers of a sliding window are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from wager.arch.config_keys import ConfigKeys, shown
+from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
+from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, empty
 from wager.kernels.base import BLOCK_SIZE, Kernels, TargetOutput
-from wager.models.head_block_spec import BlockSpec, read_block
-from wager.models.head_files import HeadFiles
-from wager.models.head_fusion import row_tape, run_rows
-from wager.models.head_output import TREE_ROWS, TargetLogits, output_matrix
-from wager.models.head_weights import HeadForm, HeadWeights
+from wager.models.head_files import (
+    TREE_ROWS,
+    HeadFiles,
+    HeadVocabulary,
+    HeadWeights,
+    OpenedHeadFiles,
+    TargetLogits,
+    check_shared,
+    check_sizes,
+    check_taps,
+    layer_tensors,
+    output_matrix,
+    read_head_decoder,
+    read_vocabulary,
+    row_tape,
+    run_rows,
+    vocabulary_shapes,
+)
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
+
+_MOST_SLOTS = 64
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """What a block drafter is. A block has `slots` slots, the last token and masks of `mask_token`; `anchor_guesses`:
+    every slot guesses the token after it, else all but the first guess the token in their place. `markov_rank` 0: there
+    is no Markov head."""
+
+    decoder: ModelSpec
+    attention: Gqa
+    inner: int
+    taps: tuple[int, ...]
+    target_hidden: int
+    vocabulary: HeadVocabulary
+    slots: int
+    mask_token: int
+    anchor_guesses: bool
+    markov_rank: int
+    confidence: bool
+    confidence_reads_markov: bool
+    own_embedding: bool
+    own_output: bool
+
+    @property
+    def depth(self) -> int:
+        """Guesses of a round."""
+        return self.slots if self.anchor_guesses else self.slots - 1
+
+    @property
+    def state_width(self) -> int:
+        """Elements of a position's tapped states."""
+        return len(self.taps) * self.target_hidden
+
+
+def read_block(files: HeadFiles, target: ModelSpec) -> BlockSpec:
+    """The drafter's specification; all tensors' names and shapes are checked. ModelError names what does not fit."""
+    files.rename({r"model\.": ""})
+    keys, flat = files.keys, "transformer_layer_config" not in files.config
+    kind = keys.text("speculators_model_type")
+    if not flat and kind not in ("dflash", "dspark"):
+        raise ModelError(
+            f"The head in {files.where} is a {shown(kind)} head.", "A dflash or dspark head is wanted here."
+        )
+    layer = keys if flat else keys.section("transformer_layer_config")
+    decoder, attention, inner = read_head_decoder(layer, files.where)
+    if any(getattr(each.attention, "window", None) for each in decoder.layers):
+        raise ModelError(f"The head in {files.where} has layers of a sliding window, which are not supported.")
+    hidden = keys.integer("target_hidden_size", default=target.hidden)
+    check_sizes(files, target, hidden=hidden, vocab=layer.integer("vocab_size", default=target.vocab))
+    draft = keys.integer("draft_vocab_size", default=target.vocab)
+    native = keys.section("dflash_config") if flat else keys
+    slots = keys.integer("block_size", default=native.integer("block_size", default=8), most=_MOST_SLOTS)
+    markov = keys.get("markov_rank")
+    rank = keys.count("markov_rank") if markov is not None else 0
+    keys.refuse("markov_head_type", unless=("vanilla",))
+    spec = BlockSpec(
+        decoder,
+        attention,
+        inner,
+        _taps(keys, native, target, flat=flat),
+        target.hidden,
+        read_vocabulary(files, draft=draft, size=target.vocab),
+        slots,
+        _mask(keys, native, target),
+        anchor_guesses=keys.flag("sample_from_anchor", default=flat and "markov_rank" in files.config),
+        markov_rank=rank,
+        confidence=keys.flag("enable_confidence_head"),
+        confidence_reads_markov=keys.flag("confidence_head_with_markov"),
+        own_embedding="embed_tokens.weight" in files.shapes,
+        own_output="lm_head.weight" in files.shapes,
+    )
+    check_shared(files, decoder.hidden, target)
+    if spec.depth < 1:
+        raise ModelError(f"block_size = {slots} in {keys.where} leaves no slot to guess in.")
+    expected = dict(_tensors(spec, target)) | vocabulary_shapes(files, draft=draft, size=target.vocab)
+    files.check(expected, optional=(r".*rotary_emb\.inv_freq", r"verifier_.*"))
+    return spec
+
+
+def _taps(keys: ConfigKeys, native: ConfigKeys, target: ModelSpec, *, flat: bool) -> tuple[int, ...]:
+    name = "target_layer_ids" if flat else "aux_hidden_state_layer_ids"
+    found = keys.integers(name) or native.integers(name)
+    if not found:
+        raise ModelError(f"{keys.where} lacks {name!r}.", "The head's configuration is damaged or incomplete.")
+    taps = tuple(tap + 1 if flat else tap for tap in found)
+    check_taps(keys, taps, target)
+    return taps
+
+
+def _mask(keys: ConfigKeys, native: ConfigKeys, target: ModelSpec) -> int:
+    section = keys if keys.get("mask_token_id") is not None else native
+    ids = section.token_ids("mask_token_id", vocab=target.vocab)
+    if len(ids) != 1:
+        raise ModelError(f"{keys.where} lacks 'mask_token_id'.", "The head's configuration is damaged or incomplete.")
+    return ids[0]
+
+
+def _tensors(spec: BlockSpec, target: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, rank = spec.decoder.hidden, spec.markov_rank
+    yield from (
+        ("fc.weight", (hidden, spec.state_width)),
+        ("hidden_norm.weight", (hidden,)),
+        ("norm.weight", (hidden,)),
+    )
+    for index in range(spec.decoder.num_layers):
+        layer = layer_tensors(spec.decoder, spec.attention, spec.inner, width=hidden)
+        yield from ((f"layers.{index}.{name}", shape) for name, shape in layer)
+    if spec.own_output:
+        yield "lm_head.weight", (len(spec.vocabulary.ids), hidden)
+    if spec.own_embedding:
+        yield "embed_tokens.weight", (target.vocab, hidden)
+    if rank:
+        yield "markov_head.markov_w1.weight", (target.vocab, rank)
+        yield "markov_head.markov_w2.weight", (len(spec.vocabulary.ids), rank)
+    if spec.confidence:
+        yield "confidence_head.proj.weight", (1, hidden + (rank if spec.confidence_reads_markov else 0))
+        yield "confidence_head.proj.bias", (1,)
 
 
 @dataclass
@@ -253,16 +392,8 @@ def _make_room(context: BlockContext, rows: int, spec: BlockSpec) -> None:
         context.values = grown
 
 
-@dataclass(frozen=True)
-class OpenedBlock:
-    """A block drafter whose files were checked against its target, but not loaded."""
-
-    files: HeadFiles
-    spec: BlockSpec
-    quantised: bool
-
-    def weight_bytes(self, kernels: Kernels) -> int:
-        return HeadForm(kernels, self.quantised).weight_bytes(self.files.shapes)
+class OpenedBlock(OpenedHeadFiles[BlockSpec]):
+    """A block drafter whose files were checked."""
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         spec, act = self.spec, kernels.act.itemsize
@@ -276,7 +407,7 @@ class OpenedBlock:
         return 2 * 4 * self.spec.decoder.num_layers * self.spec.attention.cache_width
 
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> BlockHead:
-        return BlockHead(self.spec, HeadWeights(self.files, HeadForm(decoder.kernels, self.quantised)), decoder, target)
+        return BlockHead(self.spec, self.weights(decoder), decoder, target)
 
 
 def open_block(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> OpenedBlock:

@@ -1,22 +1,34 @@
-"""Files of a head that drafts from a target's states: its configuration, and tensors checked by name and shape.
+"""What drafter heads on the target's states have in common: their files, the maps of their vocabularies, their matrices
+in the form that kernels multiply, and the logits that they give.
 
-A head is a directory with config.json and its weights: safetensors.
+A head is a directory with config.json and safetensors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
-from wager.arch.config_keys import ConfigKeys, brief
-from wager.errors import ModelError
-from wager.kernels.arrays import FLOAT32, Array, DType, all_finite
-from wager.kernels.blocks import QuantisedMatrix
-from wager.models.gguf_blocks import StoredAs
-from wager.models.json_files import read_json
-from wager.models.weights import Source
+import numpy as np
+
+from wager.arch.config_keys import ConfigKeys, brief, read_json, shown
+from wager.arch.hf_config import read_config
+from wager.arch.layers import Dense, Gqa, Mla
+from wager.arch.spec import ModelSpec
+from wager.errors import ModelError, UsageError
+from wager.kernels.arrays import FLOAT32, INT32, Array, DType, all_finite, empty
+from wager.kernels.base import BLOCK_SIZE, Kernels, Tape, TargetOutput
+from wager.kernels.blocks import BLOCK, Matrix, QuantisedMatrix
+from wager.kernels.quantise import quantise
+from wager.models.gguf import StoredAs
+from wager.models.transformer import Decoder
+from wager.models.weights import Weights
+from wager.types import PackedBatch
+
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 class HeadFiles:
@@ -29,7 +41,9 @@ class HeadFiles:
         self.where = str(path)
         self.config: Mapping[str, Any] = read_json(path / "config.json")
         self.keys = ConfigKeys(self.config, where=str(path / "config.json"))
-        self._source = _open_source(path)
+        from wager.models.safetensors_files import SafetensorsSource  # imports its library
+
+        self._source = SafetensorsSource(path)
         self._names = {name: name for name in self._source.shapes}
 
     @property
@@ -96,13 +110,309 @@ class HeadFiles:
         return self._source.read_integers(self._names[name])
 
 
-class HeadSource(Source, Protocol):
-    """A source of tensors that has whole numbers too."""
-
-    def read_integers(self, name: str) -> Array: ...
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
-def _open_source(path: Path) -> HeadSource:
-    from wager.models.safetensors_files import SafetensorsSource  # imports its library
+def read_head_decoder(layer: ConfigKeys, where: str) -> tuple[ModelSpec, Gqa, int]:
+    """The layers of a head as a model, their attention and the inner size of their feed-forwards."""
+    model_type = layer.text("model_type") or "llama"
+    if model_type not in _ARCHITECTURES:
+        raise ModelError(
+            f"The head in {where} has layers of model_type {shown(model_type)}, which are not supported.",
+            f"Supported are: {', '.join(_ARCHITECTURES)}.",
+        )
+    config: dict[str, Any] = {**layer.values, "architectures": [_ARCHITECTURES[model_type]]}
+    config.setdefault("tie_word_embeddings", False)
+    decoder = read_config(config, runnable=True, where=f"{where}/config.json")
+    attention, ffn = decoder.layers[0].attention, decoder.layers[0].ffn
+    if not isinstance(attention, Gqa) or not isinstance(ffn, Dense):
+        raise ModelError(f"The layers of the head in {where} are of a kind that is not supported.")
+    return decoder, attention, ffn.width
 
-    return SafetensorsSource(path)
+
+def check_sizes(files: HeadFiles, target: ModelSpec, *, hidden: int, vocab: int) -> None:
+    """ModelError if these sizes, of the target that the head was trained for, are another target's."""
+    for name, found, own in (("hidden size", hidden, target.hidden), ("vocabulary", vocab, target.vocab)):
+        if found != own:
+            raise ModelError(
+                f"The head in {files.where} was trained for a target of {name} {found}; {target.name} has {own}.",
+                "Give a head of this target.",
+            )
+
+
+def check_taps(keys: ConfigKeys, taps: Sequence[int], target: ModelSpec) -> None:
+    """ModelError if a head reads states behind layers that the target does not have."""
+    for tap in taps:
+        if not 0 <= tap < target.num_layers:
+            raise ModelError(
+                f"The head in {keys.where} taps the target after layer {tap}; {target.name} has {target.num_layers} "
+                f"layers, of which 0 to {target.num_layers - 1} can be tapped.",
+                "The head was trained for another target.",
+            )
+
+
+def check_shared(files: HeadFiles, hidden: int, target: ModelSpec) -> None:
+    """ModelError if a head of another hidden size lacks a matrix of its own that it would share with the target."""
+    for name, tensor in (("embedding", "embed_tokens.weight"), ("output", "lm_head.weight")):
+        if tensor not in files.shapes and hidden != target.hidden:
+            raise ModelError(
+                f"The head in {files.where} of hidden size {hidden} has no {name} matrix of its own, and the target's "
+                f"is of {target.hidden}.",
+                "The head was trained for another target, or is incomplete.",
+            )
+
+
+def layer_tensors(decoder: ModelSpec, attention: Gqa, inner: int, *, width: int) -> Shapes:
+    """Names and shapes of a layer's tensors, whose attention reads `width` elements."""
+    hidden, details = decoder.hidden, decoder.details
+    yield from ((f"{norm}.weight", (hidden,)) for norm in ("input_layernorm", "post_attention_layernorm"))
+    keys = attention.kv_heads * attention.head_dim
+    for part, size in (("q", attention.query_width), ("k", keys), ("v", keys)):
+        yield f"self_attn.{part}_proj.weight", (size, width)
+        if details.qkv_bias:
+            yield f"self_attn.{part}_proj.bias", (size,)
+        if details.qk_norm and part != "v":
+            yield f"self_attn.{part}_norm.weight", (attention.head_dim,)
+    yield "self_attn.o_proj.weight", (hidden, attention.output_width)
+    if details.output_bias:
+        yield "self_attn.o_proj.bias", (hidden,)
+    for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+        yield f"mlp.{part}_proj.weight", shape
+        if details.mlp_bias:
+            yield f"mlp.{part}_proj.bias", shape[:1]
+
+
+def read_proposed(keys: ConfigKeys) -> int | None:
+    """Guesses of a round that the head was made for."""
+    methods = keys.section("speculators_config").get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    depth = first.get("speculative_tokens") if isinstance(first, Mapping) else None
+    return depth if isinstance(depth, int) and depth > 0 else None
+
+
+@dataclass(frozen=True, eq=False)
+class HeadVocabulary:
+    """`ids` int64 [draft ids]: the target's id of each id of the head; `size`: the target's vocabulary."""
+
+    ids: Array
+    size: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether the head's ids are the target's."""
+        return len(self.ids) == self.size and bool((self.ids == np.arange(self.size)).all())
+
+
+def read_vocabulary(files: HeadFiles, *, draft: int, size: int) -> HeadVocabulary:
+    """From d2t (the target's id minus the head's own) and t2d (which ids of the target it has), for a head of `draft`
+    ids and a target of `size`. Without d2t the ids are the target's. ModelError if they contradict each other."""
+    if "d2t" not in files.shapes:
+        if draft != size:
+            raise ModelError(
+                f"The head in {files.where} guesses {draft} ids of a vocabulary of {size} and has no d2t to say which.",
+                "The head was trained for another target, or is incomplete.",
+            )
+        return HeadVocabulary(np.arange(size), size)
+    for name, shape in vocabulary_shapes(files, draft=draft, size=size).items():
+        files.check_shape(name, shape)
+    ids = np.arange(draft) + files.integers("d2t")
+    known = files.integers("t2d").astype(bool) if "t2d" in files.shapes else None
+    if known is not None and not _agree(ids, known):
+        offsets = files.integers("d2t")
+        absolute = bool(offsets.min() >= 0) and bool(offsets.max() < size) and _agree(offsets, known)
+        raise ModelError(
+            f"d2t and t2d in {files.where} name different ids"
+            + (": d2t holds the target's ids, and must hold their distance from the head's own." if absolute else "."),
+            "Export the head again.",
+        )
+    if ids.min() < 0 or ids.max() >= size or len(np.unique(ids)) < draft:
+        raise ModelError(
+            f"d2t in {files.where} names ids that the target's vocabulary of {size} does not have, or one twice.",
+            "The head was trained for another target, or d2t does not hold distances.",
+        )
+    return HeadVocabulary(ids, size)
+
+
+def vocabulary_shapes(files: HeadFiles, *, draft: int, size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of d2t and t2d, if the head has them."""
+    shapes: Sequence[tuple[str, tuple[int, ...]]] = (("d2t", (draft,)), ("t2d", (size,)))
+    return {name: shape for name, shape in shapes if name in files.shapes}
+
+
+def _agree(ids: Array, known: Array) -> bool:
+    return bool(ids.min() >= 0) and bool(ids.max() < len(known)) and np.array_equal(np.sort(ids), np.flatnonzero(known))
+
+
+_ROUNDED = "q8_0"
+_ID_MAPS = ("d2t", "t2d", "token_map")
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """In which form a head's matrices are multiplied on these kernels."""
+
+    kernels: Kernels
+    quantised: bool
+
+    def format_of(self, inputs: int) -> str | None:
+        """The format of matrices of so many inputs; None: floats."""
+        return _ROUNDED if self.quantised and inputs % BLOCK == 0 else None
+
+    def matrix(self, values: Array) -> Matrix:
+        known = self.format_of(values.shape[1])
+        return np.ascontiguousarray(values) if known is None else quantise(values, known)
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a packed matrix, or of a vector in float32."""
+        if len(shape) < 2:
+            return 4 * shape[0]
+        return self.kernels.matrix_bytes(shape[0], shape[1], self.format_of(shape[1]))
+
+    def weight_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Bytes of all tensors of a head's files, by name, without its maps of token ids."""
+        return sum(self.nbytes(shape) for name, shape in shapes.items() if name not in _ID_MAPS)
+
+
+class HeadWeights:
+    """The tensors of a head, packed as they are asked for."""
+
+    def __init__(self, files: HeadFiles, form: HeadForm) -> None:
+        self.files, self.form = files, form
+
+    def vector(self, name: str) -> Array:
+        return self.files.read(name)
+
+    def pack(self, names: Sequence[str], columns: slice = slice(None), *, biased: bool = True) -> Any:
+        """Matrices of the same inputs, one below the other, of which only `columns` are taken, with their biases."""
+        matrix = np.concatenate([self.matrix(name)[:, columns] for name in names])
+        biases = [self.vector(bias) for bias in _biases(names) if biased and bias in self.files.shapes]
+        return self.form.kernels.pack(self.form.matrix(matrix), np.concatenate(biases) if biases else None)
+
+    def pack_gated(self, gate: str, up: str) -> Any:
+        first, second = (self.form.matrix(self.matrix(name)) for name in (gate, up))
+        biases = [self.vector(bias) for bias in _biases([gate, up]) if bias in self.files.shapes]
+        return self.form.kernels.pack_gated(first, second, bias=(biases[0], biases[1]) if biases else None)
+
+    def pack_values(self, matrix: Array) -> Any:
+        """A matrix that the head does not have itself."""
+        return self.form.kernels.pack(self.form.matrix(matrix))
+
+    def matrix(self, name: str) -> Array:
+        return self.files.read(name, self.form.kernels.act)
+
+
+def _biases(names: Sequence[str]) -> Iterator[str]:
+    return (name.removesuffix("weight") + "bias" for name in names)
+
+
+def row_tape(weights: HeadWeights, rows: int) -> Tape:
+    """A tape for ops that know no positions: its rows are those of one sequence, for which `run_rows` runs it."""
+    blocks = -(-rows // BLOCK_SIZE)
+    tape = weights.form.kernels.tape(
+        max_rows=rows, max_sequences=1, max_blocks=blocks, heads=1, kv_heads=1, head_dim=16
+    )
+    places = np.arange(rows, dtype=INT32)
+    inputs = tape.inputs
+    inputs.positions[:], inputs.slot_mapping[:], inputs.parents[:] = places, places, places - 1
+    inputs.block_tables[0] = np.arange(blocks)
+    return tape
+
+
+def run_rows(tape: Tape, rows: int, *, logits_rows: int = 0) -> None:
+    tape.inputs.query_start_loc[1] = rows
+    tape.run(rows=rows, sequences=1, logits_rows=logits_rows)
+
+
+TREE_ROWS = 16
+"""Rows of logits that a head gives at least in one go: as many as a level of a tree may have."""
+
+_NEVER = np.float32(-1e30)
+"""The logit of an id that the head cannot guess: finite, and of probability 0 whatever is done to logits."""
+
+
+class TargetLogits:
+    """Rows of a head's logits by the target's ids, `rows` at most."""
+
+    def __init__(self, vocabulary: HeadVocabulary, rows: int) -> None:
+        self._ids = None if vocabulary.whole else vocabulary.ids
+        self._whole = np.empty((0, 0), np.float32)
+        if self._ids is not None:
+            self._whole = np.full((rows, vocabulary.size), _NEVER, np.float32)
+
+    def take(self, logits: Array, greedy: Array, fed: Array | None = None) -> TargetOutput:
+        """logits f32 [n, ids] and the greedy id of each row, -1 where a logit is not finite; valid until the next."""
+        if self._ids is None:
+            return TargetOutput(logits, greedy, fed)
+        rows = len(logits)
+        self._whole[:rows, self._ids] = logits
+        greedy = np.where(greedy < 0, np.int32(-1), self._ids[greedy].astype(np.int32))
+        return TargetOutput(self._whole[:rows], greedy, fed)
+
+
+def output_matrix(weights: HeadWeights, vocabulary: HeadVocabulary, decoder: Decoder, target: Weights) -> Any:
+    """The target's output matrix, or those of its rows that a head guesses."""
+    if vocabulary.whole:
+        return decoder.head
+    name = "embed.weight" if target.spec.tied else "head.weight"
+    return weights.pack_values(target.read(name, weights.form.kernels.act)[vocabulary.ids])
+
+
+# ---- heads as they are opened and run ------------------------------------------------------------------------------
+
+Spec = TypeVar("Spec")
+
+
+@dataclass(frozen=True)
+class OpenedHeadFiles(Generic[Spec]):
+    """A head whose files were checked against its target, but not loaded; `quantised`: as its target is."""
+
+    files: HeadFiles
+    spec: Spec
+    quantised: bool
+
+    def weight_bytes(self, kernels: Kernels) -> int:
+        return HeadForm(kernels, self.quantised).weight_bytes(self.files.shapes)
+
+    def weights(self, decoder: Decoder) -> HeadWeights:
+        return HeadWeights(self.files, HeadForm(decoder.kernels, self.quantised))
+
+
+class CachedHead:
+    """A head with a cache of keys and values of its own, within the limits of the target's `decoder`."""
+
+    def __init__(self, decoder: Decoder, kernels: Kernels, attention: Gqa | Mla, hidden: int) -> None:
+        self.vocab, self.hidden = decoder.vocab, hidden
+        self.max_rows = decoder.max_rows
+        self.max_sequences = decoder.max_sequences
+        self.max_blocks = decoder.max_blocks
+        self.max_logits_rows = min(self.max_rows, max(self.max_sequences, TREE_ROWS))
+        self.max_context = self.max_blocks * BLOCK_SIZE
+        self._tape = kernels.tape(
+            max_rows=self.max_rows,
+            max_sequences=self.max_sequences,
+            max_blocks=self.max_blocks,
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            head_dim=attention.head_dim,
+        )
+        self.buffers = self._tape.buffers
+        self._state = empty(self.max_rows, hidden)  # what the rows read
+
+    def _read_target(self, states: Array) -> None:
+        """Write the target's states to the first rows of `_state`."""
+        raise NotImplementedError
+
+    def _prepare(self, batch: PackedBatch, states: Array, fed: Array) -> None:
+        """Fill the inputs of a pass whose first rows have the target's `states` and the others `fed`. UsageError if the
+        batch exceeds the buffers."""
+        rows = batch.rows
+        if rows > self.max_rows or batch.num_sequences > self.max_sequences or len(states) + len(fed) != rows:
+            raise UsageError(
+                f"A pass of {rows} rows and {batch.num_sequences} sequences with {len(states)} + {len(fed)} states "
+                "does not fit this head."
+            )
+        if len(states):
+            self._read_target(states)
+        self._state[len(states) : rows] = fed
+        if self.buffers is None or self.buffers.packed is not batch:
+            self._tape.inputs.fill(batch)

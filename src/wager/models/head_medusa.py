@@ -20,11 +20,17 @@ from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, empty
 from wager.kernels.base import Kernels, Tape, TargetOutput
-from wager.models.head_files import HeadFiles
-from wager.models.head_fusion import row_tape, run_rows
-from wager.models.head_output import TargetLogits, output_matrix
-from wager.models.head_vocabulary import HeadVocabulary
-from wager.models.head_weights import HeadForm, HeadWeights
+from wager.models.head_files import (
+    HeadFiles,
+    HeadVocabulary,
+    HeadWeights,
+    OpenedHeadFiles,
+    TargetLogits,
+    check_sizes,
+    output_matrix,
+    row_tape,
+    run_rows,
+)
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
 
@@ -158,12 +164,7 @@ def read_medusa(files: HeadFiles, target: ModelSpec) -> MedusaSpec:
     layers = keys.integer("num_hidden_layers", "medusa_num_layers", default=1, most=_MOST_LAYERS)
     hidden = keys.integer("hidden_size", default=target.hidden)
     vocab = keys.integer("vocab_size", default=target.vocab)
-    for name, found, own in (("hidden size", hidden, target.hidden), ("vocabulary", vocab, target.vocab)):
-        if found != own:
-            raise ModelError(
-                f"The head in {files.where} was trained for a target of {name} {found}; {target.name} has {own}.",
-                "Give a head of this target.",
-            )
+    check_sizes(files, target, hidden=hidden, vocab=vocab)
     keys.refuse("logit_scale", unless=(1, 1.0))
     output = "heads" if "lm_heads.0.weight" in shapes else "one" if "lm_head.weight" in shapes else "target"
     if output == "heads" and keys.flag("original_lm_head"):
@@ -214,16 +215,8 @@ def _tensors(spec: MedusaSpec, files: HeadFiles) -> Mapping[str, tuple[int, ...]
     return found
 
 
-@dataclass(frozen=True)
-class OpenedMedusa:
-    """Medusa heads whose files were checked against their target, but not loaded."""
-
-    files: HeadFiles
-    spec: MedusaSpec
-    quantised: bool
-
-    def weight_bytes(self, kernels: Kernels) -> int:
-        return HeadForm(kernels, self.quantised).weight_bytes(self.files.shapes)
+class OpenedMedusa(OpenedHeadFiles[MedusaSpec]):
+    """Medusa heads whose files were checked."""
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         spec = self.spec
@@ -235,9 +228,7 @@ class OpenedMedusa:
         return 0
 
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> MedusaHead:
-        return MedusaHead(
-            self.spec, HeadWeights(self.files, HeadForm(decoder.kernels, self.quantised)), decoder, target
-        )
+        return MedusaHead(self.spec, self.weights(decoder), decoder, target)
 
 
 def open_medusa(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> OpenedMedusa:

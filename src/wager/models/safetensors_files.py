@@ -1,4 +1,6 @@
-"""Reads a directory's safetensors: one file or shards, memory-mapped, tensor by tensor."""
+"""Reads a directory's safetensors: one file or shards, memory-mapped, tensor by tensor. Pickled weights are only found,
+and never read: a pickle may run any code.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,20 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from wager.arch.config_keys import brief
+from wager.arch.config_keys import brief, read_json
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, Array, DType
 from wager.kernels.blocks import QuantisedMatrix
-from wager.models.gguf_blocks import StoredAs
-from wager.models.json_files import read_json
-from wager.models.pickled_files import pickled_weights
+from wager.models.gguf import StoredAs
+
+_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin", "*lm_head.pt", "model.pt")
+"""As transformers and the repositories of EAGLE and Medusa name them; others, such as optimizer.pt, are none."""
+
+
+def pickled_weights(folder: Path) -> list[Path]:
+    """The files, in order of their names."""
+    return sorted({file for pattern in _PATTERNS for file in folder.glob(pattern)})
+
 
 _FLOATS: Mapping[str, DType] = {
     "F32": np.dtype("<f4"),

@@ -12,13 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from wager.errors import TokenizerError
-from wager.models.fenced_encoder import FencedEncoder, check_unicode, token_ids
-from wager.models.tokenizer_errors import library_errors
-from wager.models.tokenizer_files import read_parts
-from wager.models.tokenizer_parts import TokenizerParts
+from wager.models.part_encoder import PartEncoder, check_unicode, token_ids
+from wager.models.tokenizer_files import TokenizerParts, library_errors, read_parts, tokenizer_files
 from wager.prompts import TextPart
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -41,7 +39,7 @@ class Tokenizer:
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
-        self._fenced = FencedEncoder(parts)
+        self._part_encoder = PartEncoder(parts)
         self._bytes: dict[int, bytes] = {}
         self._spelt: Sequence[int] = ()  # what `spell` was given last
         self.whole_texts = WholeTexts(self)
@@ -66,8 +64,6 @@ class Tokenizer:
 
     def files(self) -> dict[str, str]:
         """The texts of the files of a Hugging Face directory with this tokenizer, by their names."""
-        from wager.models.tokenizer_saving import tokenizer_files
-
         return tokenizer_files(self._parts)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -90,7 +86,7 @@ class Tokenizer:
         Without such text the ids are those of the joined text, merges across parts included. RequestError as `encode`.
         """
         with library_errors(self._parts.where):
-            return self._fenced.encode(tuple(parts))
+            return self._part_encoder.encode(tuple(parts))
 
     def encode_untrusted(self, text: str) -> list[int]:
         """As `encode`, with the tokens that are put around every text, but control tokens written out in it are
@@ -127,11 +123,11 @@ class Tokenizer:
 
     def is_control(self, token_id: int) -> bool:
         """Whether only a template may write it: a special token, or an added one that templates use as such."""
-        return token_id in self._parts.special or token_id in self._fenced.control_ids
+        return token_id in self._parts.special or token_id in self._part_encoder.control_ids
 
     def control_id(self, text: str) -> int | None:
         """The id of a control token by its text."""
-        return self._fenced.control.get(text)
+        return self._part_encoder.control.get(text)
 
     def ends_fragment(self, token_id: int) -> bool:
         """Whether encoding puts a space before text after this token, wherever it stands."""
@@ -186,8 +182,7 @@ class Tokenizer:
         With `add_generation_prompt` the prompt ends where the model's answer begins. TokenizerError if there is no
         template, or it refuses the messages.
         """
-        from wager.models.chat_template import render  # Jinja: only a conversation needs it
-        from wager.models.traced_text import own
+        from wager.models.chat_template import own, render  # imports Jinja, which only a conversation needs
 
         if self.chat_template is None:
             raise TokenizerError(
@@ -269,3 +264,26 @@ class IncrementalDecoder:
             self._drop_space = False
             return text.removeprefix(" ")
         return text
+
+
+class Vocabulary(Protocol):
+    """The tokens of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it; empty for an id that it has no token for."""
+
+
+def unpadded(token_id: int, text: str) -> str | None:
+    """The token `text` of an id, None where it is padding."""
+    return text if text not in ("", f"[PAD{token_id}]") else None
+
+
+def num_tokens(vocabulary: Vocabulary) -> int:
+    """How many ids there are up to the last one with a token: without the padding behind."""
+    size = vocabulary.vocab_size
+    while size and unpadded(size - 1, vocabulary.token(size - 1)) is None:
+        size -= 1
+    return size

@@ -1,28 +1,189 @@
-"""Reads tokenizers: tokenizer.json and related files from a directory, or the metadata of a GGUF file.
+"""Reads tokenizers: tokenizer.json and related files from a directory, or the metadata of a GGUF file, whose keys are
+those that llama.cpp's converter writes; and writes the files of a Hugging Face directory.
 
-The keys of a GGUF file are those that llama.cpp's converter writes.
+A pre-tokenizer of a GGUF file (`tokenizer.ggml.pre`) is a row of PRE_TOKENIZERS.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
-from wager.errors import TokenizerError
-from wager.models.gguf_file import open_gguf
-from wager.models.json_files import read_json
-from wager.models.pretokenizers import PreTokenizer, pre_tokenizer
-from wager.models.special_ids import read_eos_ids
-from wager.models.tokenizer_errors import library_errors
-from wager.models.tokenizer_parts import SpacePrefix, Spelling, TokenizerParts
+from wager.arch.config_keys import ConfigKeys, brief, read_json
+from wager.errors import TokenizerError, WagerError
+from wager.models.gguf import open_gguf
+
+Spelling = Literal["byte-level", "sentencepiece"]
+"""How bytes are written in the vocabulary: one character for each byte (GPT-2), or as text with ▁ for a space and
+<0xNN> for other bytes."""
+
+SpacePrefix = Literal["none", "text", "fragment"]
+"""Where encoding puts a space that decoding removes: nowhere, before the text, or before every fragment of the text,
+that is, also after every special or user-defined token (SentencePiece in GGUF files)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """The parts of a tokenizer; `where` names the file or directory it was read from.
+
+    `special` ids are left out of decoded text; `literal` ids are spelled as text, not as bytes. `named` are the special
+    tokens that a chat template may use.
+    """
+
+    backend: Backend
+    spelling: Spelling
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    where: str
+    special: frozenset[int] = frozenset()
+    literal: frozenset[int] = frozenset()
+    space_prefix: SpacePrefix = "none"
+    named: Mapping[str, str] = field(default_factory=dict)
+    chat_template: str | None = None
+
+
+@contextmanager
+def library_errors(where: str) -> Iterator[None]:
+    """Whatever the tokenizers library raises inside, as a TokenizerError about `where`."""
+    try:
+        yield
+    except WagerError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust, by PyO3
+            raise
+        raise TokenizerError(
+            f"The tokenizer of {where} is damaged: {brief(error)}.", "Fetch the model again."
+        ) from error
+
+
+# ---- pre-tokenizers of byte-level vocabularies in GGUF files ---------------------------------------------------------
+# Each splits text as the model's own tokenizer does, for which its merges were trained.
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_DIGIT = r"\p{N}"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """How text is split before merging.
+
+    `cuts` are regular expressions, applied one after the other; every match becomes a piece of its own. `whole_words`:
+    a piece that is itself a token is taken without merging. `nfc`: text is normalised to NFC first. `add_bos` is the
+    default if the file does not state it.
+    """
+
+    cuts: tuple[str, ...]
+    whole_words: bool = False
+    nfc: bool = False
+    add_bos: bool = False
+
+
+_PLAIN = PreTokenizer((_GPT2,))
+_SINGLE_DIGITS = PreTokenizer((_DIGIT, _GPT2))
+_LLAMA = PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True)
+_QWEN = PreTokenizer((_QWEN2,), nfc=True)
+
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "default": _PLAIN,
+    "gpt-2": _PLAIN,
+    "smollm": _SINGLE_DIGITS,
+    "starcoder": _SINGLE_DIGITS,
+    "refact": _SINGLE_DIGITS,
+    "command-r": _SINGLE_DIGITS,
+    "llama3": _LLAMA,
+    "llama-v3": _LLAMA,
+    "llama-bpe": _LLAMA,
+    "falcon3": _LLAMA,
+    "smaug-bpe": _LLAMA,
+    "qwen2": _QWEN,
+    "deepseek-r1-qwen": _QWEN,
+    "tekken": PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True),
+}
+
+
+def pre_tokenizer(name: str) -> PreTokenizer:
+    """The row of that name. TokenizerError names one that is not known."""
+    if name not in PRE_TOKENIZERS:
+        raise TokenizerError(
+            f"The pre-tokenizer {name!r} is not supported.",
+            f"Supported are: {', '.join(PRE_TOKENIZERS)}. The model's Hugging Face directory defines its own.",
+        )
+    return PRE_TOKENIZERS[name]
+
+
+log = logging.getLogger("wager")
+
+# ---- ids that end a text ---------------------------------------------------------------------------------------------
+
+_FILES = ("generation_config.json", "config.json")
+_UNUSED = ("bos_token_id", "pad_token_id")
+
+
+def read_eos_ids(path: Path, *, vocab: int, default: int | None) -> tuple[int, ...]:
+    """From generation_config.json, else config.json, else `default`, the tokenizer's own.
+
+    `vocab` is the size of the tokenizer's vocabulary; that of config.json counts if it is stated. TokenizerError names
+    an id that is none of the vocabulary's, which would never end a text. Ids that wager does not use (BOS and padding
+    of these files) are only warned of.
+    """
+    files = list(_present(path))
+    sizes = [keys for keys in files if keys.get("vocab_size") is not None]
+    vocab = sizes[-1].integer("vocab_size") if sizes else vocab
+    found: tuple[int, ...] = ()
+    for keys in files:
+        ids = keys.token_ids("eos_token_id", vocab=vocab)
+        found = found or ids
+        for name in _UNUSED:
+            _warn_of(keys, name, vocab)
+    if not found and default is not None:
+        if default >= vocab:
+            raise TokenizerError(
+                f"The eos_token of {path} has the id {default}, which is not in the vocabulary of {vocab} ids.",
+                "The model could never end a text: state eos_token_id in generation_config.json.",
+            )
+        found = (default,)
+    return found
+
+
+def _present(path: Path) -> Iterator[ConfigKeys]:
+    for name in _FILES:
+        if (path / name).exists():
+            keys = ConfigKeys(read_json(path / name), where=str(path / name), error=TokenizerError)
+            yield keys
+            if keys.get("text_config") is not None:
+                yield keys.section("text_config")
+
+
+def _warn_of(keys: ConfigKeys, name: str, vocab: int) -> None:
+    try:
+        keys.token_ids(name, vocab=vocab)
+    except TokenizerError as error:
+        log.warning("%s It is not used.", error.message)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -242,3 +403,33 @@ def _directory_template(path: Path, config: Mapping[str, Any]) -> str | None:
     if template is not None and not isinstance(template, str):
         raise TokenizerError(f"The chat template of {path} is {json.dumps(template)[:60]}, not a text.")
     return template
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+CHAT_TEMPLATE = "chat_template.jinja"
+
+
+def tokenizer_files(parts: TokenizerParts) -> dict[str, str]:
+    """The texts of the files by their names. TokenizerError if the library cannot write the tokenizer."""
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **parts.named}
+    found = {"tokenizer.json": _description(parts), "tokenizer_config.json": json.dumps(config, indent=2) + "\n"}
+    return found if parts.chat_template is None else {**found, CHAT_TEMPLATE: parts.chat_template}
+
+
+def _description(parts: TokenizerParts) -> str:
+    """tokenizer.json. A tokenizer of a GGUF file has no decoder of the library's; readers tell its spelling by that."""
+    with library_errors(parts.where):
+        text = parts.backend.to_str()
+        if parts.backend.decoder is not None:
+            return text
+        copy = Backend.from_str(text)
+        copy.decoder = _decoder(parts)
+        return copy.to_str()
+
+
+def _decoder(parts: TokenizerParts) -> decoders.Decoder:
+    if parts.spelling == "byte-level":
+        return decoders.ByteLevel()
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence(steps if parts.space_prefix == "none" else [*steps, decoders.Strip(" ", 1, 0)])

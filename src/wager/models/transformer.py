@@ -1,28 +1,343 @@
 """The decoder of every family: a tape of kernel ops recorded once from a ModelSpec, and passes that replay it.
 
-Every difference between families is a value of the spec. Kernels are used through kernels/base.py only.
+Every difference between families is a value of the spec. LayerRecorder records attention and feed-forward of every
+kind; MTP modules use it too. Kernels are used through kernels/base.py only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
-from wager.arch.layers import Mla
-from wager.arch.spec import Layer
+import numpy as np
+
+from wager.arch.layers import Experts, Gqa, Mla
+from wager.arch.spec import Layer, ModelSpec
 from wager.errors import UsageError
-from wager.kernels.arrays import INT32, Array, empty
-from wager.kernels.base import BLOCK_SIZE, Kernels, Tap, Tape, TargetOutput
-from wager.models import footprint as memory
-from wager.models.last_layer import LastLayer
-from wager.models.layer_recorder import LayerBuffers, LayerRecorder, layer_cache, needed_rows
-from wager.models.layer_weights import LayerWeights
-from wager.models.matrices import Matrices
+from wager.kernels.arrays import INT32, Array, DType, empty, zeros
+from wager.kernels.base import BLOCK_SIZE, Kernels, KVCache, Routing, RowSet, Tap, Tape, TargetOutput
+from wager.kernels.blocks import Matrix, stack
 from wager.models.packed_cache import PackedStore
-from wager.models.tensors import tensor_shapes
-from wager.models.weights import Weights
+from wager.models.weights import Matrices, Weights, in_one_form, tensor_shapes
 from wager.types import KVDtype, PackedBatch
+
+# ---- memory in bytes, known before anything is allocated -------------------------------------------------------------
+
+
+def weight_bytes(matrices: Matrices, kernels: Kernels) -> int:
+    """Bytes of the packed matrices, each in its form, and of the vectors and routers in float32. A tied embedding is
+    the head."""
+    spec = matrices.spec
+    packed = sum(kernels.matrix_bytes(*shape, known) for shape, known in matrices.packed())
+    return packed + 4 * (spec.vector_elements + spec.elements()["router"])
+
+
+def block_bytes(spec: ModelSpec, kernels: Kernels, kv_dtype: KVDtype = "bf16") -> int:
+    """Bytes of one cache block: BLOCK_SIZE positions, keys and values or latents of all layers."""
+    width = spec.attention.cache_width
+    if kv_dtype == "q8":  # and a float32 scale for each key and each value of a head
+        return spec.num_layers * BLOCK_SIZE * (width + 4 * width // spec.attention.head_dim)
+    return spec.num_layers * BLOCK_SIZE * width * kernels.act.itemsize
+
+
+def workspace_bytes(
+    spec: ModelSpec,
+    kernels: Kernels,
+    *,
+    max_rows: int,
+    max_sequences: int,
+    max_blocks: int,
+    max_logits_rows: int | None = None,
+) -> int:
+    """Bytes of the buffers of a pass: activations, logits, integer inputs and the rotation table."""
+    logits_rows = max_rows if max_logits_rows is None else max_logits_rows
+    attention, act = spec.attention, kernels.act.itemsize
+    row = 4 * spec.hidden + act * (spec.hidden + attention.heads * attention.head_dim + attention.output_width)
+    row += act * spec.dense.width if spec.dense else 0
+    row += _latent_row(attention, act) if isinstance(attention, Mla) else 4 * attention.qkv_width
+    row += _expert_row(spec.hidden, spec.experts, act) if spec.experts else 0
+    logits_row = 4 * (spec.hidden + spec.vocab + 1) + act * spec.hidden
+    integers = 4 * (6 * max_rows + max_sequences * (2 + max_blocks))
+    integers += 4 * (2 * spec.experts.count + 2) if spec.experts else 0
+    table = 4 * max_blocks * BLOCK_SIZE * attention.rope_dim
+    return max_rows * row + logits_rows * logits_row + integers + table
+
+
+def _latent_row(attention: Mla, act: int) -> int:
+    """Bytes per row between the projections of latent attention."""
+    q_rank = attention.q_rank or 0
+    floats = attention.query_width + attention.head_dim + q_rank
+    return 4 * floats + act * (q_rank + attention.heads * (attention.nope + attention.kv_rank))
+
+
+def _expert_row(hidden: int, experts: Experts, act: int) -> int:
+    """Bytes per row of kernels.base.Routing and of the shared experts' inner layer."""
+    choice = 4 + 4 + 4 + act * (hidden + experts.width)
+    return 4 * experts.count + experts.active * choice + act * experts.shared_inner
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
+
+class LayerWeights:
+    """The tensors of layer `index` by their short names; `known` are the shapes of all the model's tensors."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        matrices: Matrices,
+        store: PackedStore,
+        known: Mapping[str, Sequence[int]],
+        *,
+        index: int,
+    ) -> None:
+        self._weights, self._matrices, self._store, self._known, self._index = weights, matrices, store, known, index
+        self._packed: dict[str, Any] = {}
+
+    def _name(self, part: str, suffix: str) -> str:
+        return f"layers.{self._index}.{part}.{suffix}"
+
+    def packed(self, name: str, make: Callable[[], Any]) -> Any:
+        """What the store has under that name for the layer, or `make` packs, once."""
+        if name not in self._packed:
+            self._packed[name] = self._store.get(f"layers.{self._index}.{name}", make)
+        return self._packed[name]
+
+    def matrix(self, part: str) -> Matrix:
+        return self._matrices.read(self._name(part, "weight"))
+
+    def floats(self, part: str, dtype: DType) -> Array:
+        return self._weights.read(self._name(part, "weight"), dtype)
+
+    def vector(self, part: str, suffix: str = "weight") -> Array:
+        return self._weights.read(self._name(part, suffix))
+
+    def refit(self, heads: Array) -> list[Matrix]:
+        """Matrices of heads that were cut from one, each in the form that they are multiplied in."""
+        return [self._matrices.refit(head) for head in heads]
+
+    def expert(self, expert: int) -> tuple[Matrix, Matrix, Matrix]:
+        """Gate, up and down of one expert."""
+        gate, up = in_one_form([self.matrix(f"{expert}.expert_{part}") for part in ("gate", "up")])
+        return gate, up, self.matrix(f"{expert}.expert_down")
+
+    def bias(self, part: str) -> Array | None:
+        return self.vector(part, "bias") if self._name(part, "bias") in self._known else None
+
+    def groups(self, *parts: str) -> list[list[str]]:
+        """Matrices of the same inputs as few products: neighbours of one form are one."""
+        groups: list[list[str]] = []
+        for part in parts:
+            same = groups and self._form(part) == self._form(groups[-1][-1])
+            groups = [*groups[:-1], [*groups[-1], part]] if same else [*groups, [part]]
+        return groups
+
+    def stacked(self, group: Sequence[str]) -> tuple[Matrix, Array | None]:
+        """The matrices of a group as one, and their biases."""
+        return stack([self.matrix(part) for part in group]), self._biases(group)
+
+    def outputs(self, group: Sequence[str]) -> int:
+        return sum(self._known[self._name(part, "weight")][0] for part in group)
+
+    def _form(self, part: str) -> str | None:
+        return self._matrices.formats[self._name(part, "weight")]
+
+    def _biases(self, parts: Sequence[str]) -> Array | None:
+        biases = [bias for part in parts if (bias := self.bias(part)) is not None]
+        return np.concatenate(biases) if biases else None
+
+
+def layer_cache(spec: ModelSpec, kernels: Kernels, *, layers: int, num_blocks: int, kv_dtype: KVDtype) -> KVCache:
+    """A cache for so many layers of a model's kind: keys and values, or latents."""
+    attention = spec.attention
+    if isinstance(attention, Mla):
+        rank, rope = attention.kv_rank, attention.rope
+        return kernels.latent_cache(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
+    shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": attention.kv_heads}
+    return kernels.cache(**shape, head_dim=attention.head_dim, kv_dtype=kv_dtype)
+
+
+def needed_rows(layer: Layer) -> RowSet:
+    """The rows that a last layer must compute past its keys and values where nothing reads the rows without logits.
+    (Latent attention has products of all rows, and the choice of experts is recorded.)"""
+    plain = isinstance(layer.attention, Gqa) and not isinstance(layer.ffn, Experts)
+    return "logits" if plain else "rows"
+
+
+class LayerBuffers:
+    """Buffers that all layers share, [max_rows, ...] each: residual `x` and its norm, queries (and keys and values)
+    before the rotation, rotated `q`, the input of the output projection, the inner layers of the feed-forwards; those
+    of latent attention and of experts where the model has them; and `selected`, the logits rows of `x`."""
+
+    def __init__(
+        self, spec: ModelSpec, kernels: Kernels, rotation: Array, *, max_rows: int, max_logits_rows: int
+    ) -> None:
+        rows, act, attention = max_rows, kernels.act, spec.attention
+        heads = attention.heads
+        self.rotation = rotation
+        self.x, self.normed = empty(rows, spec.hidden), empty(rows, spec.hidden, dtype=act)
+        self.selected = empty(max_logits_rows, spec.hidden)
+        self.q = zeros(rows, heads * attention.head_dim, dtype=act)
+        self.attention_out = empty(rows, attention.output_width, dtype=act)
+        if isinstance(attention, Mla):
+            q_rank = attention.q_rank or 0
+            self.qkv, self.kv = empty(rows, attention.query_width), empty(rows, attention.cache_width)
+            self.q_latent = empty(rows, q_rank)
+            self.q_latent_normed = empty(rows, q_rank, dtype=act)
+            self.q_nope = empty(rows, heads * attention.nope, dtype=act)
+            self.latent_out = empty(rows, heads * attention.kv_rank, dtype=act)
+        else:
+            self.qkv = empty(rows, attention.qkv_width)
+        if dense := spec.dense:
+            self.inner = empty(rows, dense.width, dtype=act)
+        if experts := spec.experts:
+            self.routing = Routing.allocate(experts, max_rows=rows, hidden=spec.hidden, act=act)
+            self.shared_inner = empty(rows, experts.shared_inner, dtype=act)
+
+
+class LayerRecorder:
+    """Records layers of `spec` one after the other. `expert_choices` collects, with `keep_expert_choices`, a buffer of
+    the experts that each layer with experts chooses, int32 [max_rows, top_k]."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        kernels: Kernels,
+        tape: Tape,
+        kv_cache: KVCache,
+        buffers: LayerBuffers,
+        *,
+        keep_expert_choices: bool = False,
+    ) -> None:
+        self.spec, self.kernels, self.tape, self.cache, self.to = spec, kernels, tape, kv_cache, buffers
+        self.expert_choices: list[Array] = []
+        self._keep_expert_choices = keep_expert_choices
+
+    def record(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
+        """A layer over `x`, whose keys and values are layer `index` of the cache. With `of` "logits" only those rows
+        are computed past the keys and values, to `selected`, and x stays as it was."""
+        self.tape.rms_norm(self.to.x, tensors.vector("attn_norm"), self.spec.details.norm_eps, self.to.normed)
+        if isinstance(layer.attention, Mla):
+            self._latent_attention(tensors, layer.attention, index)
+        else:
+            self._projections(tensors, index)
+        self.record_rest(tensors, layer, index, of=of)
+
+    def record_rest(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
+        """What follows the keys and values of a layer: attention (of plain layers), its output and the feed-forward."""
+        to, tape, kernels, x = self.to, self.tape, self.kernels, self.to.x
+        if isinstance(layer.attention, Gqa):
+            window = layer.attention.window
+            tape.attention(to.q, self.cache, index, window=window, out=to.attention_out, of=of)
+        if of == "logits":
+            x = to.selected
+            tape.select(to.x, x)
+        out = tensors.packed("o", lambda: kernels.pack(tensors.matrix("o"), tensors.bias("o")))
+        tape.linear(to.attention_out, out, x, add=True, of=of)
+        tape.rms_norm(x, tensors.vector("mlp_norm"), self.spec.details.norm_eps, to.normed, of=of)
+        if isinstance(layer.ffn, Experts):
+            self._experts(tensors, layer.ffn)
+        else:
+            self._feed_forward(tensors, "", to.inner, of=of)
+
+    def _projections(self, tensors: LayerWeights, index: int) -> None:
+        details, tape, to, first = self.spec.details, self.tape, self.to, 0
+        for group in tensors.groups("q", "k", "v"):
+            packed = tensors.packed("+".join(group), partial(self._pack_stacked, tensors, group))
+            last = first + tensors.outputs(group)
+            tape.linear(to.normed, packed, to.qkv[:, first:last])
+            first = last
+        norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), details.norm_eps) if details.qk_norm else None
+        tape.rotary(to.qkv, to.rotation, norms, self.cache, index, to.q)
+
+    def _pack_stacked(self, tensors: LayerWeights, group: Sequence[str]) -> Any:
+        return self.kernels.pack(*tensors.stacked(group))
+
+    def _latent_attention(self, tensors: LayerWeights, attention: Mla, index: int) -> None:
+        """The absorbed form: each head's key half of kv_b is applied to its query, so that queries are compared with
+        latents, and its value half to the attention output."""
+        details, tape, kernels, to = self.spec.details, self.tape, self.kernels, self.to
+        eps, normed = details.latent_norm_eps, to.normed
+        if attention.q_rank:
+            tape.linear(normed, tensors.packed("q_a", lambda: kernels.pack(tensors.matrix("q_a"))), to.q_latent)
+            tape.rms_norm(to.q_latent, tensors.vector("q_a_norm"), eps, to.q_latent_normed)
+            normed = to.q_latent_normed
+        query = "q_b" if attention.q_rank else "q"
+        tape.linear(normed, tensors.packed(query, lambda: kernels.pack(tensors.matrix(query))), to.qkv)
+        tape.linear(to.normed, tensors.packed("kv_a", lambda: kernels.pack(tensors.matrix("kv_a"))), to.kv)
+        norm = (tensors.vector("kv_a_norm"), eps)
+        tape.latent(to.qkv, to.kv, to.rotation, norm, self.cache, index, to.q_nope, to.q)
+
+        @cache
+        def kv_b() -> Array:
+            return tensors.floats("kv_b", kernels.act).reshape(attention.heads, -1, attention.kv_rank)
+
+        def keys() -> Any:
+            return kernels.pack_heads(tensors.refit(kv_b()[:, : attention.nope].swapaxes(1, 2)))
+
+        def values() -> Any:
+            return kernels.pack_heads(tensors.refit(kv_b()[:, attention.nope :]))
+
+        tape.per_head(to.q_nope, tensors.packed("kv_b_keys", keys), to.q)
+        tape.attention(to.q, self.cache, index, window=None, out=to.latent_out, scale=details.attention_scale)
+        tape.per_head(to.latent_out, tensors.packed("kv_b_values", values), to.attention_out)
+
+    def _experts(self, tensors: LayerWeights, experts: Experts) -> None:
+        tape, to, routing = self.tape, self.to, self.to.routing
+        if self._keep_expert_choices:
+            routing = replace(routing, ids=zeros(*routing.ids.shape, dtype=INT32))
+            self.expert_choices.append(routing.ids)
+        bias = tensors.vector("correction", "bias") if experts.gating.correction_bias else None
+        tape.route(to.normed, tensors.vector("router"), bias, experts, routing)
+
+        def pack() -> Any:
+            parts = (tensors.expert(expert) for expert in range(experts.count))
+            return self.kernels.pack_experts(parts, count=experts.count)
+
+        tape.experts(to.normed, tensors.packed("experts", pack), experts, routing, to.x)
+        if experts.shared:
+            self._feed_forward(tensors, "shared_", to.shared_inner, of="rows")
+
+    def _feed_forward(self, tensors: LayerWeights, prefix: str, inner: Array, *, of: RowSet) -> None:
+        kernels = self.kernels
+
+        def into() -> Any:
+            gate, up = in_one_form([tensors.matrix(prefix + part) for part in ("gate", "up")])
+            biases = [tensors.bias(prefix + part) for part in ("gate", "up")]
+            both = (biases[0], biases[1]) if biases[0] is not None and biases[1] is not None else None
+            return kernels.pack_gated(gate, up, bias=both)
+
+        def down() -> Any:
+            return kernels.pack(tensors.matrix(prefix + "down"), tensors.bias(prefix + "down"))
+
+        out = self.to.x if of == "rows" else self.to.selected
+        self.tape.gated(self.to.normed, tensors.packed(prefix + "gate+up", into), inner, of=of)
+        self.tape.linear(inner, tensors.packed(prefix + "down", down), out, add=True, of=of)
+
+
+class LastLayer:
+    """`record` makes a tape of what follows the layer's keys and values, for all rows, on the decoder's buffers and
+    inputs; it is called when rows are first wanted."""
+
+    def __init__(self, buffers: LayerBuffers, record: Callable[[], Tape]) -> None:
+        self._buffers, self._record = buffers, record
+        self._tape: Tape | None = None
+
+    def rows(self, batch: PackedBatch) -> Array:
+        """The residual stream of all rows behind the layer, f32 [R, hidden], after the decoder's pass over the batch.
+        Where all rows have logits, as those of a step that decodes do, nothing is computed."""
+        rows, indices = batch.rows, batch.logits_indices
+        if len(indices) == rows and np.array_equal(indices, np.arange(rows)):
+            return self._buffers.selected[:rows]
+        if self._tape is None:
+            self._tape = self._record()
+        self._tape.run(rows=rows, sequences=batch.num_sequences, logits_rows=0)
+        return self._buffers.x[:rows]
+
+
+# ---- the decoder -----------------------------------------------------------------------------------------------------
 
 
 def refuse_int8_latents(kv_dtype: KVDtype) -> None:
@@ -77,8 +392,8 @@ class Decoder:
         self.cache = layer_cache(spec, kernels, layers=len(self.layers), num_blocks=num_blocks, kv_dtype=kv_dtype)
         limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         matrices = Matrices(weights, dtype, kernels.act)
-        self.weight_form, self.weight_bytes = matrices.description, memory.weight_bytes(matrices, kernels)
-        self.workspace_bytes = memory.workspace_bytes(spec, kernels, **limits, max_logits_rows=self.max_logits_rows)
+        self.weight_form, self.weight_bytes = matrices.description, weight_bytes(matrices, kernels)
+        self.workspace_bytes = workspace_bytes(spec, kernels, **limits, max_logits_rows=self.max_logits_rows)
         kv_heads, head_dim = attention.kv_heads, attention.head_dim
         self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
         self.buffers = self._tape.buffers

@@ -1,38 +1,198 @@
-"""Opens a model's file or directory and reads its tensors under canonical names, for every supported format.
+"""A model's tensors: their names and shapes, read under canonical names from every supported format, and the form in
+which its matrices are multiplied.
 
-`open_weights` checks every name and shape before a tensor is read.
+`open_weights` checks every name and shape before a tensor is read. A family whose checkpoints name tensors otherwise
+gets an entry in _ARCHITECTURE_NAMES, one in GGUF files an entry in GGUF_NAMES.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from wager.arch.config_keys import brief
+from wager.arch.config_keys import ConfigKeys, brief, read_json
 from wager.arch.gguf_config import gguf_layout, read_gguf, read_parts_count
 from wager.arch.hf_config import read_config
-from wager.arch.layers import Mla
-from wager.arch.spec import ModelSpec
+from wager.arch.layers import Dense, Experts, Gqa, Mla
+from wager.arch.spec import DecoderDetails, Layer, ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType, all_finite
-from wager.kernels.blocks import QuantisedMatrix
+from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix
 from wager.kernels.quantise import quantise
-from wager.models.gguf_blocks import StoredAs
-from wager.models.gguf_file import GgufFile, open_gguf
-from wager.models.json_files import read_json
-from wager.models.tensors import (
-    GGUF_NAMES,
-    ROPE_FACTORS,
-    checkpoint_names,
-    ignored_tensors,
-    source_name,
-    tensor_shapes,
-)
+from wager.models.gguf import GgufFile, StoredAs, open_gguf
+
+# ---- names and shapes ------------------------------------------------------------------------------------------------
+
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+
+NAMES: Mapping[str, str] = {
+    "embed": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "attn_norm": "model.layers.{}.input_layernorm",
+    "mlp_norm": "model.layers.{}.post_attention_layernorm",
+    "q": "model.layers.{}.self_attn.q_proj",
+    "k": "model.layers.{}.self_attn.k_proj",
+    "v": "model.layers.{}.self_attn.v_proj",
+    "o": "model.layers.{}.self_attn.o_proj",
+    "q_norm": "model.layers.{}.self_attn.q_norm",
+    "k_norm": "model.layers.{}.self_attn.k_norm",
+    "gate": "model.layers.{}.mlp.gate_proj",
+    "up": "model.layers.{}.mlp.up_proj",
+    "down": "model.layers.{}.mlp.down_proj",
+    "router": "model.layers.{}.mlp.gate",
+    "correction": "=model.layers.{}.mlp.gate.e_score_correction_bias",
+    "shared_gate": "model.layers.{}.mlp.shared_experts.gate_proj",
+    "shared_up": "model.layers.{}.mlp.shared_experts.up_proj",
+    "shared_down": "model.layers.{}.mlp.shared_experts.down_proj",
+    "expert_gate": "model.layers.{}.mlp.experts.{}.gate_proj",
+    "expert_up": "model.layers.{}.mlp.experts.{}.up_proj",
+    "expert_down": "model.layers.{}.mlp.experts.{}.down_proj",
+    "q_a": "model.layers.{}.self_attn.q_a_proj",
+    "q_a_norm": "model.layers.{}.self_attn.q_a_layernorm",
+    "q_b": "model.layers.{}.self_attn.q_b_proj",
+    "kv_a": "model.layers.{}.self_attn.kv_a_proj_with_mqa",
+    "kv_a_norm": "model.layers.{}.self_attn.kv_a_layernorm",
+    "kv_b": "model.layers.{}.self_attn.kv_b_proj",
+}
+"""Canonical name (as in tensor_shapes, without places and suffix) -> name in a Hugging Face checkpoint. A name after =
+is complete; the others get the suffix."""
+
+_ARCHITECTURE_NAMES: Mapping[str, Mapping[str, str]] = {
+    "MixtralForCausalLM": {
+        "router": "model.layers.{}.block_sparse_moe.gate",
+        "expert_gate": "model.layers.{}.block_sparse_moe.experts.{}.w1",
+        "expert_up": "model.layers.{}.block_sparse_moe.experts.{}.w3",
+        "expert_down": "model.layers.{}.block_sparse_moe.experts.{}.w2",
+    },
+}
+"""Names that differ from NAMES, by architecture."""
+
+_MOST_FURTHER = 100
+_MODULES = (r"mtp\..*", r"model\.mtp_layers\..*")
+"""Tensors of modules that predict further tokens; see head_mtp_spec.FORMATS."""
+
+_IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
+"""Tensors that a checkpoint may repeat: stored RoPE frequencies, and the head of a tied model."""
+
+GGUF_NAMES: Mapping[str, str] = {
+    "embed": "token_embd",
+    "norm": "output_norm",
+    "head": "output",
+    "attn_norm": "blk.{}.attn_norm",
+    "mlp_norm": "blk.{}.ffn_norm",
+    "q": "blk.{}.attn_q",
+    "k": "blk.{}.attn_k",
+    "v": "blk.{}.attn_v",
+    "o": "blk.{}.attn_output",
+    "q_norm": "blk.{}.attn_q_norm",
+    "k_norm": "blk.{}.attn_k_norm",
+    "gate": "blk.{}.ffn_gate",
+    "up": "blk.{}.ffn_up",
+    "down": "blk.{}.ffn_down",
+}
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor of llama3 scaling: the divisor of each pair's frequency."""
+
+
+def source_name(names: Mapping[str, str], canonical: str) -> str:
+    """The name in a checkpoint of a tensor with that canonical name."""
+    *places, part, suffix = canonical.split(".")
+    name = names[part].format(*places[1:])
+    return name[1:] if name.startswith("=") else f"{name}.{suffix}"
+
+
+def checkpoint_names(architecture: str) -> Mapping[str, str]:
+    """NAMES, with the architecture's differences."""
+    return {**NAMES, **_ARCHITECTURE_NAMES.get(architecture, {})}
+
+
+def ignored_tensors(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of further tensors that a checkpoint may have: repeated ones, and layers that predict further tokens."""
+    further = ConfigKeys(config).count("num_nextn_predict_layers", most=_MOST_FURTHER)
+    layers = tuple(rf"model\.layers\.{spec.num_layers + i}\..*" for i in range(further))
+    return (*(_IGNORED if spec.tied else _IGNORED[:1]), *_MODULES, *layers)
+
+
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model under its canonical name, with its shape; matrices are [outputs, inputs].
+
+    Names are `part.kind` before and after the layers, `layers.L.part.kind` in them, and of expert E
+    `layers.L.E.part.kind`.
+    """
+    shapes: dict[str, tuple[int, ...]] = {"embed.weight": (spec.vocab, spec.hidden)}
+    for index, layer in enumerate(spec.ordered_layers):
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in _layer(layer, spec.details, spec.hidden)}
+    shapes["norm.weight"] = (spec.hidden,)
+    if not spec.tied:
+        shapes["head.weight"] = (spec.vocab, spec.hidden)
+    return shapes
+
+
+def _layer(layer: Layer, decoder: DecoderDetails, hidden: int) -> Shapes:
+    yield from (("attn_norm.weight", (hidden,)), ("mlp_norm.weight", (hidden,)))
+    attention, ffn = layer.attention, layer.ffn
+    if isinstance(attention, Gqa):
+        yield from _grouped_query(attention, decoder, hidden)
+    elif isinstance(attention, Mla):
+        yield from _latent(attention, hidden)
+    if decoder.output_bias:
+        yield "o.bias", (hidden,)
+    if isinstance(ffn, Dense):
+        yield from _gated("", ffn.width, hidden, biased=decoder.mlp_bias)
+    else:
+        yield from _experts(ffn, hidden)
+
+
+def _grouped_query(attention: Gqa, decoder: DecoderDetails, hidden: int) -> Shapes:
+    keys = attention.kv_heads * attention.head_dim
+    if decoder.qk_norm:
+        yield from (("q_norm.weight", (attention.head_dim,)), ("k_norm.weight", (attention.head_dim,)))
+    for part, size in (("q", attention.query_width), ("k", keys), ("v", keys)):
+        yield f"{part}.weight", (size, hidden)
+        if decoder.qkv_bias:
+            yield f"{part}.bias", (size,)
+    yield "o.weight", (hidden, attention.output_width)
+
+
+def _latent(attention: Mla, hidden: int) -> Shapes:
+    if rank := attention.q_rank:
+        yield from (("q_a.weight", (rank, hidden)), ("q_a_norm.weight", (rank,)))
+        yield "q_b.weight", (attention.query_width, rank)
+    else:
+        yield "q.weight", (attention.query_width, hidden)
+    yield "kv_a.weight", (attention.cache_width, hidden)
+    yield "kv_a_norm.weight", (attention.kv_rank,)
+    yield "kv_b.weight", (attention.heads * (attention.nope + attention.value), attention.kv_rank)
+    yield "o.weight", (hidden, attention.output_width)
+
+
+def _experts(experts: Experts, hidden: int) -> Shapes:
+    yield "router.weight", (experts.count, hidden)
+    if experts.gating.correction_bias:
+        yield "correction.bias", (experts.count,)
+    if experts.shared:
+        yield from _gated("shared_", experts.shared_inner, hidden)
+    for expert in range(experts.count):
+        yield from ((f"{expert}.{name}", shape) for name, shape in _gated("expert_", experts.width, hidden))
+
+
+def _gated(prefix: str, width: int, hidden: int, *, biased: bool = False) -> Shapes:
+    for part, shape in {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}.items():
+        yield f"{prefix}{part}.weight", shape
+        if biased:
+            yield f"{prefix}{part}.bias", shape[:1]
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 class Source(Protocol):
@@ -198,3 +358,101 @@ def _check_shape(where: str, name: str, *, found: tuple[int, ...], expected: tup
             f"{name} in {where} has shape {list(found)}; its configuration requires {list(expected)}.",
             "Weights and configuration do not match; fetch the model again.",
         )
+
+
+# ---- the form in which matrices are multiplied -----------------------------------------------------------------------
+
+WANTED: Mapping[str, str | None] = {"auto": None, "bf16": None, "q8": "q8_0", "q4": "q4_1"}
+"""dtype -> the format of matrices that are not stored in as few bits already. q4 is q4_1 rather than q4_0: a tenth more
+bytes and a sixth to two fifths less KL; see docs/quantisation.md."""
+
+_WIDER = {"embed": "q8_0", "head": "q8_0"}
+"""Parts that q4 keeps wider, as llama.cpp's files do."""
+
+_FLOATS = frozenset({"router"})
+"""Matrices that are read as float32."""
+
+
+class Matrices:
+    """The matrices of `weights`, by the names of tensors.tensor_shapes, in the form that `dtype` (a key of WANTED) asks
+    for. Floats are of the kernels' activation type `act`."""
+
+    def __init__(self, weights: Weights, dtype: str, act: DType = BFLOAT16, *, only_layers: bool = False) -> None:
+        self._weights, self.spec, self.act = weights, weights.spec, act
+        self._dtype = dtype
+        self._shapes = {name: shape for name, shape in tensor_shapes(weights.spec).items() if len(shape) == 2}
+        if only_layers:
+            self._shapes = {name: shape for name, shape in self._shapes.items() if name.startswith("layers.")}
+        self.formats = {name: self._format_of(name) for name in self._shapes}
+        """Each matrix's block format; None: floats."""
+
+    def read(self, name: str) -> Matrix:
+        """A matrix [outputs, inputs]; ModelError as Weights.read."""
+        known = self.formats[name]
+        return self._weights.read(name, self.act) if known is None else self._weights.quantised(name, known)
+
+    def refit(self, matrix: Array) -> Matrix:
+        """A matrix that was made from others, quantised where `dtype` says so."""
+        wanted = self._fitting(matrix.shape[1])
+        return matrix if wanted is None else quantise(matrix, wanted)
+
+    def packed(self) -> Iterator[tuple[tuple[int, int], str | None]]:
+        """Shape and format of every matrix that is packed, the two halves of `kv_b` of each head."""
+        attention = self.spec.attention
+        for name, known in self.formats.items():
+            part = name.split(".")[-2]
+            if part == "kv_b" and isinstance(attention, Mla):
+                for shape in (attention.kv_rank, attention.nope), (attention.value, attention.kv_rank):
+                    yield from repeat((shape, self._fitting(shape[1])), attention.heads)
+            elif part not in _FLOATS:
+                rows, inputs = self._shapes[name]
+                yield (rows, inputs), known
+
+    @property
+    def description(self) -> str:
+        """The formats and how many matrices have each, the most frequent first, such as `q4_1 x210 + q8_0 x1`; the name
+        of the activation type alone where no matrix is quantised."""
+        counts = Counter(name for name in self.formats.values() if name is not None)
+        floats = sum(known is None for name, known in self.formats.items() if name.split(".")[-2] not in _FLOATS)
+        if not counts:
+            return str(self.act)
+        if floats:
+            counts[str(self.act)] = floats
+        return " + ".join(f"{name} x{count}" for name, count in counts.most_common())
+
+    @property
+    def converted(self) -> dict[str, str]:
+        """Types of the file that the kernels do not multiply -> what their tensors are read as instead, in words."""
+        found = {}
+        for name, known in self.formats.items():
+            stored = self._weights.stored(name)
+            if known is not None and stored.format == known and stored.kind.lower() != known:
+                found[stored.kind] = known if stored.exact else f"{known} (rounded)"
+        return found
+
+    def _fitting(self, inputs: int) -> str | None:
+        return None if inputs % BLOCK else WANTED[self._dtype]
+
+    def _format_of(self, name: str) -> str | None:
+        part, own = name.split(".")[-2], self._weights.stored(name).format
+        wanted = WANTED[self._dtype]
+        if part in _FLOATS or self._dtype == "bf16":
+            return None
+        if wanted == "q4_1":
+            wanted = _WIDER.get(part, wanted)
+        if wanted is None or (own is not None and _bits(own) <= _bits(wanted)):
+            return own
+        return wanted if self._shapes[name][1] % BLOCK == 0 else own
+
+
+def _bits(name: str) -> float:
+    return BLOCK_FORMATS[name].packed_bits
+
+
+def in_one_form(parts: Sequence[Matrix]) -> list[Matrix]:
+    """The matrices as they are if all are floats or of one format; otherwise all in bfloat16, because products that are
+    taken together need one format."""
+    kinds = {part.format.name if isinstance(part, QuantisedMatrix) else None for part in parts}
+    if len(kinds) == 1:
+        return list(parts)
+    return [part.dequantise(BFLOAT16) if isinstance(part, QuantisedMatrix) else part for part in parts]

@@ -101,7 +101,7 @@ def _spec(model: str) -> tuple[ModelSpec, Precision]:
     """The shape of a model on this machine, and the number formats of its file; UsageError if its files are not stored
     here."""
     from wager.models import hub, random_models
-    from wager.models.gguf_file import open_gguf
+    from wager.models.gguf import open_gguf
     from wager.models.weights import open_weights
 
     bf16 = Precision.of("bf16")

@@ -193,7 +193,7 @@ def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec
     local = hub.find(model)
     if local is not None and local.is_dir():
         return read_config(_model_config(local / "config.json"), name=local.resolve().name, precision=precision)
-    from wager.models.gguf_file import open_gguf
+    from wager.models.gguf import open_gguf
 
     file = open_gguf(path if local is None else local)
     return read_gguf(file.metadata, file.shapes, name=path.name, precision=gguf_precision(file.sizes))

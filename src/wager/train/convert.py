@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wager.errors import ModelError, UsageError, WagerError
-from wager.models.pickled_files import pickled_weights
+from wager.models.safetensors_files import pickled_weights
 from wager.train.torch_extra import require_torch
 
 

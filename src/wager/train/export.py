@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from wager.arch.config_keys import read_json
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
-from wager.models.json_files import read_json
 from wager.train.checkpoint import Provenance
 from wager.train.draft_module import DraftModule, DraftSizes
 from wager.train.vocabulary import DraftVocabulary

@@ -10,8 +10,7 @@ from typing import Any
 from wager.draft.store_file import StoreFile, StoreHeader, build_store
 from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.errors import UsageError
-from wager.models.padding import num_tokens
-from wager.models.tokenizer import Tokenizer
+from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.train.examples import TrainingData, TrainingText
 from wager.train.training_target import TrainingTarget
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from wager.models.fingerprint import target_fingerprint, tokenizer_fingerprint
+from wager.models.opening import target_fingerprint, tokenizer_fingerprint
 from wager.models.tokenizer import Tokenizer
 from wager.models.weights import Weights
 

@@ -22,14 +22,14 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from wager.errors import RequestError
-from wager.models.tokenizer_parts import TokenizerParts
+from wager.models.tokenizer_files import TokenizerParts
 from wager.prompts import TextPart
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _WRITTEN_AS_CONTROL = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
 
 
-class FencedEncoder:
+class PartEncoder:
     """`encode` gives the token ids of parts; control tokens come only from those with parse_special."""
 
     def __init__(self, parts: TokenizerParts) -> None:
