@@ -1,4 +1,4 @@
-// The Kalman filter of economics/latency/kalman.py, which says what it does and why. Knows no Python.
+// The Kalman filter of economics/surface.py, which says what it does and why. Knows no Python.
 #pragma once
 
 #include <algorithm>

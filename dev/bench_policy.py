@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from wager.economics.acceptance import CURVES
 from wager.economics.policy.base import Policy
-from wager.economics.survival import CURVES
 from wager.simulation.comparison import ReplaySetting, build_policy
 from wager.simulation.published_latency import PublishedLatency
 from wager.simulation.server import SimulatedServer

@@ -2,11 +2,11 @@
 
     python dev/vary_constants.py [--only WORD] [--skip WORD,...] [--part I/N] [--replays WORD] [--list] [--rows FILE]
 
-The constants are the numbers at the top of the modules of economics/policy, economics/latency, economics/acceptance.py
-and economics/latency_cache.py; what they are for, and in what unit, is the comment beside them or the line below. Each
-is set to half and to twice its value, and a fixed set of small replays is run: tokens a second against those with the
-value as it is. The policy's own time is not charged, so that the figures are the same every time; a replay is chaotic,
-so differences under 0.3 % are noise. Constants that bound what is rare are expected to show nothing here.
+The constants are the numbers at the top of the modules of economics and economics/policy; what they are for, and in
+what unit, is the comment beside them or the line below. Each is set to half and to twice its value, and a fixed set of
+small replays is run: tokens a second against those with the value as it is. The policy's own time is not charged, so
+that the figures are the same every time; a replay is chaotic, so differences under 0.3 % are noise. Constants that
+bound what is rare are expected to show nothing here.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL
+from wager.economics.options import THROUGHPUT, Objective
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.policy.objective import THROUGHPUT, Objective
-from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL
+from wager.economics.surface import DraftCurve, LatencySurface
 from wager.simulation.published_latency import PublishedLatency
 from wager.simulation.server import SimulatedServer
 from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
@@ -35,7 +34,7 @@ from wager.simulation.traces import RequestTrace, TraceSource
 from wager.simulation.workload import Workload
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "wager" / "economics"
-FILES = ["acceptance.py", "latency_cache.py", *(f"{name}/*.py" for name in ("policy", "latency"))]
+FILES = ["*.py", "policy/*.py"]
 NOISE = 0.003
 
 SCORED, SILENT = SyntheticDrafter(MTP_SURVIVAL), SyntheticDrafter(MTP_SURVIVAL, score_sd=None)

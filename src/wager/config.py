@@ -15,8 +15,7 @@ from typing import Any, get_args
 
 from wager.draft.option import check_draft_threads, parse_drafters
 from wager.draft.registry import DrafterSpec, makes_trees
-from wager.economics.policy.objective import Objective, parse_objective
-from wager.economics.policy_spec import DEEPEST, PolicySpec, parse_policy
+from wager.economics.options import DEEPEST, Objective, PolicySpec, parse_objective, parse_policy
 from wager.errors import UsageError
 from wager.inputs import check_threads, did_you_mean, read_text, shown
 from wager.types import RULES, KVDtype, SamplingParams, VerifyRule

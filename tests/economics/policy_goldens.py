@@ -24,9 +24,8 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).paren
 
 from test_wrong_prices import CHANGES, CURVES, DRAFT_SECONDS, PER_CONTEXT, PER_REQUEST, ROWS, WRONG, Cell, losses  # noqa: E402
 
-from wager.economics.latency.draft_curve import DraftCurve  # noqa: E402
-from wager.economics.latency.surface import LatencySurface  # noqa: E402
-from wager.economics.policy.objective import THROUGHPUT, Objective, parse_objective  # noqa: E402
+from wager.economics.options import THROUGHPUT, Objective, parse_objective  # noqa: E402
+from wager.economics.surface import DraftCurve, LatencySurface  # noqa: E402
 from wager.simulation.comparison import ReplayPoint, ReplaySetting, compare  # noqa: E402
 from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces  # noqa: E402
 from wager.simulation.traces import RequestTrace, TraceSource  # noqa: E402

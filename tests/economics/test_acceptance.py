@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from wager.economics.acceptance import AcceptanceModel, SequenceAcceptance
-from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL
+from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL, AcceptanceModel, SequenceAcceptance
 from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
 from wager.simulation.traces import DraftTrace
 from wager.types import Draft

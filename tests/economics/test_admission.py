@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.economics.latency_cache import LatencyCache
-from wager.economics.latency_model import StaticLatency
+from wager.economics.latency import LatencyCache, StaticLatency
 from wager.economics.policy.admission import keep_nodes, select
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.types import Draft

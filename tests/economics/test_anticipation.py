@@ -13,10 +13,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from wager.economics.latency_model import StaticLatency
+from wager.economics.latency import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.policy.threshold import Threshold
+from wager.economics.policy.heuristics import Threshold
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 Probs = tuple[float, float]

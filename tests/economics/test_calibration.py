@@ -14,26 +14,23 @@ import numpy as np
 import pytest
 
 from wager.arch import TABLE
-from wager.economics.latency.calibration import (
+from wager.economics.calibration import (
+    CONTEXT_STEP,
     Calibration,
     PredictionErrors,
     Setup,
-    find_calibration,
-    latest_calibration,
-)
-from wager.economics.latency.draft_curve import DraftCurve, DraftPoint
-from wager.economics.latency.fit import fit_draft_curve
-from wager.economics.latency.shapes import (
-    CONTEXT_STEP,
     ShapeLimits,
+    ShapeSample,
     StepShape,
+    find_calibration,
     grid_shapes,
+    latest_calibration,
     quick_shapes,
     random_shapes,
+    typical_steps,
     uniform_shape,
 )
-from wager.economics.latency.surface import MAX_UNCERTAINTY, LatencySurface, StepPoint
-from wager.economics.latency.typical_steps import ShapeSample, typical_steps
+from wager.economics.surface import MAX_UNCERTAINTY, DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve
 from wager.errors import UsageError
 from wager.planner.calibrated import CalibratedCostModel, CalibratedDraftCost
 from wager.planner.roofline import CostModel, SequenceLoad

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.arch import TABLE, ModelSpec
-from wager.economics.latency.surface import LatencySurface
-from wager.economics.survival import DFLASH_SURVIVAL, MTP_SURVIVAL, survival, tokens_per_round
+from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL, survival, tokens_per_round
+from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.planner.devices import DEVICES
 from wager.planner.draft_cost import FractionalDraftCost

@@ -13,6 +13,7 @@ import pytest
 from in_process import Call
 from in_process import wager as command  # noqa: F401
 from wager.arch import find_model
+from wager.economics.acceptance import survival
 from wager.economics.drafts_ahead import (
     OTHER_RATES,
     DraftsAheadLatency,
@@ -21,11 +22,9 @@ from wager.economics.drafts_ahead import (
     hit_rate_of,
     waited_seconds,
 )
-from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.surface import LatencySurface
-from wager.economics.latency_model import StaticLatency
+from wager.economics.latency import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.survival import survival
+from wager.economics.surface import DraftCurve, LatencySurface
 from wager.errors import UsageError
 from wager.planner.devices import DEVICES
 from wager.planner.draft_cost import ConstantDraftCost

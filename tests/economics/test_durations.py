@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wager.economics.durations import is_time, parse_seconds
-from wager.economics.policy.objective import parse_objective
+from wager.economics.options import is_time, parse_objective, parse_seconds
 from wager.errors import UsageError
 
 TIMES = {

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.options import Objective
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
-from wager.economics.policy.objective import Objective
+from wager.economics.surface import LatencySurface
 from wager.simulation.server import SimulatedServer
 from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
 from wager.simulation.workload import Workload

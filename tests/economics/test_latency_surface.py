@@ -8,9 +8,7 @@ import random
 import pytest
 
 from wager.arch import TABLE
-from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.fit import fit_surface
-from wager.economics.latency.surface import LatencySurface, StepPoint
+from wager.economics.surface import DraftCurve, LatencySurface, StepPoint, fit_surface
 from wager.errors import UsageError
 from wager.planner.devices import DEVICES
 from wager.planner.latency import RooflineLatency

@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oracle.kalman import KalmanFilter
 from wager.economics.acceptance import AcceptanceModel
-from wager.economics.latency.kalman import KalmanFilter, covariance, latency_filter
-from wager.economics.latency_cache import LatencyCache
-from wager.economics.latency_model import StaticLatency
+from wager.economics.latency import LatencyCache, StaticLatency
+from wager.economics.options import THROUGHPUT
 from wager.economics.policy.admission import keep_nodes, select
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.judging import native_judge
-from wager.economics.policy.objective import THROUGHPUT, ObjectiveWeights
+from wager.economics.policy.objective import ObjectiveWeights
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.planning import Planner
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePlan, SequencePolicyState
 from wager.economics.policy.step_load import StepLoads
+from wager.economics.surface import covariance, latency_filter
 from wager.types import Draft, Span
 
 NATIVE = native_judge()

@@ -8,15 +8,13 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from wager.economics.latency.surface import LatencySurface
-from wager.economics.latency_model import StaticLatency
+from wager.economics.acceptance import MTP_SURVIVAL
+from wager.economics.latency import StaticLatency
+from wager.economics.options import Objective, PolicySpec, parse_objective, parse_policy
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
-from wager.economics.policy.fixed import FixedDepth
-from wager.economics.policy.objective import Objective, parse_objective
-from wager.economics.policy.threshold import Threshold
-from wager.economics.policy_spec import PolicySpec, parse_policy
-from wager.economics.survival import MTP_SURVIVAL
+from wager.economics.policy.heuristics import FixedDepth, Threshold
+from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.simulation.comparison import ReplaySetting, simulate
 from wager.simulation.published_latency import PublishedLatency

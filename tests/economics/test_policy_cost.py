@@ -10,18 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.economics.acceptance import AcceptanceModel
-from wager.economics.latency.surface import LatencySurface
-from wager.economics.latency_cache import LatencyCache
-from wager.economics.latency_model import StaticLatency
+from wager.economics.acceptance import MTP_SURVIVAL, AcceptanceModel
+from wager.economics.latency import LatencyCache, StaticLatency
 from wager.economics.policy import judging
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.admission import select, select_prefixes
 from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.plan_choice import shared_seconds
-from wager.economics.survival import MTP_SURVIVAL
+from wager.economics.surface import LatencySurface
 from wager.simulation.published_latency import PublishedLatency
 from wager.simulation.server import SimulatedServer
 from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces

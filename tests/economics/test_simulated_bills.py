@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from wager.arch import find_model
-from wager.economics.latency_model import StaticLatency
-from wager.economics.policy.fixed import FixedDepth
-from wager.economics.survival import CURVES, survival
+from wager.economics.acceptance import CURVES, survival
+from wager.economics.latency import StaticLatency
+from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import UsageError
 from wager.planner.devices import find_device
 from wager.planner.draft_cost import FreeDraftCost, mtp_cost

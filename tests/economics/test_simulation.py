@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from wager.arch import find_model
-from wager.economics.latency_model import LatencyModel
+from wager.economics.acceptance import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, conditional
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
-from wager.economics.policy.fixed import FixedDepth
-from wager.economics.survival import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, conditional
+from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import UsageError
 from wager.planner.devices import find_device
 from wager.planner.draft_cost import mtp_cost

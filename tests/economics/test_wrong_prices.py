@@ -19,12 +19,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.surface import LatencySurface
-from wager.economics.latency_model import StaticLatency
+from wager.economics.latency import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
+from wager.economics.surface import DraftCurve, LatencySurface
 from wager.loading.load import _latency
 from wager.simulation.server import SimulatedServer
 from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces

@@ -33,8 +33,7 @@ from wager.config import read_options
 from wager.draft import store_file
 from wager.draft.lookup import lookup_table
 from wager.draft.lookup_rates import LookupSources
-from wager.economics.latency.calibration import Calibration, Setup
-from wager.economics.latency.quick import FOLDER, read_quick
+from wager.economics.calibration import QUICK_FOLDER, Calibration, Setup, read_quick
 from wager.errors import UsageError, WagerError
 from wager.kernels import select
 from wager.models import packed_cache
@@ -241,8 +240,8 @@ def packed(data: bytes, folder: Path) -> None:
 
 def calibration(data: bytes, folder: Path) -> None:
     path = _file(data, folder, "c.json")
-    (path.parent / FOLDER).mkdir()
-    (path.parent / FOLDER / SETUP.filename).write_bytes(data)
+    (path.parent / QUICK_FOLDER).mkdir()
+    (path.parent / QUICK_FOLDER / SETUP.filename).write_bytes(data)
     _attempt(lambda: Calibration.read(path), lambda: read_quick(path.parent, SETUP))
     verified = VerifiedFiles(path)
     verified.paths()

@@ -9,7 +9,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
 _VALUES = {"types", "prompts", "tenants", "errors", "inputs", "arch"}
-_ECONOMICS = {"economics", "economics.latency", "economics.policy"}
+_ECONOMICS = {"economics", "economics.policy"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
 _BELOW_ENGINE = (
     _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "constrain", "draft", "draft.registry", "draft.option"}
@@ -29,8 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"draft.option", "draft.registry", "economics", "economics.policy"},  # to parse drafters, policies and objectives
     "trace": set(),
     "kernels": _VALUES,
-    "economics": _VALUES,
-    "economics.latency": _VALUES | {"economics", "kernels"},
+    "economics": _VALUES | {"kernels"},
     "economics.policy": _VALUES | {"economics", "kernels"},
     # floor 2: never each other
     "models": _NUMBERS,

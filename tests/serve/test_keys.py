@@ -12,7 +12,7 @@ import pytest
 
 from serve.serving import CHAT, Running, running
 from unit.every_drafter import every_drafter
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.surface import LatencySurface
 from wager.loading import load
 from wager.trace import Trace
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serve.serving import Running, running
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.draft_counts import DraftCounter, DrafterCounts
 from wager.engine.grammar_drafts import DraftOfSeveral
 from wager.serve import live

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wager.draft.base import Drafter
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner

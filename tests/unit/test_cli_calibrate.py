@@ -11,7 +11,7 @@ import test_cli
 
 from in_process import Call
 from wager.cli.calibrate import row_costs
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.surface import LatencySurface
 
 model = test_cli.model
 flags = test_cli.flags

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from wager.draft.history import TargetOracle
-from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.collapse import DrafterRecord, is_right
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
+from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.kernels.base import TargetOutput
 from wager.testing import FakeClock, SetAcceptanceDrafter, ToyDistribution, ToyOracle

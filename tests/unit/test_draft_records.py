@@ -15,7 +15,7 @@ from wager.draft.lookup import LookupDrafter
 from wager.draft.lookup_rates import LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import UsageError, WagerError
 from wager.profiling.draft_records import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
 from wager.simulation.published_latency import PublishedLatency

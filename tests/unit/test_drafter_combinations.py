@@ -17,9 +17,9 @@ from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.option import parse_drafters
 from wager.draft.registry import DrafterSpec, makes_trees
-from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.loading.load import load
 from wager.testing import FailingDrafter, FakeClock, ToyDistribution, ToyTarget

@@ -22,9 +22,9 @@ from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.stages import InnerDrafter
-from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.surface import LatencySurface
 from wager.engine.proposer import FIRST_PAUSE, LONGEST_PAUSE, STRIKES
 from wager.kernels.base import TargetOutput
 from wager.loading.load import load

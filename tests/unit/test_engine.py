@@ -16,7 +16,7 @@ from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import RecyclingDrafter
 from wager.draft.stages import InnerDrafter
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.proposer import Proposer
 from wager.errors import RequestError, UsageError
 from wager.testing import (

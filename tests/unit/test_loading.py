@@ -11,8 +11,8 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
-from wager.economics.latency.calibration import FOLDER, Calibration
-from wager.economics.latency.surface import StepPoint
+from wager.economics.calibration import FOLDER, Calibration
+from wager.economics.surface import StepPoint
 from wager.errors import MemoryPlanError, ModelError, TokenizerError, UsageError
 from wager.loading import memory_plan as memory
 from wager.loading.latency import setup

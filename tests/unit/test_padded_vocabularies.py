@@ -21,7 +21,7 @@ from wager.draft.ngram import NgramDrafter
 from wager.draft.registry import DrafterParts, DrafterSpec, build_drafter
 from wager.draft.store_file import build_store
 from wager.draft.vocabulary import vocabulary_difference, vocabulary_digest, vocabulary_sample
-from wager.economics.latency.shapes import REQUESTS
+from wager.economics.calibration import REQUESTS
 from wager.engine.proposer import Proposer
 from wager.errors import ModelError, TokenizerError
 from wager.loading.drafter_checks import check_head_tokenizer

@@ -12,12 +12,11 @@ from wager.config import EngineConfig
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.options import Objective
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy, truncate_to
-from wager.economics.policy.fixed import FixedDepth
-from wager.economics.policy.objective import Objective
-from wager.economics.policy.threshold import Threshold
+from wager.economics.policy.heuristics import FixedDepth, Threshold
+from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.loading import policy as policies

@@ -11,9 +11,8 @@ import pytest
 from wager.arch import DecoderDetails, Dense, Gqa, Layer, ModelSpec, Precision, Rope
 from wager.config import EngineConfig
 from wager.draft.ngram import NgramDrafter
-from wager.economics.latency.calibration import Setup
-from wager.economics.latency.shapes import StepShape, grid_shapes, random_shapes, uniform_shape
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.calibration import Setup, StepShape, grid_shapes, random_shapes, uniform_shape
+from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner

@@ -10,7 +10,7 @@ from grammar_toys import COMPILER
 from grammar_toys import LAW as JSON_LAW
 
 from wager.draft.ngram import NgramDrafter
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.draft_counts import DraftCounter
 from wager.engine.rounds import RoundRecorder
 from wager.errors import RequestError

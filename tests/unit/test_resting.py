@@ -16,13 +16,13 @@ from test_collapse import LAW, ROWS, SECONDS, Service, TurningDrafter
 from wager.config import EngineConfig
 from wager.draft.base import ComputedRows, Drafter
 from wager.draft.history import TargetOracle
-from wager.economics.latency.surface import LatencySurface
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.policy.readiness import REST_AFTER, DrafterReadiness
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 from wager.economics.policy.step_load import StepLoad
+from wager.economics.surface import LatencySurface
 from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput

@@ -15,7 +15,7 @@ from tokenizer_models import train
 
 import wager
 from wager.cli import main
-from wager.economics.latency.shapes import uniform_shape
+from wager.economics.calibration import uniform_shape
 from wager.engine.runner import Runner
 from wager.errors import MemoryPlanError, NumericsError, RequestError, UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput

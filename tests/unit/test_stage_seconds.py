@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
 from wager.kernels.base import TargetOutput
 from wager.testing import FakeClock, OracleDrafter, ToyDistribution, ToyOracle

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.tenant_policies import TenantPolicies
 from wager.kernels.base import BLOCK_SIZE
 from wager.kv.blocks import BlockPool

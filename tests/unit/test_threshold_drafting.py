@@ -12,7 +12,7 @@ from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.stages import InnerDrafter
-from wager.economics.policy.threshold import Threshold
+from wager.economics.policy.heuristics import Threshold
 from wager.kernels.base import TargetOutput
 from wager.testing import (
     AdversaryDrafter,

@@ -13,7 +13,7 @@ from every_drafter import every_drafter
 
 import wager
 from wager.draft.registry import KINDS
-from wager.economics.policy.threshold import Threshold
+from wager.economics.policy.heuristics import Threshold
 from wager.loading.load import LoadedEngine, load
 from wager.types import Draft, Request, SamplingParams
 

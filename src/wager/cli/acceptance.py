@@ -13,7 +13,7 @@ from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.draft.option import parse_drafters
 from wager.draft.registry import makes_trees
-from wager.economics.policy_spec import DEEPEST
+from wager.economics.options import DEEPEST
 from wager.errors import UsageError
 from wager.terminal import console, flags
 from wager.types import OutputDelta, Request, SamplingParams

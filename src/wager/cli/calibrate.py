@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wager.config import EngineConfig
-from wager.economics.latency.calibration import FOLDER, Calibration, Setup, find_calibration
-from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.quick import remove_quick
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.calibration import FOLDER, Calibration, Setup, find_calibration, remove_quick
+from wager.economics.surface import DraftCurve, LatencySurface
 from wager.errors import UsageError
 from wager.terminal import console, flags
 

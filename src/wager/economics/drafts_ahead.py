@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from wager.economics.latency_model import LatencyModel, difference_deviations, seconds_by_rows
-from wager.economics.survival import conditional
+from wager.economics.acceptance import conditional
+from wager.economics.latency import LatencyModel, difference_deviations, seconds_by_rows
 from wager.types import StepRecord
 
 OTHER_RATES = (0.69, 0.18)

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Callable
 
 from wager.arch.spec import ModelSpec
-from wager.economics.latency.calibration import FOLDER, Setup, find_calibration, fingerprint
-from wager.economics.latency.quick import read_quick, write_quick
-from wager.economics.latency.surface import MAX_UNCERTAINTY, LatencySurface
+from wager.economics.calibration import FOLDER, Setup, find_calibration, fingerprint, read_quick, write_quick
+from wager.economics.surface import MAX_UNCERTAINTY, LatencySurface
 from wager.engine.runner import Runner
 from wager.errors import NumericsError, UsageError
 from wager.kernels import machine

@@ -16,7 +16,7 @@ from wager.draft.ahead import AheadDrafter
 from wager.draft.ahead_figures import AheadFigures
 from wager.draft.base import Drafter
 from wager.draft.history import TargetOracle
-from wager.economics.latency.surface import LatencySurface
+from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.engine.limits import check_length
 from wager.engine.proposer import Proposer

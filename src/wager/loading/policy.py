@@ -10,11 +10,10 @@ from wager.config import SpeculationConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter, StateReader
 from wager.economics.drafts_ahead import DraftsAheadLatency
-from wager.economics.latency_model import LatencyModel
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
-from wager.economics.policy.fixed import FixedDepth
-from wager.economics.policy.threshold import Threshold
+from wager.economics.policy.heuristics import FixedDepth, Threshold
 
 _CATCH_UP_TOKENS = 8
 """Missed tokens that a drafter with a cache of its own computes in about the time of one guess."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from wager.arch import ModelSpec, Precision, find_format, gguf_precision
-from wager.economics.latency.calibration import FOLDER, Calibration, fingerprint, latest_calibration
+from wager.economics.calibration import FOLDER, Calibration, fingerprint, latest_calibration
 from wager.errors import ModelError, UsageError
 from wager.planner.calibrated import CalibratedCostModel
 from wager.terminal import console

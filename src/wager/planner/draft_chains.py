@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wager.economics.survival import survival
+from wager.economics.acceptance import survival
 from wager.planner.devices import Device
 from wager.planner.draft_cost import DraftCost, DraftModelCost
 from wager.planner.links import DrafterLink

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from wager.arch import ModelSpec
-from wager.economics.durations import is_time, parse_seconds
-from wager.economics.policy_spec import DEEPEST
+from wager.economics.options import DEEPEST, is_time, parse_seconds
 from wager.errors import UsageError
 from wager.inputs import shown
 from wager.planner.calibrated import CalibratedCostModel, CalibratedDraftCost

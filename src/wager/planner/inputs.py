@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from wager.arch import ModelSpec, Precision, find_format, find_model, gguf_precision, read_config, read_gguf
-from wager.economics.durations import parse_seconds
+from wager.economics.options import parse_seconds
 from wager.errors import ModelError, UsageError
 from wager.inputs import expand_path
 from wager.planner import drafters as plan_drafters

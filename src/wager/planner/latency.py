@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from wager.economics.latency_model import StaticLatency
+from wager.economics.latency import StaticLatency
 from wager.errors import UsageError
 from wager.planner.calibrated import CalibratedCostModel
 from wager.planner.draft_cost import DraftCost, FreeDraftCost

@@ -10,9 +10,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from wager.economics.acceptance import survival
 from wager.economics.drafts_ahead import hit_rate_of
-from wager.economics.policy_spec import DEEPEST
-from wager.economics.survival import survival
+from wager.economics.options import DEEPEST
 from wager.errors import UsageError
 from wager.planner.draft_cost import DraftCost
 from wager.planner.measured_rounds import MeasuredRound

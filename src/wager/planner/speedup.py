@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wager.economics.survival import tokens_per_round
+from wager.economics.acceptance import tokens_per_round
 
 
 @dataclass(frozen=True, slots=True)

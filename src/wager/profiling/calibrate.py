@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from wager.economics.latency.calibration import Calibration, PredictionErrors, Setup
-from wager.economics.latency.draft_curve import DraftCurve
-from wager.economics.latency.fit import fit_surface
-from wager.economics.latency.shapes import grid_shapes, quick_shapes, random_shapes
-from wager.economics.latency.surface import LatencySurface, StepPoint
-from wager.economics.latency.typical_steps import ShapeSample, typical_steps
+from wager.economics.calibration import (
+    Calibration,
+    PredictionErrors,
+    Setup,
+    ShapeSample,
+    grid_shapes,
+    quick_shapes,
+    random_shapes,
+    typical_steps,
+)
+from wager.economics.surface import DraftCurve, LatencySurface, StepPoint, fit_surface
 from wager.engine.runner import Runner
 from wager.profiling.timed_steps import ProgressReport, StepTimer, TimedStep, time_steps
 from wager.trace import Trace

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError, WagerError
 from wager.types import Draft, DraftDecision, OutputDelta, Plan, Request, Span

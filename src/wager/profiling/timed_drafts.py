@@ -12,9 +12,8 @@ from statistics import median
 
 import numpy as np
 
-from wager.economics.latency.draft_curve import DraftCurve, DraftPoint
-from wager.economics.latency.fit import fit_draft_curve
-from wager.economics.latency.shapes import REQUESTS
+from wager.economics.calibration import REQUESTS
+from wager.economics.surface import DraftCurve, DraftPoint, fit_draft_curve
 from wager.engine.proposer import Proposer
 from wager.errors import UsageError
 from wager.kernels.base import TargetOutput

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from wager.economics.latency.shapes import MAX_DEPTH, ShapeLimits, StepShape
-from wager.economics.latency.surface import StepPoint
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.calibration import MAX_DEPTH, ShapeLimits, StepShape
+from wager.economics.policy.heuristics import FixedDepth
+from wager.economics.surface import StepPoint
 from wager.engine.core import Engine
 from wager.engine.detokenizer import TokenDecoder
 from wager.engine.proposer import Proposer

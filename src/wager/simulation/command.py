@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.economics.policy_spec import DEEPEST
+from wager.economics.options import DEEPEST
 from wager.terminal import console, flags
 
 if TYPE_CHECKING:

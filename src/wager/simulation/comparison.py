@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 
 from wager.economics.drafts_ahead import DraftsAheadLatency
-from wager.economics.latency_model import LatencyModel
+from wager.economics.latency import LatencyModel
+from wager.economics.options import THROUGHPUT, Objective, parse_policy
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
-from wager.economics.policy.fixed import FixedDepth
-from wager.economics.policy.objective import THROUGHPUT, Objective
-from wager.economics.policy.threshold import Threshold
-from wager.economics.policy_spec import parse_policy
+from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.errors import UsageError
 from wager.planner.latency import RooflineLatency
 from wager.planner.memory import Footprint

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from wager.config import DEFAULT_MODEL
-from wager.economics.durations import parse_seconds
-from wager.economics.policy.objective import parse_objective
-from wager.economics.survival import CURVES
+from wager.economics.acceptance import CURVES
+from wager.economics.options import parse_objective, parse_seconds
 from wager.errors import UsageError
 from wager.inputs import expand_path
 from wager.planner import inputs as plan_inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from wager.economics.durations import parse_seconds
+from wager.economics.options import parse_seconds
 from wager.errors import UsageError
 from wager.inputs import expand_path
 from wager.simulation.synthetic import SyntheticTraces

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from wager.economics.latency_model import LatencyModel
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 

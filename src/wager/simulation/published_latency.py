@@ -1,14 +1,14 @@
 """The latencies behind published measurements of two drafters: Qwen3.6-35B-A3B in bf16 on a B200.
 
-Source: as in economics/survival.py, whose table of tokens per second from 1 to 2048 requests this fits within 4 %, with
-all of its best depths (tests/economics/test_simulation.py).
+Source: as in economics/acceptance.py, whose table of tokens per second from 1 to 2048 requests this fits within 4 %,
+with all of its best depths (tests/economics/test_simulation.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from wager.economics.latency_model import StaticLatency
+from wager.economics.latency import StaticLatency
 from wager.errors import UsageError
 
 _PEAK, _BANDWIDTH = 2.25e15, 8e12  # FLOP/s in bf16, byte/s

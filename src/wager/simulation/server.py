@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from wager.economics.latency_model import LatencyModel
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
 from wager.simulation.ahead import SimulatedAheadDrafter
 from wager.simulation.policy_time import PolicyClock, TimedPolicy

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.economics.survival import tokens_per_round
+from wager.economics.acceptance import tokens_per_round
 from wager.errors import UsageError
 from wager.simulation.traces import MAX_DRAFTED, DraftTrace, RequestTrace
 

@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from wager.bench.workload import builtin, read_prompts, spread
 from wager.config import DEFAULT_MODEL, DTYPES, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
 from wager.draft.option import descriptions, parse_drafters
-from wager.economics.policy_spec import DEEPEST
+from wager.economics.options import DEEPEST
 from wager.errors import UsageError
 from wager.inputs import expand_path, shown
 from wager.terminal import console

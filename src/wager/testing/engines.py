@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from wager.constrain.compiler import GrammarCompiler
 from wager.draft.base import Drafter
 from wager.economics.policy.base import Policy
-from wager.economics.policy.fixed import FixedDepth
+from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner

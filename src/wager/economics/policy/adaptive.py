@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from wager.economics.acceptance import AGING_INTERVAL, LARGE_BATCH, AcceptanceModel
-from wager.economics.latency_cache import LatencyCache
-from wager.economics.latency_model import LatencyModel
+from wager.economics.latency import LatencyCache, LatencyModel
+from wager.economics.options import THROUGHPUT, Objective
 from wager.economics.policy.base import (
     EARLY_STEPS,
     UPDATE_INTERVAL,
@@ -28,7 +28,7 @@ from wager.economics.policy.exploration import EXPLORATION_SHARE
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.judging import DraftJudge
 from wager.economics.policy.learning import DeferredLearning
-from wager.economics.policy.objective import THROUGHPUT, Objective, ObjectiveWeights
+from wager.economics.policy.objective import ObjectiveWeights
 from wager.economics.policy.observed import ObservedSteps
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.planning import Planner

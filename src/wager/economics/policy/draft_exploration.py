@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wager.economics.latency_cache import LatencyCache
+from wager.economics.latency import LatencyCache
 from wager.economics.policy.exploration import ExplorationBudget
 from wager.economics.policy.readiness import KEEPING_S, TRIAL, DrafterReadiness
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePolicyState

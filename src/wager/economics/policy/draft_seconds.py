@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from wager.economics.latency_cache import LatencyCache
-from wager.economics.latency_model import LatencyModel
+from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.policy.base import UPDATE_INTERVAL
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from wager.economics.latency_cache import LatencyCache
+from wager.economics.latency import LatencyCache
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.objective import SloReport
 from wager.economics.policy.observed import DraftCounts, ObservedSpeed, ObservedSteps

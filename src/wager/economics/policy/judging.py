@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wager.economics.acceptance import BIN_BORDERS, LARGE_BATCH, Floats, Ints
-from wager.economics.latency_cache import LatencyCache
-from wager.economics.log_odds import HIGHEST_RATE
+from wager.economics.acceptance import BIN_BORDERS, HIGHEST_RATE, LARGE_BATCH, Floats, Ints
+from wager.economics.latency import LatencyCache
 from wager.economics.policy.admission import keep_nodes, select, select_prefixes
 from wager.economics.policy.base import SMOOTHING, UPDATE_INTERVAL
 from wager.economics.policy.draft_seconds import DraftSeconds

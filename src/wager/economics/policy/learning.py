@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
-from wager.economics.latency_model import LatencyModel
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.sequence_state import (

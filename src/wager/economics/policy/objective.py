@@ -10,45 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from wager.economics.durations import is_time, parse_seconds
+from wager.economics.options import Objective
 from wager.economics.policy.base import SMOOTHING
-from wager.errors import UsageError
 
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _MAX_RATIO = 20.0  # by which a sequence may count more or less than an average one, under `latency`
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
 _SLO_MARGIN = 0.93  # share of the SLO that is aimed at, since the time per token scatters
 _MAX_LATE_STEPS = 80  # at the greatest factor, before a sequence is given up
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """`seconds_per_token` is the target of an SLO, and 0 for the other kinds."""
-
-    kind: Literal["throughput", "latency", "slo"] = "throughput"
-    seconds_per_token: float = 0.0
-
-    def __post_init__(self) -> None:
-        known = self.kind in ("throughput", "latency", "slo")
-        if not known or (self.kind == "slo") != (self.seconds_per_token > 0):
-            cause = f"objective = {self.kind!r} with {self.seconds_per_token!r} seconds per token is not possible."
-            raise UsageError(cause, "Use throughput, latency, or slo with its seconds per token, above 0.")
-
-
-THROUGHPUT = Objective()
-
-
-def parse_objective(text: str) -> Objective:
-    """`throughput`, `latency` or `slo:TIME` (per token, see durations); UsageError for anything else."""
-    if text in ("throughput", "latency"):
-        return Objective("latency") if text == "latency" else THROUGHPUT
-    kind, _, time = text.partition(":")
-    if kind == "slo" and is_time(time) and parse_seconds("objective", time):
-        return Objective("slo", parse_seconds("objective", time))
-    hint = "Use throughput, latency, or slo with a time per token above 0: slo:20ms, slo:500us."
-    raise UsageError(f"objective = {text!r} is not known.", hint)
 
 
 class SequenceWeight:

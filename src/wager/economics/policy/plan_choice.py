@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wager.economics.acceptance import AcceptanceModel, Bools, Floats, Ints
-from wager.economics.latency_cache import LatencyCache
+from wager.economics.latency import LatencyCache
 from wager.economics.policy.step_load import StepLoad
 from wager.kernels import _native
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wager.economics.acceptance import LARGE_BATCH, Floats, Ints
-from wager.economics.latency_cache import LatencyCache
+from wager.economics.latency import LatencyCache
 from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights

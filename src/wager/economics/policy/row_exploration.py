@@ -13,8 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from wager.economics.acceptance import LARGE_BATCH
-from wager.economics.latency_cache import LatencyCache
-from wager.economics.latency_model import LatencyModel, difference_deviations
+from wager.economics.latency import LatencyCache, LatencyModel, difference_deviations
 from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL
 from wager.economics.policy.exploration import ExplorationBudget
 from wager.economics.policy.own_seconds import OwnSeconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wager.economics.latency_cache import LatencyCache
+from wager.economics.latency import LatencyCache
 from wager.economics.policy.base import UPDATE_INTERVAL
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights

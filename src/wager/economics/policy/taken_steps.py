@@ -5,7 +5,7 @@ Those of a small batch are learned from together, while the tables are in the pr
 
 from __future__ import annotations
 
-from wager.economics.latency_cache import LatencyCache
+from wager.economics.latency import LatencyCache
 from wager.economics.policy.collapse import CollapseWatch
 from wager.economics.policy.draft_exploration import DraftExploration
 from wager.economics.policy.draft_seconds import DraftSeconds

@@ -1,7 +1,8 @@
-"""The policy as users write it, such as `threshold:0.3`: the one parser of --policy, for the engine and for replay."""
+"""Times, policies and objectives as people write them: 2ms, threshold:0.3, slo:20ms; the one parser of each."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,3 +73,58 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+LONGEST_SECONDS = 1e6
+"""Longer times are refused: no step, draft or target takes eleven days."""
+
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ns": 1e-9}
+"""Seconds by unit; the micro sign and the Greek letter look alike."""
+
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-z\u00b5\u03bc]+)", re.IGNORECASE)
+
+
+def is_time(text: str) -> bool:
+    """Whether the text is a number with a unit of time, in or out of range."""
+    match = _TIME.fullmatch(text.strip())
+    return match is not None and match[2].lower() in _UNITS
+
+
+def parse_seconds(name: str, text: str) -> float:
+    """Seconds of a time in s, ms, us (µs) or ns. UsageError names the option: not a time, or longer than a million
+    seconds."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise UsageError(f"{name} = {shown(text)} is not a time.", "Write it with its unit: 50us, 2ms, 0.1s.")
+    seconds = float(match[1]) * _UNITS[match[2].lower()]
+    if not seconds <= LONGEST_SECONDS:
+        raise UsageError(f"{name} = {shown(text)} is out of range.", "A time is at most a million seconds.")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`seconds_per_token` is the target of an SLO, and 0 for the other kinds."""
+
+    kind: Literal["throughput", "latency", "slo"] = "throughput"
+    seconds_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        known = self.kind in ("throughput", "latency", "slo")
+        if not known or (self.kind == "slo") != (self.seconds_per_token > 0):
+            cause = f"objective = {self.kind!r} with {self.seconds_per_token!r} seconds per token is not possible."
+            raise UsageError(cause, "Use throughput, latency, or slo with its seconds per token, above 0.")
+
+
+THROUGHPUT = Objective()
+
+
+def parse_objective(text: str) -> Objective:
+    """`throughput`, `latency` or `slo:TIME` (per token, see durations); UsageError for anything else."""
+    if text in ("throughput", "latency"):
+        return Objective("latency") if text == "latency" else THROUGHPUT
+    kind, _, time = text.partition(":")
+    if kind == "slo" and is_time(time) and parse_seconds("objective", time):
+        return Objective("slo", parse_seconds("objective", time))
+    hint = "Use throughput, latency, or slo with a time per token above 0: slo:20ms, slo:500us."
+    raise UsageError(f"objective = {text!r} is not known.", hint)

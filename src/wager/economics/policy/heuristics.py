@@ -1,4 +1,4 @@
-"""The policy that drafts, and verifies, while the drafter finds its tokens likely enough, whatever a row costs."""
+"""Policies that ask for no prices: a fixed depth, and a threshold of likelihood."""
 
 from __future__ import annotations
 
@@ -6,11 +6,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
-from wager.economics.policy.base import SMOOTHING, truncate_to
-from wager.economics.policy.fixed import FixedDepth
-from wager.economics.policy_spec import DEFAULT_THRESHOLD
+from wager.economics.options import DEFAULT_THRESHOLD
+from wager.economics.policy.base import SMOOTHING, Policy, longest_that_fits, truncate_to
 from wager.errors import UsageError
 from wager.types import RULES, Draft, DraftDecision, Plan, Span, Verdict, VerifyRule
+
+
+class FixedDepth(Policy):
+    """The same depth everywhere, as far as spans and the row budget allow; 0 is plain decoding. `drafter` names the
+    drafter ("": the first available one)."""
+
+    def __init__(self, depth: int, *, drafter: str = "") -> None:
+        self.depth, self.drafter = depth, drafter
+        self._decisions = [DraftDecision(size, drafter) for size in range(depth + 1)]
+
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        if not self.depth:
+            return {}
+        depths = {span.seq_id: min(self.depth, span.max_draft_tokens) for span in spans if span.needs_logits}
+        longest = longest_that_fits(depths.values(), budget)
+        return {seq_id: self._decisions[min(depth, longest)] for seq_id, depth in depths.items() if depth and longest}
+
+    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        return truncate_to(drafts, budget)
+
+    def explain(self) -> str:
+        if not self.depth:
+            return "Speculation is off: every step decodes one token for each sequence."
+        return f"The depth is fixed: {self.depth} for every sequence with room, whatever it costs and gains."
+
 
 _TARGET = 0.8  # acceptance rate at which the threshold stays where it is
 _STEP, _LOWEST, _HIGHEST = 0.01, 0.02, 0.98  # change of the threshold in a step with drafts, and its bounds

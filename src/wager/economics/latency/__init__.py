@@ -1,1 +1,0 @@
-"""How long a step takes on this machine: measured, fitted, and corrected by every step."""

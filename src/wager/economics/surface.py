@@ -1,0 +1,485 @@
+"""The latency model of this machine: seconds of a step and of drafting by shape, fitted to measured points and
+corrected by every step.
+
+Both are linear between measured points. What steps show corrects them by a Kalman filter (csrc/kalman.h). Cheap enough
+to be evaluated hundreds of times before every step.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.errors import MALFORMED, UsageError
+from wager.kernels import _native
+from wager.types import DRAFT_STAGE, POLICY_STAGE, StepRecord
+
+_SCALE_SD, _ROW_COST_SD, _KNOT_SD, _REQUEST_SD = 0.3, 0.5, 0.15, 0.01
+"""Standard deviations of the errors of prices after a full calibration: of all of it, of what rows cost beyond the
+first measured count, of one row count (these three relative), and of the cost of a request (in steps of the first row
+count). The fit itself is nearer (5 %); these allow for what other programs do to a machine later."""
+
+MAX_UNCERTAINTY = 5.0
+"""Uncertainty of prices that were hardly measured: standard deviations of 1.5 and 2.5 in the logarithm, anything."""
+
+_NOT_OF_ROWS = (DRAFT_STAGE, POLICY_STAGE)
+"""Stages that a step's rows have no part in; now and then the policy plans, which would pass for dear rows."""
+
+_RELATED_DOUBLINGS = 3.0
+"""The errors of two row counts that are so many doublings apart correlate by 1/e: what slows 12 rows slows 16."""
+
+_NOISE_SD = 0.08
+"""How far steps of one shape scatter, relative."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """One measured step (the median of several): its shape as in LatencyModel, and seconds without drafting."""
+
+    rows: int
+    requests: int
+    context_sum: int
+    seconds: float
+
+
+class LatencySurface:
+    """Seconds = scale x (curve(rows) + per_request R + per_context S + per_pair rows S / R), R requests, S context_sum.
+
+    `rows` are the measured row counts, ascending; `seconds` the curve there, linear in between, and beyond the last two
+    along their line. `per_context` are seconds of reading a cached position once a request, `per_pair` of a row's work
+    on it. `drafters` hold draft times by name; a drafter never measured takes no time until it is observed.
+    `uncertainty` is how many times larger the standard deviations of the values are than after a full calibration.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        seconds: Sequence[float],
+        *,
+        per_request: float = 0.0,
+        per_context: float = 0.0,
+        per_pair: float = 0.0,
+        drafters: Mapping[str, DraftCurve] | None = None,
+        uncertainty: float = 1.0,
+    ) -> None:
+        self.rows = list(rows)
+        self.per_request, self.per_context, self.per_pair = per_request, per_context, per_pair
+        self.drafters = dict(drafters or {})
+        self.scale = 1.0
+        _check_curve(self.rows, seconds)
+        self._fitted = [float(value) for value in seconds]
+        self._fitted_per_request = per_request
+        self.uncertainty = uncertainty
+        # The filter follows the logs of the scale, of what rows cost and of each knot, and the cost of a request.
+        change = covariance(
+            [_SCALE_SD, _ROW_COST_SD, *[_KNOT_SD] * len(self.rows), _REQUEST_SD],
+            related=slice(2, 2 + len(self.rows)),
+            places=[math.log2(count) / _RELATED_DOUBLINGS for count in self.rows],
+        )
+        self._filter = latency_filter(change, noise_sd=_NOISE_SD, uncertainty=uncertainty)
+        self._correct()
+
+    @property
+    def learns(self) -> bool:
+        """See LatencyModel."""
+        return True
+
+    def seconds(self, rows: float, requests: float, context_sum: float) -> float:
+        """See LatencyModel; about a microsecond. A step without rows takes no time. Real numbers, for derivatives."""
+        if rows <= 0:
+            return 0.0
+        right, share = locate(self.rows, rows)
+        curve = self._corrected[right]
+        if right:
+            left = self._corrected[right - 1]
+            curve = left + (curve - left) * share if share <= 1 else curve + max(0.0, curve - left) * (share - 1)
+        return self.scale * (curve + self._others(rows, requests, context_sum))
+
+    def seconds_by_rows(self, rows: Sequence[int], requests: int, context_sum: int) -> list[float]:
+        """`seconds` of several counts of rows, ascending from 1, in a third of the time."""
+        knots, values, right, last, taken = self.rows, self._corrected, 0, len(self.rows), []
+        of_requests, of_context, scale = self.per_request * requests, self.per_context * context_sum, self.scale
+        for count in rows:
+            while right < last and knots[right] <= count:
+                right += 1
+            if right == 0 or last == 1:
+                curve = values[0]
+            else:
+                at = min(right, last - 1)
+                left = values[at - 1]
+                share = (count - knots[at - 1]) / (knots[at] - knots[at - 1])
+                rise = values[at] - left
+                curve = left + rise * share if share <= 1 else values[at] + max(0.0, rise) * (share - 1)
+            pairs = count * context_sum / requests if requests else 0.0
+            taken.append(scale * (curve + (of_requests + of_context + self.per_pair * pairs)))
+        return taken
+
+    def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
+        """See LatencyModel."""
+        curve = self.drafters.get(drafter)
+        return curve.seconds(requests, depth) if curve and requests > 0 and depth > 0 else 0.0
+
+    def draft_seconds_by_depth(self, drafter: str, requests: int, depth: int) -> list[float]:
+        """`draft_seconds` to 0, 1, ... `depth`."""
+        curve = self.drafters.get(drafter)
+        if curve is None or requests <= 0:
+            return [0.0] * (depth + 1)
+        return [0.0, *curve.seconds_by_depth(requests, range(1, depth + 1))]
+
+    def observe(self, record: StepRecord) -> None:
+        """Correct from a step: how fast the machine is now, how this number of rows differs from the rest, and what a
+        request adds.
+
+        Steps that compute prompts (their rows need no logits) are ignored; those with more rows than were measured move
+        the end of the curve.
+        """
+        if record.rows > record.sequences + record.drafted:
+            return
+        taken = sum([value for stage, value in record.seconds.items() if stage not in _NOT_OF_ROWS])
+        if taken <= 0 or record.rows <= 0:
+            return
+        expected = self.seconds(record.rows, record.sequences, sum(record.context_lens))
+        slopes = self._slopes(record.rows, record.sequences, sum(record.context_lens))
+        self._filter.update([slope / expected for slope in slopes], math.log(taken / expected))
+        self._correct()
+
+    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
+        """See LatencyModel."""
+        return self.difference_deviations(rows, [other_rows], requests=requests, context_sum=context_sum)[0]
+
+    def difference_deviations(
+        self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
+    ) -> list[float]:
+        """`difference_deviation` from each of several counts of rows."""
+        deviation, one, deviations = self._filter.deviation, self._slopes(rows, requests, context_sum), []
+        for count in others:
+            other = self._slopes(count, requests, context_sum)
+            deviations.append(deviation([right - left for left, right in zip(one, other, strict=True)]))
+        return deviations
+
+    def _slopes(self, rows: int, requests: int, context_sum: int) -> list[float]:
+        """Seconds that a unit of each unknown of the filter adds to a step; beyond the last knot they are its own."""
+        slopes, curve = [0.0] * (len(self.rows) + 3), 0.0
+        right, share = locate(self.rows, rows)
+        share = min(1.0, share)
+        for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
+            seconds = weight * self.scale * self._corrected[knot]
+            slopes[1] += seconds * (1 - self._fitted[0] / self._uncorrected[knot])
+            slopes[2 + knot] = seconds
+            curve += seconds
+        slopes[0] = curve + self.scale * self._others(rows, requests, context_sum)
+        slopes[-1] = self.scale * self._fitted[0] * requests
+        return slopes
+
+    def _correct(self) -> None:
+        log_scale, log_row_cost, *curve, request = self._filter.values()
+        self.scale, row_cost, first = math.exp(log_scale), math.exp(log_row_cost), self._fitted[0]
+        self._uncorrected = [first + max(row_cost * (value - first), 1e-3 * first - first) for value in self._fitted]
+        self._corrected = [value * math.exp(off) for value, off in zip(self._uncorrected, curve, strict=True)]
+        self.per_request = max(0.0, self._fitted_per_request + first * request)
+
+    def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
+        """See LatencyModel."""
+        if requests > 0 and depth > 0 and seconds > 0:
+            if drafter not in self.drafters:
+                self.drafters[drafter] = DraftCurve.unmeasured()
+            self.drafters[drafter].observe(requests, depth, seconds=seconds)
+
+    def _others(self, rows: float, requests: float, context_sum: float) -> float:
+        pairs = rows * context_sum / requests if requests else 0.0
+        return self.per_request * requests + self.per_context * context_sum + self.per_pair * pairs
+
+    # ---- to a file and back ----------------------------------------------------------------------------------------
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for a file, corrections included; `from_dict` reads them."""
+        return {
+            "rows": list(self.rows),
+            "seconds": [self.scale * value for value in self._corrected],
+            "per_request": self.scale * self.per_request,
+            "per_context": self.scale * self.per_context,
+            "per_pair": self.scale * self.per_pair,
+            "uncertainty": self.uncertainty,
+            "drafters": {name: curve.as_dict() for name, curve in self.drafters.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LatencySurface:
+        """The inverse of as_dict. UsageError if a key is missing or a value is not a number."""
+        try:
+            drafters = {name: DraftCurve.from_dict(curve) for name, curve in values["drafters"].items()}
+            costs = {name: float(values[name]) for name in ("per_request", "per_context", "per_pair")}
+            costs["uncertainty"] = float(values.get("uncertainty", 1.0))  # files without it are of full calibrations
+            return cls([int(r) for r in values["rows"]], values["seconds"], drafters=drafters, **costs)
+        except MALFORMED as error:
+            raise UsageError(f"Stored step times are damaged: {error!r}.", "Run `wager calibrate` again.") from error
+
+
+def _check_curve(rows: Sequence[int], seconds: Sequence[float]) -> None:
+    ascending = ascends(rows)
+    sound = all(math.isfinite(value) and value > 0 for value in seconds)
+    if not rows or rows[0] < 1 or len(rows) != len(seconds) or not ascending or not sound:
+        raise UsageError(
+            f"Step times of {list(seconds)} s at {list(rows)} rows are not valid.",
+            "Rows ascend from 1 or more, and each has seconds above 0.",
+        )
+
+
+_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_PRICE_SD, _DRAFT_KNOT_SD = 0.2, 0.1
+"""Standard deviations of the errors of measured draft times, relative: of what a call and what a draft token costs, and
+of both at one number of requests."""
+
+_UNMEASURED = 3.0
+"""How many times larger they are where one call is all that is known."""
+
+_DRAFT_NOISE_SD = 0.3
+"""How far calls of one shape scatter, relative: most take microseconds, so pauses of the machine count more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPoint:
+    """One measured call (the median of several): drafting for `requests` sequences, each to `depth`."""
+
+    requests: int
+    depth: int
+    seconds: float
+
+
+class DraftCurve:
+    """`requests` are measured batch sizes, ascending; `per_call` and `per_token` the seconds there, linear in between
+    and along the last line beyond."""
+
+    def __init__(self, requests: Sequence[int], per_call: Sequence[float], per_token: Sequence[float]) -> None:
+        ascending = ascends(requests)
+        sound = all(math.isfinite(value) and value >= 0 for value in (*per_call, *per_token))
+        if not requests or not len(requests) == len(per_call) == len(per_token) or not ascending or not sound:
+            raise UsageError(
+                f"Draft times over {list(requests)} requests are not valid: {list(per_call)} s a call and "
+                f"{list(per_token)} s a draft token.",
+                "Requests ascend, and each has two times of zero or more.",
+            )
+        self.requests = list(requests)
+        self._start(per_call, per_token)
+
+    def _start(self, per_call: Sequence[float], per_token: Sequence[float], *, uncertainty: float = 1.0) -> None:
+        self._fitted = [float(value) for value in per_call], [float(value) for value in per_token]
+        self.per_call, self.per_token = (list(values) for values in self._fitted)
+        # The filter follows the logs of what a call and a token cost, and of both at each number of requests.
+        changes = [_PRICE_SD, _PRICE_SD, *[_DRAFT_KNOT_SD] * len(self.requests)]
+        self._filter = latency_filter(covariance(changes), noise_sd=_DRAFT_NOISE_SD, uncertainty=uncertainty)
+
+    @classmethod
+    def unmeasured(cls) -> DraftCurve:
+        """A drafter that was never measured: takes no time until it is observed."""
+        return cls(_KNOTS, [0.0] * len(_KNOTS), [0.0] * len(_KNOTS))
+
+    def seconds(self, requests: float, depth: int) -> float:
+        """Seconds of one call for `requests` sequences, each to `depth`."""
+        return self.seconds_by_depth(requests, [depth])[0]
+
+    def seconds_by_depth(self, requests: float, depths: Sequence[int]) -> list[float]:
+        """`seconds` to several depths."""
+        right, share = locate(self.requests, requests)
+        left = max(0, right - 1)
+        call, token = self.per_call[left], self.per_token[left]
+        call_right, token_right = self.per_call[right], self.per_token[right]
+        return [
+            max(0.0, (1 - share) * (call + depth * token) + share * (call_right + depth * token_right))
+            for depth in depths
+        ]
+
+    def observe(self, requests: int, depth: int, *, seconds: float) -> None:
+        """Correct from an observed call. The first one ever holds for every batch size; half of it is the call's own
+        until calls of other depths show what is."""
+        requests = min(requests, self.requests[-1])
+        expected = self.seconds(requests, depth)
+        if expected <= 0:
+            count = len(self.requests)
+            self._start([seconds / 2] * count, [seconds / 2 / depth] * count, uncertainty=_UNMEASURED)
+            return
+        right, share = locate(self.requests, requests)
+        slopes, call = [0.0] * (2 + len(self.requests)), 0.0
+        for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
+            call += weight * self.per_call[knot] / expected
+            slopes[2 + knot] = weight * (self.per_call[knot] + depth * self.per_token[knot]) / expected
+        slopes[:2] = call, 1 - call
+        self._filter.update(slopes, math.log(seconds / expected))
+        log_call, log_token, *knots = self._filter.values()
+        self.per_call = [value * math.exp(log_call + off) for value, off in zip(self._fitted[0], knots, strict=True)]
+        self.per_token = [value * math.exp(log_token + off) for value, off in zip(self._fitted[1], knots, strict=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for a calibration file; `from_dict` reads them."""
+        return {"requests": self.requests, "fixed": self.per_call, "each": self.per_token}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DraftCurve:
+        """The inverse of as_dict. KeyError, TypeError or UsageError if something is missing or not valid."""
+        return cls(values["requests"], values["fixed"], values["each"])
+
+
+_PENALTY = 1e-3
+
+
+def fit_surface(
+    points: Sequence[StepPoint], *, drafters: Mapping[str, DraftCurve] | None = None, uncertainty: float = 1.0
+) -> LatencySurface:
+    """The surface nearest to measured points in relative error, with no negative cost.
+
+    Needs two or more row counts, or raises UsageError. A cost that the points do not determine (all of one context, or
+    of one request) comes out as zero.
+    """
+    rows = sorted({point.rows for point in points})
+    if len(rows) < 2 or any(point.seconds <= 0 or point.requests <= 0 for point in points):
+        raise UsageError(
+            f"{len(points)} measured steps with {len(rows)} row counts do not make a surface.",
+            "Measure at least two row counts, each with seconds above 0.",
+        )
+    system = np.array([[*_knot_weights(rows, point.rows), *_terms(point)] for point in points], dtype=np.float64)
+    taken = np.array([point.seconds for point in points])
+    coefficients = _solve(system / taken[:, None], np.ones(len(points)), first_bounded=len(rows))
+    curve, (per_request, per_context, per_pair) = coefficients[: len(rows)], coefficients[len(rows) :]
+    return LatencySurface(
+        rows,
+        [max(float(value), 1e-9) for value in curve],
+        per_request=float(per_request),
+        per_context=float(per_context),
+        per_pair=float(per_pair),
+        drafters=drafters,
+        uncertainty=uncertainty,
+    )
+
+
+def _knot_weights(knots: Sequence[int], rows: int) -> list[float]:
+    """1 at the knot of that row count, 0 elsewhere (every point's row count is a knot)."""
+    return [float(knot == rows) for knot in knots]
+
+
+def _terms(point: StepPoint) -> tuple[float, float, float]:
+    return point.requests, point.context_sum, point.rows * point.context_sum / point.requests
+
+
+def _solve(system: NDArray[np.float64], target: NDArray[np.float64], *, first_bounded: int) -> NDArray[np.float64]:
+    """Least squares in which columns from `first_bounded` on may not be negative, and are zero where the system does
+    not determine them.
+
+    The most negative column is dropped until none is negative. A slight penalty on these columns alone decides what the
+    system does not determine.
+    """
+    active = list(range(system.shape[1]))
+    while True:
+        scale = np.linalg.norm(system[:, active], axis=0)
+        scale[scale == 0] = 1.0
+        penalty = np.diag([_PENALTY * (column >= first_bounded) for column in active])
+        rows = np.vstack([system[:, active] / scale, penalty])
+        scaled = np.linalg.lstsq(rows, np.concatenate([target, np.zeros(len(active))]), rcond=None)[0]
+        worst = min(range(len(active)), key=lambda at: scaled[at] if active[at] >= first_bounded else 0.0)
+        if active[worst] < first_bounded or scaled[worst] >= 0:
+            solution = np.zeros(system.shape[1])
+            solution[active] = scaled / scale
+            return solution
+        del active[worst]
+
+
+def fit_draft_curve(points: Sequence[DraftPoint]) -> DraftCurve:
+    """A drafter's curve from measured calls: for each number of requests the seconds of a call and of each draft token,
+    nearest in relative error, neither below zero. UsageError without points."""
+    requests = sorted({point.requests for point in points})
+    per_call, per_token = [], []
+    for count in requests:
+        calls = [point for point in points if point.requests == count]
+        system = np.array([[1 / point.seconds, point.depth / point.seconds] for point in calls])
+        call, token = np.linalg.lstsq(system, np.ones(len(calls)), rcond=None)[0]
+        if call < 0 or token < 0:  # the best fit with one of them alone
+            alone = 1 if call < 0 else 0
+            column = system[:, alone]
+            best = float(column.sum() / (column @ column))
+            call, token = (0.0, best) if alone else (best, 0.0)
+        per_call.append(float(call))
+        per_token.append(float(token))
+    return DraftCurve(requests, per_call, per_token)
+
+
+_MAX_SURPRISE = 2.0
+"""An error of more standard deviations than this counts as this many: normal errors exceed it once in twenty times."""
+
+_MEMORY = 1000.0
+"""Observations over which an unknown drifts as far as a change of the machine would move it."""
+
+_DRIFT_INTERVAL = 16
+"""Observations between those that add to the uncertainty, to save time."""
+
+_NOISE_WEIGHT, _MOST_NOISE = 0.05, 0.3
+"""Weight of a new error in the mean scatter of observations, and the most that this may be, as a standard deviation."""
+
+_TREND_WEIGHT, _TREND = 0.25, 1.15
+"""Weight of a new error in the running mean of errors, in standard deviations; and the mean that means a change: three
+errors in a row that count as _MAX_SURPRISE (2 (1 - 0.75^3) = 1.16), three times what chance makes it scatter."""
+
+
+class LatencyFilter(Protocol):
+    """`values` are the unknowns, 0 at first."""
+
+    def update(self, slopes: Sequence[float], error: float) -> None:
+        """An observation exceeded its prediction by `error`; a unit of unknown i moves it by `slopes[i]`."""
+
+    def deviation(self, slopes: Sequence[float]) -> float:
+        """Standard deviation of the sum of all unknowns times `slopes`."""
+
+    def values(self) -> list[float]: ...
+
+
+def latency_filter(change: NDArray[np.float64], *, noise_sd: float, uncertainty: float = 1.0) -> LatencyFilter:
+    """A Kalman filter over slowly drifting unknowns (csrc/kalman.h). `change` is the covariance of how far a change of
+    the machine moves them, [unknowns, unknowns], `noise_sd` the standard deviation of an observation, at least, and
+    `uncertainty` the factor by which the unknowns' are larger at first.
+
+    Robust in two ways: one observation that is far off moves little (a pause of the machine), and several in a row that
+    are off in the same direction make all unknowns more uncertain (the machine has changed)."""
+    rules = (
+        _MAX_SURPRISE,
+        _DRIFT_INTERVAL / _MEMORY,
+        _NOISE_WEIGHT,
+        _MOST_NOISE,
+        _TREND_WEIGHT,
+        _TREND,
+        _DRIFT_INTERVAL,
+    )
+    return _native.KalmanFilter(rules, change.ravel().tolist(), noise_sd**2, uncertainty)
+
+
+def covariance(
+    deviations: Sequence[float], *, related: slice | None = None, places: Sequence[float] = ()
+) -> NDArray[np.float64]:
+    """Of unknowns with these standard deviations, [unknowns, unknowns]. Those in `related` are at `places`: two of them
+    correlate by exp(-distance). All others are independent."""
+    correlation = np.eye(len(deviations))
+    if related is not None:
+        at = np.array(places)
+        correlation[related, related] = np.exp(-np.abs(at[:, None] - at))
+    result: NDArray[np.float64] = correlation * np.outer(deviations, deviations)
+    return result
+
+
+def ascends(knots: Sequence[float]) -> bool:
+    """Whether each knot is greater than the one before."""
+    return all(left < right for left, right in pairwise(knots))
+
+
+def locate(knots: Sequence[float], value: float) -> tuple[int, float]:
+    """The index of the knot right of `value` and the share of the way to it from its left neighbour, in [0, 1]; above 1
+    beyond the last knot. (0, 0.0) below the first knot, and where there is only one."""
+    right = bisect_right(knots, value)
+    if right == 0 or len(knots) == 1:
+        return 0, 0.0
+    right = min(right, len(knots) - 1)
+    left = knots[right - 1]
+    return right, (value - left) / (knots[right] - left)

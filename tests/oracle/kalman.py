@@ -1,0 +1,61 @@
+"""A Kalman filter in plain numpy; csrc/kalman.h has the one that is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wager.economics.surface import (
+    _DRIFT_INTERVAL,
+    _MAX_SURPRISE,
+    _MEMORY,
+    _MOST_NOISE,
+    _NOISE_WEIGHT,
+    _TREND,
+    _TREND_WEIGHT,
+)
+
+
+class KalmanFilter:
+    """`change` is the covariance of how far a change of the machine moves them,
+    [unknowns, unknowns], and `uncertainty` the factor by which the standard deviations are larger at first; `noise_sd`
+    is that of an observation, at least."""
+
+    def __init__(self, change: NDArray[np.float64], *, noise_sd: float, uncertainty: float = 1.0) -> None:
+        self._values = np.zeros(len(change))
+        self._change, self._covariance = change, change * uncertainty**2
+        self._variances = np.diag(self._covariance).copy()
+        self._noise = self._least_noise = noise_sd**2
+        self._trend, self._observations = 0.0, 0
+
+    def update(self, slopes: Sequence[float], error: float) -> None:
+        """An observation exceeded its prediction by `error`; a unit of unknown i moves it by `slopes[i]`."""
+        at = [unknown for unknown, slope in enumerate(slopes) if slope]
+        slope = np.array([slopes[unknown] for unknown in at])
+        self._observations += 1
+        if self._observations % _DRIFT_INTERVAL == 0:
+            drifts = np.diag(self._covariance) < self._variances
+            self._covariance += np.where(np.outer(drifts, drifts), self._change * (_DRIFT_INTERVAL / _MEMORY), 0.0)
+        towards = self._covariance[:, at] @ slope
+        known = float(slope @ towards[at])
+        variance = known + self._noise
+        surprise = max(-_MAX_SURPRISE, min(_MAX_SURPRISE, error / variance**0.5))
+        self._values += towards * (surprise / variance**0.5)
+        if abs(surprise) < _MAX_SURPRISE:  # one that is far off makes nothing more certain
+            self._covariance -= np.outer(towards, towards / variance)
+        scatter = min(error * error, variance * _MAX_SURPRISE**2) - known
+        self._noise += _NOISE_WEIGHT * (min(max(scatter, self._least_noise), _MOST_NOISE**2) - self._noise)
+        self._trend += _TREND_WEIGHT * (surprise - self._trend)
+        if abs(self._trend) > _TREND:
+            self._covariance, self._trend = self._covariance + self._change, 0.0
+
+    def deviation(self, slopes: Sequence[float]) -> float:
+        """Standard deviation of the sum of all unknowns times `slopes`."""
+        slope = np.array(slopes)
+        return float(max(0.0, slope @ self._covariance @ slope) ** 0.5)
+
+    def values(self) -> list[float]:
+        values: list[float] = self._values.tolist()
+        return values
